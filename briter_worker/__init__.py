@@ -1,0 +1,1 @@
+"""Publishes the posts of a flat-file CMS through git, exactly once each."""

@@ -1,0 +1,190 @@
+"""Everything that happens, one frozen dataclass each. Sinks turn them into lines, receipts and numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened. `name` is its word in the log, `level` how much it matters."""
+
+    name: ClassVar[str]
+    level: ClassVar[str] = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent(Event):
+    """Something that happened to one job."""
+
+    job_id: str
+    slug: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStarted(JobEvent):
+    """An attempt begins; exactly one of the outcomes follows."""
+
+    name = "start"
+    attempt: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published(JobEvent):
+    """The job's commit is on the remote (in a dry run: would be)."""
+
+    name = "published"
+    attempt: int
+    commit: str
+    dry_run: bool
+    duration_ms: int
+    rejected_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoChange(JobEvent):
+    """The remote has all of it already."""
+
+    name = "nochange"
+    attempt: int
+    dry_run: bool
+    duration_ms: int
+    rejected_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoPaths(JobEvent):
+    """None of the job's paths may be published; it is dead-lettered."""
+
+    name = "nopaths"
+    level = "error"
+    attempt: int
+    dry_run: bool
+    duration_ms: int
+    error: str
+    rejected_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(JobEvent):
+    """The attempt failed and will be repeated at `retry_at`."""
+
+    name = "failed"
+    level = "warning"
+    attempt: int
+    dry_run: bool
+    duration_ms: int
+    error: str
+    failure: str
+    retry_at: float
+    rejected_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLettered(JobEvent):
+    """The job will not be tried again by itself (but see `Revived`)."""
+
+    name = "dead-lettered"
+    level = "error"
+    attempt: int
+    dry_run: bool
+    duration_ms: int
+    error: str
+    failure: str
+    rejected_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Superseded(JobEvent):
+    """A newer save of the post took its place, and its paths."""
+
+    name = "superseded"
+    superseded_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled(JobEvent):
+    """The job was taken out of the queue on request."""
+
+    name = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined(JobEvent):
+    """A file that is no job was put aside; a failed job names it."""
+
+    name = "quarantined"
+    level = "error"
+    error: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revived(JobEvent):
+    """A dead letter that the surroundings had caused waits again, as a push has succeeded."""
+
+    name = "revived"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned(Event):
+    """Something is not as it should be, but no job failed by it."""
+
+    name = "warning"
+    level = "warning"
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flushed(Event):
+    """Commits that only dry runs had published are on the remote now."""
+
+    name = "flushed"
+    commit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Event):
+    """How far the running drain is; for a person's eyes, not for the log."""
+
+    name = "progress"
+    level = "debug"
+    phase: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStarted(Event):
+    """The worker holds the site's lock and begins."""
+
+    name = "worker-started"
+    pid: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSkipped(Event):
+    """Another worker has the site; this one has nothing to do."""
+
+    name = "worker-skipped"
+    message: str
+    holder_pid: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStopping(Event):
+    """No new job is taken."""
+
+    name = "worker-stopping"
+    signal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStopped(Event):
+    """The lock is about to be released."""
+
+    name = "worker-stopped"
+    drained: int

@@ -1,0 +1,1 @@
+"""Git: the publisher and what it is made of."""

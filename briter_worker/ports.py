@@ -1,0 +1,223 @@
+"""The design on one page: what the drain needs of a queue, a publisher and a sink.
+
+A job is *claimed*, its declared paths are *staged* to changes, the publisher turns all jobs of a batch
+into commits and one push, and each job is *settled*. The push is the commit point: the publisher records
+a `Plan` durably before it, so that a crash after it is healed from the plan, and a crash before it leaves
+nothing behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from briter_worker.errors import Failure
+    from briter_worker.events import Event
+    from briter_worker.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job that this worker has taken and nobody else can. `key` names it within its batch."""
+
+    key: str
+    job: Job
+    attempt: int
+    """The running attempt, counted from 1, durably counted before the work began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseding:
+    """An older job of a slug gave way to a newer one, which has its paths now."""
+
+    job_id: str
+    slug: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutAside:
+    """A file that is no job, moved out of the way; a failed job of this id and slug names it."""
+
+    job_id: str
+    slug: str
+    reason: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one push is about to do: enough to finish it, or to see that it never happened."""
+
+    old: str
+    """The local branch's tip before."""
+    new: str
+    """The commit that the remote branch will have."""
+    ref: str
+    """The private ref that holds `new`."""
+    commits: Mapping[str, str]
+    """For each job, by its claim's key, the commit that carries it."""
+    staged: Mapping[str, str | None]
+    """The blob that was read for each path (None: deleted): a work tree file still like that is untouched."""
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The jobs of one drain, all claimed, with the plans of the pushes that a dead worker had begun."""
+
+    key: str
+    claims: tuple[Claim, ...] = ()
+    plans: tuple[Plan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look into the queue brought: a batch of due jobs, and what was tidied on the way."""
+
+    batch: Batch | None = None
+    superseded: tuple[Superseding, ...] = ()
+    put_aside: tuple[PutAside, ...] = ()
+    refused: tuple[tuple[Claim, str], ...] = ()
+    """Jobs that parse but break the contract's table, with the reason: to be buried at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one claim. With `failure` None it is on the remote: by `commit`, or unchanged."""
+
+    key: str
+    commit: str | None = None
+    failure: Failure | None = None
+    text: str = ""
+    rejected_paths: tuple[str, ...] = ()
+
+
+class Queue(Protocol):
+    """Where jobs wait. Every change of state is durable when the call returns."""
+
+    def recover(self, now: float) -> Sequence[Batch]:
+        """What a dead worker left in flight, to be finished from its plans or taken up again."""
+        ...
+
+    def claim(self, now: float) -> Found:
+        """Take every due job, newest of its slug; count the attempt; tidy what is no job."""
+        ...
+
+    def retake(self, batch: Batch, now: float) -> Sequence[Batch]:
+        """An interrupted batch that did not land, ready to be tried again, in halves when it killed."""
+        ...
+
+    def record(self, batch: Batch, plan: Plan) -> None:
+        """Remember durably what the next push is about to do."""
+        ...
+
+    def finish(self, batch: Batch, claims: Sequence[Claim]) -> None:
+        """These are on the remote: they leave the queue, with any older dead letter of their slugs."""
+        ...
+
+    def put_off(self, batch: Batch, claim: Claim, failure: Failure, text: str, until: float) -> None:
+        """Back to waiting, to be tried again at `until`; a newer save of the post takes it over."""
+        ...
+
+    def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> None:
+        """Dead-letter it, with its reason; a newer save of the post is not touched."""
+        ...
+
+    def release(self, batch: Batch, claims: Sequence[Claim]) -> None:
+        """Back to waiting as if it had not been claimed: the attempt does not count."""
+        ...
+
+    def close(self, batch: Batch) -> None:
+        """The batch is settled: forget its plans."""
+        ...
+
+    def revive(self, now: float) -> Sequence[Job]:
+        """Dead letters that the site's surroundings caused wait again, with no attempts."""
+        ...
+
+    def held_paths(self, now: float) -> Collection[str]:
+        """What jobs that are still on hold declare: no folder of another job may carry it."""
+        ...
+
+    def next_due(self, now: float) -> float | None:
+        """When the next waiting job becomes due, if any waits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One post for the publisher: the declared paths, not yet trusted, and the commit they become."""
+
+    key: str
+    slug: str
+    paths: tuple[str, ...]
+    message: str
+    author: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One path of one commit. `blob` None deletes it; `base` is the version its author started from."""
+
+    path: str
+    mode: str
+    blob: str | None
+    base: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A request's declared paths, read: what may be published, and what may not, with the reasons."""
+
+    changes: tuple[Change, ...] = ()
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    failure: Failure | None = None
+    """Set when this request alone cannot be published; `text` says why."""
+    text: str = ""
+
+
+class Publisher(Protocol):
+    """Turns requests into commits on the remote: all of a request, or nothing of it."""
+
+    def publish(
+        self,
+        requests: Sequence[Request],
+        *,
+        held: Collection[str],
+        record: Callable[[Plan], None],
+        now: float,
+    ) -> Iterator[Sequence[Outcome]]:
+        """Yield outcomes as soon as they are certain, in groups; each request gets exactly one.
+
+        A PublishError concerns every request that has no outcome yet; none of those is on the remote.
+        """
+        ...
+
+    def landed(self, plan: Plan) -> bool:
+        """Whether the remote has what a dead worker's plan was pushing; if so, it is adopted."""
+        ...
+
+    def pending_flush(self) -> bool:
+        """Whether dry runs have left commits that a live run must push."""
+        ...
+
+    def flush(self, now: float) -> str | None:
+        """Push what dry runs have committed; the commit that the remote has now, if anything was pushed."""
+        ...
+
+    def tidy(self, now: float) -> None:
+        """Remove what dead workers and old batches left in the repository; finish late adoptions."""
+        ...
+
+
+class EventSink(Protocol):
+    """Is told what happened. A sink that fails never stops publishing."""
+
+    def __call__(self, event: Event) -> None:
+        """Take note of the event."""
+        ...

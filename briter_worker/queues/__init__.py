@@ -1,0 +1,1 @@
+"""Queues: where jobs wait, one module for each engine."""

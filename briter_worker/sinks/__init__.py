@@ -1,0 +1,1 @@
+"""Sinks: who is told what happened."""
