@@ -1,0 +1,43 @@
+"""Every test runs with an empty home, no configuration of git but its own, and no inherited settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING
+
+import pytest
+from sites import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_HERMETIC = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Seal the environment before anything of the worker is imported, in every process of the run."""
+    home = tempfile.mkdtemp(prefix="briter-home-")
+    config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
+    for name in [n for n in os.environ if n.startswith(("GIT_", "BRITER_", "XDG_", "SSH_"))]:
+        del os.environ[name]
+    os.environ |= {**_HERMETIC, "HOME": home, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+
+
+@pytest.fixture(autouse=True)
+def _surroundings_are_left_as_found() -> Iterator[None]:
+    """A test that leaks settings or a folder into the next one fails by itself."""
+    before, folder = dict(os.environ), os.getcwd()  # noqa: PTH109 - may be gone afterwards
+    yield
+    after = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    before.pop("PYTEST_CURRENT_TEST", None)
+    assert after == before, "the test changed os.environ: use monkeypatch"
+    assert os.getcwd() == folder, "the test changed the folder: use monkeypatch.chdir"  # noqa: PTH109
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """A bare remote, a clone of it with `content/posts`, and an empty queue."""
+    return Site.make(tmp_path)

@@ -1,0 +1,197 @@
+"""A whole site in a temporary folder, for tests that look at the worker from outside.
+
+`from sites import Site`, and take the fixture `site`. Everything in it is real: a bare remote, a clone of
+it, a queue folder, and the worker as a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+PREFIX = "[briter-worker] "
+PERSON = ("-c", "user.name=A Person", "-c", "user.email=person@example.org")
+"""Who commits in tests when it is not the worker; never written to the clone's configuration."""
+_numbers = count(1)
+
+
+def events_in(stdout: str) -> list[dict[str, Any]]:
+    """The worker's log lines, parsed, in order."""
+    return [json.loads(line.removeprefix(PREFIX)) for line in stdout.splitlines() if line.startswith(PREFIX)]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished command left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Its log lines, parsed."""
+        return events_in(self.stdout)
+
+    def names(self) -> list[str]:
+        """Only the `event` words, in order."""
+        return [entry["event"] for entry in self.events]
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        """The log lines of one event."""
+        return [entry for entry in self.events if entry["event"] == event]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site under `root`; `env` is what every command of the worker gets besides the hermetic rest."""
+
+    root: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def remote(self) -> Path:
+        return self.root / "remote.git"
+
+    @property
+    def worktree(self) -> Path:
+        return self.root / "site"
+
+    @property
+    def storage(self) -> Path:
+        return self.root / "storage"
+
+    @property
+    def queue(self) -> Path:
+        return self.storage / "queue"
+
+    @classmethod
+    def make(cls, root: Path) -> Site:
+        """A bare remote with one commit on `main`, cloned, with `content/posts` in it."""
+        site = cls(root)
+        site.git("init", "--quiet", "--bare", "--initial-branch=main", str(site.remote), cwd=root)
+        site.git("clone", "--quiet", str(site.remote), str(site.worktree), cwd=root)
+        site.git("symbolic-ref", "HEAD", "refs/heads/main")
+        site.write_post("content/posts/welcome.md", "# Welcome\n")
+        site.git("add", "--all")
+        site.git("commit", "--quiet", "--message=Start the site")
+        site.git("push", "--quiet", "--set-upstream", "origin", "main")
+        site.queue.mkdir(parents=True)
+        return site
+
+    def git(self, *args: str, cwd: Path | None = None) -> str:
+        """Run git as a person would, in the worktree or in `cwd`; its output, stripped."""
+        done = subprocess.run(
+            ["git", *PERSON, *args], cwd=cwd or self.worktree, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"git {' '.join(args)}: {done.stderr}"
+        return done.stdout.strip()
+
+    def write_post(self, path: str, text: str) -> Path:
+        """Write a file of the site, as the CMS does."""
+        file = self.worktree / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    def save(self, slug: str, paths: Sequence[str], **keys: object) -> Path:
+        """Write a job for the post, safely: a name the worker does not read, then a rename."""
+        number = next(_numbers)
+        job: dict[str, object] = {"id": f"{slug}-{os.getpid()}-{number}", "slug": slug, "paths": list(paths)}
+        job |= {"createdAt": datetime.now(UTC).isoformat(), **keys}
+        self.queue.mkdir(parents=True, exist_ok=True)
+        waiting = self.queue / f"{job['id']}.json".replace("/", "_")
+        partial = waiting.with_suffix(".tmp")
+        partial.write_text(json.dumps(job), encoding="utf-8")
+        partial.rename(waiting)
+        return waiting
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """What waits or is dead-lettered in the queue folder, by file name."""
+        return [json.loads(file.read_bytes()) for file in sorted(self.queue.glob("[!.]*.json"))]
+
+    def job(self, slug: str) -> dict[str, Any]:
+        """The one job of a slug."""
+        (found,) = [job for job in self.jobs() if job["slug"] == slug]
+        return found
+
+    def environment(self, **env: str) -> dict[str, str]:
+        """What the worker is started with: this site, live, and `env` on top."""
+        return {
+            **os.environ,
+            "BRITER_APP_ROOT": str(self.worktree),
+            "BRITER_STORAGE_ROOT": str(self.storage),
+            "BRITER_WORKER_DRY_RUN": "false",
+            **self.env,
+            **env,
+        }
+
+    def command(self, *args: str, **env: str) -> Result:
+        """Run `python -m briter_worker` with these arguments, to its end."""
+        done = subprocess.run(
+            [sys.executable, "-m", "briter_worker", *args],
+            cwd=self.root,
+            env=self.environment(**env),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    def run_once(self, **env: str) -> Result:
+        """Drain what is due, live unless `env` says otherwise."""
+        return self.command("run", "--once", **env)
+
+    def start(self, *args: str, **env: str) -> subprocess.Popen[str]:
+        """Start `python -m briter_worker run` (or `args`) in a session of its own; the test ends it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "briter_worker", *(args or ("run",))],
+            cwd=self.root,
+            env=self.environment(**env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def remote_log(self, branch: str = "main") -> list[tuple[str, str]]:
+        """(commit, subject) of everything on the remote's branch, newest first."""
+        lines = self.git("log", "--format=%H%x09%s", f"refs/heads/{branch}", cwd=self.remote).splitlines()
+        return [(commit, subject) for commit, _, subject in (line.partition("\t") for line in lines)]
+
+    def remote_file(self, path: str, branch: str = "main") -> str | None:
+        """The remote's version of a file, to the letter; None when it has none."""
+        done = subprocess.run(
+            ["git", "cat-file", "blob", f"refs/heads/{branch}:{path}"],
+            cwd=self.remote,
+            capture_output=True,
+            check=False,
+        )
+        return done.stdout.decode() if done.returncode == 0 else None
+
+
+def eventually(condition: Callable[[], object], *, within: float = 20.0) -> None:
+    """Wait until `condition()` is true, looking often; an assertion error after `within` seconds."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within} s: {condition}"
+        time.sleep(0.02)
+
+
+def lines_of(worker: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    """The log lines of a running worker, as they come."""
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        yield from events_in(line)
