@@ -1,0 +1,105 @@
+"""The examples in docs/how-to/writers do what their readers will copy them for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from sites import Site
+
+WRITERS = Path(__file__).parents[2] / "docs" / "how-to" / "writers"
+EXAMPLES = {
+    "Python": (sys.executable, "enqueue.py"),
+    "Node": ("node", "enqueue.mjs"),
+    "Node, plain": ("node", "enqueue.mjs", "--plain"),
+    "PHP": ("php", "enqueue.php"),
+    "shell": ("sh", "enqueue.sh"),
+}
+PACKAGES = {"node": "nodejs", "php": "php-cli"}
+HARD_MESSAGE = 'Publish "Grüße" \\ 100 % & $HOME\n\nA tab\there, `ticks`, an emoji 🌱.'
+HARD_PATH = "content/posts/Grüße an alle & mehr.md"
+
+
+def _provided(program: str) -> None:
+    """The program is there: installed now in CI, where its absence is a failure; elsewhere a skip."""
+    if shutil.which(program):
+        return
+    in_ci, package = os.environ.get("CI") == "true", PACKAGES[program]
+    if in_ci and os.geteuid() == 0 and shutil.which("apt-get"):
+        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-qq", "--yes", package]):
+            # Another process of this test run may be installing too.
+            subprocess.run(
+                [*command, "-o", "DPkg::Lock::Timeout=100"],
+                env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+                capture_output=True,
+                check=False,
+            )
+    if not shutil.which(program):
+        reason = f"{program} is not on this machine: apt-get install {package}"
+        pytest.fail(reason) if in_ci else pytest.skip(reason)
+
+
+def _write(example: tuple[str, ...], site: Site, slug: str, path: str, message: str) -> str:
+    program, script, *options = example
+    if program in PACKAGES:
+        _provided(program)
+    done = subprocess.run(
+        [program, str(WRITERS / script), *options, str(site.queue), slug, path, message],
+        cwd=site.root,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.timeout(300)  # the first one in CI may have to install its language
+@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES.keys())
+def test_a_post_enqueued_by_the_example_is_published(site: Site, example: tuple[str, ...]) -> None:
+    site.write_post("content/posts/hello.md", "# Hello\n")
+    job_id = _write(example, site, "hello", "content/posts/hello.md", "Publish Hello")
+
+    result = site.run_once()
+
+    assert result.returncode == 0, result.stderr
+    assert [entry["jobId"] for entry in result.of("published")] == [job_id]
+    assert site.remote_log()[0][1] == "Publish Hello"
+    assert site.remote_file("content/posts/hello.md") == "# Hello\n"
+    assert list(site.queue.glob("*")) == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES.keys())
+def test_the_example_writes_every_text_to_the_letter(site: Site, example: tuple[str, ...]) -> None:
+    job_id = _write(example, site, 'a "slug" \\', HARD_PATH, HARD_MESSAGE)
+
+    (file,) = site.queue.iterdir()
+    job = json.loads(file.read_bytes())
+
+    assert file.name == f"{job_id}.json"
+    assert (job["id"], job["slug"], job["paths"]) == (job_id, 'a "slug" \\', [HARD_PATH])
+    assert job["message"] == HARD_MESSAGE
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES.keys())
+def test_the_example_makes_the_queue_folder_and_never_reuses_a_name(
+    site: Site, example: tuple[str, ...]
+) -> None:
+    site.queue.rmdir()
+
+    ids = {_write(example, site, "hello", "content/posts/hello.md", "Hello") for _ in range(3)}
+
+    assert {file.name for file in site.queue.iterdir()} == {f"{job_id}.json" for job_id in ids}
+    assert len(ids) == 3
+    assert all(file.stat().st_mode & 0o044 == 0o044 for file in site.queue.iterdir()), "others can read it"
