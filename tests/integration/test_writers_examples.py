@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from machine import provide
 
 if TYPE_CHECKING:
     from sites import Site
@@ -28,29 +27,10 @@ HARD_MESSAGE = 'Publish "Grüße" \\ 100 % & $HOME\n\nA tab\there, `ticks`, an e
 HARD_PATH = "content/posts/Grüße an alle & mehr.md"
 
 
-def _provided(program: str) -> None:
-    """The program is there: installed now in CI, where its absence is a failure; elsewhere a skip."""
-    if shutil.which(program):
-        return
-    in_ci, package = os.environ.get("CI") == "true", PACKAGES[program]
-    if in_ci and os.geteuid() == 0 and shutil.which("apt-get"):
-        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-qq", "--yes", package]):
-            # Another process of this test run may be installing too.
-            subprocess.run(
-                [*command, "-o", "DPkg::Lock::Timeout=100"],
-                env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-                capture_output=True,
-                check=False,
-            )
-    if not shutil.which(program):
-        reason = f"{program} is not on this machine: apt-get install {package}"
-        pytest.fail(reason) if in_ci else pytest.skip(reason)
-
-
 def _write(example: tuple[str, ...], site: Site, slug: str, path: str, message: str) -> str:
     program, script, *options = example
     if program in PACKAGES:
-        _provided(program)
+        provide(program, package=PACKAGES[program])
     done = subprocess.run(
         [program, str(WRITERS / script), *options, str(site.queue), slug, path, message],
         cwd=site.root,

@@ -1,0 +1,46 @@
+# The worker in a container: unprivileged, without a compiler, pip or any secret.
+#   docker build --tag briter-worker .
+# The user's id should be that of the site's files: --build-arg WORKER_UID=$(id -u)
+
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /build
+COPY constraints.txt ./
+RUN pip install --no-cache-dir --disable-pip-version-check --constraint constraints.txt hatchling
+RUN python -m venv --without-pip /opt/briter-worker
+COPY pyproject.toml README.md LICENSE ./
+COPY briter_worker ./briter_worker
+RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir wheels . \
+ && pip --python /opt/briter-worker/bin/python install --no-cache-dir --disable-pip-version-check \
+    --constraint constraints.txt wheels/*.whl
+
+FROM python:3.11-slim-bookworm
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends git openssh-client tini \
+ && rm -rf /var/lib/apt/lists/*
+
+ARG WORKER_UID=10001
+ARG WORKER_GID=10001
+# ssh insists on a user with a name and a home; --non-unique, as that id may be taken.
+# The mounted site may belong to another user: without safe.directory, git calls that dubious ownership.
+# The deploy key and the remote's host key come as secrets; an unknown host is never trusted.
+RUN groupadd --non-unique --gid "$WORKER_GID" worker \
+ && useradd --non-unique --uid "$WORKER_UID" --gid "$WORKER_GID" --create-home worker \
+ && git config --system --add safe.directory /site \
+ && printf '%s\n' 'Host *' \
+    '  IdentityFile /run/secrets/deploy_key' \
+    '  GlobalKnownHostsFile /run/secrets/known_hosts /etc/ssh/ssh_known_hosts' \
+    '  StrictHostKeyChecking yes' >/etc/ssh/ssh_config.d/briter-worker.conf
+
+COPY --from=build /opt/briter-worker /opt/briter-worker
+ENV PATH=/opt/briter-worker/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    BRITER_APP_ROOT=/site \
+    BRITER_STORAGE_ROOT=/storage
+WORKDIR /site
+USER worker
+
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=10s --start-period=15s --retries=3 CMD ["briter-worker", "health"]
+ENTRYPOINT ["tini", "--", "briter-worker"]
+CMD ["run"]

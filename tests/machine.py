@@ -1,0 +1,36 @@
+"""What a test needs of the machine: skipped with a reason where it is missing, a failure in CI."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import NoReturn
+
+import pytest
+
+_IN_CI = os.environ.get("CI") == "true"
+
+
+def unavailable(reason: str) -> NoReturn:
+    """This test cannot run here."""
+    if _IN_CI:
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def provide(program: str, *, package: str) -> None:
+    """Have `program` on this machine; CI installs it from Debian's `package`."""
+    if shutil.which(program):
+        return
+    if _IN_CI and os.geteuid() == 0 and shutil.which("apt-get"):
+        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-qq", "--yes", package]):
+            # Another process of this test run may be installing too.
+            subprocess.run(
+                [*command, "-o", "DPkg::Lock::Timeout=100"],
+                env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+                capture_output=True,
+                check=False,
+            )
+    if not shutil.which(program):
+        unavailable(f"{program} is not on this machine: apt-get install {package}")
