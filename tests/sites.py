@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -154,9 +155,10 @@ class Site:
         """Drain what is due, live unless `env` says otherwise."""
         return self.command("run", "--once", **env)
 
-    def start(self, *args: str, **env: str) -> subprocess.Popen[str]:
-        """Start `python -m briter_worker run` (or `args`) in a session of its own; the test ends it."""
-        return subprocess.Popen(
+    @contextmanager
+    def running(self, *args: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+        """`python -m briter_worker run` (or `args`) in a session of its own; it is gone on leaving."""
+        with subprocess.Popen(
             [sys.executable, "-m", "briter_worker", *(args or ("run",))],
             cwd=self.root,
             env=self.environment(**env),
@@ -164,7 +166,12 @@ class Site:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-        )
+        ) as worker:
+            try:
+                yield worker
+            finally:
+                worker.kill()
+                worker.communicate()
 
     def remote_log(self, branch: str = "main") -> list[tuple[str, str]]:
         """(commit, subject) of everything on the remote's branch, newest first."""

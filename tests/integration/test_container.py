@@ -156,12 +156,10 @@ def test_the_cron_service_drains_once_and_is_healthy_without_a_daemon(site: Site
 
 def test_the_health_check_passes_beside_a_running_worker(site: Site) -> None:
     check = _by_hand(json.loads(_last("HEALTHCHECK").partition("CMD ")[2]))
-    worker = site.start(*_by_hand(json.loads(_last("ENTRYPOINT")) + json.loads(_last("CMD"))))
-    try:
+    with site.running(*_by_hand(json.loads(_last("ENTRYPOINT")) + json.loads(_last("CMD")))) as worker:
         assert next(lines_of(worker))["event"] == "worker-started"
         result = site.command(*check)
         assert result.returncode == 0, result.stdout + result.stderr
-    finally:
         worker.terminate()
         assert worker.wait(30) == 0
     assert site.command(*check).returncode == 1, "nothing runs any more"
@@ -206,7 +204,7 @@ def _python_for_everybody() -> tuple[str, dict[str, str]]:
         )
         if tried.returncode == 0:
             return python, env
-    unavailable(f"the container's user can run no Python {version} with the worker in it here")
+    return unavailable(f"the container's user can run no Python {version} with the worker in it here")
 
 
 def _processes_below(pid: int) -> dict[int, str]:
