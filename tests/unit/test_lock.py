@@ -1,0 +1,594 @@
+"""One worker per site: who may take the lock, what its file says, and what readers may rely on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from briter_worker.lock import AnotherWorkerError, Holder, SiteLock, UnusableLockError, is_held, read_holder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOW = 1_800_000_000.0
+TTL = 60.0
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+HOST = os.uname().nodename
+NAMESPACE = str(Path("/proc/self/ns/pid").readlink())
+DEAD = 2**22 + 1  # above any PID that Linux gives
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "storage" / "worker.lock"
+
+
+@pytest.fixture
+def lock(path: Path) -> Iterator[SiteLock]:
+    lock = SiteLock(path, stale_after=TTL)
+    yield lock
+    lock.release()
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """A live process that is not ours."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.send_signal(signal.SIGKILL)
+
+
+def ticks(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+
+
+def write(path: Path, content: bytes, touched: float = NOW) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (touched, touched))
+
+
+def record(path: Path, pid: int, *, touched: float = NOW, **facts: object) -> None:
+    """A record as this host's worker `pid` would have left it, but for `facts`."""
+    identity: dict[str, object] = {
+        "host": HOST,
+        "boot": BOOT,
+        "started": 1,
+        "namespace": NAMESPACE,
+        "token": "theirs",
+        "heartbeat": NOW,
+    }
+    write(path, f"{pid}\n{json.dumps(identity | facts)}\n".encode(), touched)
+
+
+@contextmanager
+def kernel_locked(path: Path) -> Iterator[None]:
+    with path.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def assert_taken(path: Path, lock: SiteLock, now: float = NOW) -> None:
+    lock.acquire(now)
+    holder = read_holder(path)
+    assert holder is not None
+    assert holder.pid == os.getpid()
+    assert holder.heartbeat == now
+    assert lock.still_ours()
+
+
+def assert_respected(path: Path, lock: SiteLock, now: float = NOW) -> Holder | None:
+    before = path.read_bytes()
+    with pytest.raises(AnotherWorkerError) as refusal:
+        lock.acquire(now)
+    assert path.read_bytes() == before
+    assert not lock.still_ours()
+    return refusal.value.holder
+
+
+# What a holder writes
+
+
+def test_the_first_line_is_the_pid_alone_and_the_second_a_json_object(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+
+    first, second, rest = path.read_text().split("\n")
+
+    assert first == str(os.getpid())
+    facts: dict[str, Any] = json.loads(second)
+    assert facts.pop("token")
+    assert facts == {
+        "host": HOST,
+        "boot": BOOT,
+        "started": ticks(os.getpid()),
+        "namespace": NAMESPACE,
+        "heartbeat": NOW,
+    }
+    assert rest == ""
+
+
+def test_the_parent_folder_is_made_and_the_file_is_private(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_heartbeat_changes_the_time_alone_in_place(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    before, inode, size = read_holder(path), path.stat().st_ino, path.stat().st_size
+
+    lock.beat(NOW + 5)
+
+    assert before is not None
+    assert read_holder(path) == replace(before, heartbeat=NOW + 5)
+    assert (path.stat().st_ino, path.stat().st_size) == (inode, size)
+    assert lock.still_ours()
+
+
+def test_a_reader_in_the_middle_of_heartbeats_always_finds_the_holder(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    stop = threading.Event()
+
+    def beat() -> None:
+        at = NOW
+        while not stop.is_set():
+            lock.beat(at := at + 1)
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    try:
+        seen = [read_holder(path) for _ in range(3000)]
+    finally:
+        stop.set()
+        beating.join()
+
+    assert {holder.pid if holder else None for holder in seen} == {os.getpid()}
+    assert all(holder and holder.token for holder in seen)
+    assert len({holder.heartbeat for holder in seen if holder}) > 1
+
+
+def test_release_leaves_the_same_file_empty_and_free(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    inode = path.stat().st_ino
+
+    lock.release()
+
+    assert path.read_bytes() == b""
+    assert path.stat().st_ino == inode
+    assert not lock.still_ours()
+    with kernel_locked(path):
+        pass
+
+
+def test_a_released_lock_can_be_taken_again(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    lock.release()
+    lock.release()
+    assert_taken(path, lock, NOW + 1)
+
+
+def test_releasing_what_was_never_acquired_touches_nothing(path: Path, lock: SiteLock) -> None:
+    record(path, DEAD)
+    before = path.read_bytes()
+    lock.release()
+    lock.beat(NOW)
+    assert path.read_bytes() == before
+
+
+def test_acquiring_again_while_holding_changes_nothing(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    before = path.read_bytes()
+    lock.acquire(NOW + 1)
+    assert path.read_bytes() == before
+
+
+def test_a_heartbeat_from_another_thread_counts(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    thread = threading.Thread(target=lock.beat, args=(NOW + 7,))
+    thread.start()
+    thread.join()
+    holder = read_holder(path)
+    assert holder is not None
+    assert holder.heartbeat == NOW + 7
+
+
+def test_a_heartbeat_after_release_writes_nowhere(path: Path, lock: SiteLock, tmp_path: Path) -> None:
+    lock.acquire(NOW)
+    old = lock.descriptor()
+    lock.release()
+    innocent = tmp_path / "post.md"
+    innocent.write_text("words")
+    with innocent.open("rb+") as file:
+        os.dup2(file.fileno(), old)  # what a later open may be given
+        try:
+            lock.beat(NOW + 1)
+        finally:
+            os.close(old)
+    assert innocent.read_text() == "words"
+    assert path.read_bytes() == b""
+
+
+def test_there_is_no_descriptor_to_pass_on_without_the_lock(lock: SiteLock) -> None:
+    with pytest.raises(RuntimeError, match="not held"):
+        lock.descriptor()
+
+
+def test_the_descriptor_is_not_inherited_by_accident_nor_in_the_place_of_stdio(lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    assert not os.get_inheritable(lock.descriptor())
+    assert lock.descriptor() > 2
+
+
+# A held kernel lock is never broken
+
+
+def test_a_second_lock_in_the_same_process_is_refused_with_the_holder(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    holder = assert_respected(path, SiteLock(path, stale_after=TTL), NOW + 10 * TTL)
+    assert holder is not None
+    assert holder.pid == os.getpid()
+    assert lock.still_ours()
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", f"{DEAD}\n".encode(), f"{os.getpid()}\n".encode()])
+def test_a_held_kernel_lock_is_never_broken_whatever_the_file_says(
+    path: Path, lock: SiteLock, content: bytes
+) -> None:
+    write(path, content, touched=NOW - 1000 * TTL)
+    with kernel_locked(path):
+        assert_respected(path, lock)
+
+
+def test_the_refusal_says_who_is_in_the_way(path: Path, lock: SiteLock) -> None:
+    record(path, 4242, host="elsewhere", boot="another")
+    with pytest.raises(AnotherWorkerError, match="another worker instance is active: PID 4242 on elsewhere"):
+        lock.acquire(NOW)
+
+
+# With the kernel's lock free: free at once
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"not a pid\n{}\n",
+        b"12ab\n",
+        b"-5\n",
+        b"0\n",
+        b"99999999999999999999\n",
+        b"4294967297\n",
+        b"\0" * 512,
+        b'{"pid": 1}\n',
+        b"\xff\xfe\x00",
+    ],
+)
+def test_an_empty_or_unreadable_record_is_free_at_once(path: Path, lock: SiteLock, content: bytes) -> None:
+    write(path, content)
+    assert read_holder(path) is None
+    assert_taken(path, lock)
+
+
+def test_a_record_with_our_own_pid_is_free_at_once(path: Path, lock: SiteLock) -> None:
+    write(path, f"{os.getpid()}\n".encode())
+    assert_taken(path, lock)
+
+
+def test_our_own_record_with_our_own_start_time_is_free_at_once(path: Path, lock: SiteLock) -> None:
+    record(path, os.getpid(), started=ticks(os.getpid()))
+    assert_taken(path, lock)
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_dead_process_is_free_at_once(path: Path, lock: SiteLock, *, bare: bool) -> None:
+    write(path, f"{DEAD}\n".encode()) if bare else record(path, DEAD)
+    assert not is_held(path)
+    assert_taken(path, lock)
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_zombie_is_free_at_once(path: Path, lock: SiteLock, *, bare: bool) -> None:
+    with subprocess.Popen(["true"]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # ended, and left unreaped
+        if bare:
+            write(path, f"{zombie.pid}\n".encode())
+        else:
+            record(path, zombie.pid, started=ticks(zombie.pid))
+        assert not is_held(path)
+        assert_taken(path, lock)
+
+
+def test_a_reused_pid_is_free_at_once(path: Path, lock: SiteLock, other: subprocess.Popen[bytes]) -> None:
+    record(path, other.pid, started=ticks(other.pid) - 1)
+    assert not is_held(path)
+    assert_taken(path, lock)
+
+
+def test_a_record_from_before_a_reboot_is_free_at_once(
+    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
+) -> None:
+    record(path, other.pid, boot="an earlier boot", started=ticks(other.pid))
+    assert not is_held(path)
+    assert_taken(path, lock)
+
+
+@pytest.mark.parametrize("host", [HOST, "a-container-made-anew"])
+def test_a_record_from_another_container_of_this_kernel_is_free_at_once(
+    path: Path, lock: SiteLock, other: subprocess.Popen[bytes], host: str
+) -> None:
+    record(path, other.pid, host=host, namespace="pid:[1]", started=ticks(other.pid))
+    assert_taken(path, lock)
+
+
+def test_a_longer_record_of_another_program_leaves_nothing_behind(path: Path, lock: SiteLock) -> None:
+    write(path, f"{DEAD}\n".encode() + b"x" * 5000)
+    lock.acquire(NOW)
+    assert b"x" * 10 not in path.read_bytes()
+
+
+# With the kernel's lock free: respected for a while
+
+
+def test_a_bare_live_pid_is_respected_until_the_file_is_old(
+    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
+) -> None:
+    write(path, f"{other.pid}\n".encode(), touched=NOW)
+    holder = assert_respected(path, lock, NOW + TTL - 1)
+    assert holder == Holder(other.pid, None, None, None, None, None, None)
+    assert is_held(path)
+    assert_taken(path, lock, NOW + TTL + 1)
+
+
+def test_a_torn_second_line_counts_as_a_bare_pid(
+    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
+) -> None:
+    write(path, f'{other.pid}\n{{"host": "he'.encode(), touched=NOW)
+    assert_respected(path, lock)
+    assert_taken(path, lock, NOW + TTL + 1)
+
+
+def test_another_hosts_record_is_respected_until_its_heartbeat_is_old(path: Path, lock: SiteLock) -> None:
+    record(path, DEAD, host="elsewhere", boot="another", touched=NOW + 2 * TTL)
+    assert_respected(path, lock, NOW + TTL - 1)
+    assert_taken(path, lock, NOW + TTL + 1)
+
+
+def test_another_host_whose_name_is_unknown_is_respected_too(path: Path, lock: SiteLock) -> None:
+    record(path, DEAD, host=None, boot="another")
+    assert_respected(path, lock, NOW + TTL - 1)
+    assert_taken(path, lock, NOW + TTL + 1)
+
+
+def test_a_live_worker_that_lost_the_kernels_lock_is_respected_until_its_heartbeat_is_old(
+    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
+) -> None:
+    record(path, other.pid, started=ticks(other.pid))
+    assert_respected(path, lock, NOW + TTL - 1)
+    assert_taken(path, lock, NOW + TTL + 1)
+
+
+def test_a_worker_under_whose_feet_the_file_is_replaced_stops_and_is_not_joined(
+    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
+) -> None:
+    lock.acquire(NOW)
+    record(path.with_name("restored"), other.pid, started=ticks(other.pid))
+    path.with_name("restored").replace(path)
+    assert not lock.still_ours()
+    assert_respected(path, SiteLock(path, stale_after=TTL))
+
+
+# Clocks
+
+
+@pytest.mark.parametrize("facts", [{}, {"host": "elsewhere", "boot": "another"}])
+def test_a_heartbeat_from_the_far_future_does_not_wedge(
+    path: Path, lock: SiteLock, other: subprocess.Popen[bytes], facts: dict[str, object]
+) -> None:
+    far = NOW + 365 * 86400
+    record(path, other.pid, touched=far, heartbeat=far, **({"started": ticks(other.pid)} | facts))
+    assert_taken(path, lock)
+
+
+def test_a_host_whose_clock_is_ahead_is_respected_by_the_time_of_the_file(path: Path, lock: SiteLock) -> None:
+    record(path, DEAD, touched=NOW, host="elsewhere", boot="another", heartbeat=NOW + 3600)
+    assert_respected(path, lock, NOW + TTL - 1)
+    assert_taken(path, lock, NOW + TTL + 1)
+
+
+def test_a_clock_a_little_behind_the_holders_respects_it(path: Path, lock: SiteLock) -> None:
+    record(path, DEAD, host="elsewhere", boot="another", heartbeat=NOW + 5)
+    assert_respected(path, lock, NOW)
+
+
+# still_ours
+
+
+def test_the_lock_is_not_ours_when_its_file_is_gone(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    path.unlink()
+    assert not lock.still_ours()
+
+
+def test_the_lock_is_not_ours_when_a_copy_takes_its_files_place(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    copy = path.with_name("copy")
+    copy.write_bytes(path.read_bytes())
+    copy.replace(path)
+    assert not lock.still_ours()
+
+
+def test_the_lock_is_not_ours_through_a_symlink_to_its_file(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    path.rename(path.with_name("moved"))
+    path.symlink_to("moved")
+    assert not lock.still_ours()
+
+
+@pytest.mark.parametrize("content", [b"", b"4242\n"])
+def test_the_lock_is_not_ours_when_another_program_wrote_over_it_and_a_heartbeat_hides_nothing(
+    path: Path, lock: SiteLock, content: bytes
+) -> None:
+    lock.acquire(NOW)
+    path.write_bytes(content)
+    lock.beat(NOW + 1)
+    assert not lock.still_ours()
+    lock.release()
+    assert path.read_bytes() == content
+
+
+def test_the_lock_is_not_ours_when_the_kernels_lock_was_lost_to_someone(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    fcntl.flock(lock.descriptor(), fcntl.LOCK_UN)
+    with kernel_locked(path):
+        assert not lock.still_ours()
+
+
+def test_a_relative_path_survives_a_change_of_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lock = SiteLock(Path("worker.lock"), stale_after=TTL)
+    lock.acquire(NOW)
+    monkeypatch.chdir("/")
+    assert lock.still_ours()
+    lock.release()
+
+
+# What is no lock file
+
+
+def test_a_symlink_is_refused_and_its_target_is_untouched(path: Path, lock: SiteLock, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text(f"{DEAD}\n")
+    path.parent.mkdir()
+    path.symlink_to(target)
+    assert read_holder(path) is None
+    with pytest.raises(UnusableLockError, match=r"worker\.lock cannot be locked: .*symbolic link"):
+        lock.acquire(NOW)
+    assert target.read_text() == f"{DEAD}\n"
+
+
+def test_a_dangling_symlink_makes_no_file_elsewhere(path: Path, lock: SiteLock, tmp_path: Path) -> None:
+    path.parent.mkdir()
+    path.symlink_to(tmp_path / "nothing")
+    with pytest.raises(UnusableLockError):
+        lock.acquire(NOW)
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_folder_is_refused_with_a_clear_error(path: Path, lock: SiteLock) -> None:
+    path.mkdir(parents=True)
+    assert read_holder(path) is None
+    with pytest.raises(UnusableLockError, match=r"worker\.lock cannot be locked: Is a directory"):
+        lock.acquire(NOW)
+
+
+@pytest.mark.timeout(5)
+def test_a_fifo_is_refused_and_blocks_nobody(path: Path, lock: SiteLock) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path)
+    assert read_holder(path) is None
+    assert not is_held(path)
+    with pytest.raises(UnusableLockError, match="not a regular file"):
+        lock.acquire(NOW)
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnusableLockError, match="cannot be locked"):
+        SiteLock(tmp_path / "file" / "worker.lock", stale_after=TTL).acquire(NOW)
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_the_lock_free(
+    path: Path, lock: SiteLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: whole(fd, data[:7], offset))
+    with pytest.raises(UnusableLockError, match="No space left on device"):
+        lock.acquire(NOW)
+    monkeypatch.undo()
+    assert_taken(path, SiteLock(path, stale_after=TTL))
+
+
+# Readers
+
+
+def test_readers_report_no_holder_where_there_is_no_file(path: Path) -> None:
+    assert read_holder(path) is None
+    assert not is_held(path)
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        b"[" * 4000,
+        b"[1]",
+        b'{"host": 5, "boot": [], "started": "x", "namespace": {}, "token": null, "heartbeat": NaN}',
+        b'{"heartbeat": 1e999, "host": "\\u001b[31m", "started": 1.5}',
+        b'{"heartbeat": -1, "host": ""}',
+        b'{"heartbeat": ' + b"9" * 400 + b"}",
+        b"\xff\xfe",
+    ],
+)
+def test_a_hostile_second_line_is_as_good_as_none(path: Path, second: bytes) -> None:
+    write(path, b"4242\n" + second + b"\n")
+    assert read_holder(path) == Holder(4242, None, None, None, None, None, None)
+
+
+def test_a_held_lock_reads_as_held_and_a_released_one_as_free(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    assert is_held(path)
+    lock.release()
+    assert not is_held(path)
+
+
+def test_a_holder_that_cannot_be_seen_is_held_while_its_heartbeat_is_fresh(path: Path) -> None:
+    unseen: list[dict[str, Any]] = [{"namespace": "pid:[1]"}, {"host": "elsewhere", "boot": "another"}]
+    for facts in unseen:
+        record(path, DEAD, **facts)
+        assert is_held(path)
+        assert is_held(path, now=NOW + TTL, stale_after=TTL)
+        assert not is_held(path, now=NOW + TTL + 1, stale_after=TTL)
+
+
+def test_asking_who_holds_the_lock_never_turns_a_starting_worker_away(path: Path, lock: SiteLock) -> None:
+    write(path, b"")
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            is_held(path)
+            read_holder(path)
+
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in asking:
+        thread.start()
+    try:
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            lock.acquire(NOW)  # raises, if it was turned away
+            lock.release()
+    finally:
+        stop.set()
+        for thread in asking:
+            thread.join()
+
+
+def test_reading_the_lock_imports_neither_filelock_nor_psutil(path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from briter_worker.lock import read_holder;"
+        f"read_holder(Path({str(path)!r})); sys.exit('filelock' in sys.modules or 'psutil' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
