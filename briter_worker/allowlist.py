@@ -1,0 +1,143 @@
+"""Which declared paths may be published, decided from their text alone.
+
+A path that passes is relative, stays below an allowed folder and is nothing that git treats specially,
+whichever system the site is checked out on. What the text cannot tell (symlinks, special files, nested
+repositories, ignored files) is staging's to check.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import UsageError, for_people
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_PATH = 4096
+MAX_PART = 255
+"""Bytes: what Linux can open. A longer name could not have been saved."""
+
+
+class PathRefusedError(Exception):
+    """This path is not published. `reason` is one line that says why, and what to do."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = for_people(reason)
+        super().__init__(self.reason)
+
+
+class Allowlist:
+    """The folders of a site from which jobs may publish."""
+
+    def __init__(self, folders: Iterable[str]) -> None:
+        try:
+            self.folders = tuple(dict.fromkeys(_safe(folder) for folder in folders))
+        except PathRefusedError as refused:
+            raise UsageError(
+                for_people(f"{refused.path!r} cannot be an allowed folder: {refused.reason}")
+            ) from None
+
+    def resolve(self, declared: str) -> str:
+        """The path to stage, without a trailing slash, otherwise to the letter as declared.
+
+        Raises PathRefusedError when it is not safe, or outside every allowed folder.
+        """
+        path = _safe(declared)
+        if not any(holds(folder, path) for folder in self.folders):
+            allowed = ", ".join(f"{folder}/" for folder in self.folders) or "none"
+            raise PathRefusedError(
+                declared, f"it is under none of the allowed folders ({allowed}): see BRITER_ALLOWED_PATHS"
+            )
+        return path
+
+
+def holds(folder: str, path: str) -> bool:
+    """Whether `path` is `folder` or lies under it, part by part: `content` does not hold `content2/a`."""
+    return path == folder or path.startswith(f"{folder}/")
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def _safe(declared: str) -> str:
+    def refuse(reason: str) -> PathRefusedError:
+        return PathRefusedError(declared, reason)
+
+    try:
+        size = len(declared.encode())
+    except UnicodeEncodeError:
+        raise refuse("it is not valid Unicode: rename the file") from None
+    if size > MAX_PATH:
+        raise refuse(f"it has {size} bytes, and a path has at most {MAX_PATH}: shorten it")
+    if control := _CONTROL.search(declared):
+        raise refuse(f"it has a control character in it (U+{ord(control[0]):04X}): rename the file")
+    if "\\" in declared:
+        raise refuse("it has a backslash in it: write / between parts")
+    if declared.startswith("/"):
+        raise refuse("it is absolute: write it relative to the site's repository")
+    path = declared.removesuffix("/")
+    if not path:
+        raise refuse("it is empty: name a file or a folder, relative to the site's repository")
+    for part in path.split("/"):
+        if reason := _forbidden(part):
+            raise refuse(reason)
+    return path
+
+
+def _forbidden(part: str) -> str | None:
+    """Why no path may have this part, if so."""
+    if not part:
+        return "it has an empty part (//): write one / between parts"
+    if part in {".", ".."}:
+        return f"it has a part {part!r}: write it in full, relative to the site's repository"
+    if len(part.encode()) > MAX_PART:
+        return f"it has a part of more than {MAX_PART} bytes: shorten it"
+    name = _seen_as(part)
+    if not name and not part.startswith(":"):  # no file system reads that as a folder; some only lack it
+        return f"some systems drop the part {part!r} or read it as another folder: use another name"
+    if special := _gits_own(name):
+        return f"{part!r} can name {special}, which belongs to the site's developers: use another name"
+    return None
+
+
+# Three file systems open git's own files under other names, so a checkout there would let a post configure
+# git or run code. Git has the same three tests (`is_ntfs_dotgit`, `is_ntfs_dot_generic`, `is_hfs_dotgit`);
+# these refuse at least what those refuse.
+#  - NTFS drops trailing dots and spaces, and what follows a colon names a stream of the same file.
+#  - NTFS and FAT give each file a short name: GIT~1, GITMOD~1, or from the fifth on, a hash: GI7EBA~1.
+#  - HFS+ and APFS ignore case, and characters that have no shape, such as a zero-width joiner.
+_HASHES = {"gitmodules": "gi7eba", "gitattributes": "gi7d29"}
+
+
+def _short_names(name: str, hashed: str) -> str:
+    # With many such files the number grows and the letters give way, within eight characters in all.
+    squeezed = (rf"{hashed[:kept]}~[1-9]\d{{{6 - kept}}}" for kept in range(7))
+    return "|".join([rf"\.{name}", rf"{name[:6]}~\d+", *squeezed])
+
+
+_SPECIAL = {
+    ".git": re.compile(r"\.git|git~\d+"),
+    **{f".{name}": re.compile(_short_names(name, hashed)) for name, hashed in _HASHES.items()},
+}
+# Characters without a shape outside the category Cf: joiners, fillers, variation selectors.
+_SHAPELESS = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
+)
+
+
+def _seen_as(part: str) -> str:
+    """What the most careless file system makes of this name; empty when nothing is left of it."""
+    if not part.isascii():
+        part = "".join(c for c in _SHAPELESS.sub("", part) if unicodedata.category(c) != "Cf")
+    return part.partition(":")[0].rstrip(" .").casefold()
+
+
+def _gits_own(name: str) -> str | None:
+    """The special file of git's that some file system would open under this name."""
+    if not name.startswith(".") and "~" not in name:
+        return None
+    return next((special for special, names in _SPECIAL.items() if names.fullmatch(name)), None)

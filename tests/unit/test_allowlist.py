@@ -1,0 +1,321 @@
+"""Which declared paths may be published."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from briter_worker.allowlist import Allowlist, PathRefusedError, holds
+from briter_worker.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SITE = Allowlist(["content/", "public/uploads"])
+
+
+def refusal(path: str) -> str:
+    with pytest.raises(PathRefusedError) as refused:
+        SITE.resolve(path)
+    assert refused.value.path == path
+    reason = refused.value.reason
+    assert reason == str(refused.value)
+    assert reason
+    assert reason.isprintable()
+    return reason
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "content/a.md",
+        "content/notes/2026/été.md",
+        "content/notes/e\u0301te\u0301.md",
+        "content/a b.md",
+        "content/-rf",
+        "content/*.md",
+        "content/:(glob)a",
+        "content/10:30.md",
+        "content/日本語/👩‍👩‍👧.md",
+        "content/.hidden",
+        "content/.gitignore",
+        "content/.gitkeep",
+        "content/.github/x",
+        "content/git",
+        "content/.gitx",
+        "content/x.git",
+        "content/git~/a",
+        "content/git~x",
+        "content/gitmod~x",
+        "content/gi7eba~0",
+        "content/gi7eba~12",
+        "content/backup~1",
+        "content/post.md~",
+        "content/..a",
+        "content/a..",
+        "public/uploads/a.png",
+        "content/" + "a" * 255,
+    ],
+)
+def test_a_path_in_an_allowed_folder_is_kept_to_the_letter(path: str) -> None:
+    assert SITE.resolve(path) == path
+
+
+@pytest.mark.parametrize("path", ["content", "content/"])
+def test_an_allowed_folder_itself_may_be_declared(path: str) -> None:
+    assert SITE.resolve(path) == "content"
+
+
+def test_a_folder_may_be_declared_with_a_trailing_slash() -> None:
+    assert SITE.resolve("content/notes/") == "content/notes"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "content2/a",
+        "contents",
+        "conten",
+        "public/a",
+        "public",
+        "public/uploads2/a",
+        "Content/a",
+        "a",
+        "a/content/b",
+    ],
+)
+def test_a_path_outside_every_allowed_folder_is_refused(path: str) -> None:
+    reason = refusal(path)
+    assert "content/, public/uploads/" in reason
+    assert "BRITER_ALLOWED_PATHS" in reason
+
+
+def test_with_no_allowed_folder_nothing_is_allowed() -> None:
+    with pytest.raises(PathRefusedError, match="none"):
+        Allowlist([]).resolve("content/a")
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [
+        ("", "empty"),
+        ("/", "absolute"),
+        ("/etc/passwd", "absolute"),
+        ("//content/a", "absolute"),
+        ("content//a", "empty part"),
+        ("content//", "empty part"),
+        (".", r"'\.': write it in full"),
+        ("./content/a", r"'\.': write it in full"),
+        ("content/./a", r"'\.': write it in full"),
+        ("content/.", r"'\.': write it in full"),
+        ("..", r"'\.\.': write it in full"),
+        ("../content/a", r"'\.\.': write it in full"),
+        ("content/..", r"'\.\.': write it in full"),
+        ("content/../secret", r"'\.\.': write it in full"),
+        ("content/a/../../secret", r"'\.\.': write it in full"),
+        ("content/../content/a", r"'\.\.': write it in full"),
+        ("content/...", "some systems"),
+        ("content/.. /a", "some systems"),
+        ("content/. ./a", "some systems"),
+        ("content/.\u200d./a", "some systems"),
+        ("content/\u200b/a", "some systems"),
+        ("content/ /a", "some systems"),
+        ("content/..::$INDEX_ALLOCATION/a", "some systems"),
+        ("content\\a", "backslash"),
+        ("content/..\\..\\secret", "backslash"),
+        ("content/a\x00b", r"U\+0000"),
+        ("content/a\nb", r"U\+000A"),
+        ("content/a\x1b[2Jb", r"U\+001B"),
+        ("content/a\x7fb", r"U\+007F"),
+        ("content/a\x9bb", r"U\+009B"),
+        ("content/\ud800", "Unicode"),
+        ("content/" + "a" * 256, "255 bytes"),
+        ("content/" + "é" * 128, "255 bytes"),
+        ("content/" + "a/" * 2100, "4096"),
+    ],
+)
+def test_an_unsafe_path_is_refused_with_its_reason(path: str, word: str) -> None:
+    with pytest.raises(PathRefusedError, match=word):
+        SITE.resolve(path)
+    refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "special"),
+    [
+        (".git", ".git"),
+        (".GIT", ".git"),
+        (".gIt", ".git"),
+        (".git.", ".git"),
+        (".git ", ".git"),
+        (".git . .", ".git"),
+        (".git::$INDEX_ALLOCATION", ".git"),
+        (".git ::$INDEX_ALLOCATION", ".git"),
+        (".git:stream", ".git"),
+        ("git~1", ".git"),
+        ("GIT~2", ".git"),
+        ("git~10", ".git"),
+        ("git~1.", ".git"),
+        (".g\u200cit", ".git"),
+        (".gi\u200dt", ".git"),
+        (".git\u200e", ".git"),
+        ("\u202e.git", ".git"),
+        ("\ufeff.git", ".git"),
+        (".g\u206ait", ".git"),
+        (".gi\ufe0ft", ".git"),
+        (".g\u00adit", ".git"),
+        (".git\u200c.", ".git"),
+        (".gitmodules", ".gitmodules"),
+        (".GitModules ", ".gitmodules"),
+        (".gitmodules::$DATA", ".gitmodules"),
+        (".gitmodule\u017f", ".gitmodules"),
+        ("gitmod~1", ".gitmodules"),
+        ("GITMOD~4", ".gitmodules"),
+        ("gi7eba~1", ".gitmodules"),
+        ("GI7EBA~9", ".gitmodules"),
+        ("gi7eb~10", ".gitmodules"),
+        ("g~100000", ".gitmodules"),
+        ("~1000000", ".gitmodules"),
+        (".git\u200cmodules", ".gitmodules"),
+        (".gitattributes", ".gitattributes"),
+        (".GITATTRIBUTES", ".gitattributes"),
+        ("gitatt~1", ".gitattributes"),
+        ("gi7d29~1", ".gitattributes"),
+        ("gi7d2~99 .", ".gitattributes"),
+    ],
+)
+@pytest.mark.parametrize(
+    "shape", ["content/{}", "content/{}/", "content/{}/hooks/post-commit", "{}", "{}/config"]
+)
+def test_gits_own_files_are_refused_in_every_spelling(part: str, special: str, shape: str) -> None:
+    assert f" {special}," in refusal(shape.format(part))
+
+
+def test_a_folder_under_a_special_name_cannot_be_allowed_either() -> None:
+    for folder in [
+        "",
+        ".",
+        "/",
+        "..",
+        "/srv",
+        "a//b",
+        ".git",
+        "content/.GIT",
+        "a\\b",
+        "a\x00",
+        "content/\ud800",
+    ]:
+        with pytest.raises(UsageError, match="cannot be an allowed folder") as refused:
+            Allowlist(["content", folder])
+        assert str(refused.value).isprintable()
+
+
+def test_folders_are_the_same_with_and_without_a_slash() -> None:
+    assert Allowlist(["content/", "a/b", "content"]).folders == ("content", "a/b")
+
+
+def test_a_folder_holds_itself_and_what_is_under_it_part_by_part() -> None:
+    assert holds("content", "content")
+    assert holds("content", "content/a/b")
+    assert not holds("content", "content2")
+    assert not holds("content/a", "content")
+
+
+def _accepts(path: str) -> bool:
+    try:
+        SITE.resolve(path)
+    except PathRefusedError:
+        return False
+    return True
+
+
+TRICKY = st.text(st.sampled_from("./\\ ac~:\u200d\x00\n-"), max_size=12)
+PATHS = st.one_of(
+    st.text(max_size=40),
+    st.tuples(st.sampled_from(["content", "content/", "public/uploads/", "public/", ""]), TRICKY).map(
+        "".join
+    ),
+    st.lists(st.sampled_from(["content", "public", "uploads", "..", ".", "", "a", ".git"]), max_size=6).map(
+        "/".join
+    ),
+)
+
+
+@settings(max_examples=500)
+@given(path=PATHS)
+@example(path="content/../../etc")
+def test_no_accepted_path_escapes_the_allowed_folders(path: str) -> None:
+    if not _accepts(path):
+        return
+    safe = SITE.resolve(path)
+    assert safe in {path, path[:-1]}
+    assert SITE.resolve(safe) == safe
+    where = os.path.normpath(f"/site/{safe}")
+    assert where == f"/site/{safe}"
+    assert any(
+        where == f"/site/{f}" or where.startswith(f"/site/{f}/") for f in ("content", "public/uploads")
+    )
+
+
+@given(path=st.text(max_size=300))
+def test_any_text_at_all_is_either_resolved_or_refused_in_one_printable_line(path: str) -> None:
+    try:
+        SITE.resolve(f"content/{path}")
+    except PathRefusedError as refused:
+        assert refused.reason.isprintable()  # noqa: PT017 - either outcome is right
+        refused.reason.encode()
+
+
+_SEEDS = [".git", ".gitmodules", ".gitattributes", "git~1", "gitmod~1", "gitmod~4", "gitatt~2"]
+_SEEDS += ["gi7eba~1", "gi7d29~1", "gi7eb~12", "gi7d2~12", "gi~12345", "~1234567", ".", ".."]
+_IGNORED_BY_HFS = (
+    "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
+)
+
+
+@st.composite
+def spellings(draw: st.DrawFn) -> str:
+    """Names as somebody would write them who wants git's own files under another name."""
+    letters = []
+    for letter in draw(st.sampled_from(_SEEDS)):
+        letters.append(letter.upper() if draw(st.booleans()) else letter)
+        if draw(st.integers(0, 9)) == 0:
+            letters.append(draw(st.sampled_from(_IGNORED_BY_HFS)))
+    return "".join(letters) + draw(
+        st.sampled_from(["", "", "", ".", " ", " . ", ":", "::$INDEX_ALLOCATION", "x"])
+    )
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    subprocess.run(["git", "init", "-q", "--bare", tmp_path], check=True)
+    return tmp_path
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names=st.sets(spellings(), min_size=50, max_size=200))
+@example(names=set(_SEEDS))
+def test_what_git_itself_calls_dangerous_is_never_accepted(names: set[str], repository: Path) -> None:
+    def git(*args: str, stdin: bytes = b"") -> str:
+        command = ["git", "-C", str(repository), *args]
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False)
+        return (done.stdout + done.stderr).decode(errors="replace")
+
+    # `fsck` knows all three file systems, wherever it runs: one tree per name, each with a symlink in it
+    # (as only that is worth a complaint for a .gitmodules), and the complaints name the trees.
+    blob = git("hash-object", "-w", "--stdin", stdin=b"target").strip()
+    asked = sorted(names)
+    entries = b"\0\0".join(f"120000 blob {blob}\t{name}".encode() for name in asked)
+    trees = git("mktree", "-z", "--batch", stdin=entries + b"\0\0").split()
+    assert len(trees) == len(asked)
+    complaints = git("fsck", "--strict", "--no-dangling")
+    for name, tree in zip(asked, trees, strict=True):
+        if tree in complaints:
+            assert not _accepts(f"content/{name}"), (name, complaints)
+    if names == set(_SEEDS):
+        assert complaints.count(" in tree ") >= len(_SEEDS)
