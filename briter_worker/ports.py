@@ -81,8 +81,6 @@ class Found:
     batch: Batch | None = None
     superseded: tuple[Superseding, ...] = ()
     put_aside: tuple[PutAside, ...] = ()
-    refused: tuple[tuple[Claim, str], ...] = ()
-    """Jobs that parse but break the contract's table, with the reason: to be buried at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,15 @@ class Queue(Protocol):
         ...
 
     def retake(self, batch: Batch, now: float) -> Sequence[Batch]:
-        """An interrupted batch that did not land, ready to be tried again, in halves when it killed."""
+        """An interrupted batch that did not land, ready to be tried again, in halves when it killed.
+
+        Each is to be begun (`begin`) before its work starts. A claim whose attempt is beyond the maximum
+        has killed that many workers: it is to be buried.
+        """
+        ...
+
+    def begin(self, batch: Batch) -> None:
+        """The work on a retaken batch starts: dying from here on is its doing. `claim` begins its own."""
         ...
 
     def record(self, batch: Batch, plan: Plan) -> None:
@@ -120,7 +126,10 @@ class Queue(Protocol):
         ...
 
     def put_off(self, batch: Batch, claim: Claim, failure: Failure, text: str, until: float) -> None:
-        """Back to waiting, to be tried again at `until`; a newer save of the post takes it over."""
+        """Back to waiting, to be tried again at `until`; a newer save of the post takes it over.
+
+        Taking over is the next `claim`'s doing, which is due at once and reports it.
+        """
         ...
 
     def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> None:
