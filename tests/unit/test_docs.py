@@ -1,0 +1,157 @@
+"""The documentation says what the program does."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from briter_worker.adapters import folders_for, names
+from briter_worker.allowlist import Allowlist
+from briter_worker.errors import Failure
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "storage" / "README.md"])
+HOW_TO = ROOT / "docs" / "how-to"
+
+
+def _dotted(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def test_the_reference_is_what_the_models_say() -> None:
+    made = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "make_docs.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_dotted)
+def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    targets = [target for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
+    for target in targets:
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), f"{_dotted(page)} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), flags=re.MULTILINE)
+            slugs = {
+                re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+            }
+            assert anchor in slugs, f"{_dotted(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_dotted)
+def test_every_page_is_reached_from_the_readme_or_the_index(page: Path) -> None:
+    index = (ROOT / "README.md").read_text() + (ROOT / "docs" / "README.md").read_text()
+    here = {"README.md", "docs/README.md", "storage/README.md"}
+    assert _dotted(page) in here or page.name in index
+
+
+def test_only_settings_that_exist_are_named() -> None:
+    listed = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    known = set(re.findall(r"^\| `(BRITER_\w+)`", listed, flags=re.MULTILINE))
+    assert known
+    for page in [*PAGES, *HOW_TO.glob("crontab"), *HOW_TO.glob("*.service")]:
+        named = set(re.findall(r"\bBRITER_[A-Z_]*[A-Z]\b", page.read_text()))
+        assert named <= known, _dotted(page)
+
+
+def test_only_commands_that_exist_are_named() -> None:
+    listed = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    known = set(re.findall(r"^## `briter-worker ([a-z]+)", listed, flags=re.MULTILINE))
+    assert known
+    for page in [*PAGES, *HOW_TO.glob("crontab"), *HOW_TO.glob("*.service")]:
+        named = set(
+            re.findall(r"(?:^|[`$/] ?|worker=)briter-worker ([a-z]+)\b", page.read_text(), re.MULTILINE)
+        )
+        assert named <= known, _dotted(page)
+
+
+def test_every_word_of_a_failure_that_is_named_exists() -> None:
+    text = (HOW_TO / "failed-posts.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `failed`: ")]
+    words = {word for row in rows for word in re.findall(r"`([a-z-]+)`", row.split("|")[1])} - {"failed"}
+    assert rows
+    assert words <= {failure.value for failure in Failure}
+
+
+def test_the_example_of_each_kind_of_site_may_be_published() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (HOW_TO / "sites.md").read_text().splitlines()
+        if line.startswith("|") and "`" in line.split("|")[2]
+    ]
+    shown: dict[str, list[str]] = {}
+    for _, adapter, _, declared in rows:
+        name = re.findall(r"`([\w-]+)`", adapter)[0]
+        shown[name] = re.findall(r"`([^`]+/[^`]+)`", declared)
+    del shown["BRITER_ADAPTER"]
+    assert set(shown) == set(names())
+    for name, paths in shown.items():
+        for path in paths:
+            assert Allowlist(folders_for(name)).resolve(path)
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    text = (ROOT / "docs" / "dependencies.md").read_text()
+    missing = [name for name in (re.split(r"[><=\[ ]", line)[0] for line in wanted) if name not in text]
+    assert not missing
+
+
+def test_every_dependency_is_pinned_by_name_and_version_only() -> None:
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in pins)
+    pinned = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in pins}
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*pyproject["build-system"]["requires"], *pyproject["project"]["dependencies"]]
+    wanted += [line for extra in pyproject["project"]["optional-dependencies"].values() for line in extra]
+    assert {re.split(r"[><=\[ ]", line)[0].replace("_", "-").lower() for line in wanted} <= pinned
+
+
+def test_the_crontab_in_the_text_is_the_one_in_the_file() -> None:
+    lines = [line for line in (HOW_TO / "crontab").read_text().splitlines() if not line.startswith("#")]
+    assert "\n".join(lines) in (HOW_TO / "cron.md").read_text()
+
+
+def test_the_unit_lets_a_running_push_end_and_does_not_repeat_a_wrong_setting() -> None:
+    unit = (HOW_TO / "briter-worker.service").read_text()
+    settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and line[0] != "#")
+    assert settings["KillMode"] == "mixed"
+    assert int(settings["TimeoutStopSec"]) > 300
+    assert (settings["Restart"], settings["RestartPreventExitStatus"]) == ("on-failure", "2")
+    assert settings["ExecStart"].endswith("/briter-worker run")
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    first = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0]
+    commands = [line.split()[0] for line in first.splitlines()]
+    assert commands == ["scripts/demo", "scripts/test"]
+    for command in [*commands, "scripts/lint", "scripts/setup", "scripts/pin", "scripts/docs", ".ci/run"]:
+        assert (ROOT / command).stat().st_mode & 0o111, f"{command} has no run bit"
+
+
+def test_neither_a_folder_of_a_machine_nor_a_registry_is_named() -> None:
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "-c", "safe.directory=*", "ls-files", "-z"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    hosts = [
+        ".".join(parts) for parts in (("files", "pythonhosted"), ("registry", "npmjs"), ("deb", "debian"))
+    ]
+    places = [f"/{'work'}/main", f"/{'root'}/", "pypi.org" + "/simple", *hosts]
+    for name in filter(None, listed.split("\0")):
+        text = (ROOT / name).read_bytes().decode(errors="replace")
+        assert not [place for place in places if place in text], name
