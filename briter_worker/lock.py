@@ -100,7 +100,7 @@ class SiteLock:
             self._path,
             timeout=0,
             mode=0o600,
-            thread_local=False,  # the heartbeat comes from another thread
+            thread_local=False,  # another thread may release it
             preserve_lock_file=True,
             on_acquired=partial(self._claim, now=now),  # what it raises gives the kernel's lock back
         )

@@ -204,6 +204,15 @@ def test_a_heartbeat_from_another_thread_counts(path: Path, lock: SiteLock) -> N
     assert holder.heartbeat == NOW + 7
 
 
+def test_any_thread_may_release_the_lock(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    thread = threading.Thread(target=lock.release)
+    thread.start()
+    thread.join()
+    with kernel_locked(path):
+        pass
+
+
 def test_a_heartbeat_after_release_writes_nowhere(path: Path, lock: SiteLock, tmp_path: Path) -> None:
     lock.acquire(NOW)
     old = lock.descriptor()
@@ -225,10 +234,18 @@ def test_there_is_no_descriptor_to_pass_on_without_the_lock(lock: SiteLock) -> N
         lock.descriptor()
 
 
-def test_the_descriptor_is_not_inherited_by_accident_nor_in_the_place_of_stdio(lock: SiteLock) -> None:
+def test_the_descriptor_is_not_inherited_by_accident(lock: SiteLock) -> None:
     lock.acquire(NOW)
     assert not os.get_inheritable(lock.descriptor())
-    assert lock.descriptor() > 2
+
+
+def test_the_descriptor_never_takes_the_place_of_a_closed_stdio(path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from briter_worker.lock import SiteLock;"
+        f"lock = SiteLock(Path({str(path)!r}), stale_after=60); os.close(0); os.close(1);"
+        "lock.acquire(1.0); os._exit(lock.descriptor() < 3)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 
 # A held kernel lock is never broken
