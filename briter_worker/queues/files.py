@@ -63,13 +63,13 @@ def temporary(folder: Path) -> Path:
     return folder / f".{uuid4().hex}.tmp"
 
 
-def write_new(path: Path, data: bytes, like: os.stat_result | None = None) -> None:
+def write_new(path: Path, data: bytes, like: os.stat_result | None = None, *, mode: int = 0o640) -> None:
     """A new file with these bytes, flushed; with the mode, owner and age of `like`. Not yet its folder.
 
     On failure nothing is left behind.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o640)
+    descriptor = os.open(path, flags, mode)
     try:
         try:
             view = memoryview(data)

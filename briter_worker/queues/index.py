@@ -201,7 +201,7 @@ class Index:
 
     def joinable(self, slug: str) -> list[str]:
         """The slug's dead letters that one file could stand for: not those that name a file put aside."""
-        return [name for name in self.failed.get(slug, ()) if not _names_a_file(self._job(name))]
+        return [name for name in self.failed.get(slug, ()) if not _names_a_file(self.job(name))]
 
     def newest_first(self, names: list[str]) -> list[str]:
         """Names of jobs of one slug, the newest save first."""
@@ -246,20 +246,22 @@ class Index:
         if name in self.seen:
             self.seen[name].not_before = until
 
-    def stuck(self) -> dict[str, str]:
-        """What could not be put aside, by name, with what is wrong with it."""
-        troubles = {name: self.seen[name].trouble for name in self._postponed if name in self.seen}
+    def stuck(self, now: float) -> dict[str, str]:
+        """What has been no job for longer than a writer may take, by name, with what is wrong with it."""
+        late = [name for name in self.troubled if self.seen[name].since + GRACE < now]
+        troubles = {name: self.seen[name].trouble for name in late}
         return {name: trouble.reason for name, trouble in troubles.items() if trouble is not None}
 
     def held(self, now: float) -> Iterator[Job]:
         """The pending jobs whose time has not come."""
         for names in self.pending.values():
             for name in names:
-                job = self._job(name)
+                job = self.job(name)
                 if (job.scheduled_for or 0.0) > now:
                     yield job
 
-    def _job(self, name: str) -> Job:
+    def job(self, name: str) -> Job:
+        """The job of a name that is filed under a slug."""
         job = self.seen[name].job
         assert job is not None  # noqa: S101 - only jobs are filed under a slug
         return job

@@ -1,0 +1,224 @@
+"""What a person sees of the queue, and may do to it, while a worker runs or while none does."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import Failure
+from briter_worker.job import Document, Job, State, Status, format_time, joined, rewritten
+from briter_worker.queues.sighting import look
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from briter_worker.queues.flight import Flight, Held
+    from briter_worker.queues.index import Index
+    from briter_worker.queues.journal import Journal
+    from briter_worker.queues.recovery import Recovery
+
+_HOPELESS = frozenset({Failure.MALFORMED, Failure.UNREADABLE, Failure.UNKNOWN_TYPE})
+_LOOKS = 5
+
+
+class SteeringError(Exception):
+    """What a person asked of the queue cannot be done; the text says why, and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A job as a person sees it: what would be published, and where it stands."""
+
+    job: Job
+    """With the paths of the older saves that it will supersede; in flight, with the running attempt."""
+    state: State
+    path: Path
+
+    @property
+    def document(self) -> Document:
+        """The job's file with every key its writer gave it, as it is now; or as it was, if it is gone."""
+        try:
+            document = look(self.path, self.path.name).document
+        except OSError:
+            document = None
+        if document is None or document.get("slug") != self.job.slug:
+            document = _document(self.job)
+        return {"id": self.job.id, **document, "paths": list(self.job.paths), "attempts": self.job.attempts}
+
+
+class Steering:
+    """Views and commands. What a command decides, it decides on the file that it actually took."""
+
+    def __init__(self, flight: Flight, index: Index, journal: Journal, recovery: Recovery) -> None:
+        self._flight = flight
+        self._index = index
+        self._journal = journal
+        self._recovery = recovery
+
+    def jobs(self, now: float) -> list[Listed]:
+        """Every job once, in flight first, then waiting by due time, then dead letters."""
+        # A job that moves while we look can be in neither folder: look until nothing moved.
+        for _ in range(_LOOKS):
+            self._index.refresh(now)
+            before = self._stamp()
+            claimed = self._claimed()
+            self._index.refresh(now)
+            if self._stamp() == before:
+                break
+        waiting = [self._effective(names) for names in self._index.pending.values()]
+        in_flight = {(listed.job.id, listed.job.slug, listed.job.created_at) for listed in claimed}
+        rest = [
+            Listed(job, job.state(now), self._flight.root / name)
+            for job, name in waiting
+            if (job.id, job.slug, job.created_at) not in in_flight
+        ]
+        rest.sort(key=lambda row: (row.job.due_at(now, float("inf")), row.job.created_at, row.path))
+        dead = [
+            Listed(self._index.job(name), State.FAILED, self._flight.root / name)
+            for names in self._index.failed.values()
+            for name in names
+        ]
+        dead.sort(key=lambda row: (row.job.created_at, row.path))
+        return [*claimed, *rest, *dead]
+
+    def find(self, wanted: str, now: float) -> list[Listed]:
+        """The job of this id, else all jobs of this slug."""
+        rows = self.jobs(now)
+        return [row for row in rows if row.job.id == wanted] or [
+            row for row in rows if row.job.slug == wanted
+        ]
+
+    def retry(self, wanted: str, now: float) -> list[Job]:
+        """Dead letters, and jobs that wait for a retry, are due at once, as if never attempted."""
+        rows = self._existing(wanted, now)
+        chosen = [row for row in rows if row.state in {State.FAILED, State.RETRYING}]
+        if not chosen:
+            raise SteeringError(f"{wanted!r} has not failed: it is {rows[0].state.value}")
+        for row in chosen:
+            if _is_hopeless(row.job):
+                raise SteeringError(
+                    f"{wanted!r} cannot be retried, as its file is no job that could succeed "
+                    f"({row.job.failure}): save the post again, then cancel this one"
+                )
+        return self._retry(chosen, now)
+
+    def retry_all(self, now: float) -> list[Job]:
+        """Every dead letter that a retry can help."""
+        rows = self.jobs(now)
+        return self._retry([r for r in rows if r.state is State.FAILED and not _is_hopeless(r.job)], now)
+
+    def cancel(self, wanted: str, now: float) -> list[Job]:
+        """Waiting jobs and dead letters leave the queue, with the older saves they stand for.
+
+        What a writer has put in the place of one of them meanwhile stays.
+        """
+        rows = self._existing(wanted, now)
+        chosen = [row for row in rows if row.state is not State.CLAIMED]
+        if not chosen:
+            raise SteeringError(f"{wanted!r} is being published right now; it cannot be cancelled any more")
+        names = []
+        for row in chosen:
+            names += [row.path.name] if row.state is State.FAILED else self._index.pending[row.job.slug]
+        taken = self._take(names)
+        self._flight.drop(held.name for held in taken)
+        if not taken:
+            raise SteeringError(f"{wanted!r} has just been saved again or taken by the worker; look again")
+        kept = {row.job.id for row in chosen}
+        return [held.job for held in taken if held.job.id in kept]
+
+    def _existing(self, wanted: str, now: float) -> list[Listed]:
+        self._recovery.tidy(now)
+        rows = self.find(wanted, now)
+        if not rows:
+            raise SteeringError(f"the queue has no job with the id or slug {wanted!r}")
+        return rows
+
+    def _retry(self, rows: list[Listed], now: float) -> list[Job]:
+        taken = self._take([row.path.name for row in rows])
+        jobs = []
+        for held in taken:
+            document = rewritten(held.document, status=Status.PENDING, attempts=0, now=now)
+            jobs.append(self._flight.rewrite(held, document).job)
+        self._flight.give_back(held.name for held in taken)
+        self._index.notice()
+        return jobs
+
+    def _take(self, names: list[str]) -> list[Held]:
+        """Those of the files that are still the saves that were shown; all others stay."""
+        taken = []
+        back = []
+        for name in names:
+            job = self._index.job(name)
+            held_name = self._flight.take(name)
+            self._index.forget(name)
+            if held_name is None:
+                continue
+            held = self._flight.read(held_name)
+            if held is not None and _same_save(held.job, job):
+                taken.append(held)
+            else:
+                back.append(held_name)
+        self._flight.give_back(back)
+        return taken
+
+    def _claimed(self) -> list[Listed]:
+        attempts = {name: n for entry in self._journal.entries() for name, n in entry.claims.items()}
+        found = []
+        for name in self._flight.names():
+            held = self._flight.read(name)
+            if held is not None:
+                job = dataclasses.replace(held.job, attempts=attempts.get(name, held.job.attempts))
+                found.append(Listed(job, State.CLAIMED, self._flight.claimed / name))
+        return found
+
+    def _effective(self, names: list[str]) -> tuple[Job, str]:
+        first, *older = self._index.newest_first(names)
+        job = self._index.job(first)
+        return dataclasses.replace(
+            job, paths=joined(job.paths, *(self._index.job(name).paths for name in older))
+        ), first
+
+    def _stamp(self) -> tuple[int, ...]:
+        stamps = []
+        for folder in (self._flight.root, self._flight.claimed):
+            try:
+                stamps.append(folder.stat().st_mtime_ns)
+            except FileNotFoundError:
+                stamps.append(0)
+        return tuple(stamps)
+
+
+def _is_hopeless(job: Job) -> bool:
+    return job.failure in _HOPELESS
+
+
+def _same_save(one: Job, other: Job) -> bool:
+    return (one.id, one.slug, one.created_at, one.status) == (
+        other.id,
+        other.slug,
+        other.created_at,
+        other.status,
+    )
+
+
+def _document(job: Job) -> Document:
+    """The contract's keys of a job whose file is gone."""
+    times = {
+        "createdAt": job.created_at,
+        "scheduledFor": job.scheduled_for,
+        "nextAttemptAt": job.next_attempt_at,
+    }
+    return {
+        "id": job.id,
+        "type": job.type,
+        "slug": job.slug,
+        "paths": list(job.paths),
+        "message": job.message,
+        "author": None if job.author is None else job.author.model_dump(),
+        "status": job.status.value,
+        "attempts": job.attempts,
+        "lastError": job.last_error,
+        "failure": job.failure,
+        **{key: None if time is None else format_time(time) for key, time in times.items()},
+    }
