@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic.alias_generators import to_camel
 
 from briter_worker import events
+from briter_worker.adapters import folders_for, names
 from briter_worker.errors import Failure, Kind
 from briter_worker.job import job_schema
+from briter_worker.settings import settings_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -215,9 +217,69 @@ def log_page() -> str:
     )
 
 
+def spelled(value: object) -> str:
+    """A default as it would be written in the environment."""
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def bounds(what: dict[str, Any]) -> str:
+    """What numbers and words are accepted, where the schema says so."""
+    if "enum" in what:
+        return ""  # the adapters have a table of their own
+    high = what.get("maximum", what.get("exclusiveMaximum"))
+    return f" From {what['minimum']} to {high}." if "minimum" in what else ""
+
+
+def configuration_page() -> str:
+    """Every setting, in both spellings, and the adapters."""
+    rows = []
+    for key, what in settings_schema()["properties"].items():
+        text, _, computed = what["description"].partition(" Default: ")
+        literal = spelled(what.get("default", ""))
+        default = computed.rstrip(".") or (f"`{literal}`" if literal else "empty")
+        if key == "appRoot":
+            default = "the current folder"
+        rows.append([f"`{what['title']}`", f"`{key}`", default, text + bounds(what)])
+    folders = [
+        [f"`{name}`", ", ".join(f"`{folder}/`" for folder in folders_for(name)) or "none of its own"]
+        for name in names()
+    ]
+    return page(
+        "Configuration",
+        "Three layers, lowest first: defaults, `storage/config.json`, the environment. A variable that is "
+        "unset or empty hides no lower layer. A value that does not parse stops the start with exit 2 and one "
+        "line that names it and what is accepted. Relative folders resolve against `BRITER_APP_ROOT`.",
+        table(["variable", "in config.json", "default", "meaning"], rows),
+        "```json\n"
+        "{\n"
+        '  "adapter": "hugo",\n'
+        '  "allowedPaths": ["media"],\n'
+        '  "gitBranch": "main",\n'
+        '  "workerDryRun": false,\n'
+        '  "workerBackoffMs": [60000, 300000, 1800000]\n'
+        "}\n"
+        "```",
+        "Lists are comma-separated in the environment, and may be JSON lists in the file. Only an explicit "
+        "false (`false`, `0`, `no`, `off`) turns the dry run off. The JSON Schema: `briter-worker schema config`.",
+        "## Adapters",
+        "`BRITER_ADAPTER` says which folders a job may publish, everything under them; `BRITER_ALLOWED_PATHS` "
+        "adds more.",
+        table(["adapter", "folders"], folders),
+        "A path that `.gitignore` excludes, a symlink, a special file or one inside a nested repository is "
+        "not published, wherever it is. See [kinds of sites](../how-to/sites.md).",
+    )
+
+
 def pages() -> dict[str, str]:
     """Every page of the reference, by file name."""
-    return {"job.md": job_page(), "failures.md": failures_page(), "log.md": log_page()}
+    return {
+        "job.md": job_page(),
+        "configuration.md": configuration_page(),
+        "log.md": log_page(),
+        "failures.md": failures_page(),
+    }
 
 
 def main() -> int:
