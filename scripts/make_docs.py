@@ -249,8 +249,8 @@ def configuration_page() -> str:
     return page(
         "Configuration",
         "Three layers, lowest first: defaults, `storage/config.json`, the environment. A variable that is "
-        "unset or empty hides no lower layer. A value that does not parse stops the start with exit 2 and one "
-        "line that names it and what is accepted. Relative folders resolve against `BRITER_APP_ROOT`.",
+        "unset or empty hides no lower layer. A value that does not parse stops the start with exit 2 and "
+        "one line that names it and what is accepted. Relative folders resolve against `BRITER_APP_ROOT`.",
         table(["variable", "in config.json", "default", "meaning"], rows),
         "```json\n"
         "{\n"
@@ -262,10 +262,11 @@ def configuration_page() -> str:
         "}\n"
         "```",
         "Lists are comma-separated in the environment, and may be JSON lists in the file. Only an explicit "
-        "false (`false`, `0`, `no`, `off`) turns the dry run off. The JSON Schema: `briter-worker schema config`.",
+        "false (`false`, `0`, `no`, `off`) turns the dry run off. "
+        "The JSON Schema: `briter-worker schema config`.",
         "## Adapters",
-        "`BRITER_ADAPTER` says which folders a job may publish, everything under them; `BRITER_ALLOWED_PATHS` "
-        "adds more.",
+        "`BRITER_ADAPTER` says which folders a job may publish, everything under them; "
+        "`BRITER_ALLOWED_PATHS` adds more.",
         table(["adapter", "folders"], folders),
         "A path that `.gitignore` excludes, a symlink, a special file or one inside a nested repository is "
         "not published, wherever it is. See [kinds of sites](../how-to/sites.md).",
