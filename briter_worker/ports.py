@@ -63,6 +63,8 @@ class Plan:
     staged: Mapping[str, str | None]
     """The blob that was read for each path (None: deleted): a work tree file still like that is untouched."""
     dry_run: bool
+    remote: str | None = None
+    """Where the remote branch was before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +211,6 @@ class Publisher(Protocol):
 
     def landed(self, plan: Plan) -> bool:
         """Whether the remote has what a dead worker's plan was pushing; if so, it is adopted."""
-        ...
-
-    def pending_flush(self) -> bool:
-        """Whether dry runs have left commits that a live run must push."""
         ...
 
     def flush(self, now: float) -> str | None:

@@ -1,0 +1,161 @@
+"""The one use case: claim what is due, publish it with one push, settle each job.
+
+Every claim is settled exactly once, whatever the publisher does; what is stored comes before what is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import Failure, PublishError, Stopped
+from briter_worker.events import Flushed, JobStarted, Quarantined, Revived, Superseded, Warned
+from briter_worker.job import GIT_SYNC
+from briter_worker.ports import Outcome, Request
+from briter_worker.settling import Desk, Tally, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from briter_worker.ports import Batch, Claim, Found, Plan, Publisher
+
+
+class Drain:
+    """Empties one site's queue through one publisher."""
+
+    def __init__(self, desk: Desk, publisher: Callable[[], Publisher]) -> None:
+        self._desk = desk
+        self._queue = desk.queue
+        self._emit = desk.emit
+        self._clock = desk.clock
+        self._publisher = publisher
+
+    def recover(self) -> Tally:
+        """Finish what a dead worker left in flight: settle what has landed, take the rest up again."""
+        tally = Tally()
+        for batch in self._queue.recover(self._clock()):
+            try:
+                landed = self._landed(batch, batch.plans)
+            except PublishError as failure:
+                # Until the remote says whether it has them, nothing may be decided about these jobs.
+                self._emit(Warned(error=f"jobs in flight have to wait: {failure.text}"))
+                tally.failed += len(batch.claims)
+                continue
+            work = Work(self._desk, batch)
+            work.settle(landed)
+            tally.add(work.tally)
+            left = tuple(work.open.values())
+            if not left:
+                self._queue.close(batch)
+                continue
+            for part in self._queue.retake(replace(batch, claims=left), self._clock()):
+                self._queue.begin(part)
+                tally.add(self._publish(part))
+        return tally
+
+    def run(self) -> Tally | None:
+        """Publish what is due; None when nothing was."""
+        found = self._queue.claim(self._clock())
+        self._tell(found)
+        if found.batch is None:
+            return Tally(failed=len(found.put_aside)) if found.put_aside else None
+        tally = self._publish(found.batch)
+        tally.failed += len(found.put_aside)
+        return tally
+
+    def flush(self) -> None:
+        """Push what dry runs have committed. Raises PublishError."""
+        commit = self._publisher().flush(self._clock())
+        if commit is not None:
+            self._emit(Flushed(commit=commit))
+            self._revive()
+
+    def _tell(self, found: Found) -> None:
+        for old in found.superseded:
+            self._emit(Superseded(job_id=old.job_id, slug=old.slug, superseded_by=old.by))
+        for aside in found.put_aside:
+            self._emit(Quarantined(job_id=aside.job_id, slug=aside.slug, error=aside.reason, file=aside.file))
+
+    def _publish(self, batch: Batch) -> Tally:
+        work = Work(self._desk, batch)
+        for claim in batch.claims:
+            self._emit(
+                JobStarted(
+                    job_id=claim.job.id,
+                    slug=claim.job.slug,
+                    attempt=claim.attempt,
+                    dry_run=self._desk.dry_run,
+                )
+            )
+        work.settle(self._hopeless(batch.claims))
+        try:
+            self._run_publisher(work)
+        except Stopped:
+            if not self._stopped(batch, work):
+                return work.tally  # the next start asks the remote what became of them
+        except PublishError as failure:
+            work.fail_rest(failure.failure, failure.text)
+        except OSError as error:
+            # The queue or the repository cannot be written: every post would fail alike.
+            work.fail_rest(Failure.DISK, f"{error.strerror or error} ({error.filename or 'no file named'})")
+        except Exception as error:  # noqa: BLE001 - whatever happens to a batch is never the worker's end
+            work.fail_rest(
+                Failure.INTERNAL,
+                f"an error in the worker itself: {type(error).__name__}: {error}. Fix: please report it",
+            )
+        self._queue.close(batch)
+        if work.pushed:
+            self._revive()
+        return work.tally
+
+    def _run_publisher(self, work: Work) -> None:
+        requests = [_request(claim) for claim in work.open.values()]
+        if not requests:
+            return
+        now = self._clock()
+        for outcomes in self._publisher().publish(
+            requests, held=self._queue.held_paths(now), record=work.record, now=now
+        ):
+            work.settle(outcomes)
+
+    def _hopeless(self, claims: Iterable[Claim]) -> Sequence[Outcome]:
+        """What need not be tried: kinds of job nobody handles, and jobs that killed worker after worker."""
+        outcomes: list[Outcome] = []
+        for claim in claims:
+            if claim.job.type != GIT_SYNC:
+                text = f"no plugin handles the type {claim.job.type!r}. Fix: leave type out, or install it"
+                outcomes.append(Outcome(claim.key, failure=Failure.UNKNOWN_TYPE, text=text))
+            elif claim.attempt > self._desk.max_attempts:
+                text = "the worker died each time it tried this job. Fix: look at its files, save it again"
+                outcomes.append(Outcome(claim.key, failure=Failure.KILLED_WORKER, text=text))
+        return outcomes
+
+    def _stopped(self, batch: Batch, work: Work) -> bool:
+        """Settle what the interrupted push has brought to the remote; whether that could be found out."""
+        try:
+            work.settle(self._landed(batch, work.plans[-1:]))
+        except PublishError as failure:
+            self._emit(Warned(error=f"what became of the last push is not known yet: {failure.text}"))
+            return False
+        self._queue.release(batch, list(work.open.values()))
+        return True
+
+    def _landed(self, batch: Batch, plans: Sequence[Plan]) -> list[Outcome]:
+        keys = {claim.key for claim in batch.claims}
+        found: dict[str, Outcome] = {}
+        for plan in plans:
+            if plan.commits.keys() & keys and self._publisher().landed(plan):
+                found.update(
+                    {key: Outcome(key, commit) for key, commit in plan.commits.items() if key in keys}
+                )
+        return list(found.values())
+
+    def _revive(self) -> None:
+        for job in self._queue.revive(self._clock()):
+            self._emit(Revived(job_id=job.id, slug=job.slug))
+
+
+def _request(claim: Claim) -> Request:
+    job = claim.job
+    author = (job.author.name, job.author.email) if job.author else None
+    return Request(claim.key, job.slug, job.paths, job.commit_message, author)

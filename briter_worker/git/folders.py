@@ -1,0 +1,117 @@
+"""The work tree's folders and files, opened part by part without ever following a link."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_OPEN_AT_ONCE = 64
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Refused(Exception):  # noqa: N818 - a decision, not an error
+    """What is there may not be published. `reason` says why, and what to do."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+    @classmethod
+    def of(cls, mode: int) -> Refused:
+        """The refusal of what is neither a file nor a folder."""
+        if stat.S_ISLNK(mode):
+            return cls("it is, or is below, a symbolic link; put the file itself there")
+        return cls("it is no regular file; put a regular file there")
+
+
+class Folders:
+    """Folders of one work tree, kept open while a batch is staged. Close it after."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._open: dict[str, int] = {}
+
+    def close(self) -> None:
+        """Close every folder."""
+        self._forget()
+        os.close(self._root)
+
+    def open(self, folder: str) -> int:
+        """The descriptor of a folder, valid until the next call.
+
+        Raises Refused for a link, a special file or a nested repository on the way; FileNotFoundError or
+        NotADirectoryError where there is no such folder.
+        """
+        if not folder:
+            return self._root
+        known = self._open.get(folder)
+        if known is not None:
+            return known
+        parent, _, name = folder.rpartition("/")
+        above = self.open(parent)
+        try:
+            fd = os.open(name, _FOLDER, dir_fd=above)
+        except OSError:
+            mode = kind_of(above, name)
+            if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise Refused.of(mode) from None
+            raise
+        if kind_of(fd, ".git") is not None:
+            os.close(fd)
+            raise Refused("it is inside a nested repository; publish it from there")
+        if len(self._open) >= _OPEN_AT_ONCE:
+            self._forget()
+        self._open[folder] = fd
+        return fd
+
+    def listing(self, folder: str) -> list[tuple[str, int]]:
+        """Names and kinds (`st_mode`) of what a folder holds."""
+        with os.scandir(self.open(folder)) as entries:
+            return [(entry.name, _kind(entry)) for entry in entries]
+
+    @contextmanager
+    def file(self, folder: str, name: str) -> Iterator[int]:
+        """A descriptor of a regular file, for reading."""
+        above = self.open(folder)
+        try:
+            fd = os.open(name, _FILE, dir_fd=above)
+        except OSError:
+            mode = kind_of(above, name)
+            if mode is not None and not stat.S_ISREG(mode):
+                raise Refused.of(mode) from None
+            raise
+        try:
+            mode = os.fstat(fd).st_mode
+            if not stat.S_ISREG(mode):
+                raise Refused.of(mode)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _forget(self) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+
+def kind_of(folder: int, name: str) -> int | None:
+    """The `st_mode` of what is there, a link itself; None where nothing is."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _kind(entry: os.DirEntry[str]) -> int:
+    if entry.is_symlink():
+        return stat.S_IFLNK
+    if entry.is_dir(follow_symlinks=False):
+        return stat.S_IFDIR
+    return stat.S_IFREG if entry.is_file(follow_symlinks=False) else stat.S_IFIFO

@@ -1,0 +1,147 @@
+"""Reads objects: commits, trees and blobs, all through one `git cat-file --batch`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, NoReturn, Self, cast
+
+from briter_worker.errors import Failure, PublishError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from briter_worker.git.command import Commands
+
+FOLDER, LINK, NESTED = "40000", "120000", "160000"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a tree holds under a name."""
+
+    mode: str
+    sha: str
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a tree."""
+        return self.mode == FOLDER
+
+
+class Objects:
+    """The repository's objects. Close it after the batch: it holds a process."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            with self._commands.watched(process, "cat-file"):
+                cast("IO[bytes]", process.stdin).close()
+                process.wait()
+
+    def read(self, name: str) -> tuple[str, bytes] | None:
+        """The kind and content of an object, or None where there is none of that name."""
+        process = self._process
+        if process is None:
+            process = self._process = self._commands.spawn(["cat-file", "--batch"], stdin=subprocess.PIPE)
+        self._commands.touch()
+        stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+        try:
+            stdin.write(os.fsencode(name) + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            return self._ended(process)
+        header = stdout.readline().split()
+        if not header:
+            return self._ended(process)
+        if len(header) != 3:  # noqa: PLR2004 - sha, kind, size
+            return None
+        content = stdout.read(int(header[2]))
+        stdout.read(1)
+        return header[1].decode(), content
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> NoReturn:
+        self._process = None
+        with self._commands.watched(process, "cat-file"):
+            said = cast("IO[bytes]", process.stderr).read().decode(errors="replace")
+        raise PublishError(
+            Failure.CORRUPT,
+            f"the repository could not be read: {said or 'git cat-file ended'}. "
+            "Fix: look at what is damaged with git fsck --full",
+        )
+
+    def blob(self, sha: str | None) -> bytes:
+        """A blob's content; nothing for None, which stands for a file that is not there."""
+        return b"" if sha is None else self._need(sha, "blob")
+
+    def tree(self, commit: str) -> Tree:
+        """The tree of a commit."""
+        header = self._need(commit, "commit")
+        return Tree(self, header[5 : header.index(b"\n")].decode())
+
+    def entries(self, sha: str) -> dict[str, Entry]:
+        """What a tree holds, by name."""
+        return _parse(self._need(sha, "tree"), len(sha) // 2)
+
+    def _need(self, sha: str, kind: str) -> bytes:
+        found = self.read(sha)
+        if found is None or found[0] != kind:
+            raise PublishError(
+                Failure.CORRUPT,
+                f"the repository has no {kind} {sha}. "
+                "Fix: restore it from the remote (git fetch --refetch) or a backup, see git fsck --full",
+            )
+        return found[1]
+
+
+class Tree:
+    """A commit's tree, read folder by folder as it is asked for."""
+
+    def __init__(self, objects: Objects, sha: str) -> None:
+        self._objects = objects
+        self.sha = sha
+        self._folders: dict[str, dict[str, Entry]] = {"": objects.entries(sha)}
+
+    def entry(self, path: str) -> Entry | None:
+        """What is at `path`; None where nothing is, also where a parent is no folder."""
+        parent, _, name = path.rpartition("/")
+        return self._folder(parent).get(name)
+
+    def _folder(self, path: str) -> dict[str, Entry]:
+        known = self._folders.get(path)
+        if known is None:
+            entry = self.entry(path)
+            known = self._objects.entries(entry.sha) if entry is not None and entry.is_folder else {}
+            self._folders[path] = known
+        return known
+
+    def files(self, folder: str) -> Iterator[tuple[str, Entry]]:
+        """Every file and link below `folder`; nested repositories are not looked into, nor named."""
+        for name, entry in self._folder(folder).items():
+            path = f"{folder}/{name}" if folder else name
+            if entry.is_folder:
+                yield from self.files(path)
+            elif entry.mode != NESTED:
+                yield path, entry
+
+
+_ENTRY = {size: re.compile(rb"([0-7]+) ([^\0]+)\0(.{%d})" % size, re.DOTALL) for size in (20, 32)}
+
+
+def _parse(content: bytes, size: int) -> dict[str, Entry]:
+    return {
+        os.fsdecode(name): Entry(mode.decode(), sha.hex())
+        for mode, name, sha in _ENTRY[size].findall(content)
+    }

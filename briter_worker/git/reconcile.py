@@ -1,0 +1,97 @@
+"""Puts changes on a commit that may have moved since they were made: path by path, line by line.
+
+A change knows the version its author started from (its base). Where the tree still has that version, the
+change is taken as it is; where both sides changed, their lines are merged; what overlaps is a conflict,
+and concerns that one post.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from briter_worker.git import causes
+from briter_worker.git.objects import FOLDER, LINK, Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from briter_worker.git.command import Commands
+    from briter_worker.git.objects import Objects, Tree
+    from briter_worker.ports import Change
+
+_MERGED, _OVERLAPS = 0, 127
+
+
+@dataclass(slots=True)
+class Placed:
+    """What a request's changes amount to on a tree."""
+
+    entries: dict[str, Entry | None] = field(default_factory=dict)
+    conflicts: tuple[str, ...] = ()
+
+
+class Placing:
+    """Puts requests, one after the other, on one tree."""
+
+    def __init__(self, commands: Commands, objects: Objects, tree: Tree) -> None:
+        self._commands = commands
+        self._objects = objects
+        self._tree = tree
+        self._over: dict[str, Entry | None] = {}
+
+    def entry(self, path: str) -> Entry | None:
+        """What is at `path` by now: a file's entry, or None."""
+        if path in self._over:
+            return self._over[path]
+        entry = self._tree.entry(path)
+        return None if entry is None or entry.mode == FOLDER else entry
+
+    def place(self, changes: Sequence[Change]) -> Placed:
+        """What has to change for these changes; with a conflict, nothing of them is taken over."""
+        placed = Placed()
+        conflicts: list[str] = []
+        for change in changes:
+            theirs = self.entry(change.path)
+            try:
+                ours = self._merged(change, theirs)
+            except _ConflictError:
+                conflicts.append(change.path)
+                continue
+            if ours != theirs:
+                placed.entries[change.path] = ours
+        placed.conflicts = tuple(conflicts)
+        if not conflicts:
+            self._over.update(placed.entries)
+        return placed
+
+    def _merged(self, change: Change, theirs: Entry | None) -> Entry | None:
+        ours = None if change.blob is None else Entry(change.mode, change.blob)
+        their_blob = None if theirs is None else theirs.sha
+        if their_blob in (change.base, change.blob):
+            return ours
+        if change.blob == change.base:
+            return theirs  # only the other side changed it
+        if ours is None or theirs is None or LINK in (ours.mode, theirs.mode):
+            raise _ConflictError
+        return Entry(ours.mode, self._merge_lines(change.base, ours.sha, theirs.sha))
+
+    def _merge_lines(self, base: str | None, ours: str, theirs: str) -> str:
+        with tempfile.TemporaryDirectory(prefix="briter-merge-") as folder:
+            names = ("ours", "base", "theirs")
+            for name, sha in zip(names, (ours, base, theirs), strict=True):
+                Path(folder, name).write_bytes(self._objects.blob(sha))
+            paths = [str(Path(folder, name)) for name in names]
+            status, merged, err = self._commands.attempt("merge-file", "-p", "-q", *paths)
+        if _MERGED < status <= _OVERLAPS or "binary" in err:
+            raise _ConflictError
+        if status != _MERGED:
+            raise causes.from_git("two versions could not be merged", err)
+        out = self._commands.run("hash-object", "-w", "--stdin", "--no-filters", stdin=merged)
+        return out.decode().strip()
+
+
+class _ConflictError(Exception):
+    """Both sides changed the same lines."""

@@ -1,0 +1,248 @@
+"""The repository as it stands: is it ready for a publication, and where are its branch and its remote?"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+from git.refs.symbolic import SymbolicReference
+
+from briter_worker.errors import Failure, PublishError
+from briter_worker.git import causes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from briter_worker.git.command import Commands
+
+PRIVATE = "refs/briter"
+"""Everything below is the worker's own."""
+DRY_RUN = f"{PRIVATE}/dry-run"
+"""The last commit of a dry run that no live run has pushed yet."""
+BASES = f"{PRIVATE}/bases"
+"""A tree of the versions that files in the work tree started from; see reconcile."""
+FETCHED = f"{PRIVATE}/fetched"
+
+_UNDER_WAY = {
+    "MERGE_HEAD": ("a merge", "git merge --abort, or finish it with git commit"),
+    "rebase-merge": ("a rebase", "git rebase --abort, or git rebase --continue"),
+    "rebase-apply": ("a rebase or git am", "git rebase --abort, or git am --abort"),
+    "CHERRY_PICK_HEAD": ("a cherry-pick", "git cherry-pick --abort, or --continue"),
+    "REVERT_HEAD": ("a revert", "git revert --abort, or --continue"),
+    "BISECT_LOG": ("a bisect", "git bisect reset"),
+}
+_BATCH = re.compile(r"[0-9a-f]{32}")
+_OLD_LOCK = 15 * 60.0
+_BUSY = "briter-worker.busy"
+"""A file in the git folder while commands of ours may be running there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tips:
+    """Where the branch is here, and where it was on the remote when we last saw it."""
+
+    local: str
+    remote: str | None
+
+
+class Site:
+    """One repository, one branch, one remote."""
+
+    def __init__(self, commands: Commands, *, branch: str, remote: str) -> None:
+        self.commands = commands
+        self.remote = remote
+        self.branch = branch
+        self.branch_ref = f"refs/heads/{branch}"
+        self.tracking_ref = f"refs/remotes/{remote}/{branch}"
+
+    def look(self) -> Tips:
+        """The tips, once the site is fit to be published from. Raises PublishError, with the fix."""
+        self.commands.refresh()
+        self._owned()
+        self._no_locks()
+        self._on_branch()
+        self._nothing_under_way()
+        if self.remote not in {remote.name for remote in self.commands.repo.remotes}:
+            raise PublishError(
+                Failure.REMOTE_MISSING,
+                f"the repository has no remote named {self.remote}. "
+                f"Fix: git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
+            )
+        local = self.ref(self.branch_ref)
+        if local is None:
+            raise PublishError(
+                Failure.WRONG_BRANCH,
+                f"the branch {self.branch} has no commit yet. Fix: commit and push once by hand",
+            )
+        return Tips(local, self.ref(self.tracking_ref))
+
+    def ref(self, name: str) -> str | None:
+        """The commit or tree that a ref points to, or None."""
+        try:
+            return SymbolicReference.dereference_recursive(self.commands.repo, name)
+        except ValueError:
+            return None
+
+    def update(self, *changes: tuple[str, str | None, str | None], log: str) -> None:
+        """Move refs, all or none: name, new value (None: delete), and the value it must have (None: any)."""
+        lines = ["start"]
+        for name, new, old in changes:
+            if new is None:
+                lines.append(f"delete {name}")
+            else:
+                lines.append(f"update {name} {new}" + (f" {old}" if old else ""))
+        lines += ["prepare", "commit", ""]
+        self.commands.run(
+            "update-ref",
+            "-m",
+            log,
+            "--stdin",
+            stdin="\n".join(lines).encode(),
+            doing="the local branch could not be moved",
+        )
+
+    def is_ancestor(self, old: str, new: str) -> bool:
+        """Whether `new` contains `old`; False also where `old` is not known here."""
+        status, _, _ = self.commands.attempt("merge-base", "--is-ancestor", old, new)
+        return status == 0
+
+    def tidy(self, now: float) -> None:
+        """Remove what dead workers left: old private refs, crash reports, packs that were never finished."""
+        repo = self.commands.repo
+        git_dir, common = Path(repo.git_dir), Path(repo.common_dir)
+        left = [*git_dir.glob("fast_import_crash_*"), *(common / "objects" / "pack").glob("tmp_*")]
+        for path in left:
+            with suppress(OSError):
+                if now - path.stat().st_mtime > _OLD_LOCK:
+                    path.unlink()
+        with suppress(OSError):
+            batches = [
+                path
+                for path in (common / PRIVATE).iterdir()
+                if _BATCH.fullmatch(path.name) and now - path.stat().st_mtime > _OLD_LOCK
+            ]
+            if batches:
+                self.update(*((f"{PRIVATE}/{path.name}", None, None) for path in batches), log="briter")
+
+    def _owned(self) -> None:
+        """Given a --git-dir, git does not ask whose repository it is: have it ask where that matters."""
+        git_dir = Path(self.commands.repo.git_dir)
+        try:
+            owners = {git_dir.stat().st_uid, self.commands.worktree.stat().st_uid}
+        except OSError as error:
+            raise PublishError(Failure.DISK, f"{git_dir} cannot be read: {error.strerror}") from error
+        if owners != {os.geteuid()}:
+            self.commands.run(
+                "rev-parse", "--git-dir", discover=True, doing="the site's repository was refused"
+            )
+
+    def _on_branch(self) -> None:
+        head = self.commands.repo.head
+        try:
+            current = head.reference.path
+        except TypeError:
+            raise PublishError(
+                Failure.WRONG_BRANCH,
+                f"HEAD is detached, it should be on {self.branch}. Fix: git switch {self.branch}",
+            ) from None
+        except ValueError as error:
+            raise PublishError(
+                Failure.CORRUPT,
+                f"HEAD cannot be read ({error}). Fix: git symbolic-ref HEAD {self.branch_ref}",
+            ) from None
+        if current != self.branch_ref:
+            raise PublishError(
+                Failure.WRONG_BRANCH,
+                f"{current.removeprefix('refs/heads/')} is checked out, not {self.branch}. "
+                f"Fix: git switch {self.branch}, or set BRITER_GIT_BRANCH",
+            )
+
+    def _nothing_under_way(self) -> None:
+        git_dir = Path(self.commands.repo.git_dir)
+        for name, (what, fix) in _UNDER_WAY.items():
+            if (git_dir / name).exists():
+                raise PublishError(
+                    Failure.UNFINISHED, f"{what} is under way in the site's repository. Fix: {fix}"
+                )
+
+    # Locks that somebody left over
+
+    def _no_locks(self) -> None:
+        """Remove lock files that are certainly nobody's; raise for one that stops us and may be somebody's.
+
+        `index.lock` stops nobody: building and pushing do not use the index.
+        """
+        busy = Path(self.commands.repo.common_dir, _BUSY)
+        try:
+            died_after = busy.stat().st_mtime
+        except FileNotFoundError:
+            died_after = None
+        for path in self._locks():
+            if self._remove_dead(path, died_after):
+                continue
+            if path.name != "index.lock":
+                raise PublishError(
+                    Failure.LOCKED,
+                    f"another git command holds {path}. Fix: let it end; if none runs, remove that file",
+                )
+        try:
+            busy.touch()
+        except OSError as error:
+            raise causes.from_os("the repository cannot be written", error) from error
+
+    def leave(self) -> None:
+        """Note that no command of ours runs any more, and that none was killed."""
+        with suppress(OSError, PublishError):
+            Path(self.commands.repo.common_dir, _BUSY).unlink(missing_ok=True)
+
+    def _locks(self) -> Iterator[Path]:
+        repo = self.commands.repo
+        git_dir, common = Path(repo.git_dir), Path(repo.common_dir)
+        for path in (
+            git_dir / "index.lock",
+            git_dir / "HEAD.lock",
+            common / "packed-refs.lock",
+            common / f"{self.branch_ref}.lock",
+            common / f"{self.tracking_ref}.lock",
+        ):
+            if path.exists():
+                yield path
+        if (common / PRIVATE).is_dir():
+            yield from (common / PRIVATE).rglob("*.lock")
+
+    def _remove_dead(self, path: Path, died_after: float | None) -> bool:
+        """Whether the lock file is gone: it was ours, or it is old; and no git runs here.
+
+        We hold the site, and our children hold it with us, so none of ours is alive: what lies below our own
+        refs was left by a dead one, and so was what appeared since a worker began that never finished. That
+        no process has the file open proves nothing: `git commit` waits for its editor without.
+        """
+        try:
+            made = path.stat().st_mtime
+            ours = PRIVATE in path.as_posix()
+            left = (died_after is not None and made >= died_after) or time.time() - made > _OLD_LOCK
+            if not ours and (not left or self._git_runs()):
+                return False
+            path.unlink()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def _git_runs(self) -> bool:
+        places = {str(self.commands.worktree), str(self.commands.repo.git_dir)}
+        for process in psutil.process_iter(["name", "cwd", "cmdline"]):
+            if not (process.info["name"] or "").startswith("git"):
+                continue
+            cwd = process.info["cwd"]
+            named = " ".join(process.info["cmdline"] or [])
+            if cwd is None or any(cwd.startswith(place) or place in named for place in places):
+                return True
+        return False

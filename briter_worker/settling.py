@@ -1,0 +1,113 @@
+"""What becomes of each claim of a batch: stored first, then told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable  # noqa: TC003 - the dataclass's fields
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from briter_worker.errors import Failure, Kind, for_people
+from briter_worker.events import DeadLettered, Failed, NoChange, NoPaths, Published
+from briter_worker.ports import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from briter_worker.backoff import Backoff
+    from briter_worker.ports import Batch, Claim, EventSink, Plan, Queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What settling needs: where jobs wait, who is told, and the rules."""
+
+    queue: Queue
+    emit: EventSink
+    backoff: Backoff
+    max_attempts: int
+    dry_run: bool
+    clock: Callable[[], float] = time.time
+    timer: Callable[[], float] = time.monotonic
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many claims were settled, and how many of them are not on the remote."""
+
+    settled: int = 0
+    failed: int = 0
+
+    def add(self, other: Tally) -> None:
+        """Count the other's, too."""
+        self.settled += other.settled
+        self.failed += other.failed
+
+
+class Work:
+    """One batch being worked on: which claims are still open, and what became of the others."""
+
+    def __init__(self, desk: Desk, batch: Batch) -> None:
+        self._desk = desk
+        self._batch = batch
+        self._began = desk.timer()
+        self.open = {claim.key: claim for claim in batch.claims}
+        self.plans: list[Plan] = []
+        self.tally = Tally()
+        self.pushed = False
+
+    def record(self, plan: Plan) -> None:
+        """Remember the plan here and durably."""
+        self._desk.queue.record(self._batch, plan)
+        self.plans.append(plan)
+
+    def settle(self, outcomes: Sequence[Outcome]) -> None:
+        """Store what became of these claims, then tell it."""
+        known = [outcome for outcome in outcomes if outcome.key in self.open]
+        done = [self.open[outcome.key] for outcome in known if outcome.failure is None]
+        if done:
+            self._desk.queue.finish(self._batch, done)
+        for outcome in known:
+            claim = self.open[outcome.key]
+            if outcome.failure is None:
+                self._tell_done(claim, outcome)
+            else:
+                self._fail(claim, outcome, outcome.failure)
+            del self.open[outcome.key]
+            self.tally.settled += 1
+
+    def fail_rest(self, failure: Failure, text: str) -> None:
+        """The same failure for every claim that has no outcome yet."""
+        self.settle([Outcome(key, failure=failure, text=for_people(text)) for key in self.open])
+
+    def _tell_done(self, claim: Claim, outcome: Outcome) -> None:
+        if outcome.commit is None:
+            self._desk.emit(NoChange(**self._facts(claim, outcome)))
+        else:
+            self.pushed = True
+            self._desk.emit(Published(**self._facts(claim, outcome), commit=outcome.commit))
+
+    def _fail(self, claim: Claim, outcome: Outcome, failure: Failure) -> None:
+        desk = self._desk
+        self.tally.failed += 1
+        facts = self._facts(claim, outcome) | {"error": outcome.text}
+        if failure.kind is not Kind.REFUSED and claim.attempt < desk.max_attempts:
+            until = desk.clock() + desk.backoff.delay(claim.attempt)
+            desk.queue.put_off(self._batch, claim, failure, outcome.text, until)
+            desk.emit(Failed(**facts, failure=failure.value, retry_at=until))
+            return
+        desk.queue.bury(self._batch, claim, failure, outcome.text)
+        if failure is Failure.NO_PATHS:
+            desk.emit(NoPaths(**facts))
+        else:
+            desk.emit(DeadLettered(**facts, failure=failure.value))
+
+    def _facts(self, claim: Claim, outcome: Outcome) -> dict[str, Any]:
+        return {
+            "job_id": claim.job.id,
+            "slug": claim.job.slug,
+            "attempt": claim.attempt,
+            "dry_run": self._desk.dry_run,
+            "duration_ms": round((self._desk.timer() - self._began) * 1000),
+            "rejected_paths": outcome.rejected_paths,
+        }

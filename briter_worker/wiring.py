@@ -1,0 +1,151 @@
+"""Puts the worker together: the only module that names concrete classes."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING
+
+from briter_worker.allowlist import Allowlist
+from briter_worker.backoff import Backoff
+from briter_worker.drain import Drain
+from briter_worker.errors import PublishError, UsageError
+from briter_worker.events import Progress, Warned
+from briter_worker.git.pending import has_dry_run_commits
+from briter_worker.lock import AnotherWorkerError, SiteLock
+from briter_worker.queues.disk import DiskQueue
+from briter_worker.queues.watching import FolderWaker
+from briter_worker.settling import Desk
+from briter_worker.worker import Stop, Worker, heartbeat, skipped, started, stopped
+
+if TYPE_CHECKING:
+    from briter_worker.git.command import Commands
+    from briter_worker.git.publisher import GitPublisher
+    from briter_worker.git.site import Site
+    from briter_worker.ports import EventSink
+    from briter_worker.settings import Settings
+
+
+def open_backoff(settings: Settings) -> Backoff:
+    """The site's waits between attempts."""
+    return Backoff(
+        tuple(delay / 1000 for delay in settings.worker_backoff_ms), settings.worker_backoff_jitter
+    )
+
+
+def open_queue(settings: Settings) -> DiskQueue:
+    """The site's queue; its folders need not exist yet."""
+    return DiskQueue(
+        settings.queue_root,
+        settings.quarantine_root,
+        max_attempts=settings.worker_max_attempts,
+        longest_delay=open_backoff(settings).longest,
+    )
+
+
+def open_lock(settings: Settings) -> SiteLock:
+    """The site's lock, not taken yet."""
+    return SiteLock(settings.lock_path, stale_after=settings.worker_lock_stale_ms / 1000)
+
+
+def open_commands(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Commands:
+    """Git in the site's repository."""
+    from briter_worker.git.command import Commands  # noqa: PLC0415 - GitPython costs 50 ms; most runs find nothing
+
+    return Commands(
+        settings.git_worktree,
+        remote=settings.git_remote,
+        timeout=settings.git_timeout_ms / 1000,
+        hooks=settings.git_hooks,
+        pass_fds=pass_fds,
+    )
+
+
+def open_site(settings: Settings) -> Site:
+    """The site's repository, for looking at it."""
+    from briter_worker.git.site import Site  # noqa: PLC0415 - as above
+
+    return Site(open_commands(settings), branch=settings.git_branch, remote=settings.git_remote)
+
+
+def run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:
+    """Run the worker until it is told to stop, or with `once` until nothing is due; its exit code."""
+    try:
+        settings.queue_root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the queue's folder {settings.queue_root} cannot be made: {error.strerror}. "
+            "Fix: make it, and give the worker's user write access, or set BRITER_QUEUE_ROOT"
+        ) from error
+    lock = open_lock(settings)
+    try:
+        lock.acquire(time.time())
+    except AnotherWorkerError as other:
+        skipped(sink, other.holder.pid if other.holder else None)
+        return 0
+    with heartbeat(lock, max(0.2, settings.worker_lock_stale_ms / 3000)):
+        return _run_locked(settings, lock, once=once, sink=sink)
+
+
+def _run_locked(settings: Settings, lock: SiteLock, *, once: bool, sink: EventSink) -> int:
+    opened: list[GitPublisher] = []
+
+    @cache
+    def publisher() -> GitPublisher:
+        made = _open_publisher(settings, lock, sink)
+        opened.append(made)
+        return made
+
+    def abort() -> None:
+        for each in opened:
+            each.abort()
+
+    def tidy() -> None:
+        for each in opened:
+            with suppress(PublishError, OSError):
+                each.tidy(time.time())
+
+    queue = open_queue(settings)
+    stop = Stop(sink, limit=settings.worker_shutdown_timeout_ms / 1000, abort=abort)
+    desk = Desk(
+        queue=queue,
+        emit=sink,
+        backoff=open_backoff(settings),
+        max_attempts=settings.worker_max_attempts,
+        dry_run=settings.worker_dry_run,
+    )
+    worker = Worker(
+        Drain(desk, publisher),
+        sink,
+        stop,
+        FolderWaker(settings.queue_root, queue.notice),
+        next_due=queue.next_due,
+        pending_flush=lambda: not settings.worker_dry_run and has_dry_run_commits(settings.git_worktree),
+        tidy=tidy,
+        poll=settings.worker_poll_interval_ms / 1000,
+    )
+    with stop.on_signals():
+        started(sink, dry_run=settings.worker_dry_run)
+        tally = worker.once() if once else worker.forever()
+        stopped(sink, tally)
+    return 1 if once and tally.failed else 0
+
+
+def _open_publisher(settings: Settings, lock: SiteLock, sink: EventSink) -> GitPublisher:
+    from briter_worker.git.commits import Person  # noqa: PLC0415 - as in open_commands
+    from briter_worker.git.publisher import GitPublisher  # noqa: PLC0415
+
+    made = GitPublisher(
+        open_commands(settings, pass_fds=(lock.descriptor(),)),
+        branch=settings.git_branch,
+        remote=settings.git_remote,
+        allowlist=Allowlist(settings.folders),
+        identity=Person(settings.git_author_name, settings.git_author_email),
+        max_file_bytes=settings.worker_max_file_bytes,
+        dry_run=settings.worker_dry_run,
+        progress=lambda phase, done, total: sink(Progress(phase=phase, done=done, total=total)),
+        warn=lambda text: sink(Warned(error=text)),
+        still_ours=lock.still_ours,
+    )
+    return made
