@@ -151,7 +151,7 @@ class Commands:
         self.touch()
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes by stdin only
-                ["git", *place, "--no-replace-objects", "--literal-pathspecs", *args],  # noqa: S607 - the PATH's git
+                ["git", *place, "--no-replace-objects", *args],  # noqa: S607 - the PATH's git
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

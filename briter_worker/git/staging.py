@@ -194,27 +194,32 @@ class Staging:
         new = sorted({p for draft in drafts for p in draft.files if self._tree.entry(p) is None})
         if not new:
             return
-        out = self._commands.run(
-            "check-ignore",
-            "-z",
-            "--stdin",
-            stdin=_lines(new),
-            ok=(0, 1),
-            doing="the ignore rules were not read",
-        )
-        ignored = set(os.fsdecode(out).split("\0"))
+        ignored = self._ignored(new)
         for draft in drafts:
             for path in ignored & draft.files.keys():
                 del draft.files[path]
                 if path in draft.places.values():
-                    draft.rejected[path] = ".gitignore excludes it; change .gitignore, or git add -f it once"
+                    draft.rejected[path] = "git ignores it; see git check-ignore -v, and change .gitignore"
+
+    def _ignored(self, paths: Sequence[str]) -> set[str]:
+        try:
+            out = self._commands.run("check-ignore", "-z", "--stdin", stdin=_lines(paths), ok=(0, 1))
+        except PublishError:
+            # Git gives up at the first path it does not like (one in a submodule, say): find that one.
+            if len(paths) == 1:
+                return {paths[0]}
+            middle = len(paths) // 2
+            return self._ignored(paths[:middle]) | self._ignored(paths[middle:])
+        return set(os.fsdecode(out).split("\0")[:-1])
 
     def _drop_left_out(self, drafts: Sequence[_Draft]) -> None:
         """What a sparse checkout leaves out of the work tree was not deleted by anybody."""
         if not any(draft.gone for draft in drafts):
             return
         out = self._commands.run(
-            "ls-files", "-z", "-t", "--", *self._allowlist.folders, doing="the index could not be read"
+            *("--literal-pathspecs", "ls-files", "-z", "-t", "--"),
+            *self._allowlist.folders,
+            doing="the index could not be read",
         )
         left_out = {os.fsdecode(line[2:]) for line in out.split(b"\0") if line.startswith(b"S ")}
         for draft in drafts:
@@ -290,20 +295,29 @@ class Staging:
         """Contents that a filter changes on their way in: read by git itself, between two looks."""
         before = {path: self._tried(path, "") for path in paths}
         sound = [path for path in paths if isinstance(before[path], tuple)]
-        out = self._commands.run(
-            "hash-object",
-            "-w",
-            "--stdin-paths",
-            stdin=b"".join(os.fsencode(path) + b"\n" for path in sound),
-            doing="the filters of .gitattributes failed",
-        )
         self._read.update({path: before[path] for path in paths})
-        for path, sha in zip(sound, out.decode().split(), strict=True):
-            after = self._tried(path, sha)
+        for path, sha in self._hashes(sound).items():
+            after = self._tried(path, sha) if isinstance(sha, str) else sha
             first = before[path]
             if isinstance(after, tuple) and isinstance(first, tuple) and after[1] != first[1]:
                 after = PublishError(Failure.UNSETTLED, f"{path} changed while git read it")
             self._read[path] = after
+
+    def _hashes(self, paths: Sequence[str]) -> dict[str, str | PublishError]:
+        if not paths:
+            return {}
+        lines = b"".join(os.fsencode(path) + b"\n" for path in paths)
+        try:
+            out = self._commands.run(
+                "hash-object", "-w", "--stdin-paths", stdin=lines, doing=f"git could not read {paths[0]}"
+            )
+        except PublishError as failure:
+            # One file that a filter cannot take stops git: find it, and let the others through.
+            if len(paths) == 1:
+                return {paths[0]: failure}
+            middle = len(paths) // 2
+            return self._hashes(paths[:middle]) | self._hashes(paths[middle:])
+        return dict(zip(paths, out.decode().split(), strict=True))
 
     def _look_again(self) -> None:
         """A file that was rewritten while the others were read is read again."""
