@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import threading
 import time
 from dataclasses import dataclass
@@ -132,7 +131,7 @@ def _moment(slug: str) -> int:
 
 def _sortable_id(milliseconds: int) -> str:
     """A UUID of version 7: those made later sort later."""
-    value = (milliseconds << 80) | secrets.randbits(80)
+    value = (milliseconds << 80) | int.from_bytes(os.urandom(10), "big")
     value = (value & ~(0xF << 76)) | (7 << 76)
     value = (value & ~(0b11 << 62)) | (0b10 << 62)
     return str(UUID(int=value))

@@ -234,11 +234,15 @@ class Index:
 
     def ripe_at(self, name: str, now: float) -> float:
         """When it may be put aside."""
+        return max(self._given_up_at(name, now), self.seen[name].not_before)
+
+    def _given_up_at(self, name: str, now: float) -> float:
+        """When its writer has had its time."""
         seen = self.seen[name]
         if seen.trouble is None or not seen.trouble.passing:
-            return seen.not_before
+            return 0.0
         seen.since = min(seen.since, now)
-        return max(min(seen.modified, seen.since) + GRACE, seen.not_before)
+        return min(seen.modified, seen.since) + GRACE
 
     def postpone(self, name: str, until: float) -> None:
         """It could not be put aside: not again before then."""
@@ -248,7 +252,7 @@ class Index:
 
     def stuck(self, now: float) -> dict[str, str]:
         """What has been no job for longer than a writer may take, by name, with what is wrong with it."""
-        late = [name for name in self.troubled if self.seen[name].since + GRACE < now]
+        late = [name for name in self.troubled if self._given_up_at(name, now) <= now]
         troubles = {name: self.seen[name].trouble for name in late}
         return {name: trouble.reason for name, trouble in troubles.items() if trouble is not None}
 
