@@ -1,0 +1,182 @@
+"""What the commands print: JSON for programs, plain columns for a pipe, tables for a person's terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from briter_worker.errors import for_people
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import RenderableType
+
+    from briter_worker.job import State
+    from briter_worker.queues.steering import Listed
+
+NOTHING = "-"
+_COLOURS = {
+    "pending": "cyan",
+    "scheduled": "blue",
+    "retrying": "yellow",
+    "claimed": "green",
+    "failed": "red",
+    "ok": "green",
+    "warning": "yellow",
+    "error": "red",
+}
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def is_terminal() -> bool:
+    """Whether a person reads the standard output as it comes."""
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def put(text: str) -> None:
+    """Print the text; a reader that has had enough (`| head`) is no failure."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text if text.endswith("\n") or not text else f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the buffer would raise again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def tell(text: str) -> None:
+    """One line for a person, on standard error."""
+    if sys.stderr is not None:
+        try:
+            sys.stderr.write(f"briter-worker: {text}\n")
+            sys.stderr.flush()
+        except OSError:
+            pass
+
+
+def put_json(value: object) -> None:
+    """Print the value as JSON; what a terminal might obey is written as an escape of the same value."""
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    if not text.replace("\n", "").isprintable():
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    put(text.replace("\x7f", "\\u007f"))
+
+
+def put_columns(rows: Iterable[Sequence[str]]) -> None:
+    """Print one line for each row, its cells apart by tabs: a cell never holds one, nor a line end."""
+    put("".join("\t".join(for_people(cell) or NOTHING for cell in row) + "\n" for row in rows))
+
+
+def put_rich(*parts: RenderableType) -> None:
+    """Print for a terminal, as wide as it is; in colour unless NO_COLOR asks for none."""
+    from rich.console import Console  # noqa: PLC0415 - only a terminal pays for it
+
+    console = Console(file=io.StringIO(), force_terminal=True)
+    console.print(*parts, sep="\n")
+    put(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def document_of(row: Listed) -> dict[str, Any]:
+    """A job as JSON: its file's keys, its writer's own included, and `state`."""
+    return {**row.document, "state": row.state.value}
+
+
+def put_jobs(rows: Sequence[Listed], now: float, *, as_json: bool) -> None:
+    """Print the jobs."""
+    if as_json:
+        put_json([document_of(row) for row in rows])
+    elif is_terminal():
+        put_rich(_table(rows, now))
+    else:
+        put_columns(
+            [
+                row.state.value,
+                row.job.slug,
+                row.job.id,
+                _moment(_due(row, now)),
+                str(row.job.attempts),
+                row.job.last_error or "",
+            ]
+            for row in rows
+        )
+
+
+def _table(rows: Sequence[Listed], now: float) -> RenderableType:
+    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415
+
+    if not rows:
+        return Text("No jobs.", style="dim")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("State", no_wrap=True)
+    table.add_column("Post", overflow="fold")
+    table.add_column("When", no_wrap=True)
+    table.add_column("Tries", justify="right")
+    table.add_column("Job", style="dim", overflow="fold")
+    table.add_column("What happened", ratio=1)
+    for row in rows:
+        due = _due(row, now)
+        table.add_row(
+            coloured(row.state),
+            Text(for_people(row.job.slug)),
+            ago(due - now) if due else "",
+            str(row.job.attempts or ""),
+            Text(for_people(row.job.id)),
+            Text(for_people(row.job.last_error or "")),
+        )
+    return table
+
+
+def coloured(state: State | str) -> RenderableType:
+    """A state in its colour."""
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    return Text(str(state), style=_COLOURS[str(state)])
+
+
+def put_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Print names and values, one line each."""
+    if is_terminal():
+        from rich.table import Table  # noqa: PLC0415 - as above
+        from rich.text import Text  # noqa: PLC0415
+
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in facts:
+            table.add_row(name, Text(for_people(value) or NOTHING))
+        put_rich(table)
+    else:
+        put_columns(facts)
+
+
+def _due(row: Listed, now: float) -> float | None:
+    """When it is tried next; None when that is now, or never."""
+    if row.state.value in {"scheduled", "retrying"}:
+        return row.job.due_at(now, float("inf"))
+    return None
+
+
+def _moment(seconds: float | None) -> str:
+    from briter_worker.job import format_time  # noqa: PLC0415 - pydantic is slow to load
+
+    return "" if seconds is None else format_time(seconds)
+
+
+def ago(seconds: float) -> str:
+    """A span of time as a person says it: `in 3 h` ahead, `3 h ago` behind."""
+    span = abs(seconds)
+    if span < _MINUTE:
+        text = f"{span:.0f} s"
+    elif span < _HOUR:
+        text = f"{span / _MINUTE:.0f} min"
+    elif span < 2 * _DAY:
+        text = f"{span / _HOUR:.0f} h"
+    else:
+        text = f"{span / _DAY:.0f} days"
+    return f"in {text}" if seconds > 0 else f"{text} ago"
