@@ -96,6 +96,7 @@ class SiteLock:
 
         if self._kernel is not None:
             return
+        # From 4.2.1 on: earlier ones empty the file before anybody can judge the record.
         kernel = filelock.FileLock(
             self._path,
             timeout=0,
