@@ -71,8 +71,10 @@ class DiskQueue:
             return ()
         with self._alone():
             self._recovery.sweep()
-            batches = self._recovery.batches(now)
             self._recovery.tidy(now)
+            batches = self._recovery.batches(now)
+            # `finish` removes the dead letters that it knows of.
+            self._index.refresh(now)
             for batch in batches:
                 for claim in batch.claims:
                     self._remember(self._flight.read(claim.key))
