@@ -10,19 +10,21 @@ import dataclasses
 import difflib
 import re
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from pydantic.alias_generators import to_camel
 
-from briter_worker import events
+from briter_worker import cli, events
 from briter_worker.adapters import folders_for, names
 from briter_worker.errors import Failure, Kind
 from briter_worker.job import job_schema
 from briter_worker.settings import settings_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 MADE = "<!-- Made by scripts/docs from the models; change those. -->"
@@ -31,7 +33,7 @@ MADE = "<!-- Made by scripts/docs from the models; change those. -->"
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; a cell keeps its line."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 def page(title: str, *parts: str) -> str:
@@ -273,11 +275,62 @@ def configuration_page() -> str:
     )
 
 
+EXIT_CODES = [
+    ["0", "done; also: another worker is active"],
+    ["1", "something that was asked for failed; `run --once`: any job failed, was dead-lettered or put off"],
+    ["2", "usage or configuration"],
+]
+
+
+def leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - click's own tree
+    """Every command that can be run, by its full name."""
+    if not hasattr(command, "commands"):
+        yield name, command
+        return
+    for word, part in command.commands.items():
+        yield from leaves(part, f"{name} {word}")
+
+
+def argument_of(parameter: Any) -> str:  # noqa: ANN401 - click's own
+    """How a parameter is written on the command line."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper())
+    words = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    return words if parameter.is_flag else f"{words} {value_of(parameter)}"
+
+
+def value_of(parameter: Any) -> str:  # noqa: ANN401 - click's own
+    """What an option takes: its own word, its choices, or any text."""
+    kind = parameter.type_descriptor.annotation
+    choices = list(kind) if isinstance(kind, type) and issubclass(kind, StrEnum) else []
+    return str(parameter.metavar or "|".join(choices) or "TEXT")
+
+
+def commands_page() -> str:
+    """Every command, with what it takes."""
+    parts = []
+    for name, command in leaves(typer.main.get_command(cli.app), "briter-worker"):
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        usage = " ".join([name, *(argument_of(argument) for argument in arguments)])
+        rows = [[f"`{argument_of(p)}`", p.help or ""] for p in command.params if p.name != "help"]
+        parts += [f"## `{usage}`", command.help]
+        if rows:
+            parts.append(table(["", ""], rows))
+    return page(
+        "The commands",
+        "`python -m briter_worker …`, also installed as `briter-worker`. Every command that prints data "
+        "takes `--json`, and prints plain text when it does not write to a terminal.",
+        table(["exit code", "meaning"], EXIT_CODES),
+        *parts,
+    )
+
+
 def pages() -> dict[str, str]:
     """Every page of the reference, by file name."""
     return {
         "job.md": job_page(),
         "configuration.md": configuration_page(),
+        "commands.md": commands_page(),
         "log.md": log_page(),
         "failures.md": failures_page(),
     }

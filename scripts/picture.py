@@ -66,7 +66,8 @@ def draw(scenes: list[tuple[str, str]]) -> str:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     for line, said in scenes:
         console.print(Text.assemble(("$ ", "bold green"), (line, "bold")))
-        console.print(Text.from_ansi(said.rstrip("\n")), soft_wrap=True)
+        text = Text.from_ansi(said.rstrip("\n"))
+        console.print(text, no_wrap=True, overflow="ellipsis")
         console.print()
     svg = console.export_svg(title="briter-worker")
     # The font would be fetched from elsewhere; every system has a monospaced one.

@@ -149,7 +149,7 @@ def test_the_cron_service_drains_once_and_is_healthy_without_a_daemon(site: Site
     assert result.returncode == 0, result.stderr
     assert [entry["dryRun"] for entry in result.of("published")] == [True]
     assert len(site.remote_log()) == 1
-    live = site.command(*command, **_environment(cron), BRITER_WORKER_DRY_RUN="false")
+    live = site.command(*command, **_environment(cron) | {"BRITER_WORKER_DRY_RUN": "false"})
     assert live.returncode == 0, live.stderr
     assert site.remote_file("content/posts/hello.md") == "# Hello\n"
 

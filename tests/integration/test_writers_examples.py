@@ -55,7 +55,7 @@ def test_a_post_enqueued_by_the_example_is_published(site: Site, example: tuple[
     assert [entry["jobId"] for entry in result.of("published")] == [job_id]
     assert site.remote_log()[0][1] == "Publish Hello"
     assert site.remote_file("content/posts/hello.md") == "# Hello\n"
-    assert list(site.queue.glob("*")) == []
+    assert site.jobs() == []
 
 
 @pytest.mark.timeout(300)
