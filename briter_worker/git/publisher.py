@@ -294,7 +294,7 @@ class GitPublisher:
                 tips, own, base = self._catch_up(run, tips)
                 continue
             run.remote_checked = True
-            self._adopt(run.objects, plan, built.entries if base == tips.local else None)
+            self._adopt(run.objects, plan, built.entries if _is_plain(plan, built, base) else None)
             rejected = {item.key: item.rejected for item in waiting}
             settled += [Outcome(key, sha, rejected_paths=rejected[key]) for key, sha in commits.items()]
             settled += [self._unchanged(run, item, tips, base) for item in same]
@@ -491,6 +491,13 @@ class GitPublisher:
 def _based(change: Change, bases: Bases) -> Change:
     base = bases.get(change.path)
     return change if base is None else Change(change.path, change.mode, change.blob, base.of(change.blob))
+
+
+def _is_plain(plan: Plan, built: _Built, base: str) -> bool:
+    """Whether all that the plan changes is what the work tree has already: nothing came from elsewhere."""
+    return base == plan.old and all(
+        plan.staged.get(path) == (entry.sha if entry else None) for path, entry in built.entries.items()
+    )
 
 
 def _carrier(built: _Built, item: _Item) -> str:

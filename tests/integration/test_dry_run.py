@@ -1,0 +1,99 @@
+"""Dry run: every step but the real push; and the first live run pushes what dry runs have committed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sites import Site
+
+DRY = {"BRITER_WORKER_DRY_RUN": "true"}
+
+
+def dry_publish(site: Site, slug: str) -> str:
+    site.write_post(f"content/posts/{slug}.md", f"{slug}\n")
+    site.save(slug, [f"content/posts/{slug}.md"])
+    result = site.run_once(**DRY)
+    (event,) = result.of("published")
+    assert event["dryRun"] is True
+    return str(event["commit"])
+
+
+def test_a_dry_run_is_the_default_and_reaches_nobody(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once(BRITER_WORKER_DRY_RUN="")
+    assert result.of("published")[0]["dryRun"] is True
+    assert len(site.remote_log()) == 1
+    assert site.git("rev-parse", "main") == result.of("published")[0]["commit"]
+    assert site.jobs() == []
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_the_first_live_run_pushes_all_of_them_with_an_empty_queue(site: Site) -> None:
+    commits = [dry_publish(site, slug) for slug in "abc"]
+    assert site.run_once().returncode == 0
+    assert [commit for commit, _ in site.remote_log()][:3] == commits[::-1]
+    before = site.remote_log()
+    assert site.run_once().names() == ["worker-started", "worker-stopped"]
+    assert site.remote_log() == before
+
+
+def test_a_job_whose_content_is_in_a_dry_runs_commit_is_published_by_the_push_that_carries_it(
+    site: Site,
+) -> None:
+    dry_publish(site, "a")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert [event["event"] for event in result.events if "jobId" in event] == ["start", "published"]
+    assert len(site.remote_log()) == 2
+
+
+def test_a_persons_commit_on_top_of_dry_runs_is_not_pushed_alone(site: Site) -> None:
+    dry = dry_publish(site, "a")
+    site.write_post("x.txt", "mine\n")
+    site.git("add", "x.txt")
+    site.git("commit", "-qm", "By hand")
+    site.run_once()
+    assert site.remote_log()[0][0] == dry
+    assert site.git("log", "-1", "--format=%s") == "By hand"
+
+
+def test_dry_commits_are_put_on_top_of_a_remote_that_moved(site: Site) -> None:
+    dry_publish(site, "a")
+    other = site.root / "other"
+    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+    (other / "theirs.txt").write_text("theirs\n")
+    site.git("add", "-A", cwd=other)
+    site.git("commit", "-qm", "Theirs", cwd=other)
+    site.git("push", "-q", cwd=other)
+    dry_publish(site, "b")
+    assert len(site.remote_log()) == 2
+    assert (site.worktree / "theirs.txt").exists()
+    site.write_post("content/posts/c.md", "c\n")
+    site.save("c", ["content/posts/c.md"])
+    result = site.run_once()
+    assert result.of("published")
+    assert [subject for _, subject in site.remote_log()] == [
+        "Publish c",
+        "Publish b",
+        "Publish a",
+        "Theirs",
+        "Start the site",
+    ]
+    assert site.git("status", "--porcelain") == ""
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+
+
+def test_a_flush_is_put_on_top_of_a_remote_that_moved(site: Site) -> None:
+    dry_publish(site, "a")
+    other = site.root / "other"
+    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+    (other / "theirs.txt").write_text("theirs\n")
+    site.git("add", "-A", cwd=other)
+    site.git("commit", "-qm", "Theirs", cwd=other)
+    site.git("push", "-q", cwd=other)
+    assert site.run_once().returncode == 0
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Theirs", "Start the site"]
+    assert (site.worktree / "theirs.txt").read_text() == "theirs\n"
+    assert site.git("status", "--porcelain") == ""

@@ -1,0 +1,320 @@
+"""A saved post reaches the remote, exactly once, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from sites import Site
+
+
+def changed_by(site: Site, commit: str) -> set[str]:
+    """The paths that a commit on the remote touched."""
+    out = site.git("diff-tree", "--no-commit-id", "--name-only", "-r", "-z", commit, cwd=site.remote)
+    return set(out.strip("\0").split("\0"))
+
+
+def test_a_saved_post_becomes_one_commit_with_its_message(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"], message="Ein Gruß,\n\nmit zwei Zeilen")
+
+    result = site.run_once()
+
+    assert result.returncode == 0
+    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
+    commit, subject = site.remote_log()[0]
+    assert subject == "Ein Gruß,"
+    assert result.of("published")[0]["commit"] == commit
+    assert site.git("log", "-1", "--format=%B", commit, cwd=site.remote) == "Ein Gruß,\n\nmit zwei Zeilen"
+    assert changed_by(site, commit) == {"content/posts/a.md"}
+    assert site.jobs() == []
+    assert site.git("status", "--porcelain") == ""
+    assert site.git("rev-parse", "main", "origin/main").split() == [commit, commit]
+
+
+def test_the_author_is_the_writers_and_the_committer_the_workers(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"], author={"name": "Ada Lovelace", "email": "ada@example.org"})
+    site.run_once()
+    who = site.git("log", "-1", "--format=%an <%ae> / %cn <%ce>", "main", cwd=site.remote)
+    assert who == "Ada Lovelace <ada@example.org> / Briter Worker <briter-worker@localhost>"
+
+
+def test_many_jobs_are_one_commit_each(site: Site) -> None:
+    for number in range(25):
+        site.write_post(f"content/posts/{number}.md", f"{number}\n")
+        site.save(f"p{number}", [f"content/posts/{number}.md"])
+    result = site.run_once()
+    assert len(result.of("published")) == 25
+    assert len(site.remote_log()) == 26
+    for event in result.of("published"):
+        assert changed_by(site, event["commit"]) == {f"content/posts/{event['slug'][1:]}.md"}
+
+
+def test_what_others_staged_or_changed_stays_as_it_was(site: Site) -> None:
+    site.write_post("content/posts/staged.md", "staged\n")
+    site.git("add", "content/posts/staged.md")
+    site.write_post("content/posts/welcome.md", "edited, not saved\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+
+    site.run_once()
+
+    assert changed_by(site, site.remote_log()[0][0]) == {"content/posts/a.md"}
+    assert site.git("status", "--porcelain").splitlines() == [
+        "A  content/posts/staged.md",
+        " M content/posts/welcome.md",
+    ] or set(site.git("status", "--porcelain").splitlines()) == {
+        "A  content/posts/staged.md",
+        "M content/posts/welcome.md",
+    }
+
+
+def test_a_deleted_post_is_deleted_on_the_remote(site: Site) -> None:
+    (site.worktree / "content/posts/welcome.md").unlink()
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/welcome.md") is None
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_folder_carries_all_under_it_with_deletions(site: Site) -> None:
+    site.write_post("content/posts/trip/index.md", "trip\n")
+    site.write_post("content/posts/trip/old.png", "old\n")
+    site.save("trip", ["content/posts/trip/"])
+    site.run_once()
+    (site.worktree / "content/posts/trip/old.png").unlink()
+    site.write_post("content/posts/trip/deep/new.png", "new\n")
+    site.save("trip", ["content/posts/trip"])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {
+        "content/posts/trip/old.png",
+        "content/posts/trip/deep/new.png",
+    }
+
+
+def test_a_deleted_folder_is_deleted_with_all_that_was_in_it(site: Site) -> None:
+    site.write_post("content/posts/trip/index.md", "trip\n")
+    site.write_post("content/posts/trip/a/b.md", "b\n")
+    site.save("trip", ["content/posts/trip"])
+    site.run_once()
+    (site.worktree / "content/posts/trip/index.md").unlink()
+    (site.worktree / "content/posts/trip/a/b.md").unlink()
+    (site.worktree / "content/posts/trip/a").rmdir()
+    (site.worktree / "content/posts/trip").rmdir()
+    site.save("trip", ["content/posts/trip"])
+    site.run_once()
+    assert site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote) == "content/posts/welcome.md"
+
+
+def test_a_renamed_post_leaves_its_old_name(site: Site) -> None:
+    (site.worktree / "content/posts/welcome.md").rename(site.worktree / "content/posts/hello.md")
+    site.save("hello", ["content/posts/hello.md", "content/posts/welcome.md"])
+    site.run_once()
+    assert site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote) == "content/posts/hello.md"
+
+
+def test_a_file_takes_a_folders_place_and_the_reverse(site: Site) -> None:
+    site.write_post("content/posts/x/a.md", "a\n")
+    site.save("x", ["content/posts/x"])
+    site.run_once()
+    (site.worktree / "content/posts/x/a.md").unlink()
+    (site.worktree / "content/posts/x").rmdir()
+    site.write_post("content/posts/x", "a file now\n")
+    site.save("x", ["content/posts/x"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/x") == "a file now\n"
+    (site.worktree / "content/posts/x").unlink()
+    site.write_post("content/posts/x/b.md", "b\n")
+    site.save("x", ["content/posts/x"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/x/b.md") == "b\n"
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_modes_are_as_git_itself_would_record_them(site: Site) -> None:
+    site.write_post("content/posts/run.sh", "#!/bin/sh\n").chmod(0o755)
+    site.write_post("content/posts/odd.md", "odd\n").chmod(0o640)
+    site.save("x", ["content/posts/run.sh", "content/posts/odd.md"])
+    site.run_once()
+    modes = site.git("ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote)
+    assert "100755 content/posts/run.sh" in modes
+    assert "100644 content/posts/odd.md" in modes
+    (site.worktree / "content/posts/run.sh").chmod(0o644)
+    site.save("x", ["content/posts/run.sh"])
+    assert site.run_once().of("published")
+    assert "100644 content/posts/run.sh" in site.git(
+        "ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Grüße aus Köln.md",
+        "日本語.md",
+        'with "quotes".md',
+        "a*b?[c].md",
+        "-dash.md",
+        ":(top)x.md",
+        "é-nfd.md",
+    ],
+)
+def test_odd_names_are_published_as_they_are(site: Site, name: str) -> None:
+    path = f"content/posts/{name}"
+    site.write_post(path, "odd\n")
+    site.write_post("content/posts/aXbYc.md", "would match a glob\n")
+    site.save("odd", [path])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {path}
+
+
+def test_line_ends_are_changed_as_gitattributes_says(site: Site) -> None:
+    site.write_post(".gitattributes", "*.md text eol=lf\n")
+    site.git("add", ".gitattributes")
+    site.git("commit", "-qm", "attributes")
+    site.git("push", "-q")
+    site.write_post("content/posts/a.md", "one\r\ntwo\r\n")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/a.md") == "one\ntwo\n"
+
+
+def test_nothing_new_is_nochange(site: Site) -> None:
+    site.save("welcome", ["content/posts/welcome.md"])
+    result = site.run_once()
+    assert result.names() == ["worker-started", "start", "nochange", "worker-stopped"]
+    assert len(site.remote_log()) == 1
+    assert site.jobs() == []
+
+
+def test_a_missing_untracked_path_is_skipped_and_logged(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md", "content/posts/nowhere.md"])
+    result = site.run_once()
+    assert result.of("published")[0]["rejectedPaths"] == ["content/posts/nowhere.md"]
+    site.save("b", ["content/posts/nowhere.md"])
+    assert site.run_once().of("nochange")
+
+
+def test_allowed_paths_are_published_and_the_others_logged(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.write_post("config.php", "secret\n")
+    (site.worktree / "content/posts/link.md").symlink_to("/etc/passwd")
+    site.save(
+        "a", ["content/posts/a.md", "config.php", "content/posts/link.md", "../x", "content/../config.php"]
+    )
+    result = site.run_once()
+    assert set(result.of("published")[0]["rejectedPaths"]) == {
+        "config.php",
+        "content/posts/link.md",
+        "../x",
+        "content/../config.php",
+    }
+    assert changed_by(site, site.remote_log()[0][0]) == {"content/posts/a.md"}
+
+
+@pytest.mark.parametrize("kind", ["symlink", "fifo", "ignored", "nested", "linked-folder", "outside"])
+def test_a_job_with_no_allowed_path_fails_as_nopaths_at_once(site: Site, kind: str) -> None:
+    path = "content/posts/x.md"
+    if kind == "symlink":
+        (site.worktree / path).symlink_to("/etc/passwd")
+    elif kind == "fifo":
+        os.mkfifo(site.worktree / path)
+    elif kind == "ignored":
+        site.write_post(".gitignore", "x.md\n")
+        site.write_post(path, "x\n")
+    elif kind == "nested":
+        site.write_post("content/posts/sub/x.md", "x\n")
+        site.git("init", "-q", str(site.worktree / "content/posts/sub"))
+        path = "content/posts/sub/x.md"
+    elif kind == "linked-folder":
+        site.write_post("elsewhere/x.md", "x\n")
+        (site.worktree / "content/linked").symlink_to(site.worktree / "elsewhere")
+        path = "content/linked/x.md"
+    else:
+        path = "content2/x.md"
+        site.write_post(path, "x\n")
+    site.save("x", [path])
+    site.write_post("content/posts/good.md", "good\n")
+    site.save("good", ["content/posts/good.md"])
+
+    result = site.run_once()
+
+    assert result.returncode == 1
+    assert [event["slug"] for event in result.of("nopaths")] == ["x"]
+    job = site.job("x")
+    assert (job["status"], job["failure"], job["attempts"]) == ("failed", "nopaths", 1)
+    assert path in job["lastError"]
+    assert [event["slug"] for event in result.of("published")] == ["good"]
+
+
+def test_a_folder_never_carries_what_a_held_job_declares(site: Site) -> None:
+    site.write_post("content/posts/now.md", "now\n")
+    site.write_post("content/posts/secret.md", "not yet\n")
+    site.save("secret", ["content/posts/secret.md"], scheduledFor="2999-01-01")
+    site.save("all", ["content/"])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/now.md"}
+    assert [job["slug"] for job in site.jobs()] == ["secret"]
+
+
+def test_what_a_sparse_checkout_leaves_out_is_not_deleted(site: Site) -> None:
+    site.write_post("content/notes/n.md", "note\n")
+    site.git("add", "-A")
+    site.git("commit", "-qm", "notes")
+    site.git("push", "-q")
+    site.git("sparse-checkout", "set", "content/posts")
+    assert not (site.worktree / "content/notes/n.md").exists()
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("all", ["content"])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}
+
+
+def test_a_file_too_large_is_refused_alone(site: Site) -> None:
+    site.write_post("content/posts/big.bin", "x" * 2000)
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("big", ["content/posts/big.bin"])
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once(BRITER_WORKER_MAX_FILE_BYTES="1000")
+    assert [event["slug"] for event in result.of("dead-lettered")] == ["big"]
+    assert site.job("big")["failure"] == "too-large"
+    assert [event["slug"] for event in result.of("published")] == ["a"]
+
+
+def test_two_jobs_of_one_file_are_both_published(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    site.save("b", ["content/posts/a.md"])
+    result = site.run_once()
+    assert sorted(event["slug"] for event in result.of("published")) == ["a", "b"]
+    assert len(site.remote_log()) == 2
+
+
+def test_a_persons_unpushed_commits_go_along_but_never_alone(site: Site) -> None:
+    site.write_post("about.txt", "by hand\n")
+    site.git("add", "about.txt")
+    site.git("commit", "-qm", "By hand")
+    site.run_once()
+    assert len(site.remote_log()) == 1
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().of("nochange")
+    assert len(site.remote_log()) == 1
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "By hand", "Start the site"]
+
+
+def test_what_a_person_committed_by_hand_is_published_by_its_job(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.git("add", "content/posts/a.md")
+    site.git("commit", "-qm", "By hand")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert result.of("published")
+    assert [subject for _, subject in site.remote_log()] == ["By hand", "Start the site"]

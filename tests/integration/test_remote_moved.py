@@ -1,0 +1,240 @@
+"""The remote moved ahead, refuses, or was rewritten: each means something else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sites import Site
+
+
+@pytest.fixture
+def other(site: Site) -> Path:
+    """Somebody else's clone."""
+    clone = site.root / "other"
+    site.git("clone", "-q", str(site.remote), str(clone), cwd=site.root)
+    return clone
+
+
+def push(site: Site, clone: Path, path: str, text: str | None, message: str = "Somebody else's") -> str:
+    """Somebody else changes a file and pushes it."""
+    site.git("pull", "-q", "--rebase", cwd=clone)
+    file = clone / path
+    if text is None:
+        file.unlink()
+    else:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    site.git("add", "-A", cwd=clone)
+    site.git("commit", "-qm", message, cwd=clone)
+    site.git("push", "-q", "origin", "HEAD:main", cwd=clone)
+    return site.git("rev-parse", "HEAD", cwd=clone)
+
+
+def hook(site: Site, name: str, text: str) -> None:
+    file = site.remote / "hooks" / name
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+LINES = "".join(f"line {n}\n" for n in range(20))
+
+
+def test_other_posts_of_the_remote_are_taken_over(site: Site, other: Path) -> None:
+    push(site, other, "content/posts/theirs.md", "theirs\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
+    assert result.of("published")[0]["attempt"] == 1
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Somebody else's", "Start the site"]
+    assert (site.worktree / "content/posts/theirs.md").read_text() == "theirs\n"
+    assert site.git("status", "--porcelain") == ""
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+
+
+def test_lines_of_one_post_are_merged(site: Site, other: Path) -> None:
+    site.write_post("content/posts/a.md", LINES)
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    push(site, other, "content/posts/a.md", LINES.replace("line 1\n", "line one\n"))
+    site.write_post("content/posts/a.md", LINES.replace("line 18\n", "line eighteen\n"))
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert result.of("published")
+    merged = LINES.replace("line 1\n", "line one\n").replace("line 18\n", "line eighteen\n")
+    assert site.remote_file("content/posts/a.md") == merged
+    assert (site.worktree / "content/posts/a.md").read_text() == merged
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_conflict_concerns_its_own_post_alone_and_keeps_both_versions(site: Site, other: Path) -> None:
+    push(site, other, "content/posts/welcome.md", "# Theirs\n")
+    site.write_post("content/posts/welcome.md", "# Ours\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("welcome", ["content/posts/welcome.md"])
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert [event["slug"] for event in result.of("dead-lettered")] == ["welcome"]
+    assert [event["slug"] for event in result.of("published")] == ["a"]
+    job = site.job("welcome")
+    assert (job["failure"], job["attempts"]) == ("conflict", 1)
+    assert "conflict/welcome" in job["lastError"]
+    assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
+    assert site.remote_file("content/posts/welcome.md", "conflict/welcome") == "# Ours\n"
+    assert (site.worktree / "content/posts/welcome.md").read_text() == "# Ours\n"
+
+
+def test_the_same_content_conflicts_again_and_a_new_save_resolves_it(site: Site, other: Path) -> None:
+    push(site, other, "content/posts/welcome.md", "# Theirs\n")
+    site.write_post("content/posts/welcome.md", "# Ours\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    site.save("welcome", ["content/posts/welcome.md"])
+    site.run_once()
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().of("dead-lettered")
+    assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
+    site.write_post("content/posts/welcome.md", "# Theirs, and ours\n")
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/welcome.md") == "# Theirs, and ours\n"
+    assert site.jobs() == []
+
+
+def test_an_unpublished_edit_is_merged_with_what_came_from_the_remote_meanwhile(
+    site: Site, other: Path
+) -> None:
+    site.write_post("content/posts/b.md", LINES)
+    site.save("b", ["content/posts/b.md"])
+    site.run_once()
+    push(site, other, "content/posts/b.md", LINES.replace("line 1\n", "line one\n"))
+    # The editor has changed b, but not saved it yet, while a is published and b's remote edit comes in.
+    site.write_post("content/posts/b.md", LINES.replace("line 18\n", "line eighteen\n"))
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    assert "eighteen" in (site.worktree / "content/posts/b.md").read_text()
+    site.save("b", ["content/posts/b.md"])
+    assert site.run_once().of("published")
+    published = site.remote_file("content/posts/b.md")
+    assert published == LINES.replace("line 1\n", "line one\n").replace("line 18\n", "line eighteen\n")
+    assert (site.worktree / "content/posts/b.md").read_text() == published
+
+
+def test_a_post_that_the_remote_deleted_is_deleted_here_when_untouched(site: Site, other: Path) -> None:
+    push(site, other, "content/posts/welcome.md", None)
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    assert not (site.worktree / "content/posts/welcome.md").exists()
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_persons_commit_on_a_diverged_branch_is_named_with_the_command(site: Site, other: Path) -> None:
+    push(site, other, "x.txt", "theirs\n")
+    site.write_post("y.txt", "mine\n")
+    site.git("add", "y.txt")
+    site.git("commit", "-qm", "By hand")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert result.returncode == 1
+    job = site.job("a")
+    assert (job["status"], job["failure"], job["attempts"]) == ("pending", "diverged", 1)
+    assert "git pull --rebase" in job["lastError"]
+    site.git("pull", "-q", "--rebase")
+    site.command("retry", "a")
+    assert site.run_once().of("published")
+
+
+REJECT_BAD = """#!/bin/sh
+while read old new ref; do
+  for c in $(git rev-list $old..$new); do
+    if git show $c | grep -q '^+.*SECRET'; then echo "found a secret in $c" >&2; exit 1; fi
+  done
+done
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_a_job_that_the_remote_refuses_fails_alone_with_the_remotes_words(site: Site, count: int) -> None:
+    hook(site, "pre-receive", REJECT_BAD)
+    for number in range(count):
+        bad = number == count // 2
+        site.write_post(f"content/posts/{number}.md", "SECRET\n" if bad else "fine\n")
+        site.save(f"p{number}", [f"content/posts/{number}.md"])
+    result = site.run_once()
+    assert [event["slug"] for event in result.of("dead-lettered")] == [f"p{count // 2}"]
+    assert len(result.of("published")) == count - 1
+    job = site.job(f"p{count // 2}")
+    assert (job["failure"], job["attempts"]) == ("rejected", 1)
+    assert "found a secret" in job["lastError"]
+    assert len(site.remote_log()) == count
+    site.write_post(f"content/posts/{count // 2}.md", "fine now\n")
+    site.save(f"p{count // 2}", [f"content/posts/{count // 2}.md"])
+    assert site.run_once().of("published")
+    assert site.jobs() == []
+
+
+def test_a_protected_branch_is_the_sites_condition_not_the_posts_fault(site: Site) -> None:
+    hook(site, "pre-receive", "#!/bin/sh\necho 'GH006: Protected branch update failed' >&2; exit 1\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert result.of("failed")[0]["failure"] == "remote-refused"
+    assert site.job("a")["status"] == "pending"
+
+
+def test_a_deleted_remote_branch_is_not_recreated(site: Site) -> None:
+    site.git("update-ref", "-d", "refs/heads/main", cwd=site.remote)
+    site.write_post("content/posts/a.md", "A\n")
+    for _ in range(2):
+        site.save("a", ["content/posts/a.md"])
+        assert site.run_once().of("failed")[0]["failure"] == "remote-rewritten"
+    assert site.git("for-each-ref", cwd=site.remote) == ""
+
+
+def test_a_remote_that_was_set_back_is_not_overwritten(site: Site) -> None:
+    first = site.remote_log()[0][0]
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    site.git("update-ref", "refs/heads/main", first, cwd=site.remote)
+    site.write_post("content/posts/b.md", "B\n")
+    for _ in range(2):
+        site.save("b", ["content/posts/b.md"])
+        assert site.run_once().of("failed")[0]["failure"] == "remote-rewritten"
+    site.save("a", ["content/posts/a.md"])
+    assert not site.run_once().of("nochange")
+    assert site.git("rev-parse", "main", cwd=site.remote) == first
+
+
+def test_dead_letters_of_the_surroundings_come_back_when_a_push_succeeds(site: Site) -> None:
+    away = site.root / "away.git"
+    site.remote.rename(away)
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once(BRITER_WORKER_MAX_ATTEMPTS="1")
+    assert result.of("dead-lettered")[0]["failure"] == "remote-missing"
+    away.rename(site.remote)
+    assert site.run_once().of("start") == []
+    site.write_post("content/posts/b.md", "B\n")
+    site.save("b", ["content/posts/b.md"])
+    result = site.run_once()
+    assert [event["slug"] for event in result.of("published")] == ["b", "a"]
+    assert site.jobs() == []
+
+
+def test_an_empty_remote_gets_its_branch_with_the_first_publication(site: Site) -> None:
+    empty = site.root / "empty.git"
+    site.git("init", "-q", "--bare", "-b", "main", str(empty))
+    site.git("remote", "add", "second", str(empty))
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once(BRITER_GIT_REMOTE="second").of("published")
+    assert site.git("log", "--format=%s", "main", cwd=empty).splitlines() == ["Publish a", "Start the site"]
