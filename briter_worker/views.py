@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from briter_worker.doctor import Finding
     from briter_worker.job import State
     from briter_worker.queues.steering import Listed
 
@@ -29,6 +30,7 @@ _COLOURS = {
     "warning": "yellow",
     "error": "red",
 }
+_MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -137,6 +139,30 @@ def coloured(state: State | str) -> RenderableType:
     from rich.text import Text  # noqa: PLC0415 - as above
 
     return Text(str(state), style=_COLOURS[str(state)])
+
+
+def put_job(row: Listed) -> None:
+    """Print one job with all its keys, one line each."""
+    facts = [("state", row.state.value)]
+    for key, value in {**row.document, "file": str(row.path)}.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        facts.append((for_people(key), "" if value is None else text))
+    put_facts(facts)
+
+
+def put_finding(finding: Finding) -> None:
+    """Print one finding of the doctor's."""
+    if not is_terminal():
+        put_columns([(finding.state.value, finding.check, finding.message, finding.fix or "")])
+        return
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    style = _COLOURS[finding.state.value]
+    text = Text.assemble((f"{_MARKS[finding.state.value]} ", style), (f"{finding.check}: ", "bold"))
+    text.append(finding.message)
+    if finding.fix:
+        text.append(f"\n  fix: {finding.fix}", style=style)
+    put_rich(text)
 
 
 def put_facts(facts: Sequence[tuple[str, str]]) -> None:

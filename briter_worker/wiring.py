@@ -22,6 +22,7 @@ from briter_worker.worker import Stop, Worker, heartbeat, skipped, started, stop
 if TYPE_CHECKING:
     from briter_worker.git.command import Commands
     from briter_worker.git.publisher import GitPublisher
+    from briter_worker.git.remote import Remote
     from briter_worker.git.site import Site
     from briter_worker.ports import EventSink
     from briter_worker.settings import Settings
@@ -67,6 +68,13 @@ def open_site(settings: Settings) -> Site:
     from briter_worker.git.site import Site  # noqa: PLC0415 - as above
 
     return Site(open_commands(settings), branch=settings.git_branch, remote=settings.git_remote)
+
+
+def open_remote(site: Site) -> Remote:
+    """The site's remote, for asking it."""
+    from briter_worker.git.remote import Remote  # noqa: PLC0415 - as above
+
+    return Remote(site, progress=lambda _done, _total: None)
 
 
 def run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:

@@ -64,16 +64,15 @@ class Site:
     def look(self) -> Tips:
         """The tips, once the site is fit to be published from. Raises PublishError, with the fix."""
         self.commands.refresh()
-        self._owned()
+        self.check_owner()
         self._no_locks()
-        self._on_branch()
-        self._nothing_under_way()
-        if self.remote not in {remote.name for remote in self.commands.repo.remotes}:
-            raise PublishError(
-                Failure.REMOTE_MISSING,
-                f"the repository has no remote named {self.remote}. "
-                f"Fix: git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
-            )
+        self.check_branch()
+        self.check_nothing_under_way()
+        self.check_remote()
+        return self.tips()
+
+    def tips(self) -> Tips:
+        """Where the branch is. Raises PublishError when it has no commit yet."""
         local = self.ref(self.branch_ref)
         if local is None:
             raise PublishError(
@@ -81,6 +80,15 @@ class Site:
                 f"the branch {self.branch} has no commit yet. Fix: commit and push once by hand",
             )
         return Tips(local, self.ref(self.tracking_ref))
+
+    def check_remote(self) -> None:
+        """Raises PublishError when the remote is not configured; does not ask it anything."""
+        if self.remote not in {remote.name for remote in self.commands.repo.remotes}:
+            raise PublishError(
+                Failure.REMOTE_MISSING,
+                f"the repository has no remote named {self.remote}. "
+                f"Fix: git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
+            )
 
     def ref(self, name: str) -> str | None:
         """The commit or tree that a ref points to, or None."""
@@ -130,8 +138,11 @@ class Site:
             if batches:
                 self.update(*((f"{PRIVATE}/{path.name}", None, None) for path in batches), log="briter")
 
-    def _owned(self) -> None:
-        """Given a --git-dir, git does not ask whose repository it is: have it ask where that matters."""
+    def check_owner(self) -> None:
+        """Raises PublishError when git would not trust the repository's owner.
+
+        Given a --git-dir, git does not ask whose repository it is: have it ask where that matters.
+        """
         git_dir = Path(self.commands.repo.git_dir)
         try:
             owners = {git_dir.stat().st_uid, self.commands.worktree.stat().st_uid}
@@ -142,7 +153,8 @@ class Site:
                 "rev-parse", "--git-dir", discover=True, doing="the site's repository was refused"
             )
 
-    def _on_branch(self) -> None:
+    def check_branch(self) -> None:
+        """Raises PublishError unless the configured branch is checked out."""
         head = self.commands.repo.head
         try:
             current = head.reference.path
@@ -163,7 +175,8 @@ class Site:
                 f"Fix: git switch {self.branch}, or set BRITER_GIT_BRANCH",
             )
 
-    def _nothing_under_way(self) -> None:
+    def check_nothing_under_way(self) -> None:
+        """Raises PublishError while a person is in the middle of a merge or the like."""
         git_dir = Path(self.commands.repo.git_dir)
         for name, (what, fix) in _UNDER_WAY.items():
             if (git_dir / name).exists():
@@ -183,7 +196,7 @@ class Site:
             died_after = busy.stat().st_mtime
         except FileNotFoundError:
             died_after = None
-        for path in self._locks():
+        for path in self.locks():
             if self._remove_dead(path, died_after):
                 continue
             if path.name != "index.lock":
@@ -201,7 +214,8 @@ class Site:
         with suppress(OSError, PublishError):
             Path(self.commands.repo.common_dir, _BUSY).unlink(missing_ok=True)
 
-    def _locks(self) -> Iterator[Path]:
+    def locks(self) -> Iterator[Path]:
+        """Lock files of git's that are there now, whoever made them."""
         repo = self.commands.repo
         git_dir, common = Path(repo.git_dir), Path(repo.common_dir)
         for path in (

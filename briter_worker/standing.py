@@ -1,0 +1,177 @@
+"""How the site stands: what waits and since when, who publishes, and what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from briter_worker.errors import Failure, Kind, for_people
+from briter_worker.job import State, format_time
+from briter_worker.lock import is_held, read_holder
+from briter_worker.wiring import open_backoff, open_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from briter_worker.queues.steering import Listed
+    from briter_worker.settings import Settings
+
+_LEAST_PATIENCE = 60.0
+"""A heartbeat may be this late in any case: a loaded host is no dead worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds the site's lock, as its record says."""
+
+    pid: int
+    host: str | None
+    alive: bool
+    heartbeat: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """All that `status` tells. Ages and waits are seconds."""
+
+    now: float
+    jobs: dict[str, int]
+    oldest: dict[str, float | None]
+    """For each state, the age of its oldest save."""
+    next_due_in: float | None
+    """How long until something is due: 0 when something is, None when nothing waits."""
+    worker: Holder | None
+    condition: str | None
+    """What keeps any post of the site from being published, as far as the last attempts tell."""
+    failure: str | None
+    """The condition's word."""
+    quarantined: int
+    stuck: dict[str, str]
+    dry_run: bool
+    worktree: str
+    branch: str
+    remote: str
+    queue: str
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs, in camelCase."""
+        due = None if self.next_due_in is None else format_time(self.now + self.next_due_in)
+        waiting = [self.oldest[state] for state in ("pending", "retrying", "claimed")]
+        return {
+            "jobs": self.jobs,
+            "oldestSeconds": self.oldest,
+            "oldestWaitingSeconds": max((age for age in waiting if age is not None), default=None),
+            "nextDue": due,
+            "worker": None if self.worker is None else _as_json(self.worker),
+            "condition": self.condition,
+            "failure": self.failure,
+            "quarantined": self.quarantined,
+            "stuck": [{"file": file, "reason": reason} for file, reason in self.stuck.items()],
+            "dryRun": self.dry_run,
+            "worktree": self.worktree,
+            "branch": self.branch,
+            "remote": self.remote,
+            "queue": self.queue,
+        }
+
+
+def _as_json(holder: Holder) -> dict[str, Any]:
+    beat = None if holder.heartbeat is None else format_time(holder.heartbeat)
+    return {"pid": holder.pid, "host": holder.host, "alive": holder.alive, "heartbeat": beat}
+
+
+def stand(settings: Settings, now: float) -> Standing:
+    """How the site stands now. Changes nothing."""
+    queue = open_queue(settings)
+    rows = queue.jobs(now)
+    counts = Counter(row.state for row in rows)
+    oldest: dict[State, float] = {}
+    for row in rows:
+        oldest[row.state] = max(oldest.get(row.state, 0.0), now - row.job.created_at)
+    longest = open_backoff(settings).longest
+    waits = [
+        max(0.0, row.job.due_at(now, longest) - now)
+        for row in rows
+        if row.state in {State.PENDING, State.SCHEDULED, State.RETRYING}
+    ]
+    worst = _condition(rows)
+    return Standing(
+        now=now,
+        jobs={state.value: counts[state] for state in State},
+        oldest={state.value: oldest.get(state) for state in State},
+        next_due_in=min(waits, default=None),
+        worker=holder(settings, now),
+        condition=None if worst is None else for_people(worst.job.last_error or worst.job.failure or ""),
+        failure=None if worst is None else worst.job.failure,
+        quarantined=len(queue.quarantined()),
+        stuck={for_people(name): for_people(reason) for name, reason in queue.stuck(now).items()},
+        dry_run=settings.worker_dry_run,
+        worktree=str(settings.git_worktree),
+        branch=settings.git_branch,
+        remote=settings.git_remote,
+        queue=str(settings.queue_root),
+    )
+
+
+def _condition(rows: Sequence[Listed]) -> Listed | None:
+    """The job that was the last to fail by the site's surroundings, while it has not got over it."""
+
+    def failed_at(row: Listed) -> float:
+        try:
+            return row.path.stat().st_mtime
+        except OSError:
+            return 0.0  # it has just moved on
+
+    ill = [row for row in rows if row.state is not State.CLAIMED and _is_environment(row.job.failure)]
+    return max(ill, key=failed_at, default=None)
+
+
+def _is_environment(word: str | None) -> bool:
+    try:
+        return Failure(word or "").kind is Kind.ENVIRONMENT
+    except ValueError:
+        return False
+
+
+def holder(settings: Settings, now: float) -> Holder | None:
+    """Who holds the site's lock, if its record names anybody. Never touches the lock."""
+    recorded = read_holder(settings.lock_path)
+    if recorded is None:
+        return None
+    alive = is_held(settings.lock_path, now=now, stale_after=_patience(settings))
+    return Holder(recorded.pid, recorded.host, alive, recorded.heartbeat)
+
+
+def _patience(settings: Settings) -> float:
+    return max(settings.worker_lock_stale_ms / 1000, _LEAST_PATIENCE)
+
+
+def ailments(settings: Settings, now: float, *, expect_worker: bool) -> list[str]:
+    """Why posts are not being published on this host, in one line each; empty when all is well.
+
+    Quick, and touches nothing: a container's engine asks every few seconds.
+    """
+    found = []
+    if not os.access(settings.queue_root, os.R_OK | os.W_OK | os.X_OK):
+        there = "cannot be read and written" if Path(settings.queue_root).exists() else "does not exist"
+        found.append(f"the queue's folder {settings.queue_root} {there}")
+    if expect_worker and (problem := _lifeless(settings, now)):
+        found.append(problem)
+    return found
+
+
+def _lifeless(settings: Settings, now: float) -> str | None:
+    worker = holder(settings, now)
+    if worker is None:
+        return f"no worker is running: nothing holds {settings.lock_path}"
+    if not worker.alive:
+        return f"no worker is running: PID {worker.pid}, which held the lock, is gone"
+    if worker.heartbeat is None:
+        return f"PID {worker.pid} holds the lock, but it is no worker: it has no heartbeat"
+    silent = now - worker.heartbeat
+    if abs(silent) > _patience(settings):
+        return f"the worker (PID {worker.pid}) has shown no heartbeat for {silent:.0f} s"
+    return None
