@@ -51,7 +51,7 @@ def test_a_post_enqueued_by_the_example_is_published(site: Site, example: tuple[
 
     result = site.run_once()
 
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     assert [entry["jobId"] for entry in result.of("published")] == [job_id]
     assert site.remote_log()[0][1] == "Publish Hello"
     assert site.remote_file("content/posts/hello.md") == "# Hello\n"
