@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from briter_worker.git.command import Commands
     from briter_worker.git.objects import Entry
 
+_SHA1_DIGITS = 40
 _MARKS_AT_ONCE = 500
 """How many answers are asked for before they are read: fewer bytes than a pipe holds."""
 
@@ -50,9 +51,9 @@ class Commit:
 class Writer:
     """Writes blobs and commits into the repository, below one private ref."""
 
-    def __init__(self, commands: Commands, *, hash_name: str) -> None:
+    def __init__(self, commands: Commands, *, tip: str) -> None:
         self._commands = commands
-        self._hash = hash_name
+        self._hash = "sha1" if len(tip) == _SHA1_DIGITS else "sha256"
         self._process: subprocess.Popen[bytes] | None = None
         self._written: set[str] = set()
         self._marks = 0

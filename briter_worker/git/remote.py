@@ -76,8 +76,8 @@ class Remote:
         """Make the remote branch `new`, which `source` points to, if it is still `expect`.
 
         Never forces: `new` contains `expect`, and the lease makes the remote compare before it swaps, so a
-        branch that was deleted or set back meanwhile is not overwritten. Raises PublishError when the remote refuses
-        (REJECTED: because of the contents) or cannot be reached.
+        branch that was deleted or set back meanwhile is not overwritten. Raises PublishError when the remote
+        refuses (REJECTED: because of the contents) or cannot be reached.
         """
         lease = f"{self._site.branch_ref}:{expect or ''}"
         try:

@@ -9,40 +9,29 @@ from __future__ import annotations
 import os
 import stat
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from briter_worker.allowlist import Allowlist, PathRefusedError
 from briter_worker.errors import Failure, PublishError
-from briter_worker.git.folders import Folders, Refused, kind_of
+from briter_worker.git.declared import Declared
+from briter_worker.git.folders import Folders, Refused
 from briter_worker.git.objects import LINK, NESTED, Entry
-from briter_worker.ports import Change, Request, Staged
+from briter_worker.ports import Change, Staged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
+    from briter_worker.allowlist import Allowlist
     from briter_worker.git.attributes import Attributes
     from briter_worker.git.command import Commands
     from briter_worker.git.commits import Writer
+    from briter_worker.git.declared import Draft
     from briter_worker.git.objects import Tree
+    from briter_worker.ports import Request
 
 _TELL_EVERY = 100
 _TRIES = 5
 _PAUSE = 0.02
 """How often a file that changes while it is read is read again, and how long to wait before."""
-
-
-@dataclass(slots=True)
-class _Draft:
-    """One request while it is being staged."""
-
-    request: Request
-    files: dict[str, None] = field(default_factory=dict)
-    gone: dict[str, None] = field(default_factory=dict)
-    rejected: dict[str, str] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    places: dict[str, str] = field(default_factory=dict)
-    """For each declared path that the allowlist accepts, where it is."""
 
 
 class Staging:
@@ -70,163 +59,23 @@ class Staging:
         self._progress = progress
         self._folders = Folders(commands.worktree)
         self._read: dict[str, tuple[Entry, tuple[int, ...]] | PublishError | None] = {}
-        self._held: frozenset[str] = frozenset()
 
     def stage(self, requests: Sequence[Request], *, held: Collection[str]) -> dict[str, Staged]:
         """What each request publishes, by its key. Contents are written as blobs on the way."""
-        self._held = frozenset(self._resolved(held))
         try:
-            drafts = [self._draft(request) for request in requests]
-            self._drop_ignored(drafts)
-            self._drop_left_out(drafts)
-            paths = dict.fromkeys(path for draft in drafts for path in draft.files)
-            self._hash(paths)
+            declared = Declared(
+                self._commands,
+                allowlist=self._allowlist,
+                tree=self._tree,
+                folders=self._folders,
+                held=held,
+            )
+            drafts = declared.drafts(requests)
+            self._hash(dict.fromkeys(path for draft in drafts for path in draft.files))
             self._look_again()
             return {draft.request.key: self._staged(draft) for draft in drafts}
         finally:
             self._folders.close()
-
-    def _resolved(self, held: Iterable[str]) -> Iterable[str]:
-        for path in held:
-            try:
-                yield self._allowlist.resolve(path)
-            except PathRefusedError:
-                continue
-
-    # What is declared
-
-    def _draft(self, request: Request) -> _Draft:
-        draft = _Draft(request)
-        for declared in request.paths:
-            self._commands.touch()
-            try:
-                path = draft.places[declared] = self._allowlist.resolve(declared)
-                self._look(path, draft)
-            except (PathRefusedError, Refused) as refusal:
-                draft.rejected[declared] = refusal.reason
-        return draft
-
-    def _look(self, path: str, draft: _Draft) -> None:
-        parent, _, name = path.rpartition("/")
-        self._no_nested(path)
-        try:
-            mode = kind_of(self._folders.open(parent), name)
-        except (FileNotFoundError, NotADirectoryError):
-            mode = None
-        if mode is None:
-            was = self._tree.entry(path)
-            if was is None:
-                draft.missing.append(path)
-            elif was.is_folder:
-                draft.gone.update(dict.fromkeys(p for p, _ in self._tree.files(path) if not self._is_held(p)))
-            else:
-                draft.gone[path] = None
-        elif stat.S_ISDIR(mode):
-            self._expand(path, draft)
-        elif stat.S_ISREG(mode):
-            draft.files[path] = None
-        else:
-            raise Refused.of(mode)
-
-    def _no_nested(self, path: str) -> None:
-        for i, c in enumerate(path + "/"):
-            if c == "/":
-                entry = self._tree.entry(path[:i])
-                if entry is None:
-                    return
-                if entry.mode == NESTED:
-                    raise Refused("it is inside a nested repository (a submodule)")
-
-    def _expand(self, folder: str, draft: _Draft) -> None:
-        here: set[str] = set()
-        blocked: list[str] = []
-        todo = [folder]
-        while todo:
-            current = todo.pop()
-            self._commands.touch()
-            try:
-                listing = self._folders.listing(current)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except Refused as refusal:
-                if current == folder:
-                    raise
-                blocked.append(current)
-                draft.rejected[current] = refusal.reason
-                continue
-            for name, mode in listing:
-                path = f"{current}/{name}"
-                try:
-                    self._allowlist.resolve(path)
-                    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-                        raise Refused.of(mode)
-                except (PathRefusedError, Refused) as refusal:
-                    blocked.append(path)
-                    draft.rejected[path] = refusal.reason
-                    continue
-                if stat.S_ISDIR(mode):
-                    todo.append(path)
-                else:
-                    here.add(path)
-        was = self._tree.entry(folder)
-        if was is not None and not was.is_folder:
-            draft.gone[folder] = None
-        shut = tuple(f"{path}/" for path in blocked)
-        for path, _ in self._tree.files(folder):
-            if (
-                path not in here
-                and path not in blocked
-                and not path.startswith(shut)
-                and not self._is_held(path)
-            ):
-                draft.gone[path] = None
-        draft.files.update(dict.fromkeys(sorted(path for path in here if not self._is_held(path))))
-
-    def _is_held(self, path: str) -> bool:
-        """Whether a job on hold declares it, itself or by a folder above it."""
-        if not self._held:
-            return False
-        return path in self._held or any(path[:i] in self._held for i, c in enumerate(path) if c == "/")
-
-    # What git says of it
-
-    def _drop_ignored(self, drafts: Sequence[_Draft]) -> None:
-        new = sorted({p for draft in drafts for p in draft.files if self._tree.entry(p) is None})
-        if not new:
-            return
-        ignored = self._ignored(new)
-        for draft in drafts:
-            for path in ignored & draft.files.keys():
-                del draft.files[path]
-                if path in draft.places.values():
-                    draft.rejected[path] = "git ignores it; see git check-ignore -v, and change .gitignore"
-
-    def _ignored(self, paths: Sequence[str]) -> set[str]:
-        try:
-            out = self._commands.run("check-ignore", "-z", "--stdin", stdin=_lines(paths), ok=(0, 1))
-        except PublishError:
-            # Git gives up at the first path it does not like (one in a submodule, say): find that one.
-            if len(paths) == 1:
-                return {paths[0]}
-            middle = len(paths) // 2
-            return self._ignored(paths[:middle]) | self._ignored(paths[middle:])
-        return set(os.fsdecode(out).split("\0")[:-1])
-
-    def _drop_left_out(self, drafts: Sequence[_Draft]) -> None:
-        """What a sparse checkout leaves out of the work tree was not deleted by anybody."""
-        if not any(draft.gone for draft in drafts):
-            return
-        out = self._commands.run(
-            *("--literal-pathspecs", "ls-files", "-z", "-t", "--"),
-            *self._allowlist.folders,
-            doing="the index could not be read",
-        )
-        left_out = {os.fsdecode(line[2:]) for line in out.split(b"\0") if line.startswith(b"S ")}
-        for draft in drafts:
-            for path in left_out & draft.gone.keys():
-                del draft.gone[path]
-
-    # What is in it
 
     def _hash(self, paths: Collection[str]) -> None:
         filtered = self._attributes.filtered(paths)
@@ -336,9 +185,7 @@ class Staging:
                 else:
                     self._read[path] = self._tried(path, None)
 
-    # What comes of it
-
-    def _staged(self, draft: _Draft) -> Staged:
+    def _staged(self, draft: Draft) -> Staged:
         changes: list[Change] = []
         for path in [*draft.gone, *draft.files]:
             was = self._tree.entry(path)
@@ -361,7 +208,7 @@ class Staging:
             return Staged(rejected=draft.rejected, failure=Failure.NO_PATHS, text=self._why(draft.rejected))
         return Staged(tuple(changes), draft.rejected, tuple(draft.missing))
 
-    def _is_rejected(self, draft: _Draft, declared: str) -> bool:
+    def _is_rejected(self, draft: Draft, declared: str) -> bool:
         return declared in draft.rejected or draft.places.get(declared) in draft.rejected
 
     def _why(self, rejected: dict[str, str]) -> str:
@@ -395,7 +242,3 @@ def _all(fd: int, size: int) -> bytes:
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
-
-
-def _lines(paths: Iterable[str]) -> bytes:
-    return b"".join(os.fsencode(path) + b"\0" for path in paths)

@@ -1,0 +1,142 @@
+"""Posts → commits: puts each post's changes on a tip, in order."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import Failure, PublishError
+from briter_worker.git.adopt import Adoption
+from briter_worker.git.commits import Commit, Person, Writer
+from briter_worker.git.reconcile import Placing
+from briter_worker.git.site import DRY_RUN
+from briter_worker.ports import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from briter_worker.git.objects import Entry, Objects
+    from briter_worker.git.site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A post that is to be put on the branch; without a key, a dry run's commit that goes along."""
+
+    key: str
+    slug: str
+    message: bytes
+    author: bytes
+    changes: tuple[Change, ...]
+    rejected: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Built:
+    """Items put on a tip, as commits."""
+
+    base: str
+    tip: str
+    commits: dict[str, str] = field(default_factory=dict)
+    entries: dict[str, Entry | None] = field(default_factory=dict)
+    unchanged: list[Item] = field(default_factory=list)
+    conflicts: list[tuple[Item, tuple[str, ...]]] = field(default_factory=list)
+    _carriers: dict[str, str] = field(default_factory=dict)
+
+    def carry(self, name: str, commit: Commit) -> None:
+        """Take note of a commit's changes."""
+        self.entries.update(commit.entries)
+        self._carriers.update(dict.fromkeys(commit.entries, name))
+
+    def carrier(self, item: Item) -> str:
+        """The commit that carries an item which changed nothing more itself."""
+        found = (self._carriers[c.path] for c in item.changes if c.path in self._carriers)
+        return next(found, self.tip)
+
+
+class Building:
+    """Builds commits of one worker's identity in one repository, at one moment."""
+
+    def __init__(self, site: Site, objects: Objects, *, identity: Person, now: float) -> None:
+        self._site = site
+        self._objects = objects
+        self._committer = identity.line(now)
+        self._signature = f"committer {identity.name} <{identity.email}> ".encode()
+
+    def build(self, items: Sequence[Item], base: str, ref: str) -> Built:
+        """Put the items on `base`, `ref` pointing to the last commit. Moves nothing that a person sees."""
+        placing = Placing(self._site.commands, self._objects, self._objects.tree(base))
+        built = Built(base, base)
+        commits: list[Commit] = []
+        keys: list[str] = []
+        for item in items:
+            placed = placing.place(item.changes)
+            if placed.conflicts:
+                built.conflicts.append((item, placed.conflicts))
+            elif not placed.entries:
+                built.unchanged.append(item)
+            else:
+                commits.append(Commit(item.message, item.author, self._committer, placed.entries))
+                keys.append(item.key)
+        if commits:
+            names = Writer(self._site.commands, tip=base).commits(ref, base, commits)
+            built.tip = names[-1]
+            for key, name, commit in zip(keys, names, commits, strict=True):
+                built.commits[key] = name
+                built.carry(name, commit)
+            built.commits.pop("", None)
+        return built
+
+    def blob(self, commit: str, path: str) -> str | None:
+        """The version of a file in a commit; None where it has no such file."""
+        entry = self._objects.tree(commit).entry(path)
+        return None if entry is None or entry.is_folder else entry.sha
+
+    def of_dry_runs(self, local: str, theirs: str) -> list[Item]:
+        """The commits that the remote lacks, to be put on its tip.
+
+        Raises PublishError when one of them is a person's: only a person may rewrite that.
+        """
+        commands = self._site.commands
+        out = commands.run("rev-list", "--reverse", "--topo-order", "--parents", f"{theirs}..{local}")
+        dry = self._site.ref(DRY_RUN)
+        ours = dry is not None and self._site.is_ancestor(local, dry)
+        adoption = Adoption(self._site, self._objects)
+        items: list[Item] = []
+        for line in out.decode().splitlines():
+            sha, *parents = line.split()
+            header, message = self._commit(sha)
+            author = re.search(rb"^author (.*)$", header, re.MULTILINE)
+            if not ours or len(parents) != 1 or author is None or b"\n" + self._signature not in header:
+                remote, branch = self._site.remote, self._site.branch
+                raise PublishError(
+                    Failure.DIVERGED,
+                    f"{branch} has a commit of a person's ({sha[:10]}) that the remote lacks, and the remote "
+                    f"has others. Fix: git pull --rebase {remote} {branch}",
+                )
+            changes = tuple(
+                Change(
+                    path,
+                    each.new.mode if each.new else "",
+                    each.new.sha if each.new else None,
+                    each.old.sha if each.old else None,
+                )
+                for path, each in adoption.differences(parents[0], sha).items()
+            )
+            items.append(Item("", "", message, author.group(1), changes))
+        return items
+
+    def landed_as(self, item: Item, old: str, new: str) -> str | None:
+        """Our commit of this item among those that came from the remote: a push whose answer was lost."""
+        out = self._site.commands.run("rev-list", "--no-merges", f"{old}..{new}")
+        for sha in out.decode().split():
+            header, message = self._commit(sha)
+            if message == item.message and b"\n" + self._signature in header:
+                return sha
+        return None
+
+    def _commit(self, sha: str) -> tuple[bytes, bytes]:
+        found = self._objects.read(sha)
+        header, _, message = found[1].partition(b"\n\n") if found else (b"", b"", b"")
+        return header, message

@@ -1,0 +1,257 @@
+"""One drain's way to the remote: build, push, and where others pushed meanwhile, build again on that."""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import Failure, PublishError, Stopped
+from briter_worker.git.adopt import Adoption
+from briter_worker.git.conflicts import Conflicts
+from briter_worker.git.remote import Pushed
+from briter_worker.git.site import DRY_RUN, PRIVATE, Tips
+from briter_worker.ports import Outcome, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from briter_worker.git.building import Building, Built, Item
+    from briter_worker.git.objects import Entry, Objects
+    from briter_worker.git.remote import Remote
+    from briter_worker.git.site import Site
+
+_RACES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the next push stands on."""
+
+    tips: Tips
+    base: str
+    """The commit to build on."""
+    along: tuple[Item, ...] = ()
+    """Dry runs' commits that have to be put on it first."""
+
+
+class Transaction:
+    """Pushes one drain's posts. `record` makes each plan durable before its push."""
+
+    def __init__(
+        self,
+        site: Site,
+        remote: Remote,
+        objects: Objects,
+        building: Building,
+        *,
+        record: Callable[[Plan], None],
+        dry_run: bool,
+        warn: Callable[[str], None],
+        still_ours: Callable[[], bool],
+        large_files: bool = False,
+    ) -> None:
+        self._site = site
+        self._remote = remote
+        self._objects = objects
+        self._building = building
+        self._record = record
+        self._dry_run = dry_run
+        self._warn = warn
+        self._still_ours = still_ours
+        self._large_files = large_files
+        self._conflicts = Conflicts(site, remote, objects, building, dry_run=dry_run)
+        self._checked = False
+        self._lacked: str | None = None
+
+    def settle(self, items: Sequence[Item], tips: Tips, *, lacked: str | None) -> Iterator[list[Outcome]]:
+        """Put the items on the remote; what it rejects is halved until the post at fault stands alone.
+
+        `lacked` is where the remote was before this drain: what it lacked then, this drain has published.
+        """
+        self._lacked = lacked
+        todo = deque([list(items)] if items else [])
+        while todo:
+            part = todo.popleft()
+            try:
+                outcomes, tips = self._publish(part, tips)
+            except PublishError as failure:
+                if failure.failure is not Failure.REJECTED:
+                    raise
+                if len(part) > 1:
+                    middle = len(part) // 2
+                    todo.extendleft([part[middle:], part[:middle]])
+                    continue
+                outcomes = [
+                    Outcome(
+                        part[0].key,
+                        failure=failure.failure,
+                        text=failure.text,
+                        rejected_paths=part[0].rejected,
+                    )
+                ]
+            yield outcomes
+
+    def flush(self, tips: Tips, dry: str) -> str:
+        """Push the commits of dry runs, up to `dry`, and nothing of a person's that came after."""
+        ground = Ground(tips, dry)
+        for _ in range(_RACES + 1):
+            ref = _private_ref()
+            built = self._building.build(ground.along, ground.base, ref)
+            if built.conflicts:
+                self._cannot_go_along(built.conflicts[0][1])
+            if built.tip == ground.base:
+                self._site.update((ref, built.tip, None), log="briter")
+            plan = Plan(tips.local, built.tip, ref, {}, {}, dry_run=False, remote=ground.tips.remote)
+            try:
+                pushed = self._push(plan)
+            except PublishError as failure:
+                if failure.failure is not Failure.REJECTED:
+                    raise
+                raise PublishError(Failure.REMOTE_REFUSED, f"a dry run's commit: {failure.text}") from failure
+            if pushed is Pushed.DONE:
+                self._adopt_flushed(plan, dry)
+                return plan.new
+            ground = self._catch_up(ground.tips)
+            if ground.base == tips.local:
+                ground = Ground(ground.tips, dry)
+        raise _lost_race()
+
+    def _publish(self, items: Sequence[Item], tips: Tips) -> tuple[list[Outcome], Tips]:
+        """One push, if nobody else pushes; the outcomes, and the tips after it."""
+        settled: list[Outcome] = []
+        waiting = list(items)
+        ground = Ground(tips, tips.local)
+        if tips.remote not in (None, tips.local) and not self._site.is_ancestor(str(tips.remote), tips.local):
+            ground = self._catch_up(tips)
+        for _ in range(_RACES + 1):
+            tips = ground.tips
+            ref = _private_ref()
+            built = self._building.build([*ground.along, *waiting], ground.base, ref)
+            for item, paths in built.conflicts:
+                if not item.key:
+                    self._cannot_go_along(paths)
+                settled.append(self._conflicts.settle(item, paths, local=tips.local, theirs=ground.base))
+                waiting.remove(item)
+            carried, same = self._unchanged(built)
+            if not built.commits and not carried:
+                if self._checked or not same or self._remote.tip() == tips.remote:
+                    return settled + self._nothing_to_do(same, tips, built), tips
+                ground = self._catch_up(tips)
+                continue
+            if built.tip == ground.base:
+                self._site.update((ref, built.tip, None), log="briter")
+            commits = built.commits | {item.key: built.carrier(item) for item in carried}
+            staged = {change.path: change.blob for item in waiting for change in item.changes}
+            plan = Plan(tips.local, built.tip, ref, commits, staged, self._dry_run, tips.remote)
+            if self._push(plan) is Pushed.MOVED:
+                ground = self._catch_up(tips)
+                continue
+            self.adopt(plan, built.entries if _is_plain(plan, built) else None)
+            rejected = {item.key: item.rejected for item in waiting}
+            settled += [Outcome(key, sha, rejected_paths=rejected[key]) for key, sha in commits.items()]
+            settled += self._nothing_to_do(same, tips, built)
+            return settled, Tips(plan.new, tips.remote if self._dry_run else plan.new)
+        raise _lost_race()
+
+    def _push(self, plan: Plan) -> Pushed:
+        self._record(plan)
+        if not self._still_ours():
+            raise Stopped
+        if self._large_files:
+            self._remote.push_large_files(plan.ref, dry_run=plan.dry_run)
+        pushed = self._remote.push(plan.ref, new=plan.new, expect=plan.remote, dry_run=plan.dry_run)
+        self._checked = self._checked or pushed is Pushed.DONE
+        return pushed
+
+    def adopt(self, plan: Plan, known: dict[str, Entry | None] | None) -> None:
+        """Bring the local side up to what was pushed. Never fails: the posts are on the remote."""
+        try:
+            Adoption(self._site, self._objects).adopt(plan, known)
+        except (PublishError, OSError) as error:
+            # The posts are on the remote. The next adoption brings the local side up to it.
+            self._warn(str(error))
+
+    def _adopt_flushed(self, plan: Plan, dry: str) -> None:
+        if plan.new != dry or plan.old == dry:
+            self.adopt(plan, {} if plan.new == plan.old else None)
+            return
+        # A person has committed on top of it: the branch is ahead, and stays where it is.
+        self._site.update(
+            (self._site.tracking_ref, plan.new, None),
+            (DRY_RUN, None, None),
+            (plan.ref, None, None),
+            log="briter",
+        )
+
+    def _unchanged(self, built: Built) -> tuple[list[Item], list[Item]]:
+        """Unchanged items whose content this push carries to the remote, and those that it has already."""
+        items = [item for item in built.unchanged if item.key]
+        if not items or self._lacked == built.tip:
+            return [], items
+        lacked = None if self._lacked is None else self._objects.tree(self._lacked)
+        now = self._objects.tree(built.tip)
+        carried: list[Item] = []
+        same: list[Item] = []
+        for item in items:
+            new = any(
+                (lacked.entry(each.path) if lacked else None) != now.entry(each.path) for each in item.changes
+            )
+            (carried if new else same).append(item)
+        return carried, same
+
+    def _nothing_to_do(self, items: Sequence[Item], tips: Tips, built: Built) -> list[Outcome]:
+        """Unchanged; but it may have been our own push, whose answer was lost, that brought it there."""
+        moved = built.base != tips.local
+        return [
+            Outcome(
+                item.key,
+                self._building.landed_as(item, tips.local, built.base) if moved else None,
+                rejected_paths=item.rejected,
+            )
+            for item in items
+        ]
+
+    def _catch_up(self, tips: Tips) -> Ground:
+        """The remote is not where we thought: fetch it, and see what to build on."""
+        theirs = self._remote.fetch()
+        if tips.remote is not None and not self._site.is_ancestor(tips.remote, theirs):
+            branch = self._site.branch
+            raise PublishError(
+                Failure.REMOTE_REWRITTEN,
+                f"the remote's {branch} no longer contains what it had ({tips.remote[:10]}). Fix: git push "
+                f"it again; or git fetch && git reset --keep {self._site.remote}/{branch}",
+            )
+        self._lacked = theirs
+        self._checked = True
+        moved = Tips(tips.local, theirs)
+        if self._site.is_ancestor(theirs, tips.local):
+            return Ground(moved, tips.local)
+        if self._site.is_ancestor(tips.local, theirs):
+            return Ground(moved, theirs)
+        return Ground(moved, theirs, tuple(self._building.of_dry_runs(tips.local, theirs)))
+
+    def _cannot_go_along(self, paths: Sequence[str]) -> None:
+        raise PublishError(
+            Failure.DIVERGED,
+            f"the remote changed {', '.join(paths)} in the same lines as a dry run's commit. Fix: git reset "
+            f"--keep {self._site.remote}/{self._site.branch} drops what dry runs committed; save them again",
+        )
+
+
+def _private_ref() -> str:
+    return f"{PRIVATE}/{uuid.uuid4().hex}"
+
+
+def _lost_race() -> PublishError:
+    return PublishError(
+        Failure.LOST_RACE, f"others pushed {_RACES} times while this was being pushed; it is tried again"
+    )
+
+
+def _is_plain(plan: Plan, built: Built) -> bool:
+    """Whether all that the plan changes is what the work tree has already: nothing came from elsewhere."""
+    return built.base == plan.old and all(
+        plan.staged.get(path) == (entry.sha if entry else None) for path, entry in built.entries.items()
+    )
