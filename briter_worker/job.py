@@ -64,7 +64,7 @@ Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 class Author(BaseModel):
     """Who wrote the post; git shows it as the commit's author."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow", defer_build=True)
 
     name: Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f<>]+$")]
     email: Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x20\x7f<>]+$")]
@@ -73,8 +73,14 @@ class Author(BaseModel):
 class JobFile(BaseModel):
     """A job file: one post to publish."""
 
+    # Built when the first job is read: a worker that finds none starts without it.
     model_config = ConfigDict(
-        strict=True, frozen=True, extra="allow", alias_generator=to_camel, title="Briter Worker job"
+        strict=True,
+        frozen=True,
+        extra="allow",
+        alias_generator=to_camel,
+        title="Briter Worker job",
+        defer_build=True,
     )
 
     id: Line | None = Field(None, description="Unique. Absent: the file's name without `.json`.")
