@@ -292,7 +292,7 @@ _KINDS: dict[type, str] = {
 _OLD_SPELLINGS = {"commitMessage": "message", "attempt": "attempts"}
 
 
-def rewritten(  # noqa: PLR0913 - the columns the worker writes
+def rewritten(
     document: Mapping[str, Any],
     *,
     status: Status,

@@ -144,7 +144,7 @@ def _open_publisher(settings: Settings, lock: SiteLock, sink: EventSink) -> GitP
     from briter_worker.git.commits import Person  # noqa: PLC0415 - as in open_commands
     from briter_worker.git.publisher import GitPublisher  # noqa: PLC0415
 
-    made = GitPublisher(
+    return GitPublisher(
         open_commands(settings, pass_fds=(lock.descriptor(),)),
         branch=settings.git_branch,
         remote=settings.git_remote,
@@ -156,4 +156,3 @@ def _open_publisher(settings: Settings, lock: SiteLock, sink: EventSink) -> GitP
         warn=lambda text: sink(Warned(error=text)),
         still_ours=lock.still_ours,
     )
-    return made

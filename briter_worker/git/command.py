@@ -48,6 +48,9 @@ _LAST_WORDS = 0.5
 """How long a process that has closed its output may take to exit."""
 
 
+Process = subprocess.Popen[bytes]
+
+
 class _Shell(Git):
     """GitPython's way to run git, led through ours, so that its push runs like every other command."""
 
@@ -132,7 +135,7 @@ class Commands:
         self,
         args: Sequence[str],
         *,
-        stdin: int = subprocess.DEVNULL,
+        feed: bool = False,
         text: bool = False,
         extra: Mapping[str, str] | None = None,
         discover: bool = False,
@@ -152,7 +155,7 @@ class Commands:
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes by stdin only
                 ["git", *place, "--no-replace-objects", *args],  # noqa: S607 - the PATH's git
-                stdin=stdin,
+                stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=self.worktree,
@@ -190,7 +193,7 @@ class Commands:
 
     def attempt(self, *args: str, stdin: bytes = b"", discover: bool = False) -> tuple[int, bytes, str]:
         """Git's exit status, standard output and standard error."""
-        process = self.spawn(args, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL, discover=discover)
+        process = self.spawn(args, feed=bool(stdin), discover=discover)
         with self.watched(process, args[0]):
             out, err = self._converse(process, stdin)
         return process.returncode, out, err.decode(errors="replace")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
@@ -18,7 +17,7 @@ from briter_worker.git import causes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from briter_worker.git.command import Commands
+    from briter_worker.git.command import Commands, Process
     from briter_worker.git.objects import Entry
 
 _SHA1_DIGITS = 40
@@ -54,7 +53,7 @@ class Writer:
     def __init__(self, commands: Commands, *, tip: str) -> None:
         self._commands = commands
         self._hash = "sha1" if len(tip) == _SHA1_DIGITS else "sha256"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._written: set[str] = set()
         self._marks = 0
 
@@ -117,7 +116,7 @@ class Writer:
         process = self._process
         if process is None:
             process = self._process = self._commands.spawn(
-                ["fast-import", "--quiet", "--done", "--date-format=raw"], stdin=subprocess.PIPE
+                ["fast-import", "--quiet", "--done", "--date-format=raw"], feed=True
             )
         stdin = cast("IO[bytes]", process.stdin)
         self._commands.touch()
@@ -127,7 +126,7 @@ class Writer:
             self._broke()
 
     def _answers(self, count: int) -> list[str]:
-        process = cast("subprocess.Popen[bytes]", self._process)
+        process = cast("Process", self._process)
         try:
             cast("IO[bytes]", process.stdin).flush()
         except BrokenPipeError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, NoReturn, Self, cast
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from briter_worker.git.command import Commands
+    from briter_worker.git.command import Commands, Process
 
 FOLDER, LINK, NESTED = "40000", "120000", "160000"
 
@@ -37,7 +36,7 @@ class Objects:
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +54,7 @@ class Objects:
         """The kind and content of an object, or None where there is none of that name."""
         process = self._process
         if process is None:
-            process = self._process = self._commands.spawn(["cat-file", "--batch"], stdin=subprocess.PIPE)
+            process = self._process = self._commands.spawn(["cat-file", "--batch"], feed=True)
         self._commands.touch()
         stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
         try:
@@ -72,7 +71,7 @@ class Objects:
         stdout.read(1)
         return header[1].decode(), content
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> NoReturn:
+    def _ended(self, process: Process) -> NoReturn:
         self._process = None
         with self._commands.watched(process, "cat-file"):
             said = cast("IO[bytes]", process.stderr).read().decode(errors="replace")
