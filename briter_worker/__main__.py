@@ -6,29 +6,49 @@ import io
 import os
 import sys
 
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib comes later
+
 
 def main() -> None:
     """Run the command that was given, and exit with its status."""
+    _forget_current_folder()
     _fill_standard_descriptors()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # Names of posts are any text: whatever the locale, it can be printed, and JSON is UTF-8.
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    _speak_utf8()
     from briter_worker.cli import main as run_command  # noqa: PLC0415 - its imports may open files
 
     sys.exit(run_command(sys.argv[1:]))
 
 
-def _fill_standard_descriptors() -> None:
-    """A descriptor below 3 that was closed by the parent would be given to the next file: to the lock's.
+def _forget_current_folder() -> None:
+    """`python -m` looks for modules in the current folder first: a site's `git.py` must not be run.
 
-    Git children get their own standard streams, so a lock there would not be passed on to them.
+    What is still to be imported is safe then; the installed `briter-worker` never looks there.
+    """
+    first = sys.path[0] if sys.path else _HERE
+    if not sys.flags.safe_path and first != _HERE and first in {"", os.getcwd()}:  # noqa: PTH109 - as above
+        del sys.path[0]
+
+
+def _fill_standard_descriptors() -> None:
+    """A descriptor below 3 that the parent has closed would be given to the next file: to the lock's.
+
+    Git children get standard streams of their own, so a lock there would not be passed on to them.
     """
     for wanted in range(3):
         try:
             os.fstat(wanted)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free one: this one
+
+
+def _speak_utf8() -> None:
+    """Paths in git and names of posts are UTF-8, whatever the locale of a cron says."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        # Python decides this only when it starts.
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONUTF8": "1"})  # noqa: S606 - ourselves
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from briter_worker.allowlist import Allowlist
 from briter_worker.backoff import Backoff
 from briter_worker.drain import Drain
-from briter_worker.errors import PublishError, UsageError
+from briter_worker.errors import Failure, PublishError, UsageError
 from briter_worker.events import Progress, Warned
 from briter_worker.git.pending import has_dry_run_commits
 from briter_worker.lock import AnotherWorkerError, SiteLock
@@ -52,7 +52,12 @@ def open_lock(settings: Settings) -> SiteLock:
 
 def open_commands(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Commands:
     """Git in the site's repository."""
-    from briter_worker.git.command import Commands  # noqa: PLC0415 - GitPython costs 50 ms; most runs find nothing
+    try:
+        from briter_worker.git.command import Commands  # noqa: PLC0415 - GitPython costs 50 ms; most runs find nothing
+    except ImportError as error:  # GitPython does not load without git
+        raise PublishError(
+            Failure.GIT_MISSING, "git was not found. Fix: install git 2.36 or newer"
+        ) from error
 
     return Commands(
         settings.git_worktree,
@@ -141,11 +146,12 @@ def _run_locked(settings: Settings, lock: SiteLock, *, once: bool, sink: EventSi
 
 
 def _open_publisher(settings: Settings, lock: SiteLock, sink: EventSink) -> GitPublisher:
+    commands = open_commands(settings, pass_fds=(lock.descriptor(),))
     from briter_worker.git.commits import Person  # noqa: PLC0415 - as in open_commands
     from briter_worker.git.publisher import GitPublisher  # noqa: PLC0415
 
     return GitPublisher(
-        open_commands(settings, pass_fds=(lock.descriptor(),)),
+        commands,
         branch=settings.git_branch,
         remote=settings.git_remote,
         allowlist=Allowlist(settings.folders),

@@ -1,0 +1,488 @@
+"""The commands, as a person, cron or a program calls them: what they print, and how they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sites import Result, Site, events_in, eventually, lines_of
+
+from briter_worker import cli
+from briter_worker.commands import look
+from briter_worker.errors import UsageError
+from briter_worker.settings import load_settings
+from briter_worker.wiring import open_queue
+
+POST = "content/posts/hello.md"
+HOSTILE = "evil\x1b]0;owned\x07\u202e\x9b2Jé"
+
+
+def shell(site: Site, script: str, **env: str) -> Result:
+    """Run a shell script in which `$worker` is the program."""
+    environment = site.environment(**env, worker=f"{sys.executable} -m briter_worker")
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=site.root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def data(result: Result) -> Any:  # noqa: ANN401 - any JSON
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+def one_line(result: Result) -> str:
+    """The only line that a command said on standard error."""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("briter-worker: ")
+    return line
+
+
+def break_remote(site: Site) -> None:
+    site.git("remote", "set-url", "origin", str(site.root / "gone.git"))
+
+
+# run
+
+
+def test_a_saved_post_is_published_and_logged_with_the_keys_of_the_contract(site: Site) -> None:
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST, "../escape"], id="job-1", message="Publish Hello")
+    result = site.run_once()
+    assert result.returncode == 0
+    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
+    (entry,) = result.of("published")
+    (commit, subject) = site.remote_log()[0]
+    assert subject == "Publish Hello"
+    assert {**entry, "time": "", "durationMs": 0} == {
+        "time": "",
+        "level": "info",
+        "event": "published",
+        "jobId": "job-1",
+        "slug": "hello",
+        "attempt": 1,
+        "commit": commit,
+        "dryRun": False,
+        "durationMs": 0,
+        "rejectedPaths": ["../escape"],
+    }
+
+
+def test_run_once_says_by_its_status_that_a_job_failed(site: Site) -> None:
+    site.save("secret", [".env"])
+    assert site.run_once().returncode == 1
+    assert site.run_once().returncode == 0  # nothing is due any more
+
+
+def test_a_second_worker_steps_aside_with_the_phrase_and_exits_0(site: Site) -> None:
+    with site.running() as worker:
+        next(lines_of(worker))
+        second = site.run_once()
+    assert second.returncode == 0
+    (entry,) = second.events
+    assert entry["event"] == "worker-skipped"
+    assert entry["message"] == "another worker instance is active, skipping"
+    assert entry["holderPid"] == worker.pid
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["$worker run --once >&-", "$worker run --once <&- >&- 2>&-", "$worker run --once | true"],
+    ids=["no stdout", "no standard stream at all", "a reader that left"],
+)
+def test_publishing_goes_on_without_anybody_to_tell(site: Site, script: str) -> None:
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST])
+    result = shell(site, script)
+    assert "Traceback" not in result.stderr
+    assert site.remote_file(POST) == "# Hello\n"
+    assert site.jobs() == []
+
+
+def test_the_log_is_utf_8_whatever_the_locale(site: Site) -> None:
+    site.write_post("content/posts/日本.md", "x\n")
+    site.save("日本", ["content/posts/日本.md"])
+    result = site.run_once(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert result.of("published")[0]["slug"] == "日本"
+    assert "日本" in result.stdout
+
+
+def test_no_module_of_the_site_is_loaded(site: Site) -> None:
+    for name in ("git", "psutil", "typer", "json", "briter_worker_cli", "watchfiles", "filelock"):
+        site.write_post(f"{name}.py", "raise SystemExit(99)\n")
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST])
+    result = shell(site, f"cd {site.worktree} && $worker run --once")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert site.remote_file(POST) == "# Hello\n"
+
+
+def test_without_git_the_job_waits_and_says_what_is_missing(site: Site) -> None:
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST])
+    (failed,) = site.run_once(PATH="/nowhere").of("failed")
+    assert failed["failure"] == "git-missing"
+    assert "install git" in failed["error"]
+
+
+# enqueue
+
+
+def test_enqueue_writes_what_it_was_told(site: Site) -> None:
+    result = site.command(
+        *("enqueue", "hello", POST, "content/images/", "-m", "Grüße\n\nmore", "--at", "2099-01-31"),
+        *("--author", "Ada Lovelace <ada@example.org>"),
+    )
+    assert result.returncode == 0, result.stderr
+    job = site.job("hello")
+    assert result.stdout == f"{job['id']}\n"
+    assert job["paths"] == [POST, "content/images/"]
+    assert job["message"] == "Grüße\n\nmore"
+    assert job["scheduledFor"] == "2099-01-31T00:00:00.000Z"
+    assert job["author"] == {"name": "Ada Lovelace", "email": "ada@example.org"}
+
+
+def test_enqueue_tells_a_program_where_the_job_is(site: Site) -> None:
+    told = data(site.command("enqueue", "hello", POST, "--json"))
+    assert told["slug"] == "hello"
+    assert json.loads(Path(told["file"]).read_bytes())["id"] == told["id"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["hello", POST, "--at", "tomorrow"], "'tomorrow'"),
+        (["hello", POST, "--author", "Ada"], "'Ada'"),
+        (["", POST], "slug"),
+        (["a\nb", POST], "slug"),
+    ],
+)
+def test_enqueue_refuses_at_once_what_the_worker_would_refuse(
+    site: Site, arguments: list[str], said: str
+) -> None:
+    result = site.command("enqueue", *arguments)
+    assert result.returncode == 2
+    assert said in one_line(result)
+    assert site.jobs() == []
+
+
+def test_enqueue_warns_of_a_path_that_will_not_be_published(site: Site) -> None:
+    result = site.command("enqueue", "secret", ".env")
+    assert result.returncode == 0
+    assert ".env will not be published" in one_line(result)
+    assert site.job("secret")["paths"] == [".env"]
+
+
+def test_a_path_or_message_may_look_like_an_option(site: Site) -> None:
+    assert site.command("enqueue", "-m", "--all", "--", "-x", "--upload-pack=touch x").returncode == 0
+    assert (site.job("-x")["message"], site.job("-x")["paths"]) == ("--all", ["--upload-pack=touch x"])
+
+
+# list, show
+
+
+@pytest.fixture
+def busy(site: Site) -> Site:
+    """A site with a job in each state that a job can wait in."""
+    site.save("dead", [".env"], id="dead-1", priority={"high": True})
+    site.run_once()
+    site.write_post(POST, "# Hello\n")
+    site.save("again", [POST], id="again-1")
+    break_remote(site)
+    assert site.run_once().of("failed")
+    site.save("late", [POST], id="late-1", scheduledFor="2099-01-01")
+    site.save("now", [POST], id="now-1")
+    return site
+
+
+def test_list_shows_every_job_with_its_state_and_its_writers_keys(busy: Site) -> None:
+    rows = data(busy.command("list", "--json"))
+    assert [(row["id"], row["state"]) for row in rows] == [
+        ("now-1", "pending"),
+        ("again-1", "retrying"),
+        ("late-1", "scheduled"),
+        ("dead-1", "failed"),
+    ]
+    dead = rows[-1]
+    assert dead["priority"] == {"high": True}
+    assert (dead["status"], dead["attempts"], dead["failure"]) == ("failed", 1, "nopaths")
+    assert rows[1]["failure"] == "remote-missing"
+    assert rows[1]["nextAttemptAt"] > rows[1]["updatedAt"]
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("pending", ["now-1", "again-1"]),
+        ("scheduled", ["late-1"]),
+        ("failed", ["dead-1"]),
+        ("all", ["now-1", "again-1", "late-1", "dead-1"]),
+    ],
+)
+def test_list_can_be_narrowed(busy: Site, status: str, expected: list[str]) -> None:
+    rows = data(busy.command("list", "--status", status, "--json"))
+    assert [row["id"] for row in rows] == expected
+
+
+def test_in_a_pipe_a_job_is_one_line_of_columns(busy: Site) -> None:
+    lines = busy.command("list").stdout.splitlines()
+    cells = [line.split("\t") for line in lines]
+    assert [row[:3] for row in cells] == [
+        ["pending", "now", "now-1"],
+        ["retrying", "again", "again-1"],
+        ["scheduled", "late", "late-1"],
+        ["failed", "dead", "dead-1"],
+    ]
+    assert cells[2][3] == "2099-01-01T00:00:00.000Z"
+    assert "none of its paths" in cells[3][5]
+
+
+def test_an_empty_queue_and_a_missing_one_list_nothing(site: Site) -> None:
+    assert site.command("list").stdout == ""
+    site.queue.rmdir()
+    assert data(site.command("list", "--json")) == []
+    assert not site.queue.exists()
+
+
+def test_nothing_that_a_job_says_is_obeyed_by_a_terminal(site: Site) -> None:
+    site.save("plain", [POST], id="evil-1", type=HOSTILE, note=HOSTILE, message=HOSTILE)
+    site.run_once()
+    for arguments in (["list"], ["show", "plain"], ["list", "--json"], ["show", "plain", "--json"]):
+        shown = site.command(*arguments).stdout
+        assert shown.replace("\n", "").replace("\t", "").isprintable(), arguments
+    assert data(site.command("show", "plain", "--json"))["note"] == HOSTILE
+
+
+def test_show_finds_a_job_by_id_and_by_slug(busy: Site) -> None:
+    by_id, by_slug = (data(busy.command("show", name, "--json")) for name in ("dead-1", "dead"))
+    assert by_id == by_slug
+    assert by_id["state"] == "failed"
+    shown = dict(line.split("\t") for line in busy.command("show", "dead").stdout.splitlines())
+    assert (shown["slug"], shown["failure"]) == ("dead", "nopaths")
+
+
+def test_of_one_post_show_means_the_newest_save(busy: Site) -> None:
+    busy.save("dead", [POST], id="dead-2", scheduledFor="2099-01-01")
+    result = busy.command("show", "dead", "--json")
+    assert json.loads(result.stdout)["id"] == "dead-2"
+    assert "dead-1" in busy.command("show", "dead").stderr
+
+
+# retry, cancel
+
+
+def test_a_retried_dead_letter_is_published_by_the_running_worker(site: Site) -> None:
+    site.write_post("pages/about.md", "# About\n")
+    site.save("about", ["pages/about.md"])
+    site.run_once()
+    with site.running(BRITER_ALLOWED_PATHS="pages") as worker:
+        next(lines_of(worker))
+        assert data(site.command("retry", "about", "--json"))[0]["slug"] == "about"
+        eventually(lambda: site.remote_file("pages/about.md") == "# About\n")
+
+
+def test_retry_all_takes_every_dead_letter(busy: Site) -> None:
+    busy.save("other", [".env"], id="other-1")
+    busy.run_once()
+    result = busy.command("retry", "--all")
+    assert result.stdout.splitlines() == ["retried\tdead\tdead-1", "retried\tother\tother-1"]
+    assert data(busy.command("list", "--status", "failed", "--json")) == []
+
+
+def test_a_waiting_job_and_a_dead_letter_can_be_cancelled(busy: Site) -> None:
+    (entry,) = events_in(busy.command("cancel", "late").stdout)
+    assert (entry["event"], entry["jobId"], entry["slug"]) == ("cancelled", "late-1", "late")
+    assert data(busy.command("cancel", "dead-1", "--json")) == [{"id": "dead-1", "slug": "dead"}]
+    assert {job["id"] for job in busy.jobs()} == {"again-1", "now-1"}
+
+
+def test_a_job_in_flight_cannot_be_cancelled(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.save("hello", [POST], id="hello-1")
+    for name, value in site.environment().items():
+        monkeypatch.setenv(name, value)
+    found = open_queue(load_settings()).claim(time.time())
+    assert found.batch is not None
+    result = site.command("cancel", "hello")
+    assert result.returncode == 1
+    assert "being published right now" in one_line(result)
+    assert [row["state"] for row in data(site.command("list", "--json"))] == ["claimed"]
+
+
+@pytest.mark.parametrize("command", ["show", "retry", "cancel"])
+def test_a_job_that_is_not_there_is_one_line_and_exit_1(site: Site, command: str) -> None:
+    result = site.command(command, "nobody")
+    assert result.returncode == 1
+    assert "'nobody'" in one_line(result)
+
+
+def test_a_job_that_did_not_fail_is_not_retried(site: Site) -> None:
+    site.save("late", [POST], scheduledFor="2099-01-01")
+    result = site.command("retry", "late")
+    assert result.returncode == 1
+    assert "scheduled" in one_line(result)
+
+
+@pytest.mark.parametrize("arguments", [[], ["hello", "--all"]])
+def test_retry_wants_a_job_or_all(site: Site, arguments: list[str]) -> None:
+    assert site.command("retry", *arguments).returncode == 2
+
+
+# status, health
+
+
+def test_status_counts_the_jobs_and_names_what_is_wrong(busy: Site) -> None:
+    status = data(busy.command("status", "--json"))
+    assert status["jobs"] == {"pending": 1, "scheduled": 1, "retrying": 1, "claimed": 0, "failed": 1}
+    assert status["oldestSeconds"]["claimed"] is None
+    assert 0 < status["oldestSeconds"]["retrying"] < 60
+    assert status["oldestWaitingSeconds"] == status["oldestSeconds"]["retrying"]
+    assert "gone.git" in status["condition"]
+    assert status["failure"] == "remote-missing"
+    assert status["nextDue"] <= busy.job("again")["nextAttemptAt"]
+    assert (status["branch"], status["remote"], status["dryRun"]) == ("main", "origin", False)
+    assert status["worktree"] == str(busy.worktree)
+    assert status["worker"] is None
+    assert "gone.git" in busy.command("status").stdout
+
+
+def test_a_post_that_fails_alone_is_no_condition_of_the_site(site: Site) -> None:
+    site.save("secret", [".env"])
+    site.run_once()
+    assert data(site.command("status", "--json"))["condition"] is None
+
+
+def test_status_tells_of_files_that_are_no_jobs(site: Site) -> None:
+    (site.queue / "torn.json").write_text('{"slug": "to')
+    assert [row["file"] for row in data(site.command("status", "--json"))["stuck"]] == ["torn.json"]
+    os.utime(site.queue / "torn.json", (1, 1))
+    assert site.run_once().returncode == 1
+    status = data(site.command("status", "--json"))
+    assert (status["quarantined"], status["stuck"], status["jobs"]["failed"]) == (1, [], 1)
+
+
+def test_status_and_health_follow_the_worker_from_birth_to_death(site: Site) -> None:
+    assert site.command("health").returncode == 1
+    with site.running() as worker:
+        next(lines_of(worker))
+        seen = data(site.command("status", "--json"))["worker"]
+        assert (seen["pid"], seen["alive"]) == (worker.pid, True)
+        assert data(site.command("health", "--json")) == {"healthy": True, "problems": []}
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        assert data(site.command("status", "--json"))["worker"]["alive"] is False
+        dead = site.command("health")
+        assert dead.returncode == 1
+        assert f"PID {worker.pid}" in dead.stdout
+
+
+def test_a_worker_whose_heart_has_stopped_is_not_healthy(site: Site) -> None:
+    record = {"heartbeat": time.time() - 3600}
+    (site.storage / "worker.lock").write_text(f"{os.getpid()}\n{json.dumps(record)}\n")
+    result = site.command("health")
+    assert result.returncode == 1
+    assert "no heartbeat for 36" in result.stdout
+
+
+def test_with_cron_health_asks_only_for_a_usable_queue(site: Site) -> None:
+    assert site.command("health", "--no-worker").returncode == 0
+    site.queue.rmdir()
+    result = site.command("health", "--no-worker", "--json")
+    assert result.returncode == 1
+    assert "does not exist" in json.loads(result.stdout)["problems"][0]
+
+
+def test_looking_never_keeps_a_worker_from_starting(site: Site) -> None:
+    before = sorted(path.name for path in site.storage.rglob("*"))
+    for command in ("list", "status", "health"):
+        site.command(command)
+    assert sorted(path.name for path in site.storage.rglob("*")) == before
+
+
+# schema, version, and what goes wrong
+
+
+def test_the_schemas_are_json(site: Site) -> None:
+    job, config = (data(site.command("schema", what)) for what in ("job", "config"))
+    assert {"slug", "paths"} <= set(job["required"])
+    assert "gitBranch" in config["properties"]
+
+
+def test_the_version_is_told(site: Site) -> None:
+    assert site.command("--version").stdout.startswith("briter-worker ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["publish"], ["list", "--status", "odd"], ["run", "--twice"], ["show"], ["schema", "site"]]
+)
+def test_a_wrong_use_exits_2(site: Site, arguments: list[str]) -> None:
+    result = site.command(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "list", "status", "health", "doctor"])
+def test_a_wrong_setting_exits_2_with_one_line_that_names_it(site: Site, command: str) -> None:
+    result = site.command(command, BRITER_WORKER_MAX_ATTEMPTS="many")
+    assert result.returncode == 2
+    assert 'BRITER_WORKER_MAX_ATTEMPTS is "many"' in one_line(result)
+    assert result.stdout == ""
+
+
+def test_a_queue_that_is_no_folder_is_one_line(site: Site) -> None:
+    site.queue.rmdir()
+    site.queue.write_text("")
+    for arguments in (["list"], ["enqueue", "hello", POST], ["status"], ["retry", "--all"]):
+        result = site.command(*arguments)
+        assert result.returncode == 1, arguments
+        assert str(site.queue) in one_line(result), arguments
+
+
+def test_a_mistake_of_ours_is_one_line_unless_asked_for_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def mistake() -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(look, "read_settings", mistake)
+    assert cli.main(["list"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "KeyError: 'lost'" in line
+    assert "BRITER_DEBUG=1" in line
+    with pytest.raises(KeyError):
+        cli.main(["--debug", "list"])
+    monkeypatch.setenv("BRITER_DEBUG", "1")
+    with pytest.raises(KeyError):
+        cli.main(["list"])
+
+
+def test_a_usage_error_is_the_same_for_every_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise UsageError("no such folder")
+
+    monkeypatch.setattr(look, "read_settings", refuse)
+    assert cli.main(["status"]) == 2
+    assert capsys.readouterr().err == "briter-worker: no such folder\n"
+
+
+def test_a_reader_that_has_had_enough_is_no_failure(site: Site, tmp_path: Path) -> None:
+    for number in range(300):
+        site.save(f"post-{number}", [POST], message="x" * 2000)
+    listed = tmp_path / "listed"
+    result = shell(site, f"set -o pipefail; $worker list --json | head -1 >{listed}")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert listed.read_text() == "[\n"

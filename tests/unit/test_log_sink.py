@@ -1,0 +1,228 @@
+"""The log: whole lines, only what applies, and never the reason why a post is not published."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import io
+import json
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from briter_worker import events
+from briter_worker.errors import MAX_TEXT
+from briter_worker.sinks.log import PREFIX, LogSink, line
+
+NOW = 1769850000.4125
+HOSTILE = "a\x1b[31mred\x1b[0m\nb\r\x9b2J\u202ec\ud800 https://me:hunter2@example.org/x"
+SAMPLES: dict[str, Any] = {
+    "str": "text",
+    "str | None": "text",
+    "int": 7,
+    "int | None": 7,
+    "float": NOW,
+    "bool": False,
+    "tuple[str, ...]": ("one", "two"),
+}
+
+
+def every_event() -> list[events.Event]:
+    """One of each event that has a name."""
+    kinds = [
+        value
+        for value in vars(events).values()
+        if isinstance(value, type) and issubclass(value, events.Event) and "name" in vars(value)
+    ]
+    return [kind(**{f.name: SAMPLES[str(f.type)] for f in dataclasses.fields(kind)}) for kind in kinds]
+
+
+def published(**changed: Any) -> events.Published:  # noqa: ANN401 - any field
+    keys: dict[str, Any] = {
+        "job_id": "1",
+        "slug": "hello",
+        "attempt": 1,
+        "commit": "c0ffee",
+        "dry_run": False,
+        "duration_ms": 96,
+    }
+    return events.Published(**{**keys, **changed})
+
+
+def parsed(text: str) -> dict[str, Any]:
+    assert text.startswith(PREFIX)
+    entry: dict[str, Any] = json.loads(text.removeprefix(PREFIX))
+    return entry
+
+
+class Pipe:
+    """A pipe as the worker sees its standard output."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        self.stream = io.FileIO(self.writer, "w")
+
+    def read_all(self) -> str:
+        self.stream.close()
+        with open(self.reader, encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+            return file.read()
+
+
+def test_an_entry_has_exactly_the_keys_of_the_contract() -> None:
+    entry = parsed(line(published(rejected_paths=("../x",)), NOW))
+    assert entry == {
+        "time": "2026-01-31T09:00:00.412Z",
+        "level": "info",
+        "event": "published",
+        "jobId": "1",
+        "slug": "hello",
+        "attempt": 1,
+        "commit": "c0ffee",
+        "dryRun": False,
+        "durationMs": 96,
+        "rejectedPaths": ["../x"],
+    }
+
+
+def test_what_does_not_apply_is_left_out() -> None:
+    assert "rejectedPaths" not in parsed(line(published(), NOW))
+    skipped = events.WorkerSkipped(message="another worker instance is active, skipping", holder_pid=None)
+    assert set(parsed(line(skipped, NOW))) == {"time", "level", "event", "message"}
+
+
+def test_a_retry_is_told_as_a_time() -> None:
+    failed = next(event for event in every_event() if isinstance(event, events.Failed))
+    assert parsed(line(failed, NOW))["retryAt"] == "2026-01-31T09:00:00.412Z"
+
+
+@pytest.mark.parametrize("event", every_event(), ids=lambda event: event.name)
+def test_no_text_of_any_event_can_forge_a_line_or_show_a_secret(event: events.Event) -> None:
+    fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    for name, value in fields.items():
+        if isinstance(value, str):
+            fields[name] = HOSTILE
+        elif isinstance(value, tuple):
+            fields[name] = (HOSTILE,)
+
+    text = line(type(event)(**fields), NOW)
+
+    assert text.isprintable()
+    assert "hunter2" not in text
+    assert parsed(text.encode().decode())["event"] == event.name
+
+
+def test_a_text_is_never_longer_than_a_job_file_allows() -> None:
+    assert len(parsed(line(published(slug="x" * 5000), NOW))["slug"]) == MAX_TEXT
+
+
+def test_other_scripts_stay_readable() -> None:
+    assert "日本語-é" in line(published(slug="日本語-é"), NOW)
+
+
+def test_progress_is_for_the_eyes_only() -> None:
+    pipe = Pipe()
+    log = LogSink(pipe.stream)
+    log(events.Progress(phase="push", done=1, total=2))
+    assert pipe.read_all() == ""
+
+
+def write_many(log: LogSink, slug: str, times: int) -> None:
+    for _ in range(times):
+        log(published(slug=slug))
+
+
+def test_lines_of_several_threads_never_mix() -> None:
+    pipe = Pipe()
+    log = LogSink(pipe.stream)
+    got: list[str] = []
+    reading = threading.Thread(target=lambda: got.append(read_from(pipe.reader)))
+    reading.start()
+    writing = [threading.Thread(target=write_many, args=(log, f"{number}" * 3000, 50)) for number in range(4)]
+    for thread in writing:
+        thread.start()
+    for thread in writing:
+        thread.join()
+    pipe.stream.close()
+    reading.join()
+    slugs = [parsed(text)["slug"] for text in got[0].splitlines()]
+    assert len(slugs) == 200
+    assert all(len(set(slug.rstrip("…"))) == 1 for slug in slugs)
+
+
+def read_from(descriptor: int) -> str:
+    with open(descriptor, encoding="utf-8") as file:
+        return file.read()
+
+
+def test_a_slow_reader_of_a_pipe_that_does_not_block_loses_nothing() -> None:
+    pipe = Pipe()
+    os.set_blocking(pipe.writer, False)
+    complaints: list[str] = []
+    log = LogSink(pipe.stream, complaints.append)
+    got: list[str] = []
+    # More than a pipe holds; the reader starts only when the writer must be waiting already.
+    writing = threading.Thread(target=write_many, args=(log, "x" * 1900, 100))
+    writing.start()
+    writing.join(0.2)
+    assert writing.is_alive()
+    reading = threading.Thread(target=lambda: got.append(read_from(pipe.reader)))
+    reading.start()
+    writing.join()
+    pipe.stream.close()
+    reading.join()
+    assert [parsed(text)["event"] for text in got[0].splitlines()] == ["published"] * 100
+    assert complaints == []
+
+
+def test_a_reader_that_went_away_is_told_once_and_stops_nobody() -> None:
+    pipe = Pipe()
+    os.close(pipe.reader)
+    complaints: list[str] = []
+    log = LogSink(pipe.stream, complaints.append)
+    for _ in range(3):
+        log(published())
+    pipe.stream.close()
+    assert len(complaints) == 1
+    assert "publishing goes on" in complaints[0]
+
+
+def test_a_stream_that_was_closed_or_never_there_stops_nobody() -> None:
+    pipe = Pipe()
+    pipe.stream.close()
+    os.close(pipe.reader)
+    complaints: list[str] = []
+    log = LogSink(pipe.stream, complaints.append)
+    log(published())
+    log(published())
+    LogSink(None, complaints.append)(published())
+    assert len(complaints) == 1
+
+
+class FullDisk(io.BytesIO):
+    """Takes ten bytes of the second line, then nothing until there is space again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def write(self, data: Any, /) -> int:  # noqa: ANN401 - whatever BytesIO takes
+        self.calls += 1
+        if self.calls == 2:
+            return super().write(bytes(data)[:10])
+        if self.calls == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data)
+
+
+def test_after_a_full_disk_the_next_line_is_whole_again() -> None:
+    disk = FullDisk()
+    complaints: list[str] = []
+    log = LogSink(disk, complaints.append)
+    for slug in ("one", "two", "three"):
+        log(published(slug=slug))
+    lines = disk.getvalue().decode().splitlines()
+    assert [parsed(text)["slug"] for text in (lines[0], lines[2])] == ["one", "three"]
+    assert len(lines) == 3
+    assert len(complaints) == 1
