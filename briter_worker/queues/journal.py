@@ -51,7 +51,13 @@ class Journal:
         self._number += 1
         head = {"key": key, "claims": dict(claims), "started": started, "number": self._number}
         replace(self._path(key), _line(head))
-        sync_folder(self._folder)
+        try:
+            sync_folder(self._folder)
+        except BaseException:
+            # The caller is told that there is no batch: its jobs must not be thought taken care of.
+            with contextlib.suppress(OSError):
+                self._path(key).unlink()
+            raise
 
     def begin(self, key: str) -> None:
         """A crash from here on may be the doing of one of the claims."""

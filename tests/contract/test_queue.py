@@ -341,6 +341,7 @@ def test_a_newer_dead_letter_stays_when_an_older_save_is_published(engine: Engin
     older = claimed(engine)
     engine.save("a", ["new"], created=NOW - 2)
     bury(engine, claimed(engine))
+    assert (FAILED, ("new",)) in engine.rows("a")
     finish(engine, older)
     assert engine.rows("a") == [(FAILED, ("new",))]
 
@@ -452,6 +453,16 @@ def test_a_lone_jobs_deaths_are_all_counted_even_when_it_is_released_in_between(
     assert batch.claims[0].attempt == 2
     release(engine, batch)
     assert claimed(engine).claims[0].attempt == 2
+
+
+def test_a_job_that_was_claimed_anew_belongs_to_its_latest_batch_only(engine: Engine) -> None:
+    engine.save("a", ["x"])
+    first = claimed(engine)
+    engine.queue.put_off(first, first.claims[0], Failure.BUSY, "busy", NOW)
+    second = claimed(engine)  # and the first was never closed
+    engine.die()
+    (again,) = engine.queue.recover(NOW)
+    assert (again.key, again.claims) == (second.key, second.claims)
 
 
 def test_a_save_after_the_crash_is_published_after_the_older(engine: Engine) -> None:

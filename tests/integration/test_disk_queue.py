@@ -14,6 +14,7 @@ from queue_engines import NOW, Disk
 
 from briter_worker.errors import Failure
 from briter_worker.job import State, format_time
+from briter_worker.queues.steering import SteeringError
 
 if TYPE_CHECKING:
     from briter_worker.ports import Batch, PutAside
@@ -301,3 +302,24 @@ def test_files_with_the_same_name_as_one_in_flight_are_both_kept(disk: Disk) -> 
         disk.queue.release(batch, batch.claims)
     (claim,) = claimed(disk).claims
     assert claim.job.paths == ("three", "two", "one")
+
+
+@pytest.mark.parametrize("command", ["cancel", "retry"])
+def test_a_command_never_touches_what_a_writer_has_put_in_its_place(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    disk.save("a", ["old"], created=NOW - 9, name="a", status="failed", failure="rejected")
+    rename = os.rename
+
+    def raced(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        disk.save("a", ["new"], created=NOW - 1, name="a", scheduledFor=format_time(NOW + 9))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", raced)  # the moment between looking and taking
+    if command == "cancel":
+        with pytest.raises(SteeringError, match="saved again"):
+            disk.queue.cancel("a", NOW)
+    else:
+        assert disk.queue.retry("a", NOW) == []
+    assert disk.rows("a") == [(State.SCHEDULED, ("new",))]

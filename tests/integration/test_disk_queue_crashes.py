@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from briter_worker.ports import Batch
+    from briter_worker.queues.steering import Listed
 
 
 @pytest.fixture
@@ -210,9 +211,17 @@ def retry(disk: Disk) -> Callable[[], object]:
 OPERATIONS = [claim_several, put_off, bury, release, recover, record, revive, retry]
 
 
+def _all_waiting(disk: Disk) -> list[Listed]:
+    return [row for row in disk.queue.jobs(NOW) if row.state is not State.CLAIMED]
+
+
 def everything(disk: Disk) -> dict[str, set[str]]:
     """Let go of all that is in flight, tidy, and see which slugs and paths are there."""
-    for batch in disk.queue.recover(NOW):
+    left = disk.queue.recover(NOW)
+    again = {(claim.job.id, claim.job.created_at) for batch in left for claim in batch.claims}
+    waiting_too = {(row.job.id, row.job.created_at) for row in _all_waiting(disk)} & again
+    assert not waiting_too, "settled, and to be done again"
+    for batch in left:
         disk.queue.release(batch, batch.claims)
         disk.queue.close(batch)
     for now in (NOW, NOW + 1, NOW + 200):
@@ -270,6 +279,23 @@ def test_a_full_disk_at_any_step_loses_no_save_and_no_path(
         if not hit:
             return
     pytest.fail("it never ended")
+
+
+def test_a_claim_that_a_full_disk_refused_is_made_up_for_by_the_next_one(folder: Path) -> None:
+    for step in range(1, 1000):
+        disk = Disk(folder / str(step))
+        several(disk)
+        taken: list[Batch] = []
+
+        def claim(disk: Disk = disk, taken: list[Batch] = taken) -> None:
+            taken += filter(None, [disk.queue.claim(NOW).batch])
+
+        hit = refused_at(step, claim, lasting=False)
+        claim()
+        slugs = sorted(claim.job.slug for batch in taken for claim in batch.claims)
+        assert slugs == ["dead", "other", "plain", "twice"], f"step {step}"
+        if not hit:
+            return
 
 
 def test_dying_while_finishing_leaves_a_job_in_flight_or_gone(folder: Path) -> None:
