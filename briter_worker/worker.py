@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from briter_worker.ports import EventSink
 
 SKIPPED = "another worker instance is active, skipping"
-_TIDY_EVERY = 600.0
+_TIDY_EVERY = 30.0
 _LONGEST_PAUSE = 60.0
 
 

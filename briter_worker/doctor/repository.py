@@ -111,7 +111,7 @@ def _folders(settings: Settings, site: Site) -> Iterator[Finding]:
                 )
         else:
             there.append(folder)
-            if site.commands.attempt("check-ignore", "--quiet", "--", folder)[0] == 0:
+            if _ignores(site, folder, f"{folder}/post.md"):
                 yield warning(
                     "folders",
                     f"git ignores {folder}/: what it does not track there is not published",
@@ -125,6 +125,11 @@ def _folders(settings: Settings, site: Site) -> Iterator[Finding]:
             f"none of the folders that posts may be published from is there: {', '.join(settings.folders)}",
             "make one, or set BRITER_ADAPTER to the kind of your site",
         )
+
+
+def _ignores(site: Site, *paths: str) -> bool:
+    """Whether git would ignore one of these if it were new."""
+    return site.commands.attempt("check-ignore", "--quiet", "--no-index", "--", *paths)[0] == 0
 
 
 def _unpublishable(worktree: Path, folder: str) -> str | None:
@@ -150,7 +155,7 @@ def _storage(settings: Settings, site: Site) -> Finding:
         return ok("storage-place", f"{storage} is outside the site's repository")
     inside = storage.relative_to(settings.git_worktree).as_posix()
     # Asked of a file in it, as `storage/*` ignores no folder.
-    if site.commands.attempt("check-ignore", "--quiet", "--", f"{inside}/queue/job.json")[0] == 0:
+    if _ignores(site, f"{inside}/queue/job.json"):
         return ok("storage-place", f"git ignores {storage}")
     return warning(
         "storage-place",
@@ -203,29 +208,36 @@ def _uses_lfs(site: Site) -> bool:
 
 def _remote(site: Site) -> Finding:
     """Ask for a push without making it: the network, the host's key, credentials and permission in one."""
-    from briter_worker.git.remote import Pushed  # noqa: PLC0415 - GitPython fails to load where git is missing
+    from briter_worker.git.site import DRY_RUN  # noqa: PLC0415 - GitPython fails to load where git is missing
 
-    where = f"{site.remote}'s {site.branch}"
     try:
         site.check_remote()
-        local = site.tips()
+        tips = site.tips()
         remote = open_remote(site)
-        tip = remote.tip()
-        if tip is None and local.remote is not None:
+        theirs = remote.tip()
+        if theirs is None and tips.remote is not None:
             return error(
                 "remote",
                 f"{site.remote} has no branch {site.branch} any more",
                 f"git push {site.remote} {site.branch}, if it should be there",
             )
-        answer = remote.push(site.branch_ref, new=local.local, expect=tip, dry_run=True)
+        # A lease on what is there now would let git force; in a dry run that is only a question.
+        remote.push(site.branch_ref, new=tips.local, expect=theirs, dry_run=True)
     except PublishError as failure:
         return refused("remote", failure)
-    if tip is None:
+    if theirs is None:
         return warning(
             "remote",
             f"{site.remote} has no branch {site.branch} yet; the first publication makes it",
             f"git push {site.remote} {site.branch}",
         )
-    if answer is Pushed.MOVED:
-        return ok("remote", f"{where} can be pushed to; it has new commits, which are merged then")
-    return ok("remote", f"{where} can be pushed to")
+    where = f"{site.remote}'s {site.branch} can be pushed to"
+    if site.is_ancestor(theirs, tips.local):
+        return ok("remote", where)
+    if tips.remote in {None, tips.local} or site.ref(DRY_RUN) == tips.local:
+        return ok("remote", f"{where}; it has new commits, which the next publication merges")
+    return warning(
+        "remote",
+        f"{where}, but it has new commits, and there are unpushed ones here that are not the worker's",
+        f"git pull --rebase {site.remote} {site.branch}",
+    )

@@ -79,11 +79,11 @@ class Adoption:
             if foreign:
                 self._files(foreign, kept)
 
-    def heal(self, branch_tip: str) -> None:
+    def heal(self) -> None:
         """Finish what an earlier adoption could not do to the index."""
-        old = self._site.ref(UNINDEXED)
-        if old is not None:
-            self._index_differences(old, branch_tip, own=())
+        old, tip = self._site.ref(UNINDEXED), self._site.ref(self._site.branch_ref)
+        if old is not None and tip is not None:
+            self._index_differences(old, tip, own=())
             self._site.update((UNINDEXED, None, None), log="briter")
 
     def differences(self, old: str, new: str) -> dict[str, Difference]:

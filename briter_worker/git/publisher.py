@@ -6,9 +6,10 @@ tree, so whatever happens before leaves the repository as it was.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from briter_worker.errors import PublishError
 from briter_worker.git.adopt import Adoption
 from briter_worker.git.attributes import Attributes
 from briter_worker.git.bases import Bases, read_bases
@@ -111,15 +112,15 @@ class GitPublisher:
     def tidy(self, now: float) -> None:
         """See `ports.Publisher`."""
         self._site.tidy(now)
-        tip = self._site.ref(self._site.branch_ref)
-        if tip is not None:
-            with Objects(self._commands) as objects:
-                Adoption(self._site, objects).heal(tip)
+        with Objects(self._commands) as objects:
+            Adoption(self._site, objects).heal()
 
     @contextmanager
     def _looked(self) -> Iterator[tuple[Tips, Objects]]:
         tips = self._site.look()
         with Objects(self._commands) as objects:
+            with suppress(PublishError):  # whoever holds the index still does; this publication needs none
+                Adoption(self._site, objects).heal()
             yield tips, objects
         self._site.leave()
 

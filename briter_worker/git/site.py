@@ -251,12 +251,17 @@ class Site:
         return True
 
     def _git_runs(self) -> bool:
-        places = {str(self.commands.worktree), str(self.commands.repo.git_dir)}
-        for process in psutil.process_iter(["name", "cwd", "cmdline"]):
+        """Whether a git process works in this repository, as far as can be seen; if not seen, it may."""
+        places = (str(self.commands.worktree), str(self.commands.repo.git_dir))
+        for process in psutil.process_iter(["name"]):
             if not (process.info["name"] or "").startswith("git"):
                 continue
-            cwd = process.info["cwd"]
-            named = " ".join(process.info["cmdline"] or [])
-            if cwd is None or any(cwd.startswith(place) or place in named for place in places):
+            try:
+                named = " ".join(process.cmdline())
+                if process.cwd().startswith(places) or any(place in named for place in places):
+                    return True
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+            except psutil.AccessDenied:
                 return True
         return False

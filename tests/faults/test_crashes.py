@@ -1,0 +1,215 @@
+"""Killed at any moment: nothing is lost, nothing is published twice, nothing extra, and nothing wedges."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from sites import eventually, lines_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sites import Site
+
+FAST = {"BRITER_WORKER_BACKOFF_MS": "0", "BRITER_WORKER_POLL_INTERVAL_MS": "100"}
+
+
+def hook(site: Site, name: str, text: str) -> Path:
+    """Install a hook on the remote."""
+    file = site.remote / "hooks" / name
+    file.write_text(text)
+    file.chmod(0o755)
+    return file
+
+
+def subjects(site: Site) -> Counter[str]:
+    """How often each subject is on the remote."""
+    return Counter(subject for _, subject in site.remote_log())
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["worker", "process-group"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kills_at_random_moments_lose_and_double_nothing(site: Site, seed: int, whole_group: bool) -> None:  # noqa: FBT001
+    chance = random.Random(seed)
+    saved: dict[str, str] = {}
+    for round_ in range(int(os.environ.get("BRITER_SOAK_KILLS", "6"))):
+        for number in range(3):
+            slug = f"r{round_}n{number}"
+            path = f"content/posts/{slug}.md"
+            site.write_post(path, f"{slug}\n")
+            site.save(slug, [path])
+            saved[slug] = path
+        with site.running(**FAST) as worker:
+            time.sleep(chance.uniform(0.2, 1.2))
+            if whole_group:
+                os.killpg(worker.pid, signal.SIGKILL)
+            else:
+                worker.kill()
+            worker.wait()
+    last = site.run_once(**FAST)
+    for _ in range(3):
+        if not site.jobs():
+            break
+        last = site.run_once(**FAST)
+
+    assert site.jobs() == [], last.stdout + last.stderr
+    assert subjects(site) == Counter({"Start the site": 1, **{f"Publish {slug}": 1 for slug in saved}})
+    for commit, subject in site.remote_log()[:-1]:
+        touched = site.git("diff-tree", "--no-commit-id", "--name-only", "-r", commit, cwd=site.remote)
+        assert touched == saved[subject.removeprefix("Publish ")]
+    assert site.git("status", "--porcelain") == ""
+    site.git("fsck", "--strict")
+    assert not list((site.queue / ".claimed").glob("*.json"))
+
+
+def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_commit(site: Site) -> None:
+    # The hook runs after the remote has the commit; the worker dies before it hears of it.
+    landed = site.root / "landed"
+    hook(site, "post-receive", f"#!/bin/sh\ntouch {landed}\nsleep 3\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    with site.running(**FAST) as worker:
+        eventually(landed.exists)
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    (site.remote / "hooks" / "post-receive").unlink()
+    commit = site.remote_log()[0][0]
+
+    eventually(lambda: site.run_once(**FAST).names() != ["worker-skipped"])
+
+    assert subjects(site)["Publish a"] == 1
+    assert site.jobs() == []
+    assert site.git("rev-parse", "main") == commit
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_an_orphaned_push_keeps_the_next_worker_out_until_it_is_gone(site: Site) -> None:
+    begun = site.root / "begun"
+    hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nsleep 2\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    with site.running(**FAST) as worker:
+        eventually(begun.exists)
+        worker.kill()  # the worker alone: git lives on for a moment
+        worker.wait()
+    (site.remote / "hooks" / "pre-receive").unlink()
+    eventually(lambda: "published" in site.run_once(**FAST).names())
+    assert subjects(site)["Publish a"] == 1
+
+
+def test_a_job_that_kills_its_worker_ends_as_a_dead_letter_and_its_neighbours_do_not(site: Site) -> None:
+    killer = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+    site.write_post(".gitattributes", "*.kill filter=killer\n")
+    site.git("config", "filter.killer.clean", f"{sys.executable} -c '{killer}'")
+    for number in range(4):
+        site.write_post(f"content/posts/{number}.md", f"{number}\n")
+        site.save(f"p{number}", [f"content/posts/{number}.md"])
+    bomb = site.root / "bomb.py"
+    # A filter's parent is git; its parent is the worker.
+    bomb.write_text(
+        "import os, signal\n"
+        "git = os.getppid()\n"
+        "stat = open(f'/proc/{git}/stat').read().rsplit(')', 1)[1].split()\n"
+        "shell = int(stat[1])\n"
+        "pids = [shell, int(open(f'/proc/{shell}/stat').read().rsplit(')', 1)[1].split()[1])]\n"
+        "for pid in pids:\n"
+        "    if 'briter_worker' in open(f'/proc/{pid}/cmdline').read():\n"
+        "        os.kill(pid, signal.SIGKILL)\n"
+    )
+    site.git("config", "filter.killer.clean", f"{sys.executable} {bomb}")
+    site.write_post("content/posts/bomb.kill", "boom\n")
+    site.save("bomb", ["content/posts/bomb.kill"])
+    for _ in range(12):
+        site.run_once(**FAST, BRITER_WORKER_MAX_ATTEMPTS="4")
+        if [job["status"] for job in site.jobs()] == ["failed"]:
+            break
+        time.sleep(0.05)
+    (job,) = site.jobs()
+    assert (job["slug"], job["status"], job["failure"]) == ("bomb", "failed", "killed-worker")
+    assert all(subjects(site)[f"Publish p{number}"] == 1 for number in range(4))
+
+
+def test_sigterm_lets_a_running_push_end_and_takes_no_new_job(site: Site) -> None:
+    begun = site.root / "begun"
+    hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nsleep 1\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    with site.running(**FAST) as worker:
+        eventually(begun.exists)
+        worker.terminate()
+        site.write_post("content/posts/b.md", "B\n")
+        site.save("b", ["content/posts/b.md"])
+        names = [event["event"] for event in lines_of(worker)]
+        assert worker.wait(20) == 0
+    assert names == ["worker-started", "start", "worker-stopping", "published", "worker-stopped"]
+    assert [job["slug"] for job in site.jobs()] == ["b"]
+
+
+def test_a_push_that_outlives_the_shutdown_limit_is_ended_and_tried_again_later(site: Site) -> None:
+    begun = site.root / "begun"
+    file = hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nexec sleep 60\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    with site.running(**FAST, BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="300") as worker:
+        eventually(begun.exists)
+        worker.terminate()
+        assert worker.wait(20) == 0
+    file.unlink()
+    result = site.run_once(**FAST)
+    assert result.of("published")[0]["attempt"] == 1
+    assert subjects(site)["Publish a"] == 1
+
+
+def test_a_hanging_remote_is_given_up_with_all_its_processes(site: Site) -> None:
+    pids = site.root / "pids"
+    file = hook(site, "pre-receive", f"#!/bin/sh\necho $$ >> {pids}\nexec sleep 60\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once(BRITER_GIT_TIMEOUT_MS="1000")
+    assert result.of("failed")[0]["failure"] == "timeout"
+    for pid in map(int, pids.read_text().split()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            state = subprocess.run(
+                ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+            )
+            assert state.stdout.strip().startswith("Z"), "a child survived"
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["index.lock", "refs/remotes/origin/main.lock", "refs/heads/main.lock", "packed-refs.lock"]
+)
+def test_an_old_lock_file_that_nobody_holds_does_not_stop_publishing(site: Site, name: str) -> None:
+    lock = site.worktree / ".git" / name
+    lock.touch()
+    old = time.time() - 3600
+    os.utime(lock, (old, old))
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    assert not lock.exists()
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_person_who_holds_the_index_does_not_stop_publishing(site: Site) -> None:
+    lock = site.worktree / ".git" / "index.lock"
+    lock.touch()
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    assert lock.exists()
+    lock.unlink()
+    site.write_post("content/posts/b.md", "B\n")
+    site.save("b", ["content/posts/b.md"])
+    site.run_once()
+    assert site.git("status", "--porcelain") == ""
