@@ -129,7 +129,7 @@ def _folders(settings: Settings, site: Site) -> Iterator[Finding]:
 
 def _ignores(site: Site, *paths: str) -> bool:
     """Whether git would ignore one of these if it were new."""
-    return site.commands.attempt("check-ignore", "--quiet", "--no-index", "--", *paths)[0] == 0
+    return site.commands.attempt("check-ignore", "--no-index", "--", *paths)[0] == 0
 
 
 def _unpublishable(worktree: Path, folder: str) -> str | None:

@@ -1,0 +1,129 @@
+"""What a person sees at a terminal: tables, colour, and a bar while it takes long."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+from sites import Site, events_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+POST = "content/posts/hello.md"
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+BAR = """
+import io, sys
+from briter_worker.events import Progress, Published
+from briter_worker.sinks.log import LogSink, standard_output
+from briter_worker.sinks.terminal import TerminalSink
+
+now = 0.0
+sink = TerminalSink(LogSink(standard_output()), clock=lambda: now)
+for done in range(3):
+    now += float(sys.argv[1])
+    sink(Progress(phase="push", done=done, total=3))
+sink(Published(job_id="1", slug="hello", attempt=1, commit="c0ffee", dry_run=False, duration_ms=1))
+sink(Progress(phase="push", done=3, total=3))
+"""
+
+
+def at_terminal(arguments: Sequence[str], environment: dict[str, str]) -> str:
+    """All that a terminal is sent by `python …`."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 200))
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**environment, "TERM": "xterm-256color"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ):
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # on Linux, that is how a terminal ends
+                break
+            if not part:
+                break
+            shown += part
+    os.close(ours)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def worker(site: Site, *arguments: str, **env: str) -> str:
+    return at_terminal(["-m", "briter_worker", *arguments], site.environment(**env))
+
+
+def test_the_list_is_a_table_in_colour(site: Site) -> None:
+    site.save("secret", [".env"])
+    site.run_once()
+    site.save("late", [POST], scheduledFor="2099-01-01")
+    shown = worker(site, "list")
+    assert "\x1b[31mfailed" in shown
+    heading, *rows = _STYLE.sub("", shown).splitlines()
+    assert heading.split() == ["State", "Post", "When", "Tries", "Job", "What", "happened"]
+    assert rows[0].split()[:3] == ["scheduled", "late", "in"]
+    assert rows[1].split()[:2] == ["failed", "secret"]
+    assert "\x1b[31m" not in worker(site, "list", NO_COLOR="1")
+
+
+def test_every_command_can_speak_to_a_person(site: Site) -> None:
+    assert "waits to be published" in worker(site, "enqueue", "secret", ".env")
+    site.run_once()
+    for arguments, said in {
+        ("show", "secret"): "nopaths",
+        ("status",): "live",
+        ("doctor",): "✓ branch: ",
+        ("retry", "secret"): "secret will be tried again",
+        ("cancel", "secret"): "secret cancelled",
+        ("list",): "No jobs.",
+        ("retry", "--all"): "No job needs that.",
+    }.items():
+        assert said in _STYLE.sub("", worker(site, *arguments)), arguments
+
+
+def test_json_is_plain_at_a_terminal_too(site: Site) -> None:
+    assert worker(site, "list", "--json") == "[]\n"
+
+
+def test_what_a_job_says_cannot_steer_the_terminal(site: Site) -> None:
+    site.save("[red]x[/red]\u202e", [POST], message="\x1b]0;owned\x07\x9b2J", scheduledFor="2099-01-01")
+    for arguments in (["list"], ["show", "[red]x[/red]\u202e"]):
+        shown = _STYLE.sub("", worker(site, *arguments))
+        assert shown.replace("\n", "").isprintable(), arguments
+        assert "[red]x[/red]" in shown
+
+
+def test_run_prints_its_log_lines_at_a_terminal_too(site: Site) -> None:
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST])
+    site.save("secret", [".env"])
+    shown = worker(site, "run", "--once")
+    names = [entry["event"] for entry in events_in(_STYLE.sub("", shown))]
+    assert sorted(names) == ["nopaths", "published", "start", "start", "worker-started", "worker-stopped"]
+    assert "\x1b[31m[briter-worker]" in shown
+    assert "\x1b" not in worker(site, "run", "--once", NO_COLOR="1")
+
+
+def test_a_bar_shows_how_far_a_long_push_is_and_leaves_the_log_whole(site: Site) -> None:
+    shown = at_terminal(["-c", BAR, "1.0"], site.environment())
+    assert "push" in shown
+    assert "2/3" in shown
+    (line,) = [text for text in shown.splitlines() if "published" in text]
+    assert events_in(_STYLE.sub("", line[line.index("[briter-worker]") :]))
+    assert not _STYLE.sub("", shown).rstrip().endswith("3/3")
+
+
+def test_what_is_done_at_once_has_no_bar(site: Site) -> None:
+    shown = at_terminal(["-c", BAR, "0.05"], site.environment())
+    assert "2/3" not in shown
+    assert len(events_in(shown)) == 1
