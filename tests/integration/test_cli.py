@@ -112,6 +112,22 @@ def test_publishing_goes_on_without_anybody_to_tell(site: Site, script: str) -> 
     assert site.jobs() == []
 
 
+def test_a_descriptor_that_was_closed_is_not_given_to_the_lock(site: Site) -> None:
+    lock = site.storage / "worker.lock"
+    with subprocess.Popen(
+        ["bash", "-c", f"exec {sys.executable} -m briter_worker run <&- >&- 2>&-"],
+        cwd=site.root,
+        env=site.environment(),
+    ) as worker:
+        try:
+            eventually(lambda: lock.exists() and lock.read_bytes())
+            descriptors = Path(f"/proc/{worker.pid}/fd")
+            assert {str((descriptors / name).readlink()) for name in "012"} == {os.devnull}
+        finally:
+            worker.terminate()
+    assert worker.returncode == 0
+
+
 def test_the_log_is_utf_8_whatever_the_locale(site: Site) -> None:
     site.write_post("content/posts/日本.md", "x\n")
     site.save("日本", ["content/posts/日本.md"])
@@ -486,3 +502,5 @@ def test_a_reader_that_has_had_enough_is_no_failure(site: Site, tmp_path: Path) 
     result = shell(site, f"set -o pipefail; $worker list --json | head -1 >{listed}")
     assert (result.returncode, result.stderr) == (0, "")
     assert listed.read_text() == "[\n"
+    short = shell(site, "set -o pipefail; $worker status | true")
+    assert (short.returncode, short.stderr) == (0, "")
