@@ -14,6 +14,8 @@ def main() -> None:
     _forget_current_folder()
     _fill_standard_descriptors()
     _speak_utf8()
+    # Pydantic would look through every installed package for plugins, which takes longer than the rest of it.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from briter_worker.cli import main as run_command  # noqa: PLC0415 - its imports may open files
 
     sys.exit(run_command(sys.argv[1:]))

@@ -1,47 +1,21 @@
-"""The command line: which commands there are, and how whatever happens becomes an exit status.
-
-The commands import only what they use: cron starts an empty `run --once` each minute.
-"""
+"""The command line: one command is run, and whatever happens becomes an exit status and at most one line."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from briter_worker import views
-from briter_worker.commands import DeclinedError, look, steer, work
+from briter_worker.commands import DeclinedError
 from briter_worker.errors import PublishError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-app = typer.Typer(
-    name="briter-worker",
-    help="Publishes the posts of a flat-file CMS through git, exactly once each.",
-    add_completion=False,
-    no_args_is_help=True,
-    # Rich takes longer to load than most commands run.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(work.run)
-app.command()(work.enqueue)
-app.command("list")(look.list_)
-app.command()(look.show)
-app.command()(steer.retry)
-app.command()(steer.cancel)
-app.command()(look.status)
-app.command()(look.health)
-app.command()(look.doctor)
-app.command()(look.schema)
-
 
 @dataclass
-class _Invocation:
+class Invocation:
     """What holds for every command."""
 
     debug: bool = False
@@ -49,17 +23,31 @@ class _Invocation:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; its exit status. Whatever goes wrong is one line, not a traceback."""
-    invocation = _Invocation(debug=bool(os.environ.get("BRITER_DEBUG")))
+    invocation = Invocation(debug=bool(os.environ.get("BRITER_DEBUG")))
     try:
-        typer.main.get_command(app).main(list(argv), prog_name="briter-worker", obj=invocation)
-    except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else 1
+        return _run(list(argv), invocation)
     except Exception as error:
         if invocation.debug:
             raise
         text, status = _explained(error)
         views.tell(text)
         return status
+
+
+def _run(argv: list[str], invocation: Invocation) -> int:
+    if argv in (["run"], ["run", "--once"]):
+        from briter_worker.commands.publish import publish  # noqa: PLC0415 - says itself why it needs no typer
+
+        return publish(once=len(argv) > 1)
+
+    import typer.main  # noqa: PLC0415 - see above
+
+    from briter_worker.commands.app import app  # noqa: PLC0415
+
+    try:
+        typer.main.get_command(app).main(argv, prog_name="briter-worker", obj=invocation)
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else 1
     return 0
 
 
@@ -83,29 +71,3 @@ def _place(error: Exception) -> str:
     while step is not None and step.tb_next is not None:
         step = step.tb_next
     return f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}" if step else "nowhere"
-
-
-def _version(*, wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version  # noqa: PLC0415 - slow, and rarely asked for
-
-        views.put(f"briter-worker {version('briter-worker')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _for_every_command(
-    context: typer.Context,
-    *,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
-    version: Annotated[  # noqa: ARG001 - its callback has done the work
-        bool,
-        typer.Option(
-            "--version",
-            callback=lambda wanted: _version(wanted=wanted),
-            is_eager=True,
-            help="Print the version.",
-        ),
-    ] = False,
-) -> None:
-    context.obj.debug = context.obj.debug or debug

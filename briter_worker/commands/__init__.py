@@ -1,15 +1,11 @@
-"""What each command does, in the words of `cli`. Heavy imports wait until a command needs them."""
+"""What each command does. Heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from briter_worker.settings import Settings
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 class DeclinedError(Exception):

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from briter_worker import views
-from briter_worker.commands import DeclinedError, Json, read_settings
+from briter_worker.commands import DeclinedError, read_settings
+from briter_worker.commands.options import Json, Wanted  # noqa: TC001 - typer reads them
 
 if TYPE_CHECKING:
     from briter_worker.standing import Standing
 
 
-class Wanted(StrEnum):
+class Status(StrEnum):
     """Which jobs to list."""
 
     PENDING = "pending"
@@ -37,8 +38,8 @@ _PENDING = frozenset({"pending", "retrying"})
 def list_(
     *,
     status: Annotated[
-        Wanted, typer.Option(help="pending: due now or again; scheduled: on hold; failed: dead letters.")
-    ] = Wanted.ALL,
+        Status, typer.Option(help="pending: due now or again; scheduled: on hold; failed: dead letters.")
+    ] = Status.ALL,
     as_json: Json = False,
 ) -> None:
     """The jobs in the queue: in flight, waiting, dead letters."""
@@ -48,20 +49,16 @@ def list_(
     now = time.time()
     rows = open_queue(settings).jobs(now)
     match status:
-        case Wanted.PENDING:
+        case Status.PENDING:
             rows = [row for row in rows if row.state.value in _PENDING]
-        case Wanted.SCHEDULED | Wanted.FAILED:
+        case Status.SCHEDULED | Status.FAILED:
             rows = [row for row in rows if row.state.value == status.value]
-        case Wanted.ALL:
+        case Status.ALL:
             pass
     views.put_jobs(rows, now, as_json=as_json)
 
 
-def show(
-    wanted: Annotated[str, typer.Argument(metavar="ID-or-SLUG", help="A job's id, or a post's slug.")],
-    *,
-    as_json: Json = False,
-) -> None:
+def show(wanted: Wanted, *, as_json: Json = False) -> None:
     """One job, with every key of its file."""
     settings = read_settings()
     from briter_worker.wiring import open_queue  # noqa: PLC0415

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from briter_worker import views
-from briter_worker.commands import DeclinedError, Json, read_settings
+from briter_worker.commands import DeclinedError, read_settings
+from briter_worker.commands.options import Json, Wanted  # noqa: TC001 - typer reads them
 from briter_worker.errors import UsageError, for_people
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from briter_worker.job import Job
-
-_Wanted = Annotated[str, typer.Argument(metavar="ID-or-SLUG", help="A job's id, or a post's slug.")]
 
 
 def retry(
@@ -43,7 +42,7 @@ def retry(
         views.put_columns(["retried", job.slug, job.id] for job in jobs)
 
 
-def cancel(wanted: _Wanted, *, as_json: Json = False) -> None:
+def cancel(wanted: Wanted, *, as_json: Json = False) -> None:
     """Take a waiting or failed job out of the queue."""
     settings = read_settings()
     from briter_worker.wiring import open_queue  # noqa: PLC0415

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from briter_worker import views
-from briter_worker.commands import Json, read_settings
+from briter_worker.commands import read_settings
+from briter_worker.commands.options import Json  # noqa: TC001 - typer reads it
+from briter_worker.commands.publish import publish
 from briter_worker.errors import UsageError, for_people
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from briter_worker.ports import EventSink
     from briter_worker.settings import Settings
 
 
@@ -22,21 +23,7 @@ def run(
     once: Annotated[bool, typer.Option("--once", help="Drain what is due, and exit.")] = False,
 ) -> None:
     """Publish whatever is due, until SIGTERM; one log line per event."""
-    settings = read_settings()
-    from briter_worker.wiring import run_worker  # noqa: PLC0415
-
-    raise typer.Exit(run_worker(settings, once=once, sink=_sink()))
-
-
-def _sink() -> EventSink:
-    from briter_worker.sinks.log import LogSink, standard_output  # noqa: PLC0415
-
-    log = LogSink(standard_output(), complain=views.tell)
-    if not views.is_terminal():
-        return log
-    from briter_worker.sinks.terminal import TerminalSink  # noqa: PLC0415
-
-    return TerminalSink(log)
+    raise typer.Exit(publish(once=once))
 
 
 def enqueue(

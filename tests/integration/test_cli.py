@@ -382,8 +382,8 @@ def test_a_post_that_fails_alone_is_no_condition_of_the_site(site: Site) -> None
 
 def test_status_tells_of_files_that_are_no_jobs(site: Site) -> None:
     (site.queue / "torn.json").write_text('{"slug": "to')
-    assert [row["file"] for row in data(site.command("status", "--json"))["stuck"]] == ["torn.json"]
     os.utime(site.queue / "torn.json", (1, 1))
+    assert [row["file"] for row in data(site.command("status", "--json"))["stuck"]] == ["torn.json"]
     assert site.run_once().returncode == 1
     status = data(site.command("status", "--json"))
     assert (status["quarantined"], status["stuck"], status["jobs"]["failed"]) == (1, [], 1)

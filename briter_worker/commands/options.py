@@ -1,0 +1,10 @@
+"""Options and arguments that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Wanted = Annotated[str, typer.Argument(metavar="ID-or-SLUG", help="A job's id, or a post's slug.")]

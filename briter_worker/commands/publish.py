@@ -1,0 +1,30 @@
+"""Run the worker. Without typer: cron starts this each minute, and would wait for typer as long as for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from briter_worker import views
+from briter_worker.commands import read_settings
+
+if TYPE_CHECKING:
+    from briter_worker.ports import EventSink
+
+
+def publish(*, once: bool) -> int:
+    """Publish whatever is due, until told to stop or with `once` until nothing is; the exit status."""
+    settings = read_settings()
+    from briter_worker.wiring import run_worker  # noqa: PLC0415
+
+    return run_worker(settings, once=once, sink=_sink())
+
+
+def _sink() -> EventSink:
+    from briter_worker.sinks.log import LogSink, standard_output  # noqa: PLC0415
+
+    log = LogSink(standard_output(), complain=views.tell)
+    if not views.is_terminal():
+        return log
+    from briter_worker.sinks.terminal import TerminalSink  # noqa: PLC0415
+
+    return TerminalSink(log)
