@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from pydantic.alias_generators import to_camel
 
-from briter_worker import cli, events
+from briter_worker import events
 from briter_worker.adapters import folders_for, names
+from briter_worker.commands.app import app
 from briter_worker.errors import Failure, Kind
 from briter_worker.job import job_schema
 from briter_worker.settings import settings_schema
@@ -309,7 +310,7 @@ def value_of(parameter: Any) -> str:  # noqa: ANN401 - click's own
 def commands_page() -> str:
     """Every command, with what it takes."""
     parts = []
-    for name, command in leaves(typer.main.get_command(cli.app), "briter-worker"):
+    for name, command in leaves(typer.main.get_command(app), "briter-worker"):
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         usage = " ".join([name, *(argument_of(argument) for argument in arguments)])
         rows = [[f"`{argument_of(p)}`", p.help or ""] for p in command.params if p.name != "help"]
