@@ -306,8 +306,6 @@ class Commands:
                 "fetch.prune": "false",
                 f"remote.{self._remote}.prune": "false",
                 f"remote.{self._remote}.mirror": "false",
-                f"remote.{self._remote}.receivepack": "git-receive-pack",
-                f"remote.{self._remote}.uploadpack": "git-upload-pack",
             }
             if not self._hooks:
                 config["core.hooksPath"] = os.devnull

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _NOISE = re.compile(
     r"^(?:remote: )?(?:Enumerating|Counting|Compressing|Writing|Delta|Resolving|Total|Unpacking|Receiving)\b"
 )
+_RECEIVE, _UPLOAD = "git-receive-pack", "git-upload-pack"
+"""Said each time: the repository's configuration may name another program, which git would run."""
 _AMBIGUOUS = frozenset({Failure.NETWORK, Failure.TIMEOUT, Failure.INTERNAL, Failure.REMOTE_REFUSED})
 
 
@@ -99,7 +101,10 @@ class Remote:
     def tip(self) -> str | None:
         """Where the branch is on the remote now; None where it has no such branch."""
         out = self._commands.run(
-            "ls-remote", "--", self._site.remote, self._site.branch_ref, doing="the remote could not be asked"
+            *("ls-remote", f"--upload-pack={_UPLOAD}", "--"),
+            self._site.remote,
+            self._site.branch_ref,
+            doing="the remote could not be asked",
         )
         for line in out.decode(errors="replace").splitlines():
             sha, _, name = line.partition("\t")
@@ -118,6 +123,7 @@ class Remote:
         self._commands.run(
             "fetch",
             *("--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap="),
+            f"--upload-pack={_UPLOAD}",
             "--",
             self._site.remote,
             f"+{self._site.branch_ref}:{FETCHED}",
@@ -143,7 +149,14 @@ class Remote:
         with self._commands.watched(None, "push"):
             try:
                 remote = self._commands.repo.remote(self._site.remote)
-                infos = remote.push(refspec, progress=listener, force_with_lease=lease, **options)
+                infos = remote.push(
+                    refspec,
+                    progress=listener,
+                    allow_unsafe_options=True,  # for the next one, which makes it safe
+                    receive_pack=_RECEIVE,
+                    force_with_lease=lease,
+                    **options,
+                )
             except git.GitCommandError:
                 failed = True
             except git.UnsafeProtocolError as error:

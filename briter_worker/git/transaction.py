@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -159,11 +160,22 @@ class Transaction:
         self._record(plan)
         if not self._still_ours():
             raise Stopped
-        if self._large_files:
-            self._remote.push_large_files(plan.ref, dry_run=plan.dry_run)
-        pushed = self._remote.push(plan.ref, new=plan.new, expect=plan.remote, dry_run=plan.dry_run)
+        try:
+            if self._large_files:
+                self._remote.push_large_files(plan.ref, dry_run=plan.dry_run)
+            pushed = self._remote.push(plan.ref, new=plan.new, expect=plan.remote, dry_run=plan.dry_run)
+        except PublishError:
+            self._forget(plan.ref)
+            raise
+        if pushed is Pushed.MOVED:
+            self._forget(plan.ref)
         self._checked = self._checked or pushed is Pushed.DONE
         return pushed
+
+    def _forget(self, ref: str) -> None:
+        """What was not pushed is built anew; `tidy` removes what this cannot."""
+        with suppress(PublishError):
+            self._site.update((ref, None, None), log="briter")
 
     def adopt(self, plan: Plan, known: dict[str, Entry | None] | None) -> None:
         """Bring the local side up to what was pushed. Never fails: the posts are on the remote."""
