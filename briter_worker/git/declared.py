@@ -6,6 +6,7 @@ Every declared path passes the allowlist first, then each part of it is looked a
 from __future__ import annotations
 
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from briter_worker.git.folders import Folders, Refused, kind_of
 from briter_worker.git.objects import NESTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from briter_worker.git.command import Commands
     from briter_worker.git.objects import Tree
@@ -85,13 +86,14 @@ class Declared:
             if was is None:
                 draft.missing.append(path)
             elif was.is_folder:
-                draft.gone.update(dict.fromkeys(p for p, _ in self._tree.files(path) if not self._is_held(p)))
+                self._gone_below(path, draft)
             else:
                 draft.gone[path] = None
         elif stat.S_ISDIR(mode):
             self._expand(path, draft)
         elif stat.S_ISREG(mode):
             draft.files[path] = None
+            self._gone_below(path, draft)
         else:
             raise Refused.of(mode)
 
@@ -128,11 +130,23 @@ class Declared:
         was = self._tree.entry(folder)
         if was is not None and not was.is_folder:
             draft.gone[folder] = None
+        self._gone_below(folder, draft, here=here, shut=shut)
+        draft.files.update(dict.fromkeys(sorted(path for path in here if not self._is_held(path))))
+
+    def _gone_below(
+        self, folder: str, draft: Draft, *, here: Collection[str] = (), shut: Collection[str] = ()
+    ) -> None:
+        """All of the tree's below the folder that is not any more: not `here`, nor in what is `shut`."""
         blocked = tuple(f"{path}/" for path in shut)
         for path, _ in self._tree.files(folder):
-            if not (path in here or path in shut or path.startswith(blocked) or self._is_held(path)):
-                draft.gone[path] = None
-        draft.files.update(dict.fromkeys(sorted(path for path in here if not self._is_held(path))))
+            if path in here or path in shut or path.startswith(blocked) or self._is_held(path):
+                continue
+            try:
+                self._allowlist.resolve(path)
+            except PathRefusedError as refusal:
+                draft.rejected[path] = refusal.reason
+                continue
+            draft.gone[path] = None
 
     def _sort(self, path: str, mode: int, todo: list[str], here: set[str], rejected: dict[str, str]) -> None:
         """What a folder's listing has there: a folder to look into, a file, or nothing to publish."""
@@ -167,8 +181,10 @@ class Declared:
     def _ignored(self, paths: Sequence[str]) -> set[str]:
         try:
             out = self._commands.run("check-ignore", "-z", "--stdin", stdin=_lines(paths), ok=(0, 1))
-        except PublishError:
-            # Git gives up at the first path it does not like (one in a submodule, say): find that one.
+        except PublishError as failure:
+            # Git gives up at the first path that it takes to be elsewhere: find that one.
+            if not re.search("is in submodule|beyond a symbolic link", failure.text):
+                raise
             if len(paths) == 1:
                 return {paths[0]}
             middle = len(paths) // 2

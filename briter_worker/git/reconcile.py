@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.git import causes
-from briter_worker.git.objects import FOLDER, LINK, Entry
+from briter_worker.git.objects import FOLDER, LINK, NESTED, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +41,8 @@ class Placing:
         self._objects = objects
         self._tree = tree
         self._over: dict[str, Entry | None] = {}
+        self._made: set[str] = set()
+        """Folders in which something was placed."""
 
     def entry(self, path: str) -> Entry | None:
         """What is at `path` by now: a file's entry, or None."""
@@ -53,8 +55,12 @@ class Placing:
         """What has to change for these changes; with a conflict, nothing of them is taken over."""
         placed = Placed()
         conflicts: list[str] = []
+        gone = {change.path for change in changes if change.blob is None}
         for change in changes:
             theirs = self.entry(change.path)
+            if change.blob is not None and self._is_taken(change.path, gone):
+                conflicts.append(change.path)
+                continue
             try:
                 ours = self._merged(change, theirs)
             except _ConflictError:
@@ -65,16 +71,40 @@ class Placing:
         placed.conflicts = tuple(conflicts)
         if not conflicts:
             self._over.update(placed.entries)
+            self._made.update(
+                above for path, entry in placed.entries.items() if entry for above in _folders_of(path)
+            )
         return placed
+
+    def _is_taken(self, path: str, gone: set[str]) -> bool:
+        """Whether writing the file would remove others: a folder in its place, or a file in a folder's."""
+        for above in _folders_of(path):
+            if above not in gone and self.entry(above) is not None:
+                return True
+        was = self._tree.entry(path)
+        if (
+            was is not None
+            and was.is_folder
+            and any(
+                below not in gone and self.entry(below) is not None for below, _ in self._tree.files(path)
+            )
+        ):
+            return True
+        return path in self._made and any(
+            entry is not None and below not in gone and below.startswith(f"{path}/")
+            for below, entry in self._over.items()
+        )
 
     def _merged(self, change: Change, theirs: Entry | None) -> Entry | None:
         ours = None if change.blob is None else Entry(change.mode, change.blob)
         their_blob = None if theirs is None else theirs.sha
+        if theirs is not None and theirs.mode == NESTED:
+            raise _ConflictError
         if their_blob in (change.base, change.blob):
             return ours
         if change.blob == change.base:
             return theirs  # only the other side changed it
-        if ours is None or theirs is None or LINK in (ours.mode, theirs.mode):
+        if ours is None or theirs is None or theirs.mode == LINK:
             raise _ConflictError
         return Entry(ours.mode, self._merge_lines(change.base, ours.sha, theirs.sha))
 
@@ -95,3 +125,7 @@ class Placing:
 
 class _ConflictError(Exception):
     """Both sides changed the same lines."""
+
+
+def _folders_of(path: str) -> list[str]:
+    return [path[:i] for i, c in enumerate(path) if c == "/"]

@@ -72,7 +72,7 @@ class Staging:
             )
             drafts = declared.drafts(requests)
             self._hash(dict.fromkeys(path for draft in drafts for path in draft.files))
-            self._look_again()
+            self._look_again(drafts)
             return {draft.request.key: self._staged(draft) for draft in drafts}
         finally:
             self._folders.close()
@@ -168,22 +168,35 @@ class Staging:
             return self._hashes(paths[:middle]) | self._hashes(paths[middle:])
         return dict(zip(paths, out.decode().split(), strict=True))
 
-    def _look_again(self) -> None:
-        """A file that was rewritten while the others were read is read again."""
-        filtered = self._attributes.known_filtered
-        for path, known in list(self._read.items()):
-            if not isinstance(known, tuple):
-                continue
-            parent, _, name = path.rpartition("/")
-            try:
-                now = _signature(os.stat(name, dir_fd=self._folders.open(parent), follow_symlinks=False))
-            except (OSError, Refused):
-                now = ()
-            if now != known[1]:
-                if path in filtered:
-                    self._hash_by_git([path])
-                else:
-                    self._read[path] = self._tried(path, None)
+    def _look_again(self, drafts: Sequence[Draft]) -> None:
+        """What was rewritten, or came back, while the others were read is read again."""
+        for draft in drafts:
+            back = [path for path in draft.gone if self._signature(path) is not None]
+            for path in back:
+                # Removed and written anew is how some editors save: that is no deletion.
+                del draft.gone[path]
+                draft.files[path] = None
+        changed = {
+            path: None
+            for draft in drafts
+            for path in draft.files
+            if not isinstance(self._read.get(path), PublishError)
+            and self._signature(path) != self._known(path)
+        }
+        self._hash(changed)
+
+    def _known(self, path: str) -> tuple[int, ...] | None:
+        known = self._read.get(path)
+        return known[1] if isinstance(known, tuple) else None
+
+    def _signature(self, path: str) -> tuple[int, ...] | None:
+        """What tells one state of a file from another; None where no regular file is."""
+        parent, _, name = path.rpartition("/")
+        try:
+            status = os.stat(name, dir_fd=self._folders.open(parent), follow_symlinks=False)
+        except (OSError, Refused):
+            return None
+        return _signature(status) if stat.S_ISREG(status.st_mode) else None
 
     def _staged(self, draft: Draft) -> Staged:
         changes: list[Change] = []
