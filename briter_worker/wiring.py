@@ -134,7 +134,9 @@ def _run_locked(settings: Settings, lock: SiteLock, *, once: bool, sink: EventSi
         stop,
         FolderWaker(settings.queue_root, queue.notice),
         next_due=queue.next_due,
-        pending_flush=lambda: not settings.worker_dry_run and has_dry_run_commits(settings.git_worktree),
+        pending_flush=lambda: (
+            not settings.worker_dry_run and has_dry_run_commits(settings.git_worktree, settings.git_branch)
+        ),
         tidy=tidy,
         poll=settings.worker_poll_interval_ms / 1000,
     )

@@ -208,8 +208,6 @@ def _uses_lfs(site: Site) -> bool:
 
 def _remote(site: Site) -> Finding:
     """Ask for a push without making it: the network, the host's key, credentials and permission in one."""
-    from briter_worker.git.site import DRY_RUN  # noqa: PLC0415 - GitPython fails to load where git is missing
-
     try:
         site.check_remote()
         tips = site.tips()
@@ -234,7 +232,7 @@ def _remote(site: Site) -> Finding:
     where = f"{site.remote}'s {site.branch} can be pushed to"
     if site.is_ancestor(theirs, tips.local):
         return ok("remote", where)
-    if tips.remote in {None, tips.local} or site.ref(DRY_RUN) == tips.local:
+    if tips.remote in {None, tips.local} or site.ref(site.dry_run_ref) == tips.local:
         return ok("remote", f"{where}; it has new commits, which the next publication merges")
     return warning(
         "remote",

@@ -19,7 +19,6 @@ from briter_worker.git.attributes import Attributes
 from briter_worker.git.bases import Base, Bases, read_bases, write_bases
 from briter_worker.git.folders import Folders, Refused, kind_of
 from briter_worker.git.objects import FOLDER, LINK, NESTED, Entry
-from briter_worker.git.site import BASES, DRY_RUN, PRIVATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from briter_worker.git.objects import Objects
     from briter_worker.git.site import Site
     from briter_worker.ports import Plan
-
-UNINDEXED = f"{PRIVATE}/unindexed"
-"""The commit that the index still shows for what was published since, when it could not be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,10 @@ class Adoption:
             else:
                 self._index(known)
         except PublishError:
-            self._site.update((UNINDEXED, self._site.ref(UNINDEXED) or plan.old, None), log="briter")
+            self._site.update(
+                (self._site.unindexed_ref, self._site.ref(self._site.unindexed_ref) or plan.old, None),
+                log="briter",
+            )
             raise
         finally:
             if foreign:
@@ -81,10 +80,10 @@ class Adoption:
 
     def heal(self) -> None:
         """Finish what an earlier adoption could not do to the index."""
-        old, tip = self._site.ref(UNINDEXED), self._site.ref(self._site.branch_ref)
+        old, tip = self._site.ref(self._site.unindexed_ref), self._site.ref(self._site.branch_ref)
         if old is not None and tip is not None:
             self._index_differences(old, tip, own=())
-            self._site.update((UNINDEXED, None, None), log="briter")
+            self._site.update((self._site.unindexed_ref, None, None), log="briter")
 
     def differences(self, old: str, new: str) -> dict[str, Difference]:
         """What changed between two commits, by path."""
@@ -107,11 +106,11 @@ class Adoption:
         if on_remote is not None and self._site.ref(self._site.tracking_ref) != on_remote:
             changes.append((self._site.tracking_ref, on_remote, None))
         if plan.dry_run:
-            changes.append((DRY_RUN, plan.new, None))
-        elif self._site.ref(DRY_RUN) is not None:
-            changes.append((DRY_RUN, None, None))
+            changes.append((self._site.dry_run_ref, plan.new, None))
+        elif self._site.ref(self._site.dry_run_ref) is not None:
+            changes.append((self._site.dry_run_ref, None, None))
         if before != after:
-            changes.append((BASES, write_bases(self._commands, after), None))
+            changes.append((self._site.bases_ref, write_bases(self._commands, after), None))
         if self._site.ref(plan.ref) is not None:
             changes.append((plan.ref, None, None))
         if changes:
@@ -171,7 +170,7 @@ class Adoption:
             folders.close()
         left = {path: base for path, base in bases.items() if path not in written or base.conflict}
         if left != bases:
-            self._site.update((BASES, write_bases(self._commands, left), None), log="briter")
+            self._site.update((self._site.bases_ref, write_bases(self._commands, left), None), log="briter")
 
     def _write(self, folders: Folders, path: str, entry: Entry | None, expected: str | None) -> bool:
         """Whether the file is now as `entry` says; a file that is not as expected is not touched."""

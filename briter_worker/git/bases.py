@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from briter_worker.git.objects import LINK
-from briter_worker.git.site import BASES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +55,7 @@ _START, _OURS, _THEIRS = "?start", "?ours", "?theirs"
 
 def read_bases(site: Site, objects: Objects) -> Bases:
     """What is known, by path."""
-    tree = site.ref(BASES)
+    tree = site.ref(site.bases_ref)
     if tree is None:
         return {}
     found: dict[str, dict[str, str | None]] = {}

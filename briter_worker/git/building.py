@@ -10,7 +10,6 @@ from briter_worker.errors import Failure, PublishError
 from briter_worker.git.adopt import Adoption
 from briter_worker.git.commits import Commit, Person, Writer
 from briter_worker.git.reconcile import Placing
-from briter_worker.git.site import DRY_RUN
 from briter_worker.ports import Change
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class Building:
         """
         commands = self._site.commands
         out = commands.run("rev-list", "--reverse", "--topo-order", "--parents", f"{theirs}..{local}")
-        dry = self._site.ref(DRY_RUN)
+        dry = self._site.ref(self._site.dry_run_ref)
         ours = dry is not None and self._site.is_ancestor(local, dry)
         adoption = Adoption(self._site, self._objects)
         items: list[Item] = []

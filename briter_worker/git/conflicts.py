@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure
 from briter_worker.git.bases import Base, Conflict, read_bases, write_bases
-from briter_worker.git.site import BASES, PRIVATE
+from briter_worker.git.refs import PRIVATE
 from briter_worker.ports import Change, Outcome
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Conflicts:
             known = bases.get(path)
             start = known.start if known else changes[path].base
             bases[path] = Base(start, Conflict(changes[path].blob, self._building.blob(theirs, path)))
-        self._site.update((BASES, write_bases(self._site.commands, bases), None), log="briter")
+        self._site.update((self._site.bases_ref, write_bases(self._site.commands, bases), None), log="briter")
 
 
 def _branch_name(slug: str) -> str:

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from briter_worker.git import refs
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-_REF = "refs/briter/dry-run"
 
-
-def has_dry_run_commits(worktree: Path) -> bool:
-    """Whether the repository has the ref that dry runs leave; False where there is no repository."""
+def has_dry_run_commits(worktree: Path, branch: str) -> bool:
+    """Whether the repository has the ref that the branch's dry runs leave; False where it is none."""
+    ref = f"{refs.of_branch(branch)}/{refs.DRY_RUN}"
     try:
         common = _common_dir(worktree)
-        if (common / _REF).exists():
+        if (common / ref).exists():
             return True
         packed = (common / "packed-refs").read_bytes()
     except OSError:
         return False
-    return f" {_REF}\n".encode() in packed
+    return f" {ref}\n".encode() in packed
 
 
 def _common_dir(worktree: Path) -> Path:

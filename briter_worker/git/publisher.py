@@ -17,7 +17,7 @@ from briter_worker.git.building import Building, Item
 from briter_worker.git.commits import Person, Writer
 from briter_worker.git.objects import Objects
 from briter_worker.git.remote import Remote
-from briter_worker.git.site import DRY_RUN, Site, Tips
+from briter_worker.git.site import Site, Tips
 from briter_worker.git.staging import Staging
 from briter_worker.git.transaction import Transaction
 from briter_worker.ports import Change, Outcome, Plan, Request
@@ -102,7 +102,7 @@ class GitPublisher:
 
     def pending_flush(self) -> bool:
         """Whether dry runs have left commits that a live run has to push."""
-        return not self._dry_run and self._site.ref(DRY_RUN) is not None
+        return not self._dry_run and self._site.ref(self._site.dry_run_ref) is not None
 
     def flush(self, now: float) -> str | None:
         """See `ports.Publisher`."""
@@ -125,11 +125,11 @@ class GitPublisher:
         self._site.leave()
 
     def _flush(self, objects: Objects, tips: Tips, now: float) -> str | None:
-        dry = self._site.ref(DRY_RUN)
+        dry = self._site.ref(self._site.dry_run_ref)
         if dry is None:
             return None
         if tips.remote is not None and self._site.is_ancestor(dry, tips.remote):
-            self._site.update((DRY_RUN, None, None), log="briter")
+            self._site.update((self._site.dry_run_ref, None, None), log="briter")
             return None
         return self._transaction(objects, lambda _: None, now).flush(tips, dry)
 

@@ -11,7 +11,6 @@ from git.remote import PushInfo
 
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git import causes
-from briter_worker.git.site import FETCHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,10 +125,10 @@ class Remote:
             f"--upload-pack={_UPLOAD}",
             "--",
             self._site.remote,
-            f"+{self._site.branch_ref}:{FETCHED}",
+            f"+{self._site.branch_ref}:{self._site.fetched_ref}",
             doing="the remote's new commits could not be fetched",
         )
-        tip = self._site.ref(FETCHED)
+        tip = self._site.ref(self._site.fetched_ref)
         if tip is None:
             raise PublishError(Failure.INTERNAL, "git fetch succeeded, but brought no commit")
         return tip

@@ -14,20 +14,14 @@ import psutil
 from git.refs.symbolic import SymbolicReference
 
 from briter_worker.errors import Failure, PublishError
-from briter_worker.git import causes
+from briter_worker.git import causes, refs
+from briter_worker.git.refs import PRIVATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from briter_worker.git.command import Commands
 
-PRIVATE = "refs/briter"
-"""Everything below is the worker's own."""
-DRY_RUN = f"{PRIVATE}/dry-run"
-"""The last commit of a dry run that no live run has pushed yet."""
-BASES = f"{PRIVATE}/bases"
-"""A tree of the versions that files in the work tree started from; see reconcile."""
-FETCHED = f"{PRIVATE}/fetched"
 
 _UNDER_WAY = {
     "MERGE_HEAD": ("a merge", "git merge --abort, or finish it with git commit"),
@@ -60,6 +54,16 @@ class Site:
         self.branch = branch
         self.branch_ref = f"refs/heads/{branch}"
         self.tracking_ref = f"refs/remotes/{remote}/{branch}"
+        # Per branch, so also per linked work tree: git lets no two of them have one branch checked out.
+        own = refs.of_branch(branch)
+        self.dry_run_ref = f"{own}/{refs.DRY_RUN}"
+        """The last commit of a dry run that no live run has pushed yet."""
+        self.bases_ref = f"{own}/bases"
+        """A tree of the versions that files in the work tree started from; see `bases`."""
+        self.unindexed_ref = f"{own}/unindexed"
+        """The commit that the index still shows for what was published since, if it could not be written."""
+        self.fetched_ref = f"{own}/fetched"
+        """What the last fetch brought."""
 
     def look(self) -> Tips:
         """The tips, once the site is fit to be published from. Raises PublishError, with the fix."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from briter_worker.errors import Failure, PublishError, Stopped
 from briter_worker.git.adopt import Adoption
 from briter_worker.git.conflicts import Conflicts
+from briter_worker.git.refs import PRIVATE
 from briter_worker.git.remote import Pushed
-from briter_worker.git.site import DRY_RUN, PRIVATE, Tips
+from briter_worker.git.site import Tips
 from briter_worker.ports import Outcome, Plan
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class Transaction:
         # A person has committed on top of it: the branch is ahead, and stays where it is.
         self._site.update(
             (self._site.tracking_ref, plan.new, None),
-            (DRY_RUN, None, None),
+            (self._site.dry_run_ref, None, None),
             (plan.ref, None, None),
             log="briter",
         )
