@@ -259,7 +259,11 @@ def test_a_second_lock_in_the_same_process_is_refused_with_the_holder(path: Path
     assert lock.still_ours()
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", f"{DEAD}\n".encode(), f"{os.getpid()}\n".encode()])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"garbage", f"{DEAD}\n".encode(), f"{os.getpid()}\n".encode()],
+    ids=["empty", "garbage", "dead", "own"],  # the PID itself would differ between pytest-xdist's workers
+)
 def test_a_held_kernel_lock_is_never_broken_whatever_the_file_says(
     path: Path, lock: SiteLock, content: bytes
 ) -> None:
