@@ -102,42 +102,79 @@ class PublishError(Exception):
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: the operator asked for it
-    """The worker was told to stop, and the work was given up before its commit point."""
+    """The worker was told to stop, and the work was given up; only the remote knows what a push did."""
+
+
+class LockLostError(Exception):
+    """The site's lock is not this worker's any more. Nothing was pushed; the worker has to end."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the worker's lock file was removed or replaced while it ran, so another worker may have the site "
+            "now; this one ends. Fix: start it again, and leave worker.lock alone"
+        )
 
 
 class UsageError(Exception):
     """The command or its configuration cannot be used as given: exit 2, one line."""
 
 
-# Credentials as they occur in URLs and in what git prints of them. `user:password@`, `token@`, and the
-# query strings and headers in which hosts put tokens. An scp-style `git@host:path` carries no secret.
-_USERINFO = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@'\"]*(?:@[^\s/@'\"]*)*@")
+# Credentials as they occur in URLs and in what git prints of them. An scp-style `git@host:path` carries no
+# secret. The words are a remote's or a job's, so each pattern has to take linear time: none begins with an
+# open repetition, and each repetition that may fail in the end is bounded.
+_URL_USER = re.compile(r"://[^\s/'\"]*@|://[^\s/:@'\"]{1,256}:(?!\d{1,5}/)[^\s@'\"]{0,256}@")
+"""Up to the last @ before the path; or, in a password that was not encoded, behind a slash."""
+_BARE_USER = re.compile(r"(?<![\w.%+-])[\w.%+-]{1,128}:[^\s/:@'\"]{1,256}@(?=\w)")
+_URL_QUERY = re.compile(r"(?P<url>://[^\s?'\"]*)(?P<query>\?[^\s'\"]*)?")
+_VALUE = r"(?:\"[^\"]*(?:\"|\Z)|'[^']*(?:'|\Z)|[^\s&;\"']+)"
 _SECRET_PAIR = re.compile(
-    r"(?P<key>\b(?:[\w-]*(?:token|secret|password|passwd|signature|credential|apikey|api_key|api-key|auth|sig)"
-    r"|key|pwd|pass)\s*[=:]\s*)(?P<quote>[\"']?)[^\s&;,\"']+",
+    r"(?P<key>(?:token|secret|password|passwd|passphrase|signature|credentials?|auth|sig"
+    r"|(?<![a-z])(?:(?:api|access|private|secret)?[_-]?key|pwd|pass))"
+    rf"[\"']?\s{{0,8}}[=:]\s{{0,8}}){_VALUE}",
     re.IGNORECASE,
 )
-_AUTH_HEADER = re.compile(r"(?P<key>\b(?:Bearer|Basic)\s+)[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
-_QUERY = re.compile(r"(?P<url>[a-zA-Z][a-zA-Z0-9+.-]*://[^\s?'\"]*)\?[^\s'\"]*")
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_KNOWN_TOKENS = re.compile(
-    r"\b(?:gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,})"
+_HEADER = re.compile(
+    r"(?P<key>\b(?:authorization[\"']?\s{0,8}[=:]\s{0,8}[\"']?(?:[a-z]{1,16}\s{1,8})?|bearer\s{1,8}|basic\s{1,8}))"
+    r"[a-z0-9._~+/=-]{6,}",
+    re.IGNORECASE,
 )
+_COOKIE = re.compile(r"(?P<key>\bcookie:\s{0,8})[^\s;]+(?:;\s{0,2}[^\s;=]{1,128}=[^\s;]*)*", re.IGNORECASE)
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:(?!-----END).)*(?:-----END[A-Z ]{0,40}-----)?"
+)
+_KNOWN_TOKENS = re.compile(
+    r"\b(?:gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|gl[a-z]{1,8}-[\w-]{16,}|xox[abeprs]-[\w-]{10,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|ATBB\w{20,}|ATCTT\w{20,}|npm_[A-Za-z0-9]{30,}|[rs]k_live_\w{16,})"
+    r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
+)
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_READ = 4 * MAX_TEXT
+"""More than this is not looked at: what is shown is shorter, even where much of it is redacted."""
 
 
 def redacted(text: str) -> str:
-    """`text` without credentials: userinfo and query strings of URLs, tokens, authorization headers."""
-    text = _USERINFO.sub(r"\g<scheme>***@", text)
-    text = _QUERY.sub(r"\g<url>?***", text)
-    text = _AUTH_HEADER.sub(r"\g<key>***", text)
+    """`text` without credentials: userinfo and query strings of URLs, tokens, headers, private keys."""
+    text = _URL_USER.sub("://***@", text)
+    text = _BARE_USER.sub("***@", text)
+    text = _URL_QUERY.sub(lambda found: found["url"] + "?***" if found["query"] else found["url"], text)
+    text = _HEADER.sub(r"\g<key>***", text)
+    text = _COOKIE.sub(r"\g<key>***", text)
     text = _SECRET_PAIR.sub(r"\g<key>***", text)
+    text = _PRIVATE_KEY.sub("***", text)
     return _KNOWN_TOKENS.sub("***", text)
 
 
 def for_people(text: str) -> str:
     """One line that may be shown anywhere: redacted, without control characters, of bounded length."""
-    text = _ANSI.sub("", text)
+    cut = len(text) > _READ
+    text = _ANSI.sub("", _beginning(text) if cut else text)
     # Format characters (bidirectional overrides, zero-width) can make a line read as another one.
     text = "".join(c if c.isprintable() else " " for c in text)
     text = " ".join(redacted(text).split())
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    return text if len(text) <= MAX_TEXT and not cut else f"{text[: MAX_TEXT - 2]} …".lstrip()
+
+
+def _beginning(text: str) -> str:
+    """Whole words only: of half a word it cannot be told whether it is half a secret."""
+    words = text[:_READ].rsplit(maxsplit=1)
+    return words[0] if len(words) > 1 else ""

@@ -1,0 +1,173 @@
+"""What may be shown to a person: no secret, no control character, never too long, and at once."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from briter_worker.errors import MAX_TEXT, Failure, Kind, LockLostError, PublishError, for_people
+
+CANARY = "cAnArY0123456789abcdef"
+
+URLS = [
+    f"https://user:{CANARY}@example.org/site.git",
+    f"https://{CANARY}@example.org/site.git",
+    f"https://{CANARY}:x-oauth-basic@example.org/site.git",
+    f"https://user:p@{CANARY}@example.org/site.git",
+    f"https://user:pa/ss{CANARY}@example.org/site.git",
+    f"https://user:%40{CANARY}%3A@[::1]:8443/site.git",
+    f"ssh://git:{CANARY}@example.org:22/site.git",
+    f"git+https://user:{CANARY}@example.org",
+    f"https://example.org/site.git?private_token={CANARY}",
+    f"https://example.org/site.git?a=1&X-Amz-Signature={CANARY}#x",
+    f"https://example.org/site.git#access_token={CANARY}",
+    f"user:{CANARY}@example.org:site.git",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize(
+    "frame",
+    ["{}", "fatal: unable to access '{}': 403", 'remote "{}" is gone', "To {}\n ! [rejected]", "({}), again"],
+)
+def test_a_url_is_shown_without_its_credentials(url: str, frame: str) -> None:
+    shown = for_people(frame.format(url))
+    assert CANARY not in shown
+    assert "example.org" in shown or "[::1]" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Authorization: Bearer {CANARY}",
+        f"authorization: token {CANARY}",
+        f"Proxy-Authorization: Basic {CANARY}==",
+        f"{{'Authorization': 'Bearer {CANARY}'}}",
+        f"PRIVATE-TOKEN: {CANARY}",
+        f"X-Api-Key: {CANARY}",
+        f"Set-Cookie: session={CANARY}; other={CANARY}; Path=x",
+        f"AWS_SECRET_ACCESS_KEY={CANARY}",
+        f'{{"password": "two words {CANARY}"}}',
+        f'{{"token":"{CANARY}","a":1}}',
+        f"password=a,b{CANARY}",
+        f"--api-key={CANARY}",
+        f"ghp_{CANARY}",
+        f"github_pat_{CANARY}",
+        f"glpat-{CANARY}",
+        f"gh\x1b[31mp_{CANARY}",
+        f"eyJ{CANARY}.{CANARY}.{CANARY}",
+        f"-----BEGIN OPENSSH PRIVATE KEY-----\n{CANARY}\n{CANARY}\n-----END OPENSSH PRIVATE KEY-----",
+        f"-----BEGIN PRIVATE KEY-----\n{CANARY}\n{CANARY}",
+    ],
+)
+def test_a_secret_is_not_shown(text: str) -> None:
+    assert CANARY not in for_people(f"remote: it says {text} and so on")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fatal: unable to access 'https://example.org/site.git/': Could not resolve host: example.org",
+        "git@example.org:site.git: Permission denied (publickey)",
+        "the monkey: it is a donkey: both eat",
+        "connected to https://example.org:8443/@someone/site.git",
+        "ssh://git.example.org/x at 12:30",
+        "author: Somebody",
+    ],
+)
+def test_what_is_no_secret_is_shown_as_it_is(text: str) -> None:
+    assert for_people(text) == text
+
+
+@pytest.mark.parametrize("padding", [0, 1, 20, 40, 60])
+@pytest.mark.parametrize(
+    "secret", [f"https://{CANARY}:{CANARY}@example.org/", f"ghp_{CANARY}", f'token="{CANARY} {CANARY}"']
+)
+def test_a_secret_at_the_cut_is_not_shown_by_half(secret: str, padding: int) -> None:
+    # Redaction makes the text much shorter, so that what stands at the cut would be shown.
+    filler = f"https://{'x' * 900}@h/ "
+    count = 4 * MAX_TEXT // len(filler)
+    start = filler * count
+    text = start + "y " * ((4 * MAX_TEXT - len(start) - padding) // 2) + secret + " z" * 9000
+    shown = for_people(text)
+    assert CANARY[:4] not in shown
+
+
+def test_half_of_a_word_without_an_end_is_not_shown() -> None:
+    assert for_people(f"https://{CANARY * 1000}:x@example.org") == "…"
+    assert CANARY not in for_people(f"the url https://{CANARY * 1000}:x@example.org")
+
+
+ADVERSARIES = [
+    "a-",
+    "a",
+    "token",
+    "a-token",
+    "auth:",
+    "://",
+    "a://",
+    "://a:b",
+    "://a@",
+    "://u:p/",
+    "user:x",
+    "a:a@",
+    "eyJ-",
+    "eyJaaaaaaaa.",
+    "\x1b[",
+    "\x1b]",
+    "\x1b[0;",
+    "'",
+    "token='",
+    "cookie: a;",
+    "cookie: a; b=c; ",
+    "-----BEGIN PRIVATE KEY-----",
+    "-----BEGIN ",
+    "basic ",
+    "Bearer\t",
+    "key ",
+    "key= ",
+    " ",
+    "\n",
+    "ghp_",
+    "glpat-",
+    "xoxb-",
+    "\u202e",
+    "é",
+]
+
+
+@pytest.mark.parametrize("piece", ADVERSARIES)
+def test_a_megabyte_of_an_adversary_is_read_at_once(piece: str) -> None:
+    began = time.process_time()
+    shown = for_people(piece * (1_000_000 // len(piece)))
+    assert time.process_time() - began < 0.2
+    assert len(shown) <= MAX_TEXT
+
+
+@pytest.mark.parametrize("piece", ADVERSARIES)
+def test_so_is_as_much_as_is_looked_at_when_it_ends_otherwise(piece: str) -> None:
+    began = time.process_time()
+    for_people((piece * MAX_TEXT * 4)[: 4 * MAX_TEXT - 3] + " !")
+    assert time.process_time() - began < 0.1
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 1_999, "x" * 2_000, "x" * 2_001, "word " * 3_000, "wörd\u200b\x00 " * 400]
+)
+def test_what_is_shown_is_short_and_printable(text: str) -> None:
+    shown = for_people(text)
+    assert 0 < len(shown) <= MAX_TEXT
+    assert shown.isprintable()
+    assert (shown == text) or shown.endswith("…") or "\x00" in text
+
+
+def test_control_characters_and_escape_sequences_are_gone() -> None:
+    assert for_people("a\x1b[2J\x1b]0;title\x07b\r\nc\u202ed\x00") == "ab c d"
+
+
+def test_a_failure_is_safe_to_show_and_belongs_to_one_class() -> None:
+    failure = PublishError(Failure.AUTH, f"https://u:{CANARY}@h/\x1b[2J")
+    assert str(failure) == failure.text == "https://***@h/"
+    assert {each.kind for each in Failure} == set(Kind)
+    assert str(LockLostError()) == for_people(str(LockLostError()))
