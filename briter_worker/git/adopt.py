@@ -8,17 +8,13 @@ came from the remote), then the index follows, then the files that the CMS has n
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, PublishError
-from briter_worker.git.attributes import Attributes
 from briter_worker.git.bases import Base, Bases, read_bases, write_bases
-from briter_worker.git.folders import Folders, Refused, kind_of
 from briter_worker.git.objects import FOLDER, LINK, NESTED, Entry
+from briter_worker.git.writeback import WriteBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -56,8 +52,12 @@ class Adoption:
                 for path, each in self.differences(plan.old, plan.new).items()
                 if path not in plan.staged or plan.staged[path] != (each.new.sha if each.new else None)
             }
+        left_out = self._left_out() if foreign else set()
+        foreign = {
+            path: each for path, each in foreign.items() if path not in left_out and not _is_special(each)
+        }
         bases = read_bases(self._site, self._objects)
-        kept = {path: base for path, base in bases.items() if path not in plan.staged or path in foreign}
+        kept = self._still_needed(bases, plan)
         for path, each in foreign.items():
             started = plan.staged.get(path, each.old.sha if each.old else None)
             if path in plan.staged or path not in kept:
@@ -76,7 +76,18 @@ class Adoption:
             raise
         finally:
             if foreign:
-                self._files(foreign, kept)
+                self._write_back(foreign, kept, plan.new)
+
+    def _still_needed(self, bases: Bases, plan: Plan) -> Bases:
+        """Without those of files that are, in the work tree, what the branch has now."""
+        tree = self._objects.tree(plan.new) if bases else None
+        kept: Bases = {}
+        for path, base in bases.items():
+            entry = tree.entry(path) if tree else None
+            now = None if entry is None or entry.is_folder else entry.sha
+            if path not in plan.staged or plan.staged[path] != now:
+                kept[path] = base
+        return kept
 
     def heal(self) -> None:
         """Finish what an earlier adoption could not do to the index."""
@@ -139,8 +150,7 @@ class Adoption:
         differences = self.differences(old, new)
         out = self._commands.run("diff-index", "--cached", "-z", "--raw", "--no-renames", "--no-abbrev", old)
         staged = _differences(out).keys() - set(own)
-        marks = self._commands.run("ls-files", "-z", "-t")
-        left_out = {os.fsdecode(line[2:]) for line in marks.split(b"\0") if line.startswith(b"S ")}
+        left_out = self._left_out()
         self._index({path: each.new for path, each in differences.items() if path not in staged})
         again = sorted(path for path, each in differences.items() if path in left_out and each.new)
         if again:
@@ -150,107 +160,17 @@ class Adoption:
                 stdin=b"".join(os.fsencode(path) + b"\0" for path in again),
             )
 
-    # The files
-
-    def _files(self, foreign: Mapping[str, Difference], bases: Bases) -> None:
-        """Write what came from the remote where the work tree still has the version it replaces."""
-        marks = self._commands.run("ls-files", "-z", "-t")
-        left_out = {os.fsdecode(line[2:]) for line in marks.split(b"\0") if line.startswith(b"S ")}
-        folders = Folders(self._commands.worktree)
-        written: set[str] = set()
-        try:
-            for path, each in foreign.items():
-                base = bases.get(path)
-                if path in left_out or base is None or _is_special(each):
-                    continue
-                with suppress(OSError, Refused):
-                    if self._write(folders, path, each.new, base.start):
-                        written.add(path)
-        finally:
-            folders.close()
+    def _write_back(self, foreign: Mapping[str, Difference], bases: Bases, new: str) -> None:
+        wanted = {path: (each.new, bases[path].start) for path, each in foreign.items()}
+        written = WriteBack(self._commands, self._objects, new).write(wanted)
         left = {path: base for path, base in bases.items() if path not in written or base.conflict}
         if left != bases:
             self._site.update((self._site.bases_ref, write_bases(self._commands, left), None), log="briter")
 
-    def _write(self, folders: Folders, path: str, entry: Entry | None, expected: str | None) -> bool:
-        """Whether the file is now as `entry` says; a file that is not as expected is not touched."""
-        parent, _, name = path.rpartition("/")
-        full = self._commands.worktree / path
-        before = self._version(folders, parent, name, path)
-        wanted = None if entry is None else entry.sha
-        if before is not None and before[0] == wanted:
-            return True
-        if (before[0] if before else None) != expected:
-            return False
-        if entry is None:
-            if before is not None and self._unchanged(folders, parent, name, before[1]):
-                full.unlink()
-                self._remove_empty(full.parent)
-            return True
-        content = self._smudged(path, entry.sha)
-        full.parent.mkdir(parents=True, exist_ok=True)
-        folders.open(parent)  # refuses a link on the way
-        fd, temporary = tempfile.mkstemp(prefix=".briter-", dir=full.parent)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(content)
-            self._like_a_checkout(Path(temporary), full.parent, executable=entry.mode == "100755")
-            # As late as can be: what the CMS has saved meanwhile stays.
-            if not self._unchanged(folders, parent, name, before[1] if before else None):
-                return False
-            Path(temporary).replace(full)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-        return True
-
-    def _version(
-        self, folders: Folders, parent: str, name: str, path: str
-    ) -> tuple[str, os.stat_result] | None:
-        """The blob that the file in the work tree would be, and its status; None where there is none."""
-        try:
-            if kind_of(folders.open(parent), name) is None:
-                return None
-            with folders.file(parent, name) as fd:
-                status = os.fstat(fd)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        out = self._commands.run("hash-object", "--stdin-paths", stdin=os.fsencode(path) + b"\n")
-        return out.decode().strip(), status
-
-    def _unchanged(self, folders: Folders, parent: str, name: str, before: os.stat_result | None) -> bool:
-        try:
-            now = os.stat(name, dir_fd=folders.open(parent), follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return before is None
-        return before is not None and (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns) == (
-            before.st_ino,
-            before.st_size,
-            before.st_mtime_ns,
-            before.st_ctime_ns,
-        )
-
-    def _smudged(self, path: str, sha: str) -> bytes:
-        tip = self._site.ref(self._site.branch_ref)
-        if tip is None:
-            return self._objects.blob(sha)
-        if path not in Attributes(self._commands, self._objects.tree(tip)).filtered([path]):
-            return self._objects.blob(sha)
-        return self._commands.run("cat-file", "--filters", f"--path={path}", sha)
-
-    def _like_a_checkout(self, file: Path, folder: Path, *, executable: bool) -> None:
-        """The mode git gives, and the folder's owner: the CMS has to be able to edit it."""
-        mask = os.umask(0)
-        os.umask(mask)
-        file.chmod((0o777 if executable else 0o666) & ~mask)
-        if os.geteuid() == 0:
-            owner = folder.stat()
-            os.chown(file, owner.st_uid, owner.st_gid)
-
-    def _remove_empty(self, folder: Path) -> None:
-        with suppress(OSError):
-            while folder != self._commands.worktree:
-                folder.rmdir()
-                folder = folder.parent
+    def _left_out(self) -> set[str]:
+        """What a sparse checkout keeps out of the work tree."""
+        marks = self._commands.run("ls-files", "-z", "-t")
+        return {os.fsdecode(line[2:]) for line in marks.split(b"\0") if line.startswith(b"S ")}
 
 
 def _is_special(each: Difference) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from briter_worker.git.objects import Tree
 
 _ASKED = ("filter", "text", "eol", "crlf", "ident", "working-tree-encoding")
+_LINE_ENDS = frozenset({"text", "eol"})
 _NOTHING = ("unspecified", "unset")
 _SYSTEM = ("/etc/gitattributes", "/usr/local/etc/gitattributes")
 
@@ -29,8 +30,8 @@ class Attributes:
         self._commands = commands
         self._tree = tree
         self._folders: dict[str, bool] = {}
-        self.known_filtered: frozenset[str] = frozenset()
-        """What `filtered` answered last."""
+        self.automatic: set[str] = set()
+        """Those whose only filter is git's own guess at line ends: it spares what has CRLF committed."""
         self.uses_lfs = False
         """Whether any of them is stored by git-lfs."""
 
@@ -40,13 +41,15 @@ class Attributes:
         always = str(config.get_value("core", "autocrlf", default="false")).lower() in ("true", "input", "1")
         everywhere = always or self._anywhere(config)
         asked = [path for path in paths if everywhere or self._below(path.rpartition("/")[0])]
-        if asked:
-            filters = self._ask(asked)
-            self.uses_lfs = "lfs" in filters.values()
-            self.known_filtered = frozenset(asked if always else filters)
-        return self.known_filtered
+        filters = self._ask(asked) if asked else {}
+        self.uses_lfs = self.uses_lfs or any(each.get("filter") == "lfs" for each in filters.values())
+        found = {path for path, each in filters.items() if each} | set(asked if always else ())
+        self.automatic |= {
+            path for path in found if filters[path].keys() <= _LINE_ENDS and _is_guess(filters[path])
+        }
+        return frozenset(found)
 
-    def _ask(self, paths: list[str]) -> dict[str, str]:
+    def _ask(self, paths: list[str]) -> dict[str, dict[str, str]]:
         out = self._commands.run(
             "check-attr",
             "-z",
@@ -56,10 +59,10 @@ class Attributes:
             doing=".gitattributes could not be read",
         )
         fields = os.fsdecode(out).split("\0")[:-1]
-        found: dict[str, str] = {}
+        found: dict[str, dict[str, str]] = {path: {} for path in paths}
         for path, attribute, value in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
             if value not in _NOTHING:
-                found[path] = value if attribute == "filter" else found.get(path, "")
+                found[path][attribute] = value
         return found
 
     def _anywhere(self, config: GitConfigParser) -> bool:
@@ -85,3 +88,8 @@ class Attributes:
             )
             self._folders[folder] = known
         return known
+
+
+def _is_guess(attributes: dict[str, str]) -> bool:
+    """Whether git decides by the content alone if a file is text."""
+    return attributes.get("text") == "auto" or not attributes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, PublishError
@@ -13,7 +13,7 @@ from briter_worker.git.reconcile import Placing
 from briter_worker.ports import Change
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from briter_worker.git.objects import Entry, Objects
     from briter_worker.git.site import Site
@@ -29,6 +29,18 @@ class Item:
     author: bytes
     changes: tuple[Change, ...]
     rejected: tuple[str, ...] = ()
+
+    def based_on(self, landed: Mapping[str, str | None]) -> Item:
+        """The same, as an edit of what of ours has landed since it was staged."""
+        if not landed:
+            return self
+        return replace(
+            self,
+            changes=tuple(
+                replace(each, base=landed[each.path]) if each.path in landed else each
+                for each in self.changes
+            ),
+        )
 
 
 @dataclass(slots=True)
@@ -61,6 +73,7 @@ class Building:
         self._site = site
         self._objects = objects
         self._committer = identity.line(now)
+        self._known: dict[tuple[str, str], dict[tuple[bytes, bytes], str]] = {}
         self._signature = f"committer {identity.name} <{identity.email}> ".encode()
 
     def build(self, items: Sequence[Item], base: str, ref: str) -> Built:
@@ -102,11 +115,12 @@ class Building:
         dry = self._site.ref(self._site.dry_run_ref)
         ours = dry is not None and self._site.is_ancestor(local, dry)
         adoption = Adoption(self._site, self._objects)
+        landed = self._ours(local, theirs)
         items: list[Item] = []
         for line in out.decode().splitlines():
             sha, *parents = line.split()
             header, message = self._commit(sha)
-            author = re.search(rb"^author (.*)$", header, re.MULTILINE)
+            author = _author(header)
             if not ours or len(parents) != 1 or author is None or b"\n" + self._signature not in header:
                 remote, branch = self._site.remote, self._site.branch
                 raise PublishError(
@@ -114,6 +128,8 @@ class Building:
                     f"{branch} has a commit of a person's ({sha[:10]}) that the remote lacks, and the remote "
                     f"has others. Fix: git pull --rebase {remote} {branch}",
                 )
+            if (author, message) in landed:
+                continue  # it was put there before, by a worker that died before it could say so
             changes = tuple(
                 Change(
                     path,
@@ -123,19 +139,31 @@ class Building:
                 )
                 for path, each in adoption.differences(parents[0], sha).items()
             )
-            items.append(Item("", "", message, author.group(1), changes))
+            items.append(Item("", "", message, author, changes))
         return items
 
     def landed_as(self, item: Item, old: str, new: str) -> str | None:
         """Our commit of this item among those that came from the remote: a push whose answer was lost."""
-        out = self._site.commands.run("rev-list", "--no-merges", f"{old}..{new}")
-        for sha in out.decode().split():
-            header, message = self._commit(sha)
-            if message == item.message and b"\n" + self._signature in header:
-                return sha
-        return None
+        return next((sha for (_, said), sha in self._ours(old, new).items() if said == item.message), None)
+
+    def _ours(self, old: str, new: str) -> dict[tuple[bytes, bytes], str]:
+        """The worker's commits between two, by author and message."""
+        known = self._known.get((old, new))
+        if known is None:
+            known = self._known[old, new] = {}
+            out = self._site.commands.run("rev-list", "--no-merges", f"{old}..{new}")
+            for sha in out.decode().split():
+                header, message = self._commit(sha)
+                if b"\n" + self._signature in header:
+                    known[_author(header) or b"", message] = sha
+        return known
 
     def _commit(self, sha: str) -> tuple[bytes, bytes]:
         found = self._objects.read(sha)
         header, _, message = found[1].partition(b"\n\n") if found else (b"", b"", b"")
         return header, message
+
+
+def _author(header: bytes) -> bytes | None:
+    found = re.search(rb"^author (.*)$", header, re.MULTILINE)
+    return found.group(1) if found else None

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import Failure
+from briter_worker.errors import Failure, PublishError
 from briter_worker.git.bases import Base, Conflict, read_bases, write_bases
 from briter_worker.git.refs import PRIVATE
 from briter_worker.ports import Change, Outcome
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from briter_worker.git.objects import Objects
     from briter_worker.git.remote import Remote
     from briter_worker.git.site import Site
+
+
+_LONGEST = 100
+"""Bytes of a slug in a branch's name: a file's name, here and on the remote, has at most 255."""
 
 
 class Conflicts:
@@ -35,13 +39,16 @@ class Conflicts:
 
     def settle(self, item: Item, paths: Sequence[str], *, local: str, theirs: str) -> Outcome:
         """The post's failure, once its version is on a branch of its own and both are remembered."""
-        where = self._keep(item, local)
+        try:
+            where = self._keep(item, local)
+        except PublishError as failure:  # what cannot be kept elsewhere is still in the work tree
+            where = f"in the work tree alone ({failure.text})"
         self._remember(item, paths, theirs)
         return Outcome(
             item.key,
             failure=Failure.CONFLICT,
             text=f"the remote changed {', '.join(paths)} in the same lines. Both versions are kept, "
-            f"the post's on {where}. Fix: take the remote's changes over into the post, and save it again",
+            f"the post's {where}. Fix: take the remote's changes over into the post, and save it again",
             rejected_paths=item.rejected,
         )
 
@@ -55,11 +62,14 @@ class Conflicts:
         )
         built = self._building.build([replace(item, changes=alone)], local, ref)
         if not built.commits:
-            return f"the branch {self._site.branch} of this repository"
+            return f"on the branch {self._site.branch} of this repository"
         for branch in (name, f"{name}-{built.tip[:8]}"):
             if self._remote.keep(ref, branch, dry_run=self._dry_run):
-                return f"the branch {branch} of the remote"
-        return f"the local ref {ref}"
+                if self._dry_run:
+                    break
+                self._site.update((ref, None, None), log="briter")
+                return f"on the branch {branch} of the remote"
+        return f"on the local ref {ref}"
 
     def _remember(self, item: Item, paths: Sequence[str], theirs: str) -> None:
         bases = read_bases(self._site, self._objects)
@@ -74,4 +84,5 @@ class Conflicts:
 def _branch_name(slug: str) -> str:
     """A slug as part of a branch's name: what git does not take becomes a dash."""
     name = re.sub(r"[^\w/.-]+|\.\.+|/\.+|//+|@\{", "-", slug).strip("/.-")
-    return re.sub(r"\.lock(?=/|$)", "-lock", name)[:100].rstrip("/.-") or "post"
+    name = re.sub(r"\.lock(?=/|$)", "-lock", name).encode()[:_LONGEST].decode(errors="ignore")
+    return name.rstrip("/.-") or "post"

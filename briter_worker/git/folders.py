@@ -115,3 +115,13 @@ def _kind(entry: os.DirEntry[str]) -> int:
     if entry.is_dir(follow_symlinks=False):
         return stat.S_IFDIR
     return stat.S_IFREG if entry.is_file(follow_symlinks=False) else stat.S_IFIFO
+
+
+def read_all(fd: int, size: int) -> bytes:
+    """The whole file; a file that grows is read to one byte past `size`, which shows."""
+    parts: list[bytes] = []
+    left = size + 1
+    while left > 0 and (part := os.read(fd, min(left, 1 << 22))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)

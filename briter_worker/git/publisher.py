@@ -93,7 +93,7 @@ class GitPublisher:
         else:
             tip = self._remote.tip()
             done = tip == plan.new
-            if tip is not None and not done and self._site.ref(plan.ref) == plan.new:
+            if tip is not None and not done:
                 done = self._site.is_ancestor(plan.new, self._remote.fetch())
         if done:
             with Objects(self._commands) as objects:
@@ -160,6 +160,7 @@ class GitPublisher:
                 self._commands,
                 allowlist=self._allowlist,
                 attributes=attributes,
+                objects=objects,
                 tree=tree,
                 writer=writer,
                 max_file_bytes=self._max_file_bytes,

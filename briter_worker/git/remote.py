@@ -23,6 +23,8 @@ _NOISE = re.compile(
 )
 _RECEIVE, _UPLOAD = "git-receive-pack", "git-upload-pack"
 """Said each time: the repository's configuration may name another program, which git would run."""
+UNCERTAIN = frozenset({Failure.NETWORK, Failure.TIMEOUT, Failure.INTERNAL})
+"""After these a push may have landed all the same, or land yet."""
 _AMBIGUOUS = frozenset({Failure.NETWORK, Failure.TIMEOUT, Failure.INTERNAL, Failure.REMOTE_REFUSED})
 
 

@@ -119,6 +119,14 @@ class Site:
             doing="the local branch could not be moved",
         )
 
+    def batches_within(self, commit: str) -> list[tuple[str, str]]:
+        """The private refs of pushes, and their commits, that `commit` contains."""
+        out = self.commands.run(
+            "for-each-ref", "--format=%(refname) %(objectname)", f"--merged={commit}", PRIVATE
+        )
+        pairs = [tuple(line.split()) for line in out.decode().splitlines()]
+        return [(ref, sha) for ref, sha in pairs if _BATCH.fullmatch(ref.rpartition("/")[2])]
+
     def is_ancestor(self, old: str, new: str) -> bool:
         """Whether `new` contains `old`; False also where `old` is not known here."""
         status, _, _ = self.commands.attempt("merge-base", "--is-ancestor", old, new)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git.declared import Declared
-from briter_worker.git.folders import Folders, Refused
+from briter_worker.git.folders import Folders, Refused, read_all
 from briter_worker.git.objects import LINK, NESTED, Entry
 from briter_worker.ports import Change, Staged
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from briter_worker.git.command import Commands
     from briter_worker.git.commits import Writer
     from briter_worker.git.declared import Draft
-    from briter_worker.git.objects import Tree
+    from briter_worker.git.objects import Objects, Tree
     from briter_worker.ports import Request
 
 _TELL_EVERY = 100
@@ -43,6 +43,7 @@ class Staging:
         *,
         allowlist: Allowlist,
         attributes: Attributes,
+        objects: Objects,
         tree: Tree,
         writer: Writer,
         max_file_bytes: int,
@@ -52,6 +53,7 @@ class Staging:
         self._commands = commands
         self._allowlist = allowlist
         self._attributes = attributes
+        self._objects = objects
         self._tree = tree
         self._writer = writer
         self._max_file_bytes = max_file_bytes
@@ -79,6 +81,7 @@ class Staging:
 
     def _hash(self, paths: Collection[str]) -> None:
         filtered = self._attributes.filtered(paths)
+        filtered -= {path for path in filtered & self._attributes.automatic if self._has_crlf(path)}
         for done, path in enumerate(paths):
             self._commands.touch()
             if done % _TELL_EVERY == 0:
@@ -87,6 +90,11 @@ class Staging:
                 self._read[path] = self._tried(path, None)
         if filtered:
             self._hash_by_git(sorted(filtered))
+
+    def _has_crlf(self, path: str) -> bool:
+        """Whether the committed version has CRLF: git then leaves line ends alone that it has to guess."""
+        was = self._tree.entry(path)
+        return was is not None and not was.is_folder and b"\r\n" in self._objects.blob(was.sha)
 
     def _tried(self, path: str, sha: str | None) -> tuple[Entry, tuple[int, ...]] | PublishError | None:
         try:
@@ -116,7 +124,7 @@ class Staging:
                         "Fix: make it smaller, or raise BRITER_WORKER_MAX_FILE_BYTES",
                     )
                 if sha is None:
-                    content = _all(fd, before.st_size)
+                    content = read_all(fd, before.st_size)
                     if _signature(os.fstat(fd)) != _signature(before) or len(content) != before.st_size:
                         time.sleep(_PAUSE)
                         continue
@@ -245,13 +253,3 @@ class Staging:
 
 def _signature(status: os.stat_result) -> tuple[int, ...]:
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode)
-
-
-def _all(fd: int, size: int) -> bytes:
-    """The whole file; a file that grows is read to one byte past `size`, which shows."""
-    parts: list[bytes] = []
-    left = size + 1
-    while left > 0 and (part := os.read(fd, min(left, 1 << 22))):
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)

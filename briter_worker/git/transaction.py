@@ -5,19 +5,19 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, PublishError, Stopped
 from briter_worker.git.adopt import Adoption
 from briter_worker.git.conflicts import Conflicts
 from briter_worker.git.refs import PRIVATE
-from briter_worker.git.remote import Pushed
+from briter_worker.git.remote import UNCERTAIN, Pushed
 from briter_worker.git.site import Tips
 from briter_worker.ports import Outcome, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from briter_worker.git.building import Building, Built, Item
     from briter_worker.git.objects import Entry, Objects
@@ -36,6 +36,8 @@ class Ground:
     """The commit to build on."""
     along: tuple[Item, ...] = ()
     """Dry runs' commits that have to be put on it first."""
+    landed: Mapping[str, str | None] = field(default_factory=dict)
+    """What of ours turned out to be on the remote: the versions that later saves are edits of."""
 
 
 class Transaction:
@@ -85,6 +87,12 @@ class Transaction:
                     middle = len(part) // 2
                     todo.extendleft([part[middle:], part[:middle]])
                     continue
+                if tips.remote not in (None, tips.local) and not self._dry_run:
+                    raise PublishError(
+                        Failure.REMOTE_REFUSED,
+                        "this post goes along with commits of a person's that the remote lacks, and "
+                        f"{failure.text} Fix first: git push {self._site.remote} {self._site.branch}",
+                    ) from failure
                 outcomes = [
                     Outcome(
                         part[0].key,
@@ -129,6 +137,7 @@ class Transaction:
             ground = self._catch_up(tips)
         for _ in range(_RACES + 1):
             tips = ground.tips
+            waiting = [item.based_on(ground.landed) for item in waiting]
             ref = _private_ref()
             built = self._building.build([*ground.along, *waiting], ground.base, ref)
             for item, paths in built.conflicts:
@@ -137,9 +146,9 @@ class Transaction:
                 settled.append(self._conflicts.settle(item, paths, local=tips.local, theirs=ground.base))
                 waiting.remove(item)
             carried, same = self._unchanged(built)
-            if not built.commits and not carried:
+            if not built.commits and not carried and built.tip == ground.base:
                 if self._checked or not same or self._remote.tip() == tips.remote:
-                    return settled + self._nothing_to_do(same, tips, built), tips
+                    return settled + self._nothing_to_do(same, tips, built), self._take_over(ground)
                 ground = self._catch_up(tips)
                 continue
             if built.tip == ground.base:
@@ -165,8 +174,9 @@ class Transaction:
             if self._large_files:
                 self._remote.push_large_files(plan.ref, dry_run=plan.dry_run)
             pushed = self._remote.push(plan.ref, new=plan.new, expect=plan.remote, dry_run=plan.dry_run)
-        except PublishError:
-            self._forget(plan.ref)
+        except PublishError as failure:
+            if failure.failure not in UNCERTAIN:
+                self._forget(plan.ref)
             raise
         if pushed is Pushed.MOVED:
             self._forget(plan.ref)
@@ -185,6 +195,15 @@ class Transaction:
         except (PublishError, OSError) as error:
             # The posts are on the remote. The next adoption brings the local side up to it.
             self._warn(str(error))
+
+    def _take_over(self, ground: Ground) -> Tips:
+        """Nothing to push; but what came from the remote is here now, too."""
+        if ground.base == ground.tips.local:
+            return ground.tips
+        ref = self._site.fetched_ref
+        plan = Plan(ground.tips.local, ground.base, ref, {}, {}, dry_run=False, remote=ground.base)
+        self.adopt(plan, None)
+        return Tips(ground.base, ground.base)
 
     def _adopt_flushed(self, plan: Plan, dry: str) -> None:
         if plan.new != dry or plan.old == dry:
@@ -238,12 +257,29 @@ class Transaction:
             )
         self._lacked = theirs
         self._checked = True
+        tips, landed = self._adopt_landed(tips, theirs)
         moved = Tips(tips.local, theirs)
         if self._site.is_ancestor(theirs, tips.local):
-            return Ground(moved, tips.local)
+            return Ground(moved, tips.local, landed=landed)
         if self._site.is_ancestor(tips.local, theirs):
-            return Ground(moved, theirs)
-        return Ground(moved, theirs, tuple(self._building.of_dry_runs(tips.local, theirs)))
+            return Ground(moved, theirs, landed=landed)
+        along = tuple(self._building.of_dry_runs(tips.local, theirs))
+        return Ground(moved, theirs, along, landed)
+
+    def _adopt_landed(self, tips: Tips, theirs: str) -> tuple[Tips, Mapping[str, str | None]]:
+        """A push of ours whose answer was lost has left its private ref: if the remote has it, adopt it.
+
+        Else the author's next edit would be held against our own commit, as if somebody else had made it.
+        """
+        for ref, sha in self._site.batches_within(theirs):
+            if sha == tips.local or not self._site.is_ancestor(tips.local, sha):
+                continue
+            changed = Adoption(self._site, self._objects).differences(tips.local, sha)
+            staged = {path: each.new.sha if each.new else None for path, each in changed.items()}
+            plan = Plan(tips.local, sha, ref, {}, staged, dry_run=False, remote=sha)
+            self.adopt(plan, None)
+            return Tips(sha, tips.remote), staged
+        return tips, {}
 
     def _cannot_go_along(self, paths: Sequence[str]) -> None:
         raise PublishError(
