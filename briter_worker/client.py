@@ -52,7 +52,8 @@ def enqueue(
     Raises ValueError when the worker would refuse the job, OSError when it could not be written.
     """
     # Here, so that a program that only may enqueue does not wait for pydantic when it starts.
-    from briter_worker.job import encode, format_time  # noqa: PLC0415
+    from briter_worker.job import format_time  # noqa: PLC0415
+    from briter_worker.strictjson import encode  # noqa: PLC0415
 
     if isinstance(paths, str | bytes):
         raise ValueError(f"paths is a list of paths, not {paths!r}")  # noqa: TRY004 - one error for all values
@@ -98,12 +99,8 @@ def _write(folder: Path, job_id: str, data: bytes) -> Path:
 
 
 def _check(data: bytes) -> None:
-    from briter_worker.job import (  # noqa: PLC0415
-        MalformedJobError,
-        UnreadableJobError,
-        parse_job,
-        read_document,
-    )
+    from briter_worker.job import parse_job  # noqa: PLC0415
+    from briter_worker.strictjson import MalformedJobError, UnreadableJobError, read_document  # noqa: PLC0415
 
     try:
         parse_job(read_document(data), name=SUFFIX, modified=0.0)

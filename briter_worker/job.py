@@ -6,8 +6,6 @@ works with. Whatever keys a writer put into the file survive every rewrite.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence  # noqa: TC003 - pydantic and dataclasses need them at run time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,13 +15,9 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-GIT_SYNC = "git-sync"
-MAX_BYTES = 1 << 20
-"""A job file larger than this is not read."""
-MAX_DEPTH = 64
+from briter_worker.strictjson import Document, MalformedJobError
 
-Document = dict[str, Any]
-"""A job file as its writer wrote it."""
+GIT_SYNC = "git-sync"
 
 
 class Status(StrEnum):
@@ -41,19 +35,6 @@ class State(StrEnum):
     RETRYING = "retrying"
     CLAIMED = "claimed"
     FAILED = "failed"
-
-
-class UnreadableJobError(Exception):
-    """The bytes are no JSON document (yet): a writer may still be writing them."""
-
-
-class MalformedJobError(Exception):
-    """The bytes are JSON, but not a job. `document` is what could be read of them, if it was an object."""
-
-    def __init__(self, reason: str, document: Document | None = None) -> None:
-        self.reason = reason
-        self.document = document
-        super().__init__(reason)
 
 
 _NO_CONTROL = r"^[^\x00-\x1f\x7f]+$"
@@ -187,64 +168,6 @@ def format_time(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
-    """The JSON value of a job file, read strictly.
-
-    Raises:
-        UnreadableJobError: it is not JSON (torn, empty, no UTF-8).
-        MalformedJobError: it is, but not as a careful writer writes it (a key twice, NaN, NUL, …).
-    """
-    if len(data) > MAX_BYTES:
-        raise MalformedJobError(f"the file has {len(data)} bytes; a job file has at most {MAX_BYTES}")
-    try:
-        text = data.decode("utf-8-sig")
-        value = json.loads(text, object_pairs_hook=_no_twice, parse_constant=_no_constant)
-    except RecursionError:
-        raise MalformedJobError("the JSON is nested too deeply") from None
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-        raise UnreadableJobError(f"not valid JSON: {error}") from None
-    if _depth(text) > MAX_DEPTH:
-        raise MalformedJobError(f"the JSON is nested deeper than {MAX_DEPTH} levels")
-    if "\\u" in text and _SUSPECT.search(text):
-        try:
-            flat = json.dumps(value, ensure_ascii=False)
-            flat.encode()
-        except UnicodeEncodeError:
-            raise MalformedJobError("a text has half of a surrogate pair in it") from None
-        if "\\u0000" in flat:
-            raise MalformedJobError("a text has a NUL character in it")
-    return value
-
-
-_SUSPECT = re.compile(r"\\u(?:[dD][89a-fA-F]|0000)")
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-
-
-def _depth(text: str) -> int:
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return 0
-    depth = deepest = 0
-    for c in _STRINGS.sub("", text):
-        if c in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif c in "]}":
-            depth -= 1
-    return deepest
-
-
-def _no_twice(pairs: list[tuple[str, Any]]) -> Document:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        twice = next(key for i, (key, _) in enumerate(pairs) if key in {k for k, _ in pairs[:i]})
-        raise MalformedJobError(f"the key {twice!r} occurs twice")
-    return document
-
-
-def _no_constant(text: str) -> float:
-    raise MalformedJobError(f"{text} is not JSON")
-
-
 def parse_job(value: Any, *, name: str, modified: float) -> Job:  # noqa: ANN401 - any JSON value
     """The job in a file called `name`, last modified at `modified`.
 
@@ -318,11 +241,6 @@ def rewritten(
     changed["failure"] = failure
     changed["updatedAt"] = format_time(now)
     return changed
-
-
-def encode(document: Mapping[str, Any]) -> bytes:
-    """A job file's bytes: readable, and the same for the same document."""
-    return (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode()
 
 
 def joined(newer: Sequence[str], *older: Sequence[str]) -> tuple[str, ...]:

@@ -135,7 +135,7 @@ class Queue(Protocol):
         ...
 
     def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> None:
-        """Dead-letter it, with its reason; a newer save of the post is not touched."""
+        """Dead-letter it, with its reason; but if a newer save of the post waits, that one takes it over."""
         ...
 
     def release(self, batch: Batch, claims: Sequence[Claim]) -> None:

@@ -11,7 +11,7 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.allowlist import Allowlist, PathRefusedError, holds
 from briter_worker.errors import PublishError
 from briter_worker.git.folders import Folders, Refused, kind_of
 from briter_worker.git.objects import NESTED
@@ -35,6 +35,9 @@ class Draft:
     missing: list[str] = field(default_factory=list)
     places: dict[str, str] = field(default_factory=dict)
     """For each declared path that the allowlist accepts, where it is."""
+    folders: list[str] = field(default_factory=list)
+    """Which of them are folders."""
+    ignored: set[str] = field(default_factory=set)
 
 
 class Declared:
@@ -54,7 +57,19 @@ class Declared:
         drafts = [self._draft(request) for request in requests]
         self._drop_ignored(drafts)
         self._drop_left_out(drafts)
+        for draft in drafts:
+            self._reject_barren(draft)
         return drafts
+
+    def _reject_barren(self, draft: Draft) -> None:
+        """A folder in which nothing may be published is no more allowed than what is in it."""
+        for folder in draft.folders:
+            carried = any(holds(folder, path) for path in (*draft.files, *draft.gone))
+            refused = [path for path in (*draft.rejected, *draft.ignored) if holds(folder, path)]
+            if refused and not carried and next(self._tree.files(folder), None) is None:
+                draft.rejected[folder] = (
+                    f"nothing in it may be published ({refused[0]} is refused or ignored)"
+                )
 
     def _resolved(self, held: Iterable[str]) -> Iterable[str]:
         for path in held:
@@ -90,6 +105,7 @@ class Declared:
             else:
                 draft.gone[path] = None
         elif stat.S_ISDIR(mode):
+            draft.folders.append(path)
             self._expand(path, draft)
         elif stat.S_ISREG(mode):
             draft.files[path] = None
@@ -175,6 +191,7 @@ class Declared:
         for draft in drafts:
             for path in ignored & draft.files.keys():
                 del draft.files[path]
+                draft.ignored.add(path)
                 if path in draft.places.values():
                     draft.rejected[path] = "git ignores it; see git check-ignore -v, and change .gitignore"
 

@@ -63,7 +63,7 @@ class Folders:
             if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise Refused.of(mode) from None
             raise
-        if kind_of(fd, ".git") is not None:
+        if _is_repository(fd):
             os.close(fd)
             raise Refused("it is inside a nested repository; publish it from there")
         if len(self._open) >= _OPEN_AT_ONCE:
@@ -99,6 +99,13 @@ class Folders:
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
+
+
+def _is_repository(folder: int) -> bool:
+    """Whether it is the top of a work tree, or a bare repository."""
+    return kind_of(folder, ".git") is not None or all(
+        kind_of(folder, name) is not None for name in ("HEAD", "objects", "refs")
+    )
 
 
 def kind_of(folder: int, name: str) -> int | None:

@@ -117,18 +117,18 @@ class GitPublisher:
 
     @contextmanager
     def _looked(self) -> Iterator[tuple[Tips, Objects]]:
-        tips = self._site.look()
-        with Objects(self._commands) as objects:
+        with self._site.working() as tips, Objects(self._commands) as objects:
             with suppress(PublishError):  # whoever holds the index still does; this publication needs none
                 Adoption(self._site, objects).heal()
             yield tips, objects
-        self._site.leave()
 
     def _flush(self, objects: Objects, tips: Tips, now: float) -> str | None:
         dry = self._site.ref(self._site.dry_run_ref)
         if dry is None:
             return None
-        if tips.remote is not None and self._site.is_ancestor(dry, tips.remote):
+        known = tips.remote is not None and self._site.is_ancestor(dry, tips.remote)
+        # What is not on the branch any more was taken back by a person.
+        if known or not self._site.is_ancestor(dry, tips.local):
             self._site.update((self._site.dry_run_ref, None, None), log="briter")
             return None
         return self._transaction(objects, lambda _: None, now).flush(tips, dry)

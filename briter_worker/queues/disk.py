@@ -137,12 +137,17 @@ class DiskQueue:
         self._settle(claim, Status.PENDING, failure, text, until)
 
     def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> None:  # noqa: ARG002
-        """Dead-letter it, with its reason; a newer save of the post is not touched."""
+        """Dead-letter it, with its reason; but if a newer save waits, that takes it over."""
         self._settle(claim, Status.FAILED, failure, text, None)
 
     def _settle(self, claim: Claim, status: Status, failure: Failure, text: str, until: float | None) -> None:
         with self._alone():
             held = self._flight.read(claim.key)
+            if status is Status.FAILED:
+                # A newer save has come meanwhile: it takes this one's paths over, at the next claim.
+                self._index.refresh(self._clock())
+                if self._index.pending.get(claim.job.slug):
+                    status = Status.PENDING
             if held is not None and not self._is_resaved(claim.key):
                 document = rewritten(
                     held.document,

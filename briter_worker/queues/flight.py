@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from briter_worker.job import encode
 from briter_worker.queues import files
 from briter_worker.queues.sighting import Sighting, look
+from briter_worker.strictjson import encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from briter_worker.job import Document, Job
+    from briter_worker.job import Job
+    from briter_worker.strictjson import Document
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from briter_worker.errors import for_people
-from briter_worker.job import Document, JobFile, Status, encode, format_time, parse_time, rewritten
+from briter_worker.job import JobFile, Status, format_time, parse_time, rewritten
 from briter_worker.ports import PutAside
 from briter_worker.queues import files
+from briter_worker.strictjson import Document, encode
 
 if TYPE_CHECKING:
     from pathlib import Path

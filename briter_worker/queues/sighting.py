@@ -9,16 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure
-from briter_worker.job import (
-    MAX_BYTES,
-    Document,
-    Job,
-    MalformedJobError,
-    UnreadableJobError,
-    parse_job,
-    read_document,
-)
+from briter_worker.job import Job, parse_job
 from briter_worker.queues.files import SUFFIX, stem
+from briter_worker.strictjson import MAX_BYTES, Document, MalformedJobError, UnreadableJobError, read_document
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure
-from briter_worker.job import Document, Job, State, Status, format_time, joined, rewritten
+from briter_worker.job import Job, State, Status, format_time, joined, rewritten
 from briter_worker.queues.sighting import look
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from briter_worker.queues.index import Index
     from briter_worker.queues.journal import Journal
     from briter_worker.queues.recovery import Recovery
+    from briter_worker.strictjson import Document
 
 _HOPELESS = frozenset({Failure.MALFORMED, Failure.UNREADABLE, Failure.UNKNOWN_TYPE})
 _LOOKS = 5

@@ -97,3 +97,10 @@ def test_a_flush_is_put_on_top_of_a_remote_that_moved(site: Site) -> None:
     assert [subject for _, subject in site.remote_log()] == ["Publish a", "Theirs", "Start the site"]
     assert (site.worktree / "theirs.txt").read_text() == "theirs\n"
     assert site.git("status", "--porcelain") == ""
+
+
+def test_a_dry_runs_commit_that_a_person_took_back_is_not_pushed(site: Site) -> None:
+    dry_publish(site, "a")
+    site.git("reset", "-q", "--hard", "origin/main")
+    assert site.run_once().returncode == 0
+    assert len(site.remote_log()) == 1

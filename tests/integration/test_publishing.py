@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from sites import eventually
 
 if TYPE_CHECKING:
     from sites import Site
@@ -318,3 +319,78 @@ def test_what_a_person_committed_by_hand_is_published_by_its_job(site: Site) -> 
     result = site.run_once()
     assert result.of("published")
     assert [subject for _, subject in site.remote_log()] == ["By hand", "Start the site"]
+
+
+def hook(site: Site, text: str) -> None:
+    file = site.remote / "hooks" / "pre-receive"
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+def test_a_save_during_a_push_that_is_refused_takes_the_older_ones_paths_over(site: Site) -> None:
+    begun, ran = site.root / "begun", site.root / "ran"
+    hook(site, f"#!/bin/sh\n[ -e {ran} ] && exit 0\ntouch {begun} {ran}\nsleep 1\nexit 1\n")
+    site.write_post("content/posts/1.md", "1\n")
+    site.write_post("content/posts/2.md", "2\n")
+    site.save("p", ["content/posts/1.md"])
+    with site.running("run", "--once") as worker:
+        eventually(begun.exists)
+        site.save("p", ["content/posts/2.md"])
+        worker.communicate(timeout=60)
+    site.run_once()
+    assert site.remote_file("content/posts/1.md") == "1\n"
+    assert site.remote_file("content/posts/2.md") == "2\n"
+    assert site.jobs() == []
+
+
+@pytest.mark.parametrize("what", ["ignored", "symlink", "bare repository"])
+def test_a_folder_in_which_nothing_may_be_published_fails_as_nopaths(site: Site, what: str) -> None:
+    folder = site.worktree / "content/odd"
+    folder.mkdir()
+    if what == "ignored":
+        site.write_post(".gitignore", "content/odd/\n")
+        site.write_post("content/odd/a.md", "a\n")
+    elif what == "symlink":
+        (folder / "a.md").symlink_to("/etc/passwd")
+    else:
+        site.git("init", "-q", "--bare", str(folder / "b.git"))
+    site.save("odd", ["content/odd"])
+    assert site.run_once().of("nopaths")
+
+
+def test_numbers_that_the_worker_does_not_know_keep_their_spelling(site: Site) -> None:
+    hook(site, "#!/bin/sh\nexit 1\n")
+    site.write_post("content/posts/a.md", "A\n")
+    raw = '{"slug":"a","paths":["content/posts/a.md"],"x":[1e999,1.10,12345678901234567890.5]}'
+    (site.queue / "a.json").write_text(raw)
+    assert site.run_once().of("dead-lettered")
+    written = "".join((site.queue / "a.json").read_text().split())
+    assert '"x":[1e999,1.10,12345678901234567890.5]' in written
+
+
+def test_line_ends_that_git_only_guesses_at_stay_as_they_were_committed(site: Site) -> None:
+    site.write_post("content/posts/a.md", "one\r\ntwo\r\n")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    site.write_post(".gitattributes", "* text=auto\n")
+    site.git("add", ".gitattributes")
+    site.git("commit", "-qm", "attributes")
+    site.git("push", "-q")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("nochange")
+    site.write_post("content/posts/new.md", "one\r\n")
+    site.save("new", ["content/posts/new.md"])
+    site.run_once()
+    assert site.remote_file("content/posts/new.md") == "one\n"
+
+
+def test_a_folder_job_never_deletes_what_no_job_may_publish(site: Site) -> None:
+    site.write_post("content/.gitattributes", "*.bin binary\n")
+    site.git("add", "-A")
+    site.git("commit", "-qm", "attributes")
+    site.git("push", "-q")
+    (site.worktree / "content/.gitattributes").unlink()
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("all", ["content"])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}

@@ -238,3 +238,77 @@ def test_an_empty_remote_gets_its_branch_with_the_first_publication(site: Site) 
     site.save("a", ["content/posts/a.md"])
     assert site.run_once(BRITER_GIT_REMOTE="second").of("published")
     assert site.git("log", "--format=%s", "main", cwd=empty).splitlines() == ["Publish a", "Start the site"]
+
+
+def test_a_conflict_alone_in_its_batch_is_resolved_by_the_next_save(site: Site, other: Path) -> None:
+    push(site, other, "content/posts/welcome.md", "# Theirs\n")
+    site.write_post("content/posts/welcome.md", "# Ours\n")
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().of("dead-lettered")
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    site.write_post("content/posts/welcome.md", "# Theirs, and ours\n")
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/welcome.md") == "# Theirs, and ours\n"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("content/posts/x/theirs.md", "content/posts/x"), ("content/posts/x", "content/posts/x/ours.md")],
+    ids=["file-over-folder", "folder-over-file"],
+)
+def test_a_post_never_removes_what_the_remote_has_in_its_place(
+    site: Site, other: Path, theirs: str, ours: str
+) -> None:
+    push(site, other, theirs, "theirs\n")
+    site.write_post(ours, "ours\n")
+    site.save("x", [ours])
+    assert site.run_once().of("dead-lettered")
+    assert site.job("x")["failure"] == "conflict"
+    assert site.remote_file(theirs) == "theirs\n"
+
+
+def test_an_unchanged_save_does_not_forget_what_its_file_started_from(site: Site, other: Path) -> None:
+    for slug in "bc":
+        site.write_post(f"content/posts/{slug}.md", LINES)
+        site.save(slug, [f"content/posts/{slug}.md"])
+    site.run_once()
+    push(site, other, "content/posts/b.md", LINES.replace("line 1\n", "line one\n"))
+    site.write_post("content/posts/b.md", LINES.replace("line 18\n", "line eighteen\n"))
+    site.write_post("content/posts/c.md", LINES + "more\n")
+    site.save("c", ["content/posts/c.md"])
+    site.run_once()  # b's remote edit is taken over; the file in the work tree is not touched
+    site.write_post("content/posts/b.md", LINES)
+    site.write_post("content/posts/c.md", LINES + "even more\n")
+    site.save("b", ["content/posts/b.md"])
+    site.save("c", ["content/posts/c.md"])
+    site.run_once()
+    site.write_post("content/posts/b.md", LINES.replace("line 18\n", "line eighteen\n"))
+    site.save("b", ["content/posts/b.md"])
+    site.run_once()
+    assert "line one" in str(site.remote_file("content/posts/b.md"))
+
+
+def test_the_remotes_folder_gives_way_to_its_file_here_too(site: Site, other: Path) -> None:
+    site.write_post("content/posts/x/a.md", "a\n")
+    site.save("x", ["content/posts/x"])
+    site.run_once()
+    push(site, other, "content/posts/x/a.md", None)
+    (other / "content/posts/x").rmdir()
+    push(site, other, "content/posts/x", "a file now\n")
+    site.write_post("content/posts/b.md", "B\n")
+    site.save("b", ["content/posts/b.md"])
+    assert site.run_once().of("published")
+    assert (site.worktree / "content/posts/x").read_text() == "a file now\n"
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_mode_that_the_remote_changed_is_taken_over(site: Site, other: Path) -> None:
+    site.git("update-index", "--chmod=+x", "content/posts/welcome.md", cwd=other)
+    site.git("commit", "-qm", "executable", cwd=other)
+    site.git("push", "-q", cwd=other)
+    site.write_post("content/posts/b.md", "B\n")
+    site.save("b", ["content/posts/b.md"])
+    assert site.run_once().of("published")
+    assert (site.worktree / "content/posts/welcome.md").stat().st_mode & 0o111
+    assert site.git("status", "--porcelain") == ""

@@ -1,0 +1,132 @@
+"""JSON as job files have it: read strictly, and written back as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+MAX_BYTES = 1 << 20
+"""A job file larger than this is not read."""
+MAX_DEPTH = 64
+
+Document = dict[str, Any]
+"""A job file as its writer wrote it."""
+
+
+class UnreadableJobError(Exception):
+    """The bytes are no JSON document (yet): a writer may still be writing them."""
+
+
+class MalformedJobError(Exception):
+    """The bytes are JSON, but not a job. `document` is what could be read of them, if it was an object."""
+
+    def __init__(self, reason: str, document: Document | None = None) -> None:
+        self.reason = reason
+        self.document = document
+        super().__init__(reason)
+
+
+def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
+    """The JSON value of a job file, read strictly.
+
+    Raises:
+        UnreadableJobError: it is not JSON (torn, empty, no UTF-8).
+        MalformedJobError: it is, but not as a careful writer writes it (a key twice, NaN, NUL, …).
+    """
+    if len(data) > MAX_BYTES:
+        raise MalformedJobError(f"the file has {len(data)} bytes; a job file has at most {MAX_BYTES}")
+    try:
+        text = data.decode("utf-8-sig")
+        value = json.loads(
+            text,
+            object_pairs_hook=_no_twice,
+            parse_constant=_no_constant,
+            parse_float=Number,
+            parse_int=_whole,
+        )
+    except RecursionError:
+        raise MalformedJobError("the JSON is nested too deeply") from None
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        raise UnreadableJobError(f"not valid JSON: {error}") from None
+    if _depth(text) > MAX_DEPTH:
+        raise MalformedJobError(f"the JSON is nested deeper than {MAX_DEPTH} levels")
+    if "\\u" in text and _SUSPECT.search(text):
+        try:
+            flat = json.dumps(value, ensure_ascii=False)
+            flat.encode()
+        except UnicodeEncodeError:
+            raise MalformedJobError("a text has half of a surrogate pair in it") from None
+        if "\\u0000" in flat:
+            raise MalformedJobError("a text has a NUL character in it")
+    return value
+
+
+_SUSPECT = re.compile(r"\\u(?:[dD][89a-fA-F]|0000)")
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def _depth(text: str) -> int:
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return 0
+    depth = deepest = 0
+    for c in _STRINGS.sub("", text):
+        if c in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif c in "]}":
+            depth -= 1
+    return deepest
+
+
+def _no_twice(pairs: list[tuple[str, Any]]) -> Document:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in {k for k, _ in pairs[:i]})
+        raise MalformedJobError(f"the key {twice!r} occurs twice")
+    return document
+
+
+def _no_constant(text: str) -> float:
+    raise MalformedJobError(f"{text} is not JSON")
+
+
+class Number(float):
+    """A number that keeps its spelling: what the worker does not know it must not round."""
+
+    __slots__ = ("text",)
+
+    def __new__(cls, text: str) -> Number:  # noqa: PYI034 - not meant to be subclassed
+        """The number that `text` spells."""
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    text: str
+
+
+_LONG = 300
+
+
+def _whole(text: str) -> int | Number:
+    # Python refuses to read very long ones, as that is slow.
+    return int(text) if len(text) < _LONG else Number(text)
+
+
+_SPELLED = re.compile(r'"\\u0000(\d+)"')
+
+
+def encode(document: Any) -> bytes:  # noqa: ANN401 - any JSON value
+    """A job file's bytes: readable, the same for the same document, numbers as their writer spelled them."""
+    spellings: list[str] = []
+
+    def marked(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+        if isinstance(value, Number):
+            spellings.append(value.text)
+            return f"\0{len(spellings) - 1}"  # no text of a job has a NUL in it
+        if isinstance(value, dict):
+            return {key: marked(each) for key, each in value.items()}
+        return [marked(each) for each in value] if isinstance(value, list) else value
+
+    text = json.dumps(marked(document), ensure_ascii=False, indent=2)
+    return (_SPELLED.sub(lambda found: spellings[int(found.group(1))], text) + "\n").encode()
