@@ -14,9 +14,16 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from briter_worker.adapters import CUSTOM, folders_for, names
 from briter_worker.allowlist import Allowlist
@@ -25,7 +32,6 @@ from briter_worker.errors import UsageError, for_people
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 PREFIX = "BRITER_"
@@ -143,10 +149,10 @@ _Href = Annotated[
 ]
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """What the worker was told, checked as a whole; every path is absolute."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", title="Briter Worker configuration")
+    model_config = ConfigDict(frozen=True, extra="ignore", title="Briter Worker configuration")
 
     app_root: _Folder = Field(default_factory=Path.cwd, description="What relative paths resolve against.")
     storage_root: _Folder = Field(
@@ -222,34 +228,6 @@ class Settings(BaseSettings):
             )
         return self
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - it lets a blank variable hide a value
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What `load_settings` took from the environment, over config.json, over the defaults."""
-        return (init_settings, _ConfigFile(settings_cls))
-
-
-class _ConfigFile(PydanticBaseSettingsSource):
-    """The middle layer. Its place follows from the layer above: `current_state`."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Unused: the file gives its values all at once. The base class wants it."""
-        raise NotImplementedError  # pragma: no cover
-
-    def __call__(self) -> dict[str, Any]:
-        path = _config_path(self.current_state)
-        document = _read(path)
-        return {
-            **_said({name: document.get(to_camel(name)) for name in _setting_names()}),
-            "config_path": path,
-        }
-
 
 def _setting_names() -> list[str]:
     return [name for name, field in Settings.model_fields.items() if not field.exclude]
@@ -291,7 +269,10 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     environ = os.environ if environ is None else environ
     given = _said({name: environ.get(_variable(name)) for name in _setting_names()})
     try:
-        return Settings(**given)
+        path = _config_path(given)
+        document = _read(path)
+        configured = _said({name: document.get(to_camel(name)) for name in _setting_names()})
+        return Settings.model_validate({**configured, **given, "config_path": path})
     except ValidationError as error:
         raise UsageError(for_people(_explained(error.errors(include_url=False)[0], given))) from None
     except OSError as error:

@@ -40,9 +40,14 @@ class FolderWaker:
 
     def wait(self, seconds: float, stop: Stopping) -> None:
         """Return after `seconds`, or when the folder changed, or when `stop` is set."""
+        known = self._watch
         watch = self._watching()
         if watch is None:
             stop.wait(seconds)
+            return
+        if watch is not known:
+            # What was saved before the watch stood was seen by nobody: look again first.
+            self._noticed()
             return
         try:
             found = watch.watch(_DEBOUNCE_MS, _STEP_MS, max(1, round(seconds * 1000)), stop)
