@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from briter_worker.queues.watching import FolderWaker
 from sites import eventually
+
+from briter_worker.queues.watching import FolderWaker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,11 +18,17 @@ if TYPE_CHECKING:
 
 
 class NeverStop:
+    """A worker that nobody stops; the watcher has to wait by itself."""
+
     def is_set(self) -> bool:
         return False
 
     def wait(self, seconds: float) -> None:
         raise AssertionError(f"the folder could not be watched; would have slept {seconds} s")
+
+
+def is_newest(site: Site, subject: str) -> bool:
+    return site.remote_log()[0][1] == subject
 
 
 def test_what_was_saved_before_the_watch_stood_is_looked_for_at_once(tmp_path: Path) -> None:
@@ -49,4 +57,4 @@ def test_a_save_is_published_long_before_the_next_poll(site: Site) -> None:
         for slug in "abc":
             site.write_post(f"content/posts/{slug}.md", f"{slug}\n")
             site.save(slug, [f"content/posts/{slug}.md"])
-            eventually(lambda slug=slug: site.remote_log()[0][1] == f"Publish {slug}", within=20)
+            eventually(partial(is_newest, site, f"Publish {slug}"))
