@@ -110,8 +110,8 @@ class LockLostError(Exception):
 
     def __init__(self) -> None:
         super().__init__(
-            "the worker's lock file was removed or replaced while it ran, so another worker may have the site "
-            "now; this one ends. Fix: start it again, and leave worker.lock alone"
+            "the worker's lock file was removed or replaced while it ran, so another worker may have "
+            "the site now; this one ends. Fix: start it again, and leave worker.lock alone"
         )
 
 

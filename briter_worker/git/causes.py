@@ -1,7 +1,8 @@
 """What git's messages mean: the only module that reads them.
 
 Git tells most of what went wrong in words alone. Each row is a pattern, the word it stands for, and the
-fix a person can apply. The first match wins, so the specific rows come first.
+fix a person can apply. The first match wins, so the specific rows come first. What the remote said counts
+for what went wrong there; only its words and the push's summary say why it refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from briter_worker.errors import Failure, PublishError
+from briter_worker.git.words import bounded, essence, nameless, remote_words, voices
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,93 +24,139 @@ class Cause:
     fix: str
 
 
-def _cause(pattern: str, failure: Failure, fix: str) -> Cause:
-    return Cause(re.compile(pattern, re.IGNORECASE), failure, fix)
+def _any(*phrases: str) -> re.Pattern[str]:
+    """Any of these, as whole words: `ssl` is not in `hassle`."""
+    return re.compile(rf"(?<!\w)(?:{'|'.join(phrases)})(?!\w)", re.IGNORECASE)
 
 
-_CAUSES = (
+def _cause(failure: Failure, fix: str, *phrases: str) -> Cause:
+    return Cause(_any(*phrases), failure, fix)
+
+
+_ALLOW = "give the worker a deploy key or token that may push"
+_ADDRESS = "check the remote's address: git remote -v"
+_WAIT = "check the network and the host's status; it is tried again by itself"
+_LIMITED = "the host limits how often it may be asked; it is tried again by itself"
+_REPAIR = "check the remote repository, its disk and its locks; it is tried again by itself"
+
+_SURELY_HERE = (
     _cause(
-        r"no space left|disk quota exceeded|file too large|file size limit exceeded",
         Failure.DISK,
         "free some space",
+        "no space left on device|disk quota exceeded|file too large|file size limit exceeded",
     ),
-    _cause(r"read-only file ?system", Failure.DISK, "make the file system writable"),
-    _cause(r"input/output error", Failure.DISK, "check the disk"),
+    _cause(Failure.DISK, "make the file system writable", "read-only file ?system"),
+    _cause(Failure.DISK, "check the disk", "input/output error"),
+    _cause(Failure.DISK, "give the machine more memory", "out of memory|cannot allocate memory"),
     _cause(
-        r"insufficient permission for adding|unable to (?:create|write|open)[^\n]*: permission denied"
-        r"|could not (?:lock|open|create)[^\n]*: permission denied",
         Failure.DISK,
         "give the worker's user write access to the site's repository",
+        "insufficient permission for adding",
+        r"(?:unable to|could not|cannot) (?:create|write|open|access|lock)[^\n]{0,200}: permission denied",
     ),
     _cause(
-        r"host key verification failed|host identification has changed|host key is known",
         Failure.HOST_KEY,
         "add the host's key to known_hosts: ssh-keyscan HOST >> ~/.ssh/known_hosts, after checking it",
+        "host key verification failed|host identification has changed|host key is known",
     ),
+    _cause(Failure.NETWORK, _LIMITED, "rate limit(?:ed)?|too many requests|(?:error:|HTTP) 429"),
     _cause(
-        r"rate limit|too many requests|\b429\b",
-        Failure.NETWORK,
-        "the host limits how often it may be asked; it is tried again by itself",
-    ),
-    _cause(
-        r"permission denied \(|authentication failed|could not read (?:username|password)|terminal prompts"
-        r" disabled|returned error: 40[13]|invalid (?:username|credentials)|permission to \S+ denied"
-        r"|access denied|write access to repository not granted|deploy key|no supported authentication",
         Failure.AUTH,
-        "give the worker a deploy key or token that may push",
+        _ALLOW,
+        r"permission denied \([\w,-]{1,200}|permission denied, please try|authentication (?:failed|required)",
+        "could not read (?:username|password)|terminal prompts disabled|(?:error:|HTTP) 40[13]",
+        r"invalid (?:username|credentials)|permission to \S{1,300} denied|access denied|deploy key",
+        "write access to repository not granted|marked as read.only|no supported authentication",
     ),
     _cause(
-        r"could not resolve host|connection (?:refused|reset|timed out|closed)|network is unreachable"
-        r"|no route to host|operation timed out|name resolution|returned error: 5\d\d|early eof"
-        r"|unexpected disconnect|ssl|tls|certificate|gnutls|couldn't connect|failed to connect"
-        r"|unable to connect|empty reply|broken pipe|recv failure|timeout",
-        Failure.NETWORK,
-        "check the network and the host's status; it is tried again by itself",
-    ),
-    _cause(
-        r"dubious ownership",
         Failure.OWNERSHIP,
         "run the worker as the owner of the site's files, or: git config --global --add safe.directory DIR",
+        "dubious ownership",
+    ),
+)
+_THERE = (
+    _cause(
+        Failure.REMOTE_REFUSED,
+        _REPAIR,
+        "no space left|disk quota|read-only file ?system|input/output error|out of memory|unpacker error",
+        "unable to (?:create|write)|insufficient permission|unable to lock|cannot lock ref",
+        "maintenance|archived|over its data quota|exceeded its size limit",
+    ),
+    _cause(Failure.NETWORK, _LIMITED, "rate limit(?:ed)?|too many requests"),
+    _cause(
+        Failure.AUTH,
+        _ALLOW,
+        r"permission to \S{1,300} denied|access denied|invalid (?:username|credentials)|deploy key",
+        "write access to repository not granted|do(?:es)? not have write access",
     ),
     _cause(
-        r"returned error: 404|repository not found|repository '[^']*' not found"
-        r"|does not appear to be a git repository|no such remote|does not exist|no such device or address"
-        r"|unable to find remote helper|transport '[^']*' not allowed",
         Failure.REMOTE_MISSING,
-        "check the remote's address: git remote -v",
+        _ADDRESS,
+        "(?:repository|project) (?:'[^']*' )?(?:was )?not found|could not be found|does not exist",
     ),
     _cause(
-        r"remote end hung up|could not read from remote repository|rpc failed|unable to access",
+        Failure.NETWORK,
+        _WAIT,
+        "internal server error|service unavailable|temporarily unavailable|bad gateway",
+    ),
+)
+_HERE = (
+    _cause(
+        Failure.NETWORK,
+        _WAIT,
+        "could not resolve (?:host|proxy)(?:name)?|name or service not known|name resolution",
+        "connection (?:refused|reset|timed out|closed|was closed)|network is unreachable|no route to host",
+        r"timed out|timeout|(?:error:|HTTP) 5\d\d|early eof|unexpected disconnect|couldn't connect",
+        "(?:failed|unable) to connect|empty reply|broken pipe|recv failure|remote failed to report status",
+        r"(?:open)?ssl|ssl_\w{1,40}|tls|gnutls\w{0,40}|certificate",
+    ),
+    _cause(
+        Failure.REMOTE_MISSING,
+        _ADDRESS,
+        "(?:error:|HTTP) 404|(?:repository|project) (?:'[^']*' )?(?:was )?not found",
+        "does not appear to be a git repository|no such remote|repository '[^']*' does not exist",
+        "no such device or address|unable to find remote helper|transport '[^']*' not allowed",
+    ),
+    _cause(
+        Failure.REMOTE_REFUSED,
+        "check what the remote's login prints: git ls-remote",
+        "protocol error|bad line length character",
+    ),
+    _cause(
         Failure.NETWORK,
         "check the network and the remote's address; it is tried again by itself",
+        "remote end hung up|could not read from remote repository|rpc failed|unable to access",
     ),
     _cause(
-        r"index file (?:corrupt|smaller)|bad (?:index|signature)|index uses [^\n]* extension",
         Failure.CORRUPT,
         "rebuild the index: rm .git/index && git reset",
+        r"index file (?:corrupt|smaller)|bad (?:index|signature)|index uses [^\n]{1,80} extension",
     ),
     _cause(
-        r"corrupt|bad object|missing (?:blob|tree|object)|unable to read|invalid object|not a valid object"
-        r"|bad (?:tree|config|ref)|did not send all|missing necessary objects|inflate|unresolved delta"
-        r"|not a tree|invalid sha1|broken",
         Failure.CORRUPT,
         "look at what is damaged with git fsck --full, and restore it from the remote or a backup",
+        "corrupt(?:ed|ion)?|bad (?:object|tree|config|ref)|missing (?:blob|tree|object|necessary objects)",
+        "unable to read|(?:invalid|not a valid|unable to parse) object|did not send all|inflate",
+        "unresolved deltas?|not a tree|invalid sha1|broken",
     ),
     _cause(
-        r"unable to create '[^']*\.lock'|cannot lock ref|\.lock': file exists|unable to lock",
         Failure.LOCKED,
         "end the git command that holds the lock, or remove the .lock file if none runs",
+        r"unable to create '?\S{0,300}\.lock|cannot lock ref|\.lock'?: file exists|unable to lock",
     ),
-    _cause(r"not a git repository", Failure.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone"),
+    _cause(Failure.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone", "not a git repository"),
 )
 
 
 def from_git(doing: str, text: str) -> PublishError:
     """The failure that git's words mean, with the words and the fix."""
-    said = _essence(text)
-    for cause in _CAUSES:
-        if cause.pattern.search(text):
-            return PublishError(cause.failure, f"{doing}: {said}. Fix: {cause.fix}")
+    text = bounded(text)
+    said = essence(text)
+    here, there = voices(text)
+    for causes, words in ((_SURELY_HERE, here), (_THERE, there), (_HERE, here)):
+        for cause in causes:
+            if cause.pattern.search(words):
+                return PublishError(cause.failure, f"{doing}: {said}. Fix: {cause.fix}")
     return PublishError(Failure.INTERNAL, f"{doing}: {said or 'git failed without a word'}")
 
 
@@ -136,34 +184,50 @@ def from_os(doing: str, error: OSError) -> PublishError:
     return PublishError(failure, f"{doing}: {error.strerror or error}{where}")
 
 
-_MOVED = re.compile(
-    r"stale info|fetch first|non-fast-forward|is at \w+ but expected|incorrect old value|already exists",
-    re.IGNORECASE,
+_MOVED = _any(
+    "stale info|fetch first|non-fast-forward",
+    "is at [0-9a-f]{4,64} but expected|incorrect old value|already exists",
 )
-_PROTECTED = re.compile(
-    r"protected branch|GH006|not allowed to push (?:code )?to (?:this )?protected|currently checked out"
-    r"|deletion prohibited|shallow update",
-    re.IGNORECASE,
+_ELSEWHERE = _any("is at [0-9a-f]{4,64} but expected")
+_TOO_LARGE = _any(
+    r"exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)|large files detected"
+    r"|larger than the allowed|(?:error:|HTTP) 413"
 )
-_TOO_LARGE = re.compile(r"exceeds maximum allowed size|exceeds [^\n]*file size limit|413", re.IGNORECASE)
-_DECLINED = re.compile(r"hook declined|declined|GH0\d\d|secret|policy", re.IGNORECASE)
+_SECRETS = _any(
+    "cannot contain secrets|push protection|contains? (?:\\w{1,20} )?secrets|secrets? detected|secrets found"
+)
+_PROTECTED = _any(
+    "protected (?:branch|branches|ref|refs)|GH006|GH013|not allowed to (?:force )?push|not permitted to push",
+    "currently checked out|refusing to update checked out branch|deletion prohibited|shallow update",
+    "(?:through|via|use|using|by) (?:an? )?(?:pull|merge) requests?|required status checks?|committer email",
+    "verified signatures?",
+)
+_TROUBLED = _any(
+    "no space left|disk quota|read-only file ?system|unable to (?:create|write)|insufficient permission",
+    "cannot lock ref|unable to lock|internal server error|temporarily unavailable|try again",
+    "maintenance|archived|exceeded its size limit|over its data quota",
+)
+_DECLINED = _any(r"declined|GH0\d\d|fsck error|prohibited by|refusing to allow")
 
 
 def remote_moved(summary: str, text: str) -> bool:
     """Whether a refusal says that the remote branch is not where we last saw it."""
-    return bool(_MOVED.search(summary) or re.search(r"is at \w+ but expected", text))
+    return bool(_MOVED.search(nameless(summary)) or _ELSEWHERE.search(voices(bounded(text))[1]))
 
 
 def from_refusal(summary: str, text: str) -> PublishError:
     """What the remote's refusal of a push means: REJECTED when the contents are at fault."""
+    text = bounded(text)
     words = remote_words(text) or summary
-    if _PROTECTED.search(summary) or _PROTECTED.search(text):
+    said = f"{nameless(summary)}\n{voices(text)[1]}"
+    refused = _TOO_LARGE.search(said) or _SECRETS.search(said)
+    if not refused and _PROTECTED.search(said):
         return PublishError(
             Failure.REMOTE_REFUSED,
             f"the remote does not let the worker push to this branch: {words}. "
             "Fix: allow the worker's key on the branch, or configure another branch",
         )
-    if _TOO_LARGE.search(text) or _DECLINED.search(summary) or _DECLINED.search(text):
+    if refused or (_DECLINED.search(said) and not _TROUBLED.search(said)):
         return PublishError(
             Failure.REJECTED, f"the remote rejected it: {words}. Fix: change the post, save it again"
         )
@@ -175,21 +239,5 @@ def from_refusal(summary: str, text: str) -> PublishError:
 
 def too_large_for_remote(text: str) -> bool:
     """Whether the connection was ended because the push was too large for the remote."""
-    return bool(re.search(r"HTTP 413|error: 413|exceeds maximum allowed size", text, re.IGNORECASE))
-
-
-def remote_words(text: str) -> str:
-    """What the remote itself said: its `remote:` lines."""
-    lines = re.findall(r"^remote:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
-    return " ".join(line for line in lines if line)
-
-
-def _essence(text: str) -> str:
-    """Git's words without its labels, hints and progress."""
-    lines = [line.strip() for line in re.split(r"[\r\n]+", text)]
-    kept = [
-        re.sub(r"^(?:fatal|error): ", "", line).rstrip(".")
-        for line in lines
-        if line and not line.startswith(("hint:", "To ", "Everything up-to-date"))
-    ]
-    return "; ".join(dict.fromkeys(kept))
+    here, there = voices(bounded(text))
+    return bool(re.search(r"(?:error:|HTTP) 413\b", here) or _TOO_LARGE.search(there))

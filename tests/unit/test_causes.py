@@ -1,0 +1,350 @@
+"""Real messages of git, ssh, curl, GitHub and GitLab, and the word that each of them is."""
+
+from __future__ import annotations
+
+import errno
+import time
+
+import pytest
+
+from briter_worker.errors import Failure
+from briter_worker.git import causes
+
+F = Failure
+HUNG_UP = (
+    "fatal: Could not read from remote repository.\n\nPlease make sure you have the correct access rights"
+)
+
+WORDS = [
+    # no right to push
+    ("git@github.com: Permission denied (publickey).\r\n" + HUNG_UP, F.AUTH),
+    (
+        "remote: Invalid username or token.\nfatal: Authentication failed for 'https://github.com/a/b.git/'",
+        F.AUTH,
+    ),
+    (
+        "remote: HTTP Basic: Access denied\nfatal: Authentication failed for 'https://gitlab.com/a/b.git/'",
+        F.AUTH,
+    ),
+    ("fatal: could not read Username for 'https://github.com': terminal prompts disabled", F.AUTH),
+    (
+        (
+            "remote: Permission to a/b.git denied to c.\n"
+            "fatal: unable to access 'https://github.com/a/b.git/': The requested URL returned error: 403"
+        ),
+        F.AUTH,
+    ),
+    ("ERROR: Permission to a/b.git denied to deploy.\n" + HUNG_UP, F.AUTH),
+    ("ERROR: The key you are authenticating with has been marked as read only.\n" + HUNG_UP, F.AUTH),
+    ("remote: ERROR: This deploy key does not have write access to this project.\n" + HUNG_UP, F.AUTH),
+    ("fatal: unable to access 'https://h/x/': The requested URL returned error: 401", F.AUTH),
+    ("batch response: Authentication required: You must have push access", F.AUTH),
+    # the host's key
+    ("No ED25519 host key is known for h and you have requested strict checking.\n" + HUNG_UP, F.HOST_KEY),
+    (
+        "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.\n" + HUNG_UP,
+        F.HOST_KEY,
+    ),
+    # the way there
+    ("fatal: unable to access 'https://h.example/x/': Could not resolve host: h.example", F.NETWORK),
+    ("ssh: Could not resolve hostname h.example: Name or service not known\n" + HUNG_UP, F.NETWORK),
+    ("ssh: connect to host h.example port 22: Connection refused\n" + HUNG_UP, F.NETWORK),
+    ("ssh: connect to host 10.0.0.1 port 22: No route to host\n" + HUNG_UP, F.NETWORK),
+    ("ssh: connect to host h port 22: Connection timed out\n" + HUNG_UP, F.NETWORK),
+    ("kex_exchange_identification: Connection closed by remote host\n" + HUNG_UP, F.NETWORK),
+    (
+        "fatal: unable to access 'https://h/x/': Failed to connect to h port 443: Couldn't connect to server",
+        F.NETWORK,
+    ),
+    ("fatal: unable to access 'https://h/x/': SSL certificate problem: certificate has expired", F.NETWORK),
+    ("fatal: unable to access 'https://h/x/': gnutls_handshake() failed: Handshake failed", F.NETWORK),
+    (
+        "fatal: unable to access 'https://h/x/': OpenSSL SSL_connect: SSL_ERROR_SYSCALL in connection",
+        F.NETWORK,
+    ),
+    ("fatal: unable to access 'https://h/x/': The requested URL returned error: 502", F.NETWORK),
+    (
+        "remote: Internal Server Error\nerror: RPC failed; HTTP 500 curl 22\nfatal: the remote end hung up",
+        F.NETWORK,
+    ),
+    ("fatal: unable to access 'https://h/x/': The requested URL returned error: 429", F.NETWORK),
+    ("error: RPC failed; curl 92 HTTP/2 stream 5 was not closed cleanly\nfatal: early EOF", F.NETWORK),
+    ("fatal: unable to access 'https://h/x/': Operation timed out after 300 seconds", F.NETWORK),
+    (
+        "send-pack: unexpected disconnect while reading sideband packet\nfatal: the remote end hung up",
+        F.NETWORK,
+    ),
+    ("[remote failure] (remote failed to report status)", F.NETWORK),
+    # the address
+    ("ERROR: Repository not found.\n" + HUNG_UP, F.REMOTE_MISSING),
+    (
+        "remote: Repository not found.\nfatal: repository 'https://github.com/a/b.git/' not found",
+        F.REMOTE_MISSING,
+    ),
+    ("fatal: '/srv/x.git' does not appear to be a git repository\n" + HUNG_UP, F.REMOTE_MISSING),
+    ("fatal: repository '/srv/x.git' does not exist", F.REMOTE_MISSING),
+    ("fatal: unable to access 'https://h/x/': The requested URL returned error: 404", F.REMOTE_MISSING),
+    (
+        "remote: ERROR: The project you were looking for could not be found or you don't have permission"
+        "\n" + HUNG_UP,
+        F.REMOTE_MISSING,
+    ),
+    ("fatal: unable to find remote helper for 'foo'", F.REMOTE_MISSING),
+    ("fatal: transport 'ext' not allowed", F.REMOTE_MISSING),
+    # the disk here, and the disk there
+    ("error: unable to write file .git/objects/ab/cd: No space left on device", F.DISK),
+    ("fatal: sha1 file '.git/objects/pack/x' write error. Out of diskspace\nDisk quota exceeded", F.DISK),
+    ("fatal: Unable to create '/s/.git/index.lock': Read-only file system", F.DISK),
+    ("error: read error on x.md: Input/output error", F.DISK),
+    ("error: insufficient permission for adding an object to repository database .git/objects", F.DISK),
+    ("fatal: Unable to create '/s/.git/index.lock': Permission denied", F.DISK),
+    ("warning: unable to access 'content/.gitattributes': Permission denied", F.DISK),
+    ("fatal: Out of memory, malloc failed (tried to allocate 1234 bytes)", F.DISK),
+    ("remote: fatal: write error: No space left on device\nfatal: the remote end hung up", F.REMOTE_REFUSED),
+    (
+        "remote: error: file write error: Disk quota exceeded\nfatal: write error: Broken pipe",
+        F.REMOTE_REFUSED,
+    ),
+    ("error: remote unpack failed: unable to create temporary object directory", F.REMOTE_REFUSED),
+    ("remote: error: Unable to create '/srv/x.git/packed-refs.lock': File exists.", F.REMOTE_REFUSED),
+    ("remote: down for maintenance\n" + HUNG_UP, F.REMOTE_REFUSED),
+    ("fatal: protocol error: bad line length character: Welc", F.REMOTE_REFUSED),
+    # the repository here
+    ("fatal: detected dubious ownership in repository at '/srv/site'", F.OWNERSHIP),
+    ("fatal: not a git repository (or any of the parent directories): .git", F.NOT_A_REPOSITORY),
+    (
+        "fatal: Unable to create '/s/.git/index.lock': File exists.\n\nAnother git process seems",
+        F.LOCKED,
+    ),
+    ("fatal: cannot lock ref 'refs/heads/main': is at abcdef0123 but expected 0123abcdef", F.LOCKED),
+    ("error: bad signature 0x00000000\nfatal: index file corrupt", F.CORRUPT),
+    ("fatal: .git/index: index file smaller than expected", F.CORRUPT),
+    ("fatal: loose object 1234 (stored in .git/objects/12/34) is corrupt", F.CORRUPT),
+    ("fatal: bad object HEAD", F.CORRUPT),
+    ("fatal: unable to read tree 4b825dc642cb6eb9a060e54bf8d69288fbee4904", F.CORRUPT),
+    (
+        "error: refs/heads/main is not valid\nfatal: bad config line 3 in file .git/config",
+        F.CORRUPT,
+    ),
+    # what cannot be told
+    ("", F.INTERNAL),
+    ("fatal: something that git has never said", F.INTERNAL),
+]
+
+
+@pytest.mark.parametrize(("text", "word"), WORDS)
+def test_gits_words_have_a_meaning(text: str, word: Failure) -> None:
+    failure = causes.from_git("it failed", text)
+    assert failure.failure is word, failure.text
+    assert word is Failure.INTERNAL or "Fix: " in failure.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "no-hassle.md",
+        "content/posts/ssl.md",
+        "/srv/timeout/policy-site.git",
+        "https://timeout.example/ssl/413/secret",
+        "content/no space left on device.md",
+        "'content/rate limit.md'",
+        "posts/broken-certificate.md",
+        "tls.example.org",
+    ],
+)
+@pytest.mark.parametrize(
+    "frame", ["fatal: {}: it is strange", "error: '{}' is strange", 'fatal: "{}" is strange']
+)
+def test_a_name_in_the_message_means_nothing(name: str, frame: str) -> None:
+    text = frame.format(name.replace(" ", "-") if "'" not in frame + name else name)
+    assert causes.from_git("it failed", text).failure is Failure.INTERNAL
+
+
+REFUSALS = [
+    # the contents of a post
+    ("[remote rejected] (pre-receive hook declined)", "remote: no swearing", F.REJECTED),
+    ("[remote rejected] (update hook declined)", "", F.REJECTED),
+    (
+        "[remote rejected] (pre-receive hook declined)",
+        (
+            "remote: error: GH001: Large files detected. You may want to try Git Large File Storage\n"
+            "remote: error: File content/a.bin is 120.00 MB; this exceeds GitHub's file size limit of it"
+        ),
+        F.REJECTED,
+    ),
+    (
+        "[remote rejected] (push declined due to repository rule violations)",
+        (
+            "remote: error: GH013: Repository rule violations found for refs/heads/main.\n"
+            "remote: - GITHUB PUSH PROTECTION\nremote: - Push cannot contain secrets"
+        ),
+        F.REJECTED,
+    ),
+    ("[remote rejected] (declined)", "remote: error: GH009: Secrets detected! This push failed.", F.REJECTED),
+    (
+        "[remote rejected] (pre-receive hook declined)",
+        "remote: PUSH BLOCKED: Secrets detected in code",
+        F.REJECTED,
+    ),
+    (
+        "[remote rejected] (unpacker error)",
+        (
+            "remote: fatal: pack exceeds maximum allowed size (1.00 KiB)\n"
+            "error: remote unpack failed: index-pack abnormal exit"
+        ),
+        F.REJECTED,
+    ),
+    ("[remote rejected] (unpacker error)", "remote: fatal: fsck error in packed object", F.REJECTED),
+    (
+        "[remote rejected] (refusing to allow an OAuth App to create or update workflow)",
+        "",
+        F.REJECTED,
+    ),
+    (
+        "[remote rejected] (pre-receive hook declined)",
+        "remote: GitLab: File name x was prohibited by it",
+        F.REJECTED,
+    ),
+    # any post
+    (
+        "[remote rejected] (protected branch hook declined)",
+        "remote: error: GH006: Protected branch update failed for refs/heads/main.",
+        F.REMOTE_REFUSED,
+    ),
+    (
+        "[remote rejected] (push declined due to repository rule violations)",
+        (
+            "remote: error: GH013: Repository rule violations found for refs/heads/main.\n"
+            "remote: - Changes must be made through a pull request."
+        ),
+        F.REMOTE_REFUSED,
+    ),
+    (
+        "[remote rejected] (pre-receive hook declined)",
+        "remote: GitLab: You are not allowed to push code to protected branches on this project.",
+        F.REMOTE_REFUSED,
+    ),
+    (
+        "[remote rejected] (branch is currently checked out)",
+        "remote: error: refusing to update checked out branch: refs/heads/main",
+        F.REMOTE_REFUSED,
+    ),
+    ("[remote rejected] (shallow update not allowed)", "", F.REMOTE_REFUSED),
+    ("[remote rejected] (pre-receive hook declined)", "remote: down for maintenance", F.REMOTE_REFUSED),
+    (
+        "[remote rejected] (unpacker error)",
+        "error: remote unpack failed: eof before pack header",
+        F.REMOTE_REFUSED,
+    ),
+    (
+        "[remote rejected] (failed to update ref)",
+        (
+            "remote: error: cannot lock ref 'refs/heads/main': Unable to create '/srv/policy.git/x/main.lock'"
+            ": File exists."
+        ),
+        F.REMOTE_REFUSED,
+    ),
+    (
+        "[remote rejected] (unpacker error)",
+        (
+            "remote: error: file write error: No space left on device\nerror: remote unpack failed: unpack"
+            " abnormal exit"
+        ),
+        F.REMOTE_REFUSED,
+    ),
+    # a name
+    (
+        "[remote rejected] (failed to update ref)",
+        "remote: error: failed at /srv/policy-site.git/secret/413\nTo /srv/x\nGH001 declined by secret",
+        F.REMOTE_REFUSED,
+    ),
+    ("[remote rejected] (unpacker error)", "To https://h/413/secret-policy/declined.git", F.REMOTE_REFUSED),
+    (
+        "[remote rejected] (hook declined)",
+        "remote: 'content/maintenance/protected branch.md' is bad",
+        F.REJECTED,
+    ),
+]
+
+
+@pytest.mark.parametrize(("summary", "text", "word"), REFUSALS)
+def test_a_refusal_says_whether_the_contents_are_at_fault(summary: str, text: str, word: Failure) -> None:
+    failure = causes.from_refusal(summary, text)
+    assert failure.failure is word, failure.text
+    assert "Fix: " in failure.text
+
+
+@pytest.mark.parametrize(
+    ("summary", "text", "moved"),
+    [
+        ("[rejected] (stale info)", "", True),
+        ("[rejected] (fetch first)", "", True),
+        ("[rejected] (non-fast-forward)", "", True),
+        ("[remote rejected] (incorrect old value provided)", "", True),
+        ("[remote rejected] (reference already exists)", "", True),
+        (
+            "[remote rejected] (failed to update ref)",
+            "remote: error: cannot lock ref 'refs/heads/main': is at 0a1b2c3d but expected 4e5f6a7b",
+            True,
+        ),
+        (
+            "[remote rejected] (failed to update ref)",
+            "remote: error: cannot lock ref 'refs/heads/main'",
+            False,
+        ),
+        ("[remote rejected] (hook declined)", "To /srv/is at 0a1b but expected.git", False),
+        ("[remote rejected] ('stale info.md' is bad)", "", False),
+    ],
+)
+def test_a_refusal_says_whether_the_remote_has_moved(summary: str, text: str, moved: bool) -> None:  # noqa: FBT001
+    assert causes.remote_moved(summary, text) is moved
+
+
+@pytest.mark.parametrize(
+    ("text", "large"),
+    [
+        ("error: RPC failed; HTTP 413 curl 22 The requested URL returned error: 413", True),
+        ("remote: fatal: pack exceeds maximum allowed size (2.00 GiB)\nfatal: the remote end hung up", True),
+        ("fatal: unable to access 'https://h/error: 413/x': The requested URL returned error: 500", False),
+        ("error: RPC failed; HTTP 500\nTo https://h/413.git", False),
+    ],
+)
+def test_a_push_that_was_too_large_for_the_connection(text: str, large: bool) -> None:  # noqa: FBT001
+    assert causes.too_large_for_remote(text) is large
+
+
+def test_an_error_of_the_system_is_the_disks_or_our_own() -> None:
+    assert causes.from_os("x", OSError(errno.ENOSPC, "No space left", "f")).text == "x: No space left (f)"
+    assert causes.from_os("x", OSError(errno.EROFS, "r")).failure is Failure.DISK
+    assert causes.from_os("x", OSError(errno.EBADF, "b")).failure is Failure.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "a",
+        "'",
+        "' ",
+        "unable to create ",
+        "permission to x",
+        "exceeds ",
+        "remote: ",
+        "\n",
+        "/",
+        ".",
+        "index uses ",
+    ],
+)
+def test_a_megabyte_of_words_is_read_at_once(piece: str) -> None:
+    text = piece * (1_000_000 // len(piece))
+    began = time.process_time()
+    causes.from_git("x", text)
+    causes.from_refusal("y", text)
+    causes.remote_moved("y", text)
+    causes.too_large_for_remote(text)
+    assert time.process_time() - began < 1.0
+
+
+def test_what_was_fatal_is_found_behind_a_megabyte_of_noise() -> None:
+    text = "noise\n" * 200_000 + "fatal: unable to write: No space left on device"
+    assert causes.from_git("x", text).failure is Failure.DISK
