@@ -5,10 +5,11 @@ Every claim is settled exactly once, whatever the publisher does; what is stored
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import Failure, PublishError, Stopped
+from briter_worker.errors import Failure, LockLostError, PublishError, Stopped
 from briter_worker.events import Flushed, JobStarted, Quarantined, Revived, Superseded, Warned
 from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Outcome, Request
@@ -20,35 +21,74 @@ if TYPE_CHECKING:
     from briter_worker.ports import Batch, Claim, Found, Plan, Publisher
 
 
-class Drain:
-    """Empties one site's queue through one publisher."""
+_UNREACHABLE = frozenset({Failure.NETWORK, Failure.TIMEOUT})
 
-    def __init__(self, desk: Desk, publisher: Callable[[], Publisher]) -> None:
+
+class Drain:
+    """Empties one site's queue through one publisher, until `stopping`.
+
+    Raises LockLostError, with nothing left claimed, when the site may be another worker's.
+    """
+
+    def __init__(
+        self, desk: Desk, publisher: Callable[[], Publisher], *, stopping: Callable[[], bool]
+    ) -> None:
         self._desk = desk
         self._queue = desk.queue
         self._emit = desk.emit
         self._clock = desk.clock
         self._publisher = publisher
+        self._stopping = stopping
+        self._doubts = ""
+        """Why jobs in flight had to wait, as it was told last: told again only when it changes."""
 
     def recover(self) -> Tally:
-        """Finish what a dead worker left in flight: settle what has landed, take the rest up again."""
+        """Finish what a dead worker left in flight: settle what has landed, take the rest up again.
+
+        What the remote could not be asked about stays as it is, and is counted as undecided; what a stop
+        leaves is for the next start.
+        """
         tally = Tally()
+        doubt: PublishError | None = None
         for batch in self._queue.recover(self._clock()):
+            if self._stopping():
+                return tally
+            if doubt is not None and batch.plans and doubt.failure in _UNREACHABLE:
+                tally.undecided += len(batch.claims)  # asking again would only take as long again
+                continue
             try:
-                landed = self._landed(batch, batch.plans)
+                landed = self._ask(batch)
+            except Stopped:
+                return tally
             except PublishError as failure:
                 # Until the remote says whether it has them, nothing may be decided about these jobs.
-                self._emit(Warned(error=f"jobs in flight have to wait: {failure.text}"))
-                tally.failed += len(batch.claims)
+                doubt = failure
+                tally.undecided += len(batch.claims)
                 continue
-            work = Work(self._desk, batch)
-            work.settle(landed)
-            tally.add(work.tally)
-            left = tuple(work.open.values())
-            if not left:
-                self._queue.close(batch)
-                continue
+            tally.add(self._take_up(batch, landed))
+        self._tell_doubt(doubt)
+        return tally
+
+    def _ask(self, batch: Batch) -> Sequence[Outcome]:
+        try:
+            return self._landed(batch, batch.plans)
+        except (PublishError, Stopped, LockLostError):
+            raise
+        except Exception as error:
+            # It must not keep the other jobs from being published.
+            raise PublishError(Failure.INTERNAL, _mistake(error)) from error
+
+    def _take_up(self, batch: Batch, landed: Sequence[Outcome]) -> Tally:
+        work = Work(self._desk, batch)
+        work.settle(landed)
+        tally = work.tally
+        left = tuple(work.open.values())
+        if not left:
+            self._queue.close(batch)
+        else:
             for part in self._queue.retake(replace(batch, claims=left), self._clock()):
+                if self._stopping():
+                    break
                 self._queue.begin(part)
                 tally.add(self._publish(part))
         return tally
@@ -70,6 +110,12 @@ class Drain:
             self._emit(Flushed(commit=commit))
             self._revive()
 
+    def _tell_doubt(self, doubt: PublishError | None) -> None:
+        text = doubt.text if doubt else ""
+        if text and text != self._doubts:
+            self._emit(Warned(error=f"jobs in flight have to wait: {text}"))
+        self._doubts = text
+
     def _tell(self, found: Found) -> None:
         for old in found.superseded:
             self._emit(Superseded(job_id=old.job_id, slug=old.slug, superseded_by=old.by))
@@ -87,9 +133,15 @@ class Drain:
                     dry_run=self._desk.dry_run,
                 )
             )
-        work.settle(self._hopeless(batch.claims))
+        work.settle(hopeless(batch.claims, self._desk.max_attempts))
         try:
             self._run_publisher(work)
+        except LockLostError:
+            # Raised before a push, so that none of these is on the remote.
+            with suppress(OSError):
+                self._queue.release(batch, list(work.open.values()))
+                self._queue.close(batch)
+            raise
         except Stopped:
             if not self._stopped(batch, work):
                 return work.tally  # the next start asks the remote what became of them
@@ -99,10 +151,7 @@ class Drain:
             # The queue or the repository cannot be written: every post would fail alike.
             work.fail_rest(Failure.DISK, f"{error.strerror or error} ({error.filename or 'no file named'})")
         except Exception as error:  # noqa: BLE001 - whatever happens to a batch is never the worker's end
-            work.fail_rest(
-                Failure.INTERNAL,
-                f"an error in the worker itself: {type(error).__name__}: {error}. Fix: please report it",
-            )
+            work.fail_rest(Failure.INTERNAL, _mistake(error))
         self._queue.close(batch)
         if work.pushed:
             self._revive()
@@ -117,18 +166,6 @@ class Drain:
             requests, held=self._queue.held_paths(now), record=work.record, now=now
         ):
             work.settle(outcomes)
-
-    def _hopeless(self, claims: Iterable[Claim]) -> Sequence[Outcome]:
-        """What need not be tried: kinds of job nobody handles, and jobs that killed worker after worker."""
-        outcomes: list[Outcome] = []
-        for claim in claims:
-            if claim.job.type != GIT_SYNC:
-                text = f"no plugin handles the type {claim.job.type!r}. Fix: leave type out, or install it"
-                outcomes.append(Outcome(claim.key, failure=Failure.UNKNOWN_TYPE, text=text))
-            elif claim.attempt > self._desk.max_attempts:
-                text = "the worker died each time it tried this job. Fix: look at its files, save it again"
-                outcomes.append(Outcome(claim.key, failure=Failure.KILLED_WORKER, text=text))
-        return outcomes
 
     def _stopped(self, batch: Batch, work: Work) -> bool:
         """Settle what the interrupted push has brought to the remote; whether that could be found out."""
@@ -153,6 +190,28 @@ class Drain:
     def _revive(self) -> None:
         for job in self._queue.revive(self._clock()):
             self._emit(Revived(job_id=job.id, slug=job.slug))
+
+
+def hopeless(claims: Iterable[Claim], max_attempts: int) -> Sequence[Outcome]:
+    """What need not be tried: kinds of job nobody handles, and jobs that killed worker after worker.
+
+    The job tells the attempts that ended in the open. A claim counts one more; each death while it was
+    alone adds one, so only then can it be further ahead. A job that merely has more attempts behind it
+    than are allowed by now gets this one.
+    """
+    outcomes: list[Outcome] = []
+    for claim in claims:
+        if claim.job.type != GIT_SYNC:
+            text = f"no plugin handles the type {claim.job.type!r}. Fix: leave type out, or install it"
+            outcomes.append(Outcome(claim.key, failure=Failure.UNKNOWN_TYPE, text=text))
+        elif claim.attempt > max(max_attempts, claim.job.attempts + 1):
+            text = "the worker died each time it tried this job. Fix: look at its files, save it again"
+            outcomes.append(Outcome(claim.key, failure=Failure.KILLED_WORKER, text=text))
+    return outcomes
+
+
+def _mistake(error: Exception) -> str:
+    return f"an error in the worker itself: {type(error).__name__}: {error}. Fix: please report it"
 
 
 def _request(claim: Claim) -> Request:

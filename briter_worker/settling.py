@@ -33,15 +33,18 @@ class Desk:
 
 @dataclass(slots=True)
 class Tally:
-    """How many claims were settled, and how many of them are not on the remote."""
+    """How many claims were settled, how many of them are not on the remote, and how many are undecided."""
 
     settled: int = 0
     failed: int = 0
+    undecided: int = 0
+    """In flight still: the remote could not be asked whether it has them."""
 
     def add(self, other: Tally) -> None:
         """Count the other's, too."""
         self.settled += other.settled
         self.failed += other.failed
+        self.undecided += other.undecided
 
 
 class Work:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from contextlib import suppress
 from functools import cache
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 from briter_worker.allowlist import Allowlist
 from briter_worker.backoff import Backoff
 from briter_worker.drain import Drain
-from briter_worker.errors import Failure, PublishError, UsageError
+from briter_worker.errors import Failure, LockLostError, PublishError, UsageError
 from briter_worker.events import Progress, Warned
 from briter_worker.git.pending import has_dry_run_commits
 from briter_worker.lock import AnotherWorkerError, SiteLock
@@ -59,6 +61,11 @@ def open_commands(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Comm
             Failure.GIT_MISSING, "git was not found. Fix: install git 2.36 or newer"
         ) from error
 
+    # GitPython logs what git said, unredacted; without a handler Python prints that. We tell it ourselves.
+    log = logging.getLogger("git")
+    log.propagate = False
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())
     return Commands(
         settings.git_worktree,
         remote=settings.git_remote,
@@ -103,14 +110,18 @@ def run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:
 
 def _run_locked(settings: Settings, lock: SiteLock, *, once: bool, sink: EventSink) -> int:
     opened: list[GitPublisher] = []
+    aborted = threading.Event()
 
     @cache
     def publisher() -> GitPublisher:
         made = _open_publisher(settings, lock, sink)
         opened.append(made)
+        if aborted.is_set():  # while it was made; `abort` saw only what was listed
+            made.abort()
         return made
 
     def abort() -> None:
+        aborted.set()
         for each in opened:
             each.abort()
 
@@ -129,7 +140,7 @@ def _run_locked(settings: Settings, lock: SiteLock, *, once: bool, sink: EventSi
         dry_run=settings.worker_dry_run,
     )
     worker = Worker(
-        Drain(desk, publisher),
+        Drain(desk, publisher, stopping=stop.is_set),
         sink,
         stop,
         FolderWaker(settings.queue_root, queue.notice),
@@ -137,14 +148,20 @@ def _run_locked(settings: Settings, lock: SiteLock, *, once: bool, sink: EventSi
         pending_flush=lambda: (
             not settings.worker_dry_run and has_dry_run_commits(settings.git_worktree, settings.git_branch)
         ),
+        still_ours=lock.still_ours,
         tidy=tidy,
         poll=settings.worker_poll_interval_ms / 1000,
     )
     with stop.on_signals():
         started(sink, dry_run=settings.worker_dry_run)
-        tally = worker.once() if once else worker.forever()
-        stopped(sink, tally)
-    return 1 if once and tally.failed else 0
+        try:
+            tally = worker.once() if once else worker.forever()
+        except LockLostError as lost:
+            sink(Warned(error=str(lost)))
+            return 1
+        finally:
+            stopped(sink, worker.total)
+    return 1 if once and (tally.failed or tally.undecided) else 0
 
 
 def _open_publisher(settings: Settings, lock: SiteLock, sink: EventSink) -> GitPublisher:

@@ -6,6 +6,7 @@ one bounds the time that the running publication may take to finish.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from briter_worker.errors import PublishError
+from briter_worker.errors import LockLostError, PublishError, Stopped
 from briter_worker.events import (
     Warned,
     WorkerSkipped,
@@ -116,6 +117,7 @@ class Worker:
         *,
         next_due: Callable[[float], float | None],
         pending_flush: Callable[[], bool],
+        still_ours: Callable[[], bool],
         tidy: Callable[[], None],
         poll: float,
     ) -> None:
@@ -125,21 +127,23 @@ class Worker:
         self._waker = waker
         self._next_due = next_due
         self._pending_flush = pending_flush
+        self._still_ours = still_ours
         self._tidy = tidy
         self._poll = poll
-        self._total = Tally()
+        self.total = Tally()
         self._trouble = 0
         self._flush_at = 0.0
-        self._recovered = False
+        self._recover_at = 0.0
+        self._doubts = 0
 
     def once(self) -> Tally:
-        """Drain what is due, and what becomes due by it."""
+        """Drain what is due, and what becomes due by it. Raises LockLostError."""
         while not self._stop.is_set() and self._pass():
             pass
-        return self._total
+        return self.total
 
     def forever(self) -> Tally:
-        """Drain whenever something is due, until told to stop."""
+        """Drain whenever something is due, until told to stop. Raises LockLostError."""
         tidied = time.monotonic()
         while not self._stop.is_set():
             try:
@@ -152,27 +156,37 @@ class Worker:
                 pause = self._pause()
             except (OSError, PublishError) as error:
                 # The queue cannot be read or written. A job's backoff is for jobs; this is the loop's own.
-                self._recovered = False
+                self._recover_at = 0.0
                 self._trouble += 1
-                pause = min(self._poll * 2**self._trouble, max(_LONGEST_PAUSE, self._poll))
+                pause = pause_after(self._trouble, self._poll)
                 self._emit(Warned(error=f"the queue cannot be worked on: {error}; next try in {pause:g} s"))
             if pause > 0:
                 self._waker.wait(pause, self._stop)
-        return self._total
+        return self.total
 
     def _pass(self) -> bool:
         """Whether something was done, so that more may be due."""
-        if not self._recovered:
-            self._recovered = True
-            recovered = self._drain.recover()
-            self._total.add(recovered)
-            if recovered.failed > recovered.settled:
-                self._recovered = False
-        tally = self._drain.run() if not self._stop.is_set() else None
-        if tally is not None:
-            self._total.add(tally)
-            return True
-        return self._flush()
+        if not self._still_ours():
+            raise LockLostError
+        try:
+            if time.monotonic() >= self._recover_at:
+                self._recover()
+            tally = None if self._stop.is_set() else self._drain.run()
+            if tally is None:
+                return self._flush()
+        except Stopped:
+            return False  # what it left is for the next start
+        self.total.add(tally)
+        return True
+
+    def _recover(self) -> None:
+        self._recover_at = 0.0
+        recovered = self._drain.recover()
+        self.total.add(recovered)
+        self.total.undecided = recovered.undecided
+        self._doubts = self._doubts + 1 if recovered.undecided else 0
+        wait = pause_after(self._doubts, self._poll) if self._doubts else math.inf
+        self._recover_at = time.monotonic() + wait
 
     def _flush(self) -> bool:
         if self._stop.is_set() or time.monotonic() < self._flush_at or not self._pending_flush():
@@ -181,7 +195,7 @@ class Worker:
             self._drain.flush()
         except PublishError as failure:
             self._flush_at = time.monotonic() + _LONGEST_PAUSE
-            self._total.failed += 1
+            self.total.failed += 1
             self._emit(Warned(error=f"the commits of dry runs were not pushed: {failure.text}"))
             return False
         return True
@@ -190,6 +204,12 @@ class Worker:
         now = time.time()
         due = self._next_due(now)
         return self._poll if due is None else max(0.0, min(self._poll, due - now))
+
+
+def pause_after(failures: int, poll: float) -> float:
+    """How long the loop waits after so many failures in a row: doubled each time, up to a minute."""
+    # Bounded before it is used: after some hours of trouble, two to that power is no float any more.
+    return min(poll * 2.0 ** min(failures, 16), max(_LONGEST_PAUSE, poll))
 
 
 @contextmanager

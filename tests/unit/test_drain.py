@@ -1,0 +1,305 @@
+"""What the drain decides, with a publisher that does as it is told; the real ones are tested elsewhere."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from queue_engines import MAX_ATTEMPTS, NOW, Disk
+
+from briter_worker.backoff import Backoff
+from briter_worker.drain import Drain, hopeless
+from briter_worker.errors import Failure, LockLostError, PublishError, Stopped
+from briter_worker.job import Job, State
+from briter_worker.ports import Claim, Outcome, Plan
+from briter_worker.settling import Desk, Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from pathlib import Path
+
+    from briter_worker.events import Event
+    from briter_worker.ports import Request
+
+COMMIT = "c" * 40
+
+
+class KilledError(BaseException):
+    """The process is gone at this point."""
+
+
+def plan_of(requests: Sequence[Request]) -> Plan:
+    return Plan(
+        "0" * 40, COMMIT, "refs/briter/x", dict.fromkeys([r.key for r in requests], COMMIT), {}, False
+    )
+
+
+@dataclass
+class FakePublisher:
+    """Publishes all at once, unless a step raises; knows what it was asked whether it landed."""
+
+    steps: deque[BaseException | None] = field(default_factory=deque)
+    remote: deque[bool | Exception] = field(default_factory=deque)
+    asked: int = 0
+    published: list[list[str]] = field(default_factory=list)
+    before_push: Callable[[], None] = lambda: None
+
+    def publish(
+        self,
+        requests: Sequence[Request],
+        *,
+        held: Collection[str],  # noqa: ARG002 - the port's signature
+        record: Callable[[Plan], None],
+        now: float,  # noqa: ARG002
+    ) -> Iterator[Sequence[Outcome]]:
+        record(plan_of(requests))
+        self.before_push()
+        step = self.steps.popleft() if self.steps else None
+        if step is not None:
+            raise step
+        self.published.append(sorted(request.slug for request in requests))
+        yield [Outcome(request.key, COMMIT) for request in requests]
+
+    def landed(self, plan: Plan) -> bool:  # noqa: ARG002
+        self.asked += 1
+        answer = self.remote.popleft() if self.remote else False
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def flush(self, now: float) -> str | None:  # noqa: ARG002
+        return None
+
+    def tidy(self, now: float) -> None:
+        """Nothing to do."""
+
+
+@dataclass
+class Bench:
+    """A drain on a real queue."""
+
+    disk: Disk
+    publisher: FakePublisher = field(default_factory=FakePublisher)
+    events: list[Event] = field(default_factory=list)
+    stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """A new worker on the same folder."""
+        self.disk.die()
+        desk = Desk(
+            queue=self.disk.queue,
+            emit=lambda event: self.events.append(event),  # noqa: PLW0108 - a list names its argument otherwise
+            backoff=Backoff((60.0,)),
+            max_attempts=MAX_ATTEMPTS,
+            dry_run=False,
+            clock=lambda: NOW,
+        )
+        self.drain = Drain(desk, lambda: self.publisher, stopping=lambda: self.stopping)
+
+    def save(self, *slugs: str) -> None:
+        for slug in slugs:
+            self.disk.save(slug, [f"content/{slug}.md"])
+
+    def killed(self, step: Callable[[], object]) -> None:
+        """The worker dies in the middle of its push."""
+        self.publisher.steps.append(KilledError())
+        with pytest.raises(KilledError):
+            step()
+        self.start()
+
+    def names(self) -> list[str]:
+        return [event.name for event in self.events]
+
+    def state(self, slug: str) -> tuple[State, int]:
+        ((row),) = [row for row in self.disk.queue.jobs(NOW) if row.job.slug == slug]
+        return row.state, row.job.attempts
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(Disk(tmp_path))
+
+
+def claim(attempt: int, attempts: int, **keys: str) -> Claim:
+    job = Job(id="j", slug="s", paths=("content/s.md",), created_at=NOW, attempts=attempts, **keys)  # type: ignore[arg-type]
+    return Claim("k", job, attempt)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "attempts", "word"),
+    [
+        (1, 0, None),
+        (3, 2, None),
+        (6, 5, None),  # the maximum was lowered since: nobody died
+        (4, 2, Failure.KILLED_WORKER),
+        (7, 5, Failure.KILLED_WORKER),
+        (3, 1, None),
+    ],
+)
+def test_only_deaths_make_a_job_a_killer(attempt: int, attempts: int, word: Failure | None) -> None:
+    found = hopeless([claim(attempt, attempts)], 3)
+    assert [outcome.failure for outcome in found] == ([] if word is None else [word])
+
+
+def test_a_kind_of_job_that_nobody_handles_is_not_tried() -> None:
+    (found,) = hopeless([claim(1, 0, type="newsletter")], 3)
+    assert found.failure is Failure.UNKNOWN_TYPE
+    assert "'newsletter'" in found.text
+
+
+def test_a_job_with_more_attempts_than_are_allowed_by_now_gets_one_more_and_then_is_dead(
+    bench: Bench,
+) -> None:
+    bench.disk.save("good", ["content/good.md"], attempts=5)
+    bench.disk.save("bad", ["content/bad.md"], attempts=5, createdAt="2020-01-01T00:00:00Z")
+    assert bench.drain.run() == Tally(settled=2)
+    bench.disk.save("bad", ["content/bad.md"], attempts=5)
+    bench.publisher.steps.append(PublishError(Failure.LOST_RACE, "again"))
+    assert bench.drain.run() == Tally(settled=1, failed=1)
+    assert bench.disk.document("bad")["failure"] == "lost-race"
+    assert bench.state("bad") == (State.FAILED, 6)
+
+
+def test_a_job_that_is_alone_each_time_its_worker_dies_is_buried(bench: Bench) -> None:
+    bench.save("bomb")
+    bench.killed(bench.drain.run)
+    for _ in range(MAX_ATTEMPTS - 1):
+        bench.killed(bench.drain.recover)
+    assert bench.drain.recover() == Tally(settled=1, failed=1)
+    assert bench.disk.document("bomb")["failure"] == "killed-worker"
+
+
+def test_a_lost_lock_gives_the_jobs_back_uncounted_and_ends_the_drain(bench: Bench) -> None:
+    bench.save("a", "b")
+    bench.publisher.steps.append(LockLostError())
+    with pytest.raises(LockLostError):
+        bench.drain.run()
+    assert {bench.state("a"), bench.state("b")} == {(State.PENDING, 0)}
+    assert bench.publisher.asked == 0
+    bench.start()
+    assert bench.drain.recover() == Tally()
+
+
+def test_a_stop_gives_back_what_did_not_land(bench: Bench) -> None:
+    bench.save("a")
+    bench.publisher.steps.append(Stopped())
+    assert bench.drain.run() == Tally()
+    assert bench.state("a") == (State.PENDING, 0)
+
+
+def test_a_stop_settles_what_landed(bench: Bench) -> None:
+    bench.save("a")
+    bench.publisher.steps.append(Stopped())
+    bench.publisher.remote.append(True)
+    assert bench.drain.run() == Tally(settled=1)
+    assert bench.names() == ["start", "published"]
+
+
+def test_what_nobody_could_be_asked_about_is_undecided_and_nothing_else(bench: Bench) -> None:
+    bench.save("a")
+    bench.killed(bench.drain.run)
+    bench.publisher.remote.extend([PublishError(Failure.AUTH, "no key"), True])
+    assert bench.drain.recover() == Tally(undecided=1)
+    bench.save("b")
+    assert bench.drain.run() == Tally(settled=1)
+    assert bench.drain.recover() == Tally(settled=1)
+    assert bench.publisher.published == [["b"]]
+
+
+def test_an_undecided_batch_is_not_hidden_by_one_that_was_settled(bench: Bench) -> None:
+    bench.save("a")
+    bench.killed(bench.drain.run)
+    bench.save("b", "c")
+    bench.killed(bench.drain.run)
+    bench.publisher.remote.extend([PublishError(Failure.AUTH, "no key"), True])
+    assert bench.drain.recover() == Tally(settled=2, undecided=1)
+
+
+def test_a_remote_out_of_reach_is_asked_once_for_all_batches(bench: Bench) -> None:
+    for slug in "abc":
+        bench.save(slug)
+        bench.killed(bench.drain.run)
+    bench.publisher.remote.append(PublishError(Failure.TIMEOUT, "no answer"))
+    assert bench.drain.recover() == Tally(undecided=3)
+    assert bench.publisher.asked == 1
+
+
+def test_a_doubt_is_told_once_until_it_changes(bench: Bench) -> None:
+    bench.save("a")
+    bench.killed(bench.drain.run)
+    bench.events.clear()
+    down, key = PublishError(Failure.NETWORK, "down"), PublishError(Failure.AUTH, "no key")
+    bench.publisher.remote.extend([down, down, key, key, down])
+    for _ in range(5):
+        bench.drain.recover()
+    told = [event.error for event in bench.events if event.name == "warning"]  # type: ignore[attr-defined]
+    assert [text.rpartition(": ")[2] for text in told] == ["down", "no key", "down"]
+
+
+@pytest.mark.parametrize("error", [OSError(5, "I/O"), KeyError("x")])
+def test_a_mistake_in_asking_leaves_the_batch_and_the_others_undisturbed(
+    bench: Bench, error: Exception
+) -> None:
+    bench.save("a")
+    bench.killed(bench.drain.run)
+    bench.publisher.remote.append(error)
+    assert bench.drain.recover() == Tally(undecided=1)
+    assert bench.state("a")[0] is State.CLAIMED
+
+
+def test_a_stop_while_the_remote_is_asked_leaves_all_for_the_next_start(bench: Bench) -> None:
+    bench.save("a")
+    bench.killed(bench.drain.run)
+    bench.publisher.remote.append(Stopped())
+    assert bench.drain.recover() == Tally()
+    bench.start()
+    assert bench.drain.recover() == Tally(settled=1)
+
+
+def test_a_stop_during_recovery_begins_no_further_part(bench: Bench) -> None:
+    bench.save("a", "b", "c", "d")
+    bench.killed(bench.drain.run)
+
+    def stop() -> None:
+        bench.stopping = True
+
+    bench.publisher.before_push = stop
+    assert bench.drain.recover() == Tally(settled=2)
+    assert bench.drain.recover() == Tally()
+    bench.start()
+    bench.stopping = False
+    bench.publisher.before_push = lambda: None
+    assert bench.drain.recover() == Tally(settled=2)
+    assert bench.publisher.published == [["a", "b"], ["c", "d"]]
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (OSError(28, "No space left on device", "f"), "disk"),
+        (ValueError("oops"), "internal"),
+        (PublishError(Failure.WRONG_BRANCH, "not main"), "wrong-branch"),
+    ],
+)
+def test_whatever_the_publisher_raises_concerns_the_jobs_and_not_the_worker(
+    bench: Bench, error: Exception, word: str
+) -> None:
+    bench.save("a")
+    bench.publisher.steps.append(error)
+    assert bench.drain.run() == Tally(settled=1, failed=1)
+    assert bench.names() == ["start", "failed"]
+    assert bench.disk.document("a")["failure"] == word
+
+
+def test_dead_letters_of_the_surroundings_come_back_when_a_push_succeeds(bench: Bench) -> None:
+    bench.disk.save("old", ["content/old.md"], status="failed", failure="network", attempts=3)
+    bench.disk.save("bad", ["content/bad.md"], status="failed", failure="conflict", attempts=1)
+    bench.save("a")
+    bench.drain.run()
+    assert bench.names() == ["start", "published", "revived"]
+    assert bench.state("old") == (State.PENDING, 0)
