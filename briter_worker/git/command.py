@@ -8,47 +8,48 @@ SIGTERM when we die, so that they remove their own lock files.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
-import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import git
-import psutil
 from git.cmd import Git
 
 from briter_worker.errors import Failure, PublishError, Stopped
 from briter_worker.git import causes
+from briter_worker.git.ending import die_with_parent, end
+from briter_worker.git.environment import environment, parse_helpers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_KEPT = (
-    *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK"),
-    *("LANG", "LC_CTYPE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE"),
-    *(
-        name
-        for proxy in ("http", "https", "all", "no")
-        for name in (f"{proxy}_proxy", f"{proxy}_PROXY".upper())
-    ),
-)
-_SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
-_GRACE = 2.0
 _PIECE = 1 << 16
 _LAST_WORDS = 0.5
 """How long a process that has closed its output may take to exit."""
+_LOOK = 1.0
+"""How often what runs is looked at, at least."""
+_HELPERS = r"^credential\.(.*\.)?helper$"
 
 
 Process = subprocess.Popen[bytes]
+AnyProcess = subprocess.Popen[Any]
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A process, and since when it makes no progress while somebody waits for it."""
+
+    process: AnyProcess
+    touched: float
+    awaited: bool = True
+    expired: bool = False
 
 
 class _Shell(Git):
@@ -83,16 +84,16 @@ class Commands:
         # Kept for good: it remembers git's version, which it would ask for again.
         self._shell = _Shell(worktree)
         self._shell.home = self
-        self._active: dict[int, subprocess.Popen[Any]] = {}
+        self._active: dict[int, _Running] = {}
         self._aborted = threading.Event()
         self._busy = threading.Event()
-        self._expired = False
         self._guardian: threading.Thread | None = None
         self._repo: git.Repo | None = None
         self._environment: dict[str, str] | None = None
-        self._touched = time.monotonic()
         self.started = 0
         """How many processes were started, for the tests that guard this number."""
+        self.ended = 0
+        """How many had to be ended: those may have left lock files."""
 
     @property
     def repo(self) -> git.Repo:
@@ -118,8 +119,8 @@ class Commands:
     def abort(self) -> None:
         """End every running command, and let none start: the time to finish is over."""
         self._aborted.set()
-        for process in list(self._active.values()):
-            _end(process)
+        for running in list(self._active.values()):
+            self._end(running.process)
 
     def reopen(self, timeout: float) -> None:
         """After `abort`, allow a few last commands, each within this time: to see what became of a push."""
@@ -128,8 +129,31 @@ class Commands:
             self._aborted.clear()
 
     def touch(self) -> None:
-        """Note that the running command makes progress."""
-        self._touched = time.monotonic()
+        """Note that what is waited for makes progress."""
+        now = time.monotonic()
+        for running in list(self._active.values()):
+            running.touched = now
+
+    @contextmanager
+    def awaiting(self, process: Process) -> Iterator[None]:
+        """For a process that outlives one question: the time limit holds for it inside only.
+
+        Between two questions it is idle, and neither hangs nor is to blame for what does.
+        """
+        running = self._active.get(process.pid)
+        if running is None:
+            yield
+            return
+        self._await(running)
+        try:
+            yield
+        finally:
+            running.awaited = False
+
+    def _await(self, running: _Running) -> None:
+        running.touched = time.monotonic()
+        running.awaited = True
+        self._busy.set()
 
     def spawn(
         self,
@@ -139,19 +163,17 @@ class Commands:
         text: bool = False,
         extra: Mapping[str, str] | None = None,
         discover: bool = False,
-    ) -> subprocess.Popen[Any]:
+    ) -> AnyProcess:
         """Start git. The caller reads its output, and ends it by `finish` or `watched`."""
         if self._aborted.is_set():
             raise Stopped
         if self._guardian is None:
             self._guardian = threading.Thread(target=self._guard, name="git time limit", daemon=True)
             self._guardian.start()
-        if not self._active:
-            self._expired = False
         repo = self.repo
         place = [] if discover else [f"--git-dir={repo.git_dir}", f"--work-tree={self.worktree}"]
         self.started += 1
-        self.touch()
+        env = {**self._env(), **(extra or {})}
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes by stdin only
                 ["git", *place, "--no-replace-objects", *args],  # noqa: S607 - the PATH's git
@@ -159,10 +181,10 @@ class Commands:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=self.worktree,
-                env={**self._env(), **(extra or {})},
+                env=env,
                 pass_fds=self._fds,
                 process_group=0,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl call, and no thread of ours holds a lock
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one prctl call, and no thread of ours holds a lock
                 universal_newlines=text,
                 encoding="utf-8" if text else None,
                 errors="replace" if text else None,
@@ -173,8 +195,12 @@ class Commands:
             ) from error
         except OSError as error:
             raise causes.from_os("git could not be started", error) from error
-        self._active[process.pid] = process
+        running = _Running(process, time.monotonic())
+        self._active[process.pid] = running
         self._busy.set()
+        if self._aborted.is_set():  # since we looked: `abort` may have missed this one
+            self._finish(process, at_once=True)
+            raise Stopped
         return process
 
     def run(
@@ -209,7 +235,10 @@ class Commands:
                 os.set_blocking(process.stdin.fileno(), False)
                 selector.register(process.stdin, selectors.EVENT_WRITE, "in")
             while selector.get_map():
-                for key, _ in selector.select():
+                ready = selector.select(_LOOK)
+                if not ready and process.poll() is not None:
+                    break  # something that it left behind keeps its output open
+                for key, _ in ready:
                     self.touch()
                     if key.data != "in":
                         part = os.read(key.fd, _PIECE)
@@ -230,7 +259,7 @@ class Commands:
         return b"".join(parts["out"]), b"".join(parts["err"])
 
     @contextmanager
-    def watched(self, process: subprocess.Popen[Any] | None, name: str) -> Iterator[None]:
+    def watched(self, process: AnyProcess | None, name: str) -> Iterator[None]:
         """Whatever happens inside, the process and all it started are gone on leaving.
 
         Without a process: those that are started inside.
@@ -238,118 +267,84 @@ class Commands:
         Raises PublishError when the time limit ended it, Stopped when `abort` did.
         """
         others = set(self._active)
+        known = self._active.get(process.pid) if process else None
+        if known is not None:
+            self._await(known)
+        ended: list[_Running] = []
         try:
             yield
         except (OSError, ValueError):
             # A pipe broke as the process was ended; what follows says why it was.
-            if not (self._expired or self._aborted.is_set()):
+            if not (self._aborted.is_set() or any(each.expired for each in self._active.values())):
                 raise
         finally:
-            ending = [process] if process else [p for pid, p in self._active.items() if pid not in others]
-            for each in ending:
-                self._finish(each)
+            if process is None:
+                ended = [each for pid, each in self._active.items() if pid not in others]
+            elif known is not None:
+                ended = [known]
+            for each in ended:
+                self._finish(each.process)
         if self._aborted.is_set():
             raise Stopped
-        if self._expired:
+        if any(each.expired for each in ended):
             raise PublishError(
                 Failure.TIMEOUT,
                 f"git {name} made no progress for {self._timeout:g} s and was ended. Fix: check the network "
                 "and the remote, or raise BRITER_GIT_TIMEOUT_MS",
             )
 
-    def _finish(self, process: subprocess.Popen[Any]) -> None:
+    def _finish(self, process: AnyProcess, *, at_once: bool = False) -> None:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_LAST_WORDS)
+            process.wait(0 if at_once else _LAST_WORDS)
         if process.poll() is None:
-            _end(process)
+            self._end(process)
         self._active.pop(process.pid, None)
-        if not self._active:
-            self._busy.clear()
         for pipe in (process.stdin, process.stdout, process.stderr):
             _close(pipe)
+
+    def _end(self, process: AnyProcess) -> None:
+        self.ended += 1
+        end(process)
 
     def _guard(self) -> None:
         """End what makes no progress within the time limit; runs beside the commands, for good."""
         while True:
             self._busy.wait()
-            left = self._touched + self._timeout - time.monotonic()
-            if left <= 0:
-                self._expired = True
+            awaited = [running for running in list(self._active.values()) if running.awaited]
+            if not awaited:
                 self._busy.clear()
-                for process in list(self._active.values()):
-                    _end(process)
-            else:
-                time.sleep(min(left, 1.0))
+                if any(running.awaited for running in list(self._active.values())):
+                    self._busy.set()  # it began between the two lines above
+                continue
+            nap = _LOOK
+            for running in awaited:
+                left = running.touched + self._timeout - time.monotonic()
+                if left <= 0:
+                    running.expired, running.awaited = True, False
+                    self._end(running.process)
+                else:
+                    nap = min(nap, left)
+            time.sleep(nap)
 
     def _env(self) -> dict[str, str]:
         if self._environment is None:
-            kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-            reader = self.repo.config_reader()
-            ssh = str(reader.get_value("core", "sshCommand", default="ssh"))
-            config = {
-                "core.fsync": "all",
-                "core.fsmonitor": "false",
-                "core.askPass": "",
-                "core.pager": "cat",
-                "core.alternateRefsCommand": "",
-                "gc.auto": "0",
-                "maintenance.auto": "false",
-                "safe.bareRepository": "explicit",
-                "protocol.ext.allow": "never",
-                "credential.interactive": "never",
-                "push.gpgSign": "false",
-                "push.followTags": "false",
-                "push.recurseSubmodules": "no",
-                "submodule.recurse": "false",
-                "fetch.recurseSubmodules": "no",
-                "fetch.writeCommitGraph": "false",
-                "fetch.prune": "false",
-                f"remote.{self._remote}.prune": "false",
-                f"remote.{self._remote}.mirror": "false",
-            }
-            if not self._hooks:
-                config["core.hooksPath"] = os.devnull
-            for i, (key, value) in enumerate(config.items()):
-                kept[f"GIT_CONFIG_KEY_{i}"] = key
-                kept[f"GIT_CONFIG_VALUE_{i}"] = value
-            self._environment = kept | {
-                "GIT_CONFIG_COUNT": str(len(config)),
-                "LC_ALL": "C",
-                "LANGUAGE": "C",
-                "GIT_TERMINAL_PROMPT": "0",
-                # Set but empty: neither core.askPass nor SSH_ASKPASS is consulted.
-                "GIT_ASKPASS": "",
-                "SSH_ASKPASS_REQUIRE": "never",
-                "GCM_INTERACTIVE": "never",
-                "GIT_SSH_COMMAND": f"{ssh} {_SSH_OPTIONS}",
-            }
+            ssh = str(self.repo.config_reader().get_value("core", "sshCommand", default="ssh"))
+            make = partial(
+                environment,
+                worktree=self.worktree,
+                remote=self._remote,
+                ssh=ssh,
+                hooks=self._hooks,
+                fds=self._fds,
+            )
+            self._environment = make(helpers=())
+            if self._fds:
+                listed = self.run("config", "--null", "--get-regexp", _HELPERS, ok=(0, 1))
+                self._environment = make(helpers=parse_helpers(listed))
         return self._environment
-
-
-def _die_with_parent() -> None:
-    """In the child: SIGTERM when the parent dies, so that git removes its own lock files."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _close(pipe: IO[Any] | None) -> None:
     if pipe is not None:
         with suppress(OSError, ValueError):
             pipe.close()
-
-
-def _end(process: subprocess.Popen[Any]) -> None:
-    """End the process and everything it started; returns when the process is gone."""
-    with suppress(psutil.Error):
-        tree = psutil.Process(process.pid).children(recursive=True)
-        for how, wait in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, how)
-            for child in tree:
-                with suppress(psutil.Error):
-                    child.send_signal(how)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(wait)
-            _, tree = psutil.wait_procs(tree, timeout=wait if how == signal.SIGTERM else 0)
-            if process.poll() is not None and not tree:
-                return

@@ -119,21 +119,21 @@ class Writer:
                 ["fast-import", "--quiet", "--done", "--date-format=raw"], feed=True
             )
         stdin = cast("IO[bytes]", process.stdin)
-        self._commands.touch()
         try:
-            stdin.write(parts[0] if len(parts) == 1 else b"".join(parts))
+            with self._commands.awaiting(process):
+                stdin.write(parts[0] if len(parts) == 1 else b"".join(parts))
         except BrokenPipeError:
             self._broke()
 
     def _answers(self, count: int) -> list[str]:
         process = cast("Process", self._process)
+        stdout = cast("IO[bytes]", process.stdout)
         try:
-            cast("IO[bytes]", process.stdin).flush()
+            with self._commands.awaiting(process):
+                cast("IO[bytes]", process.stdin).flush()
+                answers = [stdout.readline().strip().decode() for _ in range(count)]
         except BrokenPipeError:
             self._broke()
-        stdout = cast("IO[bytes]", process.stdout)
-        answers = [stdout.readline().strip().decode() for _ in range(count)]
-        self._commands.touch()
         if not all(answers):
             self._broke()
         return answers

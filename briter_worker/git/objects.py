@@ -55,21 +55,9 @@ class Objects:
         process = self._process
         if process is None:
             process = self._process = self._commands.spawn(["cat-file", "--batch"], feed=True)
-        self._commands.touch()
-        stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
-        try:
-            stdin.write(os.fsencode(name) + b"\n")
-            stdin.flush()
-        except BrokenPipeError:
-            return self._ended(process)
-        header = stdout.readline().split()
-        if not header:
-            return self._ended(process)
-        if len(header) != 3:  # noqa: PLR2004 - sha, kind, size
-            return None
-        content = stdout.read(int(header[2]))
-        stdout.read(1)
-        return header[1].decode(), content
+        with self._commands.awaiting(process):
+            found = _ask(process, name)
+        return self._ended(process) if found is None else found or None
 
     def _ended(self, process: Process) -> NoReturn:
         self._process = None
@@ -103,6 +91,25 @@ class Objects:
                 "Fix: restore it from the remote (git fetch --refetch) or a backup, see git fsck --full",
             )
         return found[1]
+
+
+def _ask(process: Process, name: str) -> tuple[str, bytes] | tuple[()] | None:
+    """An object's kind and content; nothing where there is none; None where git ended before all was read."""
+    stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+    try:
+        stdin.write(os.fsencode(name) + b"\n")
+        stdin.flush()
+    except BrokenPipeError:
+        return None
+    line = stdout.readline()
+    if not line.endswith(b"\n"):
+        return None
+    header = line.split()
+    if len(header) != 3:  # noqa: PLR2004 - sha, kind, size
+        return ()
+    size = int(header[2])
+    content = stdout.read(size + 1)
+    return (header[1].decode(), content[:size]) if len(content) == size + 1 else None
 
 
 class Tree:

@@ -15,15 +15,12 @@ if TYPE_CHECKING:
 
 def has_dry_run_commits(worktree: Path, branch: str) -> bool:
     """Whether the repository has the ref that the branch's dry runs leave; False where it is none."""
-    ref = f"{refs.of_branch(branch)}/{refs.DRY_RUN}"
     try:
-        common = _common_dir(worktree)
-        if (common / ref).exists():
-            return True
-        packed = (common / "packed-refs").read_bytes()
+        return refs.read(_common_dir(worktree), f"{refs.of_branch(branch)}/{refs.DRY_RUN}") is not None
+    except refs.BrokenRefError:
+        return True  # whoever has git looks at it, and mends it
     except OSError:
         return False
-    return f" {ref}\n".encode() in packed
 
 
 def _common_dir(worktree: Path) -> Path:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _NOISE = re.compile(
     r"^(?:remote: )?(?:Enumerating|Counting|Compressing|Writing|Delta|Resolving|Total|Unpacking|Receiving)\b"
 )
+_NO_BRANCH = re.compile(r"couldn't find remote ref", re.IGNORECASE)
 _RECEIVE, _UPLOAD = "git-receive-pack", "git-upload-pack"
 """Said each time: the repository's configuration may name another program, which git would run."""
 UNCERTAIN = frozenset({Failure.NETWORK, Failure.TIMEOUT, Failure.INTERNAL})
@@ -115,21 +116,22 @@ class Remote:
 
     def fetch(self) -> str:
         """Get the remote branch; its tip. Moves none of the refs that a person looks at."""
-        if self.tip() is None:
-            raise PublishError(
-                Failure.REMOTE_REWRITTEN,
-                f"the remote has no branch {self._site.branch} any more. "
-                f"Fix: git push {self._site.remote} {self._site.branch}, if it should be there",
-            )
-        self._commands.run(
+        status, _, said = self._commands.attempt(
             "fetch",
             *("--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap="),
             f"--upload-pack={_UPLOAD}",
             "--",
             self._site.remote,
             f"+{self._site.branch_ref}:{self._site.fetched_ref}",
-            doing="the remote's new commits could not be fetched",
         )
+        if status and _NO_BRANCH.search(said):
+            raise PublishError(
+                Failure.REMOTE_REWRITTEN,
+                f"the remote has no branch {self._site.branch} any more. "
+                f"Fix: git push {self._site.remote} {self._site.branch}, if it should be there",
+            )
+        if status:
+            raise causes.from_git("the remote's new commits could not be fetched", said)
         tip = self._site.ref(self._site.fetched_ref)
         if tip is None:
             raise PublishError(Failure.INTERNAL, "git fetch succeeded, but brought no commit")

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from git.refs.symbolic import SymbolicReference
 
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git import causes, refs
 from briter_worker.git.refs import PRIVATE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from briter_worker.git.command import Commands
 
@@ -52,6 +51,7 @@ class Site:
         self.commands = commands
         self.remote = remote
         self.branch = branch
+        self._working = False
         self.branch_ref = f"refs/heads/{branch}"
         self.tracking_ref = f"refs/remotes/{remote}/{branch}"
         # Per branch, so also per linked work tree: git lets no two of them have one branch checked out.
@@ -95,11 +95,28 @@ class Site:
             )
 
     def ref(self, name: str) -> str | None:
-        """The commit or tree that a ref points to, or None."""
+        """The commit or tree that a ref points to, or None. Raises PublishError when it is damaged."""
+        common = Path(self.commands.repo.common_dir)
         try:
-            return SymbolicReference.dereference_recursive(self.commands.repo, name)
-        except ValueError:
-            return None
+            return refs.read(common, name)
+        except refs.BrokenRefError as broken:
+            if not broken.name.startswith(f"{PRIVATE}/"):
+                raise PublishError(
+                    Failure.CORRUPT,
+                    f"{broken}, it holds no commit. "
+                    f"Fix: rm {broken.path} && {self._repair(common, broken.name)}",
+                ) from None
+            # Ours, emptied by a power cut: what it was for is lost, and must not stop the posts.
+            broken.path.unlink(missing_ok=True)
+            return refs.read(common, name)
+        except OSError as error:
+            raise causes.from_os(f"{name} cannot be read", error) from error
+
+    def _repair(self, common: Path, name: str) -> str:
+        if name == self.tracking_ref:
+            return f"git fetch {self.remote}"
+        last = refs.last_logged(common, name)
+        return f"git update-ref {name} {last or self.tracking_ref}"
 
     def update(self, *changes: tuple[str, str | None, str | None], log: str) -> None:
         """Move refs, all or none: name, new value (None: delete), and the value it must have (None: any)."""
@@ -132,8 +149,11 @@ class Site:
         status, _, _ = self.commands.attempt("merge-base", "--is-ancestor", old, new)
         return status == 0
 
-    def tidy(self, now: float) -> None:
-        """Remove what dead workers left: old private refs, crash reports, packs that were never finished."""
+    def tidy(self, now: float, keep: Collection[str] = ()) -> None:
+        """Remove what dead workers left: old private refs, crash reports, packs that were never finished.
+
+        `keep`: the refs of publications that are not settled yet.
+        """
         repo = self.commands.repo
         git_dir, common = Path(repo.git_dir), Path(repo.common_dir)
         left = [*git_dir.glob("fast_import_crash_*"), *(common / "objects" / "pack").glob("tmp_*")]
@@ -141,14 +161,23 @@ class Site:
             with suppress(OSError):
                 if now - path.stat().st_mtime > _OLD_LOCK:
                     path.unlink()
-        with suppress(OSError):
-            batches = [
-                path
-                for path in (common / PRIVATE).iterdir()
-                if _BATCH.fullmatch(path.name) and now - path.stat().st_mtime > _OLD_LOCK
-            ]
-            if batches:
-                self.update(*((f"{PRIVATE}/{path.name}", None, None) for path in batches), log="briter")
+        out = self.commands.run("for-each-ref", "--format=%(committerdate:unix) %(refname)", PRIVATE)
+        old = [
+            name
+            for made, _, name in (line.partition(" ") for line in out.decode().splitlines())
+            if _BATCH.fullmatch(name.rpartition("/")[2])
+            and name not in keep
+            and now - self._changed(common / name, int(made or 0)) > _OLD_LOCK
+        ]
+        if old:
+            self.update(*((name, None, None) for name in old), log="briter")
+
+    def _changed(self, loose: Path, made: float) -> float:
+        """When a ref was last written, at the latest; a packed one has only its commit's time."""
+        try:
+            return max(loose.stat().st_mtime, made)
+        except OSError:
+            return made
 
     def check_owner(self) -> None:
         """Raises PublishError when git would not trust the repository's owner.
@@ -167,19 +196,19 @@ class Site:
 
     def check_branch(self) -> None:
         """Raises PublishError unless the configured branch is checked out."""
-        head = self.commands.repo.head
         try:
-            current = head.reference.path
-        except TypeError:
+            current = refs.head(Path(self.commands.repo.git_dir))
+        except refs.BrokenRefError as broken:
+            raise PublishError(
+                Failure.CORRUPT, f"{broken}. Fix: git symbolic-ref HEAD {self.branch_ref}"
+            ) from None
+        except OSError as error:
+            raise causes.from_os("HEAD cannot be read", error) from error
+        if current is None:
             raise PublishError(
                 Failure.WRONG_BRANCH,
                 f"HEAD is detached, it should be on {self.branch}. Fix: git switch {self.branch}",
-            ) from None
-        except ValueError as error:
-            raise PublishError(
-                Failure.CORRUPT,
-                f"HEAD cannot be read ({error}). Fix: git symbolic-ref HEAD {self.branch_ref}",
-            ) from None
+            )
         if current != self.branch_ref:
             raise PublishError(
                 Failure.WRONG_BRANCH,
@@ -203,9 +232,10 @@ class Site:
 
         `index.lock` stops nobody: building and pushing do not use the index.
         """
-        busy = Path(self.commands.repo.common_dir, _BUSY)
+        busy = self._busy()
         try:
-            died_after = busy.stat().st_mtime
+            # Within our own span, nobody has died: a lock that comes up is somebody else's.
+            died_after = None if self._working else busy.stat().st_mtime
         except FileNotFoundError:
             died_after = None
         for path in self.locks():
@@ -218,13 +248,37 @@ class Site:
                 )
         try:
             busy.touch()
+            self._working = True
         except OSError as error:
             raise causes.from_os("the repository cannot be written", error) from error
 
-    def leave(self) -> None:
-        """Note that no command of ours runs any more, and that none was killed."""
-        with suppress(OSError, PublishError):
-            Path(self.commands.repo.common_dir, _BUSY).unlink(missing_ok=True)
+    def _busy(self) -> Path:
+        # Of this work tree alone: a worker in another one, linked to this, has its own.
+        return Path(self.commands.repo.git_dir, _BUSY)
+
+    @contextmanager
+    def working(self) -> Iterator[Tips]:
+        """Where the branch is, as `look` says; a worker that is killed inside leaves a marker of it."""
+        ended = self.commands.ended
+        try:
+            yield self.look()
+        finally:
+            if self._working:  # else the marker is a dead worker's, and its locks are there still
+                self._working = False
+                with suppress(OSError, PublishError):
+                    self._leave(killed=self.commands.ended > ended)
+
+    def _leave(self, *, killed: bool) -> None:
+        """No command of ours runs any more: what one that had to be ended has left goes now, the marker too.
+
+        If it stayed, the lock file of a person who comes later would pass for ours.
+        """
+        busy = self._busy()
+        began = busy.stat().st_mtime
+        if killed:
+            for path in self.locks():
+                self._remove_dead(path, began)
+        busy.unlink()
 
     def locks(self) -> Iterator[Path]:
         """Lock files of git's that are there now, whoever made them."""
@@ -251,7 +305,7 @@ class Site:
         """
         try:
             made = path.stat().st_mtime
-            ours = PRIVATE in path.as_posix()
+            ours = path.is_relative_to(Path(self.commands.repo.common_dir, PRIVATE))
             left = (died_after is not None and made >= died_after) or time.time() - made > _OLD_LOCK
             if not ours and (not left or self._git_runs()):
                 return False

@@ -1,0 +1,116 @@
+"""What git is told through its environment: which settings hold, whatever the site's configuration says."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+KEPT = (
+    *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK"),
+    *("LANG", "LC_CTYPE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE"),
+    *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+)
+_SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
+_LAST_DIGIT = 9
+_CLOSE = (
+    "import os,sys;[os.close(int(fd)) for fd in sys.argv[1].split(',')];"
+    "os.execv('/bin/sh',['sh','-c',' '.join(sys.argv[2:])])"
+)
+
+Setting = tuple[str, str]
+"""A key of git's configuration, and its value."""
+
+
+def environment(
+    *, worktree: Path, remote: str, ssh: str, hooks: bool, fds: Sequence[int], helpers: Iterable[Setting]
+) -> dict[str, str]:
+    """All that git gets. `fds` are closed for the programs that may outlive it, `helpers` among them."""
+    settings: list[Setting] = [
+        ("core.fsync", "all"),
+        ("core.fsmonitor", "false"),
+        ("core.askPass", ""),
+        ("core.pager", "cat"),
+        ("core.alternateRefsCommand", ""),
+        ("gc.auto", "0"),
+        ("maintenance.auto", "false"),
+        ("safe.bareRepository", "explicit"),
+        ("protocol.ext.allow", "never"),
+        ("credential.interactive", "never"),
+        ("push.gpgSign", "false"),
+        ("push.followTags", "false"),
+        ("push.recurseSubmodules", "no"),
+        ("submodule.recurse", "false"),
+        ("fetch.recurseSubmodules", "no"),
+        ("fetch.writeCommitGraph", "false"),
+        ("fetch.prune", "false"),
+        (f"remote.{remote}.prune", "false"),
+        (f"remote.{remote}.mirror", "false"),
+    ]
+    if not hooks:
+        settings.append(("core.hooksPath", os.devnull))
+    settings += _let_go(helpers, fds)
+    made = {name: os.environ[name] for name in KEPT if name in os.environ}
+    if "PATH" in made:
+        made["PATH"] = trusted_path(made["PATH"], worktree)
+    for i, (key, value) in enumerate(settings):
+        made[f"GIT_CONFIG_KEY_{i}"] = key
+        made[f"GIT_CONFIG_VALUE_{i}"] = value
+    # The end of the command: git tells by its first word which kind of ssh it is.
+    closing = "".join(f" {fd}>&-" for fd in fds if fd <= _LAST_DIGIT)
+    return made | {
+        "GIT_CONFIG_COUNT": str(len(settings)),
+        "LC_ALL": "C",
+        "LANGUAGE": "C",
+        "GIT_TERMINAL_PROMPT": "0",
+        # Set but empty: neither core.askPass nor SSH_ASKPASS is consulted.
+        "GIT_ASKPASS": "",
+        "SSH_ASKPASS_REQUIRE": "never",
+        "GCM_INTERACTIVE": "never",
+        "GIT_SSH_COMMAND": f"{ssh} {_SSH_OPTIONS}{closing}",
+    }
+
+
+def trusted_path(path: str, worktree: Path | None = None) -> str:
+    """The folders to look for programs in: never the current one, never one of the work tree's."""
+    folders = [
+        folder
+        for folder in path.split(os.pathsep)
+        if Path(folder).is_absolute() and not (worktree and Path(folder).is_relative_to(worktree))
+    ]
+    return os.pathsep.join(folders) or os.defpath
+
+
+def _let_go(helpers: Iterable[Setting], fds: Sequence[int]) -> list[Setting]:
+    """The configured credential helpers, in their order, each without our descriptors.
+
+    A helper may leave a daemon behind, as `credential-cache` does, and the daemon would hold the site's lock.
+    """
+    wrapped = [(key, _without(fds, helper) if helper else "") for key, helper in helpers]
+    # An empty one makes git forget all those before it.
+    return [("credential.helper", ""), *wrapped] if wrapped else []
+
+
+def _without(fds: Sequence[int], helper: str) -> str:
+    """The helper as git would run it, without the descriptors; git adds what it wants at the end."""
+    if helper.startswith("!"):
+        command = helper[1:]
+    else:
+        command = helper if Path(helper).is_absolute() else f"git credential-{helper}"
+    if all(fd <= _LAST_DIGIT for fd in fds):
+        return f"!exec {' '.join(f'{fd}>&-' for fd in fds)}; {command}"
+    # A POSIX shell cannot name a descriptor of two digits.
+    closing = (sys.executable, "-I", "-S", "-c", _CLOSE, ",".join(map(str, fds)), command)
+    return f"!{shlex.join(closing)}"
+
+
+def parse_helpers(listed: bytes) -> list[Setting]:
+    """The settings that `git config --null --get-regexp` printed; a key without a value is skipped."""
+    pairs = (each.partition("\n") for each in os.fsdecode(listed).split("\0"))
+    return [(key, value) for key, given, value in pairs if given]
