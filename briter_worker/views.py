@@ -85,8 +85,20 @@ def put_rich(*parts: RenderableType) -> None:
 
 
 def document_of(row: Listed) -> dict[str, Any]:
-    """A job as JSON: its file's keys, its writer's own included, and `state`."""
-    return {**row.document, "state": row.state.value}
+    """A job as JSON: its file's keys, its writer's own included, what its writer left out, and `state`."""
+    from briter_worker.job import format_time  # noqa: PLC0415 - pydantic is slow to load
+
+    job = row.job
+    left_out = {
+        "type": job.type,
+        "createdAt": format_time(job.created_at),
+        "status": job.status.value,
+        "nextAttemptAt": None,
+        "lastError": None,
+        "failure": None,
+    }
+    said = {key: value for key, value in row.document.items() if value is not None or key not in left_out}
+    return {**left_out, **said, "state": row.state.value}
 
 
 def put_jobs(rows: Sequence[Listed], now: float, *, as_json: bool) -> None:
