@@ -130,7 +130,7 @@ class Adoption:
     # The index
 
     def _index(self, entries: Mapping[str, Entry | None]) -> None:
-        gone = "0" * len(next((e.sha for e in entries.values() if e), "0" * 40))
+        gone = "0" * len(self._site.tips().local)
         lines = b"".join(
             (f"0 {gone}\t" if entry is None else f"{entry.mode} {entry.sha}\t").encode()
             + os.fsencode(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class Site:
                 raise PublishError(
                     Failure.CORRUPT,
                     f"{broken}, it holds no commit. "
-                    f"Fix: rm {broken.path} && {self._repair(common, broken.name)}",
+                    f"Fix: rm {shlex.quote(str(broken.path))} && {self._repair(common, broken.name)}",
                 ) from None
             # Ours, emptied by a power cut: what it was for is lost, and must not stop the posts.
             broken.path.unlink(missing_ok=True)
