@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import Failure, PublishError, Stopped
+from briter_worker.errors import Failure, LockLostError, PublishError
 from briter_worker.git.adopt import Adoption
 from briter_worker.git.conflicts import Conflicts
 from briter_worker.git.refs import PRIVATE
@@ -169,7 +169,7 @@ class Transaction:
     def _push(self, plan: Plan) -> Pushed:
         self._record(plan)
         if not self._still_ours():
-            raise Stopped
+            raise LockLostError
         try:
             if self._large_files:
                 self._remote.push_large_files(plan.ref, dry_run=plan.dry_run)
