@@ -270,10 +270,15 @@ def test_proxies_reach_git_in_either_case(tmp_path: Path, monkeypatch: pytest.Mo
         assert got[each] == "http://proxy:1"
 
 
-def test_programs_are_never_looked_for_in_the_work_tree_or_the_current_folder(tmp_path: Path) -> None:
+def test_programs_are_never_looked_for_in_the_work_tree_or_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = f".::bin:/usr/bin:{tmp_path}/node_modules/.bin:/bin"
     assert trusted_path(path, tmp_path) == "/usr/bin:/bin"
     assert trusted_path(".", tmp_path) == os.defpath
+    monkeypatch.setenv("PATH", path)
+    got = environment(worktree=tmp_path, remote="origin", ssh="ssh", hooks=False, fds=(), helpers=())
+    assert got["PATH"] == "/usr/bin:/bin"
 
 
 def test_a_program_named_git_in_the_work_tree_is_not_run(site: Site) -> None:
