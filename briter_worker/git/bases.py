@@ -59,7 +59,7 @@ def read_bases(site: Site, objects: Objects) -> Bases:
     if tree is None:
         return {}
     found: dict[str, dict[str, str | None]] = {}
-    for name, entry in objects.entries(tree).items():
+    for name, entry in objects.folder(tree).items():
         path, mark, kind = name.partition("?")
         version = None if entry.mode == LINK else entry.sha
         found.setdefault(unquote(path, errors="surrogateescape"), {})[mark + kind] = version

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git.adopt import Adoption
-from briter_worker.git.commits import Commit, Person, Writer
+from briter_worker.git.commits import Commit, Person
 from briter_worker.git.reconcile import Placing
 from briter_worker.ports import Change
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from briter_worker.git.commits import Writer
     from briter_worker.git.objects import Entry, Objects
     from briter_worker.git.site import Site
 
@@ -69,16 +70,17 @@ class Built:
 class Building:
     """Builds commits of one worker's identity in one repository, at one moment."""
 
-    def __init__(self, site: Site, objects: Objects, *, identity: Person, now: float) -> None:
+    def __init__(self, site: Site, objects: Objects, writer: Writer, *, identity: Person, now: float) -> None:
         self._site = site
         self._objects = objects
+        self._writer = writer
         self._committer = identity.line(now)
         self._known: dict[tuple[str, str], dict[tuple[bytes, bytes], str]] = {}
         self._signature = f"committer {identity.name} <{identity.email}> ".encode()
 
     def build(self, items: Sequence[Item], base: str, ref: str) -> Built:
         """Put the items on `base`, `ref` pointing to the last commit. Moves nothing that a person sees."""
-        placing = Placing(self._site.commands, self._objects, self._objects.tree(base))
+        placing = Placing(self._site.commands, self._objects, self._objects.tree(base), self._writer)
         built = Built(base, base)
         commits: list[Commit] = []
         keys: list[str] = []
@@ -91,8 +93,10 @@ class Building:
             else:
                 commits.append(Commit(item.message, item.author, self._committer, placed.entries))
                 keys.append(item.key)
+        if built.conflicts:
+            self._writer.close()  # their versions are looked at, and kept
         if commits:
-            names = Writer(self._site.commands, tip=base).commits(ref, base, commits)
+            names = self._writer.commits(ref, base, commits)
             built.tip = names[-1]
             for key, name, commit in zip(keys, names, commits, strict=True):
                 built.commits[key] = name

@@ -99,6 +99,7 @@ class Writer:
             return
         self._send(b"done\n")
         process, self._process = self._process, None
+        self._marks = 0
         with self._commands.watched(process, "fast-import"):
             _, err = process.communicate()
         if process.returncode:

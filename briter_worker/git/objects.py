@@ -37,6 +37,8 @@ class Objects:
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
         self._process: Process | None = None
+        self._trees: dict[str, Tree] = {}
+        self._folders: dict[str, Folder] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -75,12 +77,18 @@ class Objects:
 
     def tree(self, commit: str) -> Tree:
         """The tree of a commit."""
-        header = self._need(commit, "commit")
-        return Tree(self, header[5 : header.index(b"\n")].decode())
+        known = self._trees.get(commit)
+        if known is None:
+            header = self._need(commit, "commit")
+            known = self._trees[commit] = Tree(self, header[5 : header.index(b"\n")].decode())
+        return known
 
-    def entries(self, sha: str) -> dict[str, Entry]:
-        """What a tree holds, by name."""
-        return _parse(self._need(sha, "tree"), len(sha) // 2)
+    def folder(self, sha: str) -> Folder:
+        """What a tree object holds itself."""
+        known = self._folders.get(sha)
+        if known is None:
+            known = self._folders[sha] = Folder(self._need(sha, "tree"), len(sha) // 2)
+        return known
 
     def _need(self, sha: str, kind: str) -> bytes:
         found = self.read(sha)
@@ -112,24 +120,47 @@ def _ask(process: Process, name: str) -> tuple[str, bytes] | tuple[()] | None:
     return (header[1].decode(), content[:size]) if len(content) == size + 1 else None
 
 
+_ENTRY = {size: re.compile(rb"([0-7]+) ([^\0]+)\0(.{%d})" % size, re.DOTALL) for size in (20, 32)}
+
+
+class Folder:
+    """What one tree object holds. A name is decoded when it is asked for: a folder may have 10,000."""
+
+    def __init__(self, content: bytes = b"", size: int = 20) -> None:
+        self._raw = {found[1]: found for found in _ENTRY[size].findall(content)}
+
+    def get(self, name: str) -> Entry | None:
+        """What is there under this name."""
+        found = self._raw.get(os.fsencode(name))
+        return None if found is None else Entry(found[0].decode(), found[2].hex())
+
+    def items(self) -> Iterator[tuple[str, Entry]]:
+        """All of it, in git's order."""
+        for mode, name, sha in self._raw.values():
+            yield os.fsdecode(name), Entry(mode.decode(), sha.hex())
+
+
+_NOTHING = Folder()
+
+
 class Tree:
     """A commit's tree, read folder by folder as it is asked for."""
 
     def __init__(self, objects: Objects, sha: str) -> None:
         self._objects = objects
         self.sha = sha
-        self._folders: dict[str, dict[str, Entry]] = {"": objects.entries(sha)}
+        self._folders: dict[str, Folder] = {"": objects.folder(sha)}
 
     def entry(self, path: str) -> Entry | None:
         """What is at `path`; None where nothing is, also where a parent is no folder."""
         parent, _, name = path.rpartition("/")
         return self._folder(parent).get(name)
 
-    def _folder(self, path: str) -> dict[str, Entry]:
+    def _folder(self, path: str) -> Folder:
         known = self._folders.get(path)
         if known is None:
             entry = self.entry(path)
-            known = self._objects.entries(entry.sha) if entry is not None and entry.is_folder else {}
+            known = self._objects.folder(entry.sha) if entry is not None and entry.is_folder else _NOTHING
             self._folders[path] = known
         return known
 
@@ -141,13 +172,3 @@ class Tree:
                 yield from self.files(path)
             elif entry.mode != NESTED:
                 yield path, entry
-
-
-_ENTRY = {size: re.compile(rb"([0-7]+) ([^\0]+)\0(.{%d})" % size, re.DOTALL) for size in (20, 32)}
-
-
-def _parse(content: bytes, size: int) -> dict[str, Entry]:
-    return {
-        os.fsdecode(name): Entry(mode.decode(), sha.hex())
-        for mode, name, sha in _ENTRY[size].findall(content)
-    }

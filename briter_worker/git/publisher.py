@@ -74,11 +74,15 @@ class GitPublisher:
             if self.pending_flush():
                 self._flush(objects, tips, now)
                 tips = self._site.look()
-            items, refused, large_files = self._stage(objects, requests, tips.local, held, now)
-            if refused:
-                yield refused
-            transaction = self._transaction(objects, record, now, large_files=large_files)
-            yield from transaction.settle(items, tips, lacked=found.remote)
+            writer = Writer(self._commands, tip=tips.local)
+            try:
+                items, refused, large_files = self._stage(objects, writer, requests, tips.local, held, now)
+                if refused:
+                    yield refused
+                transaction = self._transaction(objects, writer, record, now, large_files=large_files)
+                yield from transaction.settle(items, tips, lacked=found.remote)
+            finally:
+                writer.give_up()
 
     def abort(self) -> None:
         """Give up what is running, at once; `landed` then says what became of it. From any thread."""
@@ -97,7 +101,8 @@ class GitPublisher:
                 done = self._site.is_ancestor(plan.new, self._remote.fetch())
         if done:
             with Objects(self._commands) as objects:
-                self._transaction(objects, lambda _: None, 0.0).adopt(plan, None)
+                writer = Writer(self._commands, tip=plan.new)
+                self._transaction(objects, writer, lambda _: None, 0.0).adopt(plan, None)
         return done
 
     def pending_flush(self) -> bool:
@@ -131,16 +136,26 @@ class GitPublisher:
         if known or not self._site.is_ancestor(dry, tips.local):
             self._site.update((self._site.dry_run_ref, None, None), log="briter")
             return None
-        return self._transaction(objects, lambda _: None, now).flush(tips, dry)
+        writer = Writer(self._commands, tip=dry)
+        try:
+            return self._transaction(objects, writer, lambda _: None, now).flush(tips, dry)
+        finally:
+            writer.give_up()
 
     def _transaction(
-        self, objects: Objects, record: Callable[[Plan], None], now: float, *, large_files: bool = False
+        self,
+        objects: Objects,
+        writer: Writer,
+        record: Callable[[Plan], None],
+        now: float,
+        *,
+        large_files: bool = False,
     ) -> Transaction:
         return Transaction(
             self._site,
             self._remote,
             objects,
-            Building(self._site, objects, identity=self._identity, now=now),
+            Building(self._site, objects, writer, identity=self._identity, now=now),
             record=record,
             dry_run=self._dry_run,
             warn=self._warn,
@@ -149,27 +164,28 @@ class GitPublisher:
         )
 
     def _stage(
-        self, objects: Objects, requests: Sequence[Request], tip: str, held: Collection[str], now: float
+        self,
+        objects: Objects,
+        writer: Writer,
+        requests: Sequence[Request],
+        tip: str,
+        held: Collection[str],
+        now: float,
     ) -> tuple[list[Item], list[Outcome], bool]:
         tree = objects.tree(tip)
         attributes = Attributes(self._commands, tree)
         file_mode = self._commands.repo.config_reader().get_value("core", "fileMode", default="true")
-        writer = Writer(self._commands, tip=tip)
-        try:
-            staged = Staging(
-                self._commands,
-                allowlist=self._allowlist,
-                attributes=attributes,
-                objects=objects,
-                tree=tree,
-                writer=writer,
-                max_file_bytes=self._max_file_bytes,
-                keep_modes=str(file_mode).lower() in ("false", "0", "no", "off"),
-                progress=self._progress,
-            ).stage(requests, held=held)
-            writer.close()
-        finally:
-            writer.give_up()
+        staged = Staging(
+            self._commands,
+            allowlist=self._allowlist,
+            attributes=attributes,
+            objects=objects,
+            tree=tree,
+            writer=writer,
+            max_file_bytes=self._max_file_bytes,
+            keep_modes=str(file_mode).lower() in ("false", "0", "no", "off"),
+            progress=self._progress,
+        ).stage(requests, held=held)
         bases = read_bases(self._site, objects)
         items: list[Item] = []
         refused: list[Outcome] = []

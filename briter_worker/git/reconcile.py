@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from briter_worker.git.command import Commands
+    from briter_worker.git.commits import Writer
     from briter_worker.git.objects import Objects, Tree
     from briter_worker.ports import Change
 
@@ -36,8 +37,9 @@ class Placed:
 class Placing:
     """Puts requests, one after the other, on one tree."""
 
-    def __init__(self, commands: Commands, objects: Objects, tree: Tree) -> None:
+    def __init__(self, commands: Commands, objects: Objects, tree: Tree, writer: Writer) -> None:
         self._commands = commands
+        self._writer = writer
         self._objects = objects
         self._tree = tree
         self._over: dict[str, Entry | None] = {}
@@ -109,6 +111,7 @@ class Placing:
         return Entry(ours.mode, self._merge_lines(change.base, ours.sha, theirs.sha))
 
     def _merge_lines(self, base: str | None, ours: str, theirs: str) -> str:
+        self._writer.close()  # what was staged can be read from now on
         with tempfile.TemporaryDirectory(prefix="briter-merge-") as folder:
             names = ("ours", "base", "theirs")
             for name, sha in zip(names, (ours, base, theirs), strict=True):
