@@ -328,16 +328,17 @@ class Commands:
 
     def _env(self) -> dict[str, str]:
         if self._environment is None:
-            ssh = str(self.repo.config_reader().get_value("core", "sshCommand", default="ssh"))
+            reader = self.repo.config_reader()
             make = partial(
                 environment,
                 worktree=self.worktree,
                 remote=self._remote,
-                ssh=ssh,
+                ssh=str(reader.get_value("core", "sshCommand", default="ssh")),
+                variant=str(reader.get_value("ssh", "variant", default="")),
                 hooks=self._hooks,
                 fds=self._fds,
             )
-            self._environment = make(helpers=())
+            self._environment = make()
             if self._fds:
                 listed = self.run("config", "--null", "--get-regexp", _HELPERS, ok=(0, 1))
                 self._environment = make(helpers=parse_helpers(listed))

@@ -18,6 +18,7 @@ KEPT = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
 )
 _SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
+_VARIANTS = ("ssh", "plink", "putty", "tortoiseplink")
 _LAST_DIGIT = 9
 _CLOSE = (
     "import os,sys;[os.close(int(fd)) for fd in sys.argv[1].split(',')];"
@@ -29,7 +30,14 @@ Setting = tuple[str, str]
 
 
 def environment(
-    *, worktree: Path, remote: str, ssh: str, hooks: bool, fds: Sequence[int], helpers: Iterable[Setting]
+    *,
+    worktree: Path,
+    remote: str,
+    hooks: bool,
+    ssh: str = "ssh",
+    variant: str = "",
+    fds: Sequence[int] = (),
+    helpers: Iterable[Setting] = (),
 ) -> dict[str, str]:
     """All that git gets. `fds` are closed for the programs that may outlive it, `helpers` among them."""
     settings: list[Setting] = [
@@ -62,8 +70,10 @@ def environment(
     for i, (key, value) in enumerate(settings):
         made[f"GIT_CONFIG_KEY_{i}"] = key
         made[f"GIT_CONFIG_VALUE_{i}"] = value
-    # The end of the command: git tells by its first word which kind of ssh it is.
-    closing = "".join(f" {fd}>&-" for fd in fds if fd <= _LAST_DIGIT)
+    low = [fd for fd in fds if fd <= _LAST_DIGIT]
+    if low:
+        # Git goes by the command's first word, which is no longer ssh's.
+        made["GIT_SSH_VARIANT"] = variant or _variant(ssh)
     return made | {
         "GIT_CONFIG_COUNT": str(len(settings)),
         "LC_ALL": "C",
@@ -73,7 +83,7 @@ def environment(
         "GIT_ASKPASS": "",
         "SSH_ASKPASS_REQUIRE": "never",
         "GCM_INTERACTIVE": "never",
-        "GIT_SSH_COMMAND": f"{ssh} {_SSH_OPTIONS}{closing}",
+        "GIT_SSH_COMMAND": f"{_closing(low)}{ssh} {_SSH_OPTIONS}",
     }
 
 
@@ -104,10 +114,24 @@ def _without(fds: Sequence[int], helper: str) -> str:
     else:
         command = helper if Path(helper).is_absolute() else f"git credential-{helper}"
     if all(fd <= _LAST_DIGIT for fd in fds):
-        return f"!exec {' '.join(f'{fd}>&-' for fd in fds)}; {command}"
+        return f"!{_closing(fds)}{command}"
     # A POSIX shell cannot name a descriptor of two digits.
     closing = (sys.executable, "-I", "-S", "-c", _CLOSE, ",".join(map(str, fds)), command)
     return f"!{shlex.join(closing)}"
+
+
+def _closing(fds: Sequence[int]) -> str:
+    """For the shell itself: `COMMAND 7>&-` would leave it with a copy while it waits for the command."""
+    return f"exec {' '.join(f'{fd}>&-' for fd in fds)}; " if fds else ""
+
+
+def _variant(ssh: str) -> str:
+    """What git itself would take this command for."""
+    try:
+        name = Path(shlex.split(ssh)[0]).name.lower().removesuffix(".exe")
+    except (ValueError, IndexError):
+        return "auto"
+    return name if name in _VARIANTS else "auto"
 
 
 def parse_helpers(listed: bytes) -> list[Setting]:

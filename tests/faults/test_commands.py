@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -216,7 +217,7 @@ class _Demanding:
 
 def test_a_daemon_of_ssh_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
     begun = site.root / "begun"
-    program(site.root / "ssh", DAEMON.format(strays=strays) + f"touch {begun}; exec cat >/dev/null")
+    program(site.root / "ssh", DAEMON.format(strays=strays) + f"touch {begun}; exec sleep 40")
     there = site.git("remote", "get-url", "origin")
     site.git("config", "core.sshCommand", str(site.root / "ssh"))
     site.git("remote", "set-url", "origin", "ssh://git@host/x")
@@ -266,7 +267,7 @@ def test_a_helper_gets_its_answers_through_and_no_descriptor_of_ours(
 def test_proxies_reach_git_in_either_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for each in (name, name.lower()):
         monkeypatch.setenv(each, "http://proxy:1")
-        got = environment(worktree=tmp_path, remote="origin", ssh="ssh", hooks=False, fds=(), helpers=())
+        got = environment(worktree=tmp_path, remote="origin", hooks=False)
         assert got[each] == "http://proxy:1"
 
 
@@ -277,7 +278,7 @@ def test_programs_are_never_looked_for_in_the_work_tree_or_the_current_folder(
     assert trusted_path(path, tmp_path) == "/usr/bin:/bin"
     assert trusted_path(".", tmp_path) == os.defpath
     monkeypatch.setenv("PATH", path)
-    got = environment(worktree=tmp_path, remote="origin", ssh="ssh", hooks=False, fds=(), helpers=())
+    got = environment(worktree=tmp_path, remote="origin", hooks=False)
     assert got["PATH"] == "/usr/bin:/bin"
 
 
@@ -290,3 +291,22 @@ def test_a_program_named_git_in_the_work_tree_is_not_run(site: Site) -> None:
     result = site.run_once(PATH=f".::{os.environ['PATH']}")
     assert result.of("published"), result.stdout + result.stderr
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("ssh", "variant"),
+    [
+        ("ssh", "ssh"),
+        ("/usr/bin/ssh -i 'a key'", "ssh"),
+        ("C:/plink.exe", "plink"),
+        ("X=1 ssh", "auto"),
+        ("wrapper", "auto"),
+        ("'", "auto"),
+        ("", "auto"),
+    ],
+)
+def test_git_takes_the_ssh_command_for_what_it_was(tmp_path: Path, ssh: str, variant: str) -> None:
+    made = partial(environment, worktree=tmp_path, remote="origin", hooks=False, ssh=ssh)
+    assert made(fds=(7,))["GIT_SSH_VARIANT"] == variant
+    assert made(fds=(7,), variant="simple")["GIT_SSH_VARIANT"] == "simple"
+    assert "GIT_SSH_VARIANT" not in made()
