@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from contextlib import suppress
-from functools import cache
 from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist
@@ -15,7 +15,7 @@ from briter_worker.drain import Drain
 from briter_worker.errors import Failure, LockLostError, PublishError, UsageError
 from briter_worker.events import Progress, Warned
 from briter_worker.git.pending import has_dry_run_commits
-from briter_worker.lock import AnotherWorkerError, SiteLock
+from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
 from briter_worker.queues.disk import DiskQueue
 from briter_worker.queues.watching import FolderWaker
 from briter_worker.settling import Desk
@@ -54,6 +54,9 @@ def open_lock(settings: Settings) -> SiteLock:
 
 def open_commands(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Commands:
     """Git in the site's repository."""
+    # GitPython hands the whole environment on, and obeys some of it itself.
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        del os.environ[name]
     try:
         from briter_worker.git.command import Commands  # noqa: PLC0415 - GitPython costs 50 ms; most runs find nothing
     except ImportError as error:  # GitPython does not load without git
@@ -89,6 +92,37 @@ def open_remote(site: Site) -> Remote:
     return Remote(site, progress=lambda _done, _total: None)
 
 
+class _Publishers:
+    """The run's publisher, opened when it is first needed: most runs of cron find nothing to do."""
+
+    def __init__(self, settings: Settings, lock: SiteLock, sink: EventSink) -> None:
+        self._settings = settings
+        self._lock = lock
+        self._sink = sink
+        self._opened: GitPublisher | None = None
+        self._aborted = threading.Event()
+
+    def open(self) -> GitPublisher:
+        """The publisher; one for the whole run."""
+        if self._opened is None:
+            self._opened = _open_publisher(self._settings, self._lock, self._sink)
+            if self._aborted.is_set():  # while it was being opened
+                self._opened.abort()
+        return self._opened
+
+    def abort(self) -> None:
+        """Give up what is running. From any thread."""
+        self._aborted.set()
+        if self._opened is not None:
+            self._opened.abort()
+
+    def tidy(self) -> None:
+        """Clean up in the repository, where there is something to clean."""
+        if self._opened is not None:
+            with suppress(PublishError, OSError):
+                self._opened.tidy(time.time())
+
+
 def run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:
     """Run the worker until it is told to stop, or with `once` until nothing is due; its exit code."""
     try:
@@ -99,39 +133,26 @@ def run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:
             "Fix: make it, and give the worker's user write access, or set BRITER_QUEUE_ROOT"
         ) from error
     lock = open_lock(settings)
-    try:
-        lock.acquire(time.time())
-    except AnotherWorkerError as other:
-        skipped(sink, other.holder.pid if other.holder else None)
-        return 0
-    with heartbeat(lock, max(0.2, settings.worker_lock_stale_ms / 3000)):
-        return _run_locked(settings, lock, once=once, sink=sink)
+    publishers = _Publishers(settings, lock, sink)
+    stop = Stop(sink, limit=settings.worker_shutdown_timeout_ms / 1000, abort=publishers.abort)
+    # Before the lock is taken: from then on, a signal means to end in order.
+    with stop.on_signals():
+        try:
+            lock.acquire(time.time())
+        except AnotherWorkerError as other:
+            skipped(sink, other.holder.pid if other.holder else None)
+            return 0
+        except UnusableLockError as error:
+            raise PublishError(Failure.DISK, str(error)) from error
+        with heartbeat(lock, max(0.2, settings.worker_lock_stale_ms / 3000)):
+            worker = _open_worker(settings, lock, publishers, stop, sink)
+            return _run(worker, settings, once=once, sink=sink)
 
 
-def _run_locked(settings: Settings, lock: SiteLock, *, once: bool, sink: EventSink) -> int:
-    opened: list[GitPublisher] = []
-    aborted = threading.Event()
-
-    @cache
-    def publisher() -> GitPublisher:
-        made = _open_publisher(settings, lock, sink)
-        opened.append(made)
-        if aborted.is_set():  # while it was made; `abort` saw only what was listed
-            made.abort()
-        return made
-
-    def abort() -> None:
-        aborted.set()
-        for each in opened:
-            each.abort()
-
-    def tidy() -> None:
-        for each in opened:
-            with suppress(PublishError, OSError):
-                each.tidy(time.time())
-
+def _open_worker(
+    settings: Settings, lock: SiteLock, publishers: _Publishers, stop: Stop, sink: EventSink
+) -> Worker:
     queue = open_queue(settings)
-    stop = Stop(sink, limit=settings.worker_shutdown_timeout_ms / 1000, abort=abort)
     desk = Desk(
         queue=queue,
         emit=sink,
@@ -139,8 +160,8 @@ def _run_locked(settings: Settings, lock: SiteLock, *, once: bool, sink: EventSi
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,
     )
-    worker = Worker(
-        Drain(desk, publisher, stopping=stop.is_set),
+    return Worker(
+        Drain(desk, publishers.open, stopping=stop.is_set),
         sink,
         stop,
         FolderWaker(settings.queue_root, queue.notice),
@@ -149,18 +170,20 @@ def _run_locked(settings: Settings, lock: SiteLock, *, once: bool, sink: EventSi
             not settings.worker_dry_run and has_dry_run_commits(settings.git_worktree, settings.git_branch)
         ),
         still_ours=lock.still_ours,
-        tidy=tidy,
+        tidy=publishers.tidy,
         poll=settings.worker_poll_interval_ms / 1000,
     )
-    with stop.on_signals():
-        started(sink, dry_run=settings.worker_dry_run)
-        try:
-            tally = worker.once() if once else worker.forever()
-        except LockLostError as lost:
-            sink(Warned(error=str(lost)))
-            return 1
-        finally:
-            stopped(sink, worker.total)
+
+
+def _run(worker: Worker, settings: Settings, *, once: bool, sink: EventSink) -> int:
+    started(sink, dry_run=settings.worker_dry_run)
+    try:
+        tally = worker.once() if once else worker.forever()
+    except LockLostError as lost:
+        sink(Warned(error=str(lost)))
+        return 1
+    finally:
+        stopped(sink, worker.total)
     return 1 if once and (tally.failed or tally.undecided) else 0
 
 
