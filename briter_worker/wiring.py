@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from briter_worker.allowlist import Allowlist
 from briter_worker.backoff import Backoff
 from briter_worker.drain import Drain
-from briter_worker.errors import Failure, LockLostError, PublishError, UsageError
+from briter_worker.errors import Failure, LockLostError, PublishError, Stopped, UsageError
 from briter_worker.events import Progress, Warned
-from briter_worker.git.pending import has_dry_run_commits
+from briter_worker.git.pending import has_dry_run_commits, has_late_index
 from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
 from briter_worker.queues.disk import DiskQueue
 from briter_worker.queues.watching import FolderWaker
@@ -118,9 +118,10 @@ class _Publishers:
 
     def tidy(self) -> None:
         """Clean up in the repository, where there is something to clean."""
-        if self._opened is not None:
-            with suppress(PublishError, OSError):
-                self._opened.tidy(time.time())
+        late = has_late_index(self._settings.git_worktree, self._settings.git_branch)
+        if self._opened is not None or late:
+            with suppress(PublishError, OSError, Stopped):
+                self.open().tidy(time.time())
 
 
 def run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:

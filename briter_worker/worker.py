@@ -140,6 +140,7 @@ class Worker:
         """Drain what is due, and what becomes due by it. Raises LockLostError."""
         while not self._stop.is_set() and self._pass():
             pass
+        self._tidy()
         return self.total
 
     def forever(self) -> Tally:

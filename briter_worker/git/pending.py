@@ -1,4 +1,4 @@
-"""Whether dry runs have left commits to push, read without starting git or importing GitPython.
+"""What is left to do in the repository beside jobs, read without starting git or importing GitPython.
 
 A worker with nothing to do asks this each time, and a cron job that finds nothing should cost nothing.
 """
@@ -15,8 +15,17 @@ if TYPE_CHECKING:
 
 def has_dry_run_commits(worktree: Path, branch: str) -> bool:
     """Whether the repository has the ref that the branch's dry runs leave; False where it is none."""
+    return _has(worktree, branch, refs.DRY_RUN)
+
+
+def has_late_index(worktree: Path, branch: str) -> bool:
+    """Whether the index still has to be brought up to what was published: it was locked then."""
+    return _has(worktree, branch, refs.UNINDEXED)
+
+
+def _has(worktree: Path, branch: str, name: str) -> bool:
     try:
-        return refs.read(_common_dir(worktree), f"{refs.of_branch(branch)}/{refs.DRY_RUN}") is not None
+        return refs.read(_common_dir(worktree), f"{refs.of_branch(branch)}/{name}") is not None
     except refs.BrokenRefError:
         return True  # whoever has git looks at it, and mends it
     except OSError:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 PRIVATE = "refs/briter"
 """Everything below is the worker's own."""
 DRY_RUN = "dry-run"
+UNINDEXED = "unindexed"
+TEMPORARY = "briter-new-"
+"""How the names of files begin, in the git folder, that are about to be moved into the work tree."""
 
 _VALUE = re.compile(rb"([0-9a-f]{64}|[0-9a-f]{40})(?:\s|\Z)")
 _SYMBOLIC = re.compile(rb"ref:\s*(refs/[^\s\0]+)\s*\Z")

@@ -33,6 +33,8 @@ _UNDER_WAY = {
 }
 _BATCH = re.compile(r"[0-9a-f]{32}")
 _OLD_LOCK = 15 * 60.0
+_OLD_PUSH = 2 * 24 * 60 * 60.0
+"""Longer than any backoff: a push whose answer was lost is recognised by its ref when it is tried again."""
 _BUSY = "briter-worker.busy"
 """A file in the git folder while commands of ours may be running there."""
 
@@ -61,7 +63,7 @@ class Site:
         """The last commit of a dry run that no live run has pushed yet."""
         self.bases_ref = f"{own}/bases"
         """A tree of the versions that files in the work tree started from; see `bases`."""
-        self.unindexed_ref = f"{own}/unindexed"
+        self.unindexed_ref = f"{own}/{refs.UNINDEXED}"
         """The commit that the index still shows for what was published since, if it could not be written."""
         self.fetched_ref = f"{own}/fetched"
         """What the last fetch brought."""
@@ -157,7 +159,11 @@ class Site:
         """
         repo = self.commands.repo
         git_dir, common = Path(repo.git_dir), Path(repo.common_dir)
-        left = [*git_dir.glob("fast_import_crash_*"), *(common / "objects" / "pack").glob("tmp_*")]
+        left = [
+            *git_dir.glob("fast_import_crash_*"),
+            *git_dir.glob(f"{refs.TEMPORARY}*"),
+            *(common / "objects" / "pack").glob("tmp_*"),
+        ]
         for path in left:
             with suppress(OSError):
                 if now - path.stat().st_mtime > _OLD_LOCK:
@@ -168,7 +174,7 @@ class Site:
             for made, _, name in (line.partition(" ") for line in out.decode().splitlines())
             if _BATCH.fullmatch(name.rpartition("/")[2])
             and name not in keep
-            and now - self._changed(common / name, int(made or 0)) > _OLD_LOCK
+            and now - self._changed(common / name, int(made or 0)) > _OLD_PUSH
         ]
         if old:
             self.update(*((name, None, None) for name in old), log="briter")

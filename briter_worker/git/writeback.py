@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import PublishError
+from briter_worker.git import refs
 from briter_worker.git.attributes import Attributes
 from briter_worker.git.commits import Writer
 from briter_worker.git.folders import Folders, Refused, kind_of, read_all
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
     from briter_worker.git.command import Commands
     from briter_worker.git.objects import Entry, Objects
-
-TEMPORARY = "briter-new-"
-"""How the names of files begin that are about to be moved into the work tree."""
 
 
 class WriteBack:
@@ -84,7 +82,7 @@ class WriteBack:
         full.parent.mkdir(parents=True, exist_ok=True)
         self._folders.open(path.rpartition("/")[0])  # refuses a link on the way
         # In git's own folder: a folder that a job declares must not carry it if we die here.
-        fd, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=self._commands.repo.git_dir)
+        fd, temporary = tempfile.mkstemp(prefix=refs.TEMPORARY, dir=self._commands.repo.git_dir)
         try:
             with os.fdopen(fd, "wb") as file:
                 file.write(content)

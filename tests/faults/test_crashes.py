@@ -209,7 +209,5 @@ def test_a_person_who_holds_the_index_does_not_stop_publishing(site: Site) -> No
     assert site.run_once().of("published")
     assert lock.exists()
     lock.unlink()
-    site.write_post("content/posts/b.md", "B\n")
-    site.save("b", ["content/posts/b.md"])
-    site.run_once()
+    site.run_once()  # nothing is due; but the index is late, and a person's commit would undo the post
     assert site.git("status", "--porcelain") == ""

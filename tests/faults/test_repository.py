@@ -244,7 +244,7 @@ def test_old_refs_of_dead_workers_are_swept_and_no_others(site: Site, packed: bo
         site.git("update-ref", name, commit)
     now = time.time()
     for name in (swept, flight, conflict):
-        os.utime(site.worktree / ".git" / name, (now - 3600, now - 3600))
+        os.utime(site.worktree / ".git" / name, (now - 300_000, now - 300_000))
     if packed:
         site.git("pack-refs", "--all", "--prune")
     repository(site).tidy(now, keep=[flight])
