@@ -32,68 +32,58 @@ class JobStarted(JobEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published(JobEvent):
+class JobOutcome(JobEvent):
+    """How an attempt ended."""
+
+    attempt: int
+    dry_run: bool
+    duration_ms: int
+    rejected_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published(JobOutcome):
     """The job's commit is on the remote (in a dry run: would be)."""
 
     name = "published"
-    attempt: int
     commit: str
-    dry_run: bool
-    duration_ms: int
-    rejected_paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoChange(JobEvent):
+class NoChange(JobOutcome):
     """The remote has all of it already."""
 
     name = "nochange"
-    attempt: int
-    dry_run: bool
-    duration_ms: int
-    rejected_paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoPaths(JobEvent):
+class NoPaths(JobOutcome):
     """None of the job's paths may be published; it is dead-lettered."""
 
     name = "nopaths"
     level = "error"
-    attempt: int
-    dry_run: bool
-    duration_ms: int
     error: str
-    rejected_paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed(JobEvent):
+class Failed(JobOutcome):
     """The attempt failed and will be repeated at `retry_at`."""
 
     name = "failed"
     level = "warning"
-    attempt: int
-    dry_run: bool
-    duration_ms: int
     error: str
     failure: str
     retry_at: float
-    rejected_paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLettered(JobEvent):
+class DeadLettered(JobOutcome):
     """The job will not be tried again by itself (but see `Revived`)."""
 
     name = "dead-lettered"
     level = "error"
-    attempt: int
-    dry_run: bool
-    duration_ms: int
     error: str
     failure: str
-    rejected_paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,17 +8,25 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import psutil
-
-if TYPE_CHECKING:
-    from briter_worker.git.command import AnyProcess
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _GRACE = 2.0
 _LOOK = 0.01
+
+
+class Process(Protocol):
+    """A process of ours, the leader of its own group."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Its exit status, or None while it runs."""
+        ...
 
 
 def die_with_parent() -> None:
@@ -27,11 +35,13 @@ def die_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def end(process: AnyProcess) -> None:
+def end(process: Process) -> None:
     """End the process and everything it started; returns when they are gone, or cannot be ended."""
     tree = _started_by(process)
     for how in (signal.SIGTERM, signal.SIGKILL):
-        # The leader may be gone, and its group not.
+        # The leader may be gone, and its group not; without a group its number may be another's by now.
+        if process.returncode is not None and not tree:
+            return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, how)
         for child in tree:
@@ -45,7 +55,7 @@ def end(process: AnyProcess) -> None:
             return
 
 
-def _started_by(process: AnyProcess) -> list[psutil.Process]:
+def _started_by(process: Process) -> list[psutil.Process]:
     """Its descendants, and the rest of its group, whose parents may be gone."""
     found: set[psutil.Process] = set()
     if process.returncode is None:  # else the number may be another's by now
