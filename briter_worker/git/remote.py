@@ -175,7 +175,9 @@ class Remote:
                     f"the remote rejected it as too large: {said}. Fix: make the post's files smaller",
                 )
             raise causes.from_git("the push failed", said)
-        return self._meaning(infos[0], said)
+        # A remote may have mirrors to push to as well: one of them having it is not enough.
+        worst = next((info for info in infos if info.flags & PushInfo.ERROR), infos[0])
+        return self._meaning(worst, said)
 
     def _meaning(self, info: PushInfo, said: str) -> Pushed:
         if not info.flags & PushInfo.ERROR:

@@ -312,3 +312,15 @@ def test_a_mode_that_the_remote_changed_is_taken_over(site: Site, other: Path) -
     assert site.run_once().of("published")
     assert (site.worktree / "content/posts/welcome.md").stat().st_mode & 0o111
     assert site.git("status", "--porcelain") == ""
+
+
+def test_what_only_a_mirror_of_the_remote_has_taken_is_not_published(site: Site) -> None:
+    mirror = site.root / "mirror.git"
+    site.git("clone", "-q", "--bare", str(site.remote), str(mirror), cwd=site.root)
+    site.git("remote", "set-url", "--add", "--push", "origin", str(mirror))
+    site.git("remote", "set-url", "--add", "--push", "origin", str(site.remote))
+    hook(site, "pre-receive", "#!/bin/sh\necho 'GH006: Protected branch' >&2; exit 1\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("failed")
+    assert len(site.remote_log()) == 1
