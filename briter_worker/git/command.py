@@ -23,7 +23,7 @@ from git.cmd import Git
 
 from briter_worker.errors import Failure, PublishError, Stopped
 from briter_worker.git import causes
-from briter_worker.git.ending import die_with_parent, end
+from briter_worker.git.ending import dying_with_parent, end
 from briter_worker.git.environment import environment, parse_helpers
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ class _Shell(Git):
     """GitPython's way to run git, led through ours, so that its push runs like every other command."""
 
     home: Commands
+
+    @property
+    def version_info(self) -> tuple[int, ...]:
+        """At least what the worker needs: GitPython would start git to ask, before a first push."""
+        return (2, 36)
 
     def execute(self, command: Sequence[str], *_: Any, as_process: bool = False, **options: Any) -> Any:  # noqa: ANN401
         if not as_process:
@@ -176,7 +181,7 @@ class Commands:
         env = {**self._env(), **(extra or {})}
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes by stdin only
-                ["git", *place, "--no-replace-objects", *args],  # noqa: S607 - the PATH's git
+                [*dying_with_parent(), "git", *place, "--no-replace-objects", *args],
                 stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -184,7 +189,6 @@ class Commands:
                 env=env,
                 pass_fds=self._fds,
                 process_group=0,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - one prctl call, and no thread of ours holds a lock
                 universal_newlines=text,
                 encoding="utf-8" if text else None,
                 errors="replace" if text else None,

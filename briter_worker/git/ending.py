@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
+import shutil
 import signal
 import sys
 import time
 from contextlib import suppress
+from functools import cache
 from typing import Protocol
 
 import psutil
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_TRUSTED = "/usr/bin:/bin:/usr/sbin:/sbin"
 _GRACE = 2.0
 _LOOK = 0.01
 
@@ -29,10 +29,18 @@ class Process(Protocol):
         ...
 
 
-def die_with_parent() -> None:
-    """In the child: SIGTERM when the parent dies, so that git removes its own lock files."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+@cache
+def dying_with_parent() -> tuple[str, ...]:
+    """What to put before a command to have it get SIGTERM when we die: git then removes its lock files.
+
+    A program of util-linux, not a `preexec_fn`: with that, Python forks itself and runs in the child, which
+    took 7 ms for each git instead of 1. Where there is none, an orphan ends by itself, and holds the lock
+    until then.
+    """
+    found = shutil.which("setpriv", path=_TRUSTED)
+    if sys.platform != "linux" or found is None:
+        return ()
+    return (found, "--pdeathsig", "TERM", "--")
 
 
 def end(process: Process) -> None:
