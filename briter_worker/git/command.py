@@ -16,6 +16,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import git
@@ -28,9 +29,10 @@ from briter_worker.git.environment import environment, parse_helpers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 _PIECE = 1 << 16
+_BELIEVED = 30.0
+"""Seconds for which a configuration is believed to be unchanged whose files are; they may include others."""
 _LAST_WORDS = 0.5
 """How long a process that has closed its output may take to exit."""
 _LOOK = 1.0
@@ -95,6 +97,8 @@ class Commands:
         self._guardian: threading.Thread | None = None
         self._repo: git.Repo | None = None
         self._environment: dict[str, str] | None = None
+        self._configured: list[tuple[int, int, int] | None] = []
+        self._read_again_at = 0.0
         self.started = 0
         """How many processes were started, for the tests that guard this number."""
         self.ended = 0
@@ -117,7 +121,11 @@ class Commands:
         return self._repo
 
     def refresh(self) -> None:
-        """Forget what was read of the repository's configuration, which a person may have changed."""
+        """Forget what was read of the configuration, if a person may have changed it since."""
+        if self._repo is not None:
+            found = _signature(self._repo)
+            if found == self._configured and time.monotonic() < self._read_again_at:
+                return
         self._repo = None
         self._environment = None
 
@@ -342,11 +350,33 @@ class Commands:
                 hooks=self._hooks,
                 fds=self._fds,
             )
+            self._configured = _signature(self.repo)
+            self._read_again_at = time.monotonic() + _BELIEVED
             self._environment = make()
             if self._fds:
                 listed = self.run("config", "--null", "--get-regexp", _HELPERS, ok=(0, 1))
                 self._environment = make(helpers=parse_helpers(listed))
         return self._environment
+
+
+def _signature(repo: git.Repo) -> list[tuple[int, int, int] | None]:
+    """What changes with git's configuration; but for files that it includes."""
+    home = Path.home()
+    xdg = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    found: list[tuple[int, int, int] | None] = []
+    for path in (
+        Path(repo.common_dir, "config"),
+        Path(repo.git_dir, "config.worktree"),
+        home / ".gitconfig",
+        xdg / "git" / "config",
+        Path("/etc/gitconfig"),
+    ):
+        try:
+            status = path.stat()
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def _close(pipe: IO[Any] | None) -> None:
