@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib comes later
@@ -11,6 +12,7 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH
 
 def main() -> None:
     """Run the command that was given, and exit with its status."""
+    _end_quietly_until_there_is_something_to_end()
     _forget_current_folder()
     _fill_standard_descriptors()
     _speak_utf8()
@@ -19,6 +21,13 @@ def main() -> None:
     from briter_worker.cli import main as run_command  # noqa: PLC0415 - its imports may open files
 
     sys.exit(run_command(sys.argv[1:]))
+
+
+def _end_quietly_until_there_is_something_to_end() -> None:
+    """A worker that is stopped before it has begun, or after it has ended, was stopped in order."""
+    if sys.argv[1:2] == ["run"]:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: os._exit(0))
 
 
 def _forget_current_folder() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git.adopt import Adoption
 from briter_worker.git.commits import Commit, Person
+from briter_worker.git.objects import FOLDER, NESTED
 from briter_worker.git.reconcile import Placing
 from briter_worker.ports import Change
 
@@ -107,7 +108,7 @@ class Building:
     def blob(self, commit: str, path: str) -> str | None:
         """The version of a file in a commit; None where it has no such file."""
         entry = self._objects.tree(commit).entry(path)
-        return None if entry is None or entry.is_folder else entry.sha
+        return None if entry is None or entry.mode in (FOLDER, NESTED) else entry.sha
 
     def of_dry_runs(self, local: str, theirs: str) -> list[Item]:
         """The commits that the remote lacks, to be put on its tip.
@@ -149,6 +150,22 @@ class Building:
     def landed_as(self, item: Item, old: str, new: str) -> str | None:
         """Our commit of this item among those that came from the remote: a push whose answer was lost."""
         return next((sha for (_, said), sha in self._ours(old, new).items() if said == item.message), None)
+
+    def landed_versions(self, old: str, new: str) -> dict[str, str | None]:
+        """The versions of files that the worker's own commits between two have brought, and nobody else's.
+
+        What our commit was merged with is left out: the file in the work tree has not got that.
+        """
+        adoption = Adoption(self._site, self._objects)
+        ours: dict[str, str | None] = {}
+        for sha in reversed(self._ours(old, new).values()):
+            for path, each in adoption.differences(f"{sha}^", sha).items():
+                before = ours[path] if path in ours else self.blob(old, path)
+                if (each.old.sha if each.old else None) == before:
+                    ours[path] = each.new.sha if each.new else None
+                else:
+                    ours.pop(path, None)
+        return {path: blob for path, blob in ours.items() if self.blob(new, path) == blob}
 
     def _ours(self, old: str, new: str) -> dict[tuple[bytes, bytes], str]:
         """The worker's commits between two, by author and message."""

@@ -43,7 +43,8 @@ _SURELY_HERE = (
     _cause(
         Failure.DISK,
         "free some space",
-        "no space left on device|disk quota exceeded|file too large|file size limit exceeded",
+        "no space left on device|out of disk ?space|disk quota exceeded|file too large"
+        "|file size limit exceeded",
     ),
     _cause(Failure.DISK, "make the file system writable", "read-only file ?system"),
     _cause(Failure.DISK, "check the disk", "input/output error"),

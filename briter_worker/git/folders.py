@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import contextmanager
@@ -84,11 +85,13 @@ class Folders:
             fd = os.open(name, _FILE, dir_fd=above)
         except OSError:
             mode = kind_of(above, name)
-            if mode is not None and not stat.S_ISREG(mode):
+            if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise Refused.of(mode) from None
             raise
         try:
             mode = os.fstat(fd).st_mode
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, "a folder took its place meanwhile", name)
             if not stat.S_ISREG(mode):
                 raise Refused.of(mode)
             yield fd

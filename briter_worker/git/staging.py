@@ -101,6 +101,8 @@ class Staging:
             return self._read_still(path, sha)
         except (FileNotFoundError, NotADirectoryError):
             return None  # it has just been deleted
+        except IsADirectoryError:
+            return PublishError(Failure.UNSETTLED, f"{path} has just become a folder; it is tried again")
         except Refused as refusal:
             return PublishError(Failure.NO_PATHS, f"{path}: {refusal.reason}")
         except PublishError as error:

@@ -38,6 +38,8 @@ class Ground:
     """Dry runs' commits that have to be put on it first."""
     landed: Mapping[str, str | None] = field(default_factory=dict)
     """What of ours turned out to be on the remote: the versions that later saves are edits of."""
+    since: str = ""
+    """Where the local branch was before that; empty where it has not moved."""
 
 
 class Transaction:
@@ -119,7 +121,12 @@ class Transaction:
             except PublishError as failure:
                 if failure.failure is not Failure.REJECTED:
                     raise
-                raise PublishError(Failure.REMOTE_REFUSED, f"a dry run's commit: {failure.text}") from failure
+                raise PublishError(
+                    Failure.REMOTE_REFUSED,
+                    f"a dry run has committed what the remote does not take ({plan.new[:10]} or below). "
+                    f"Fix: git reset --keep {self._site.remote}/{self._site.branch} drops what dry runs "
+                    f"committed; save those posts again. {failure.text}",
+                ) from failure
             if pushed is Pushed.DONE:
                 self._adopt_flushed(plan, dry)
                 return plan.new
@@ -148,7 +155,7 @@ class Transaction:
             carried, same = self._unchanged(built)
             if not built.commits and not carried and built.tip == ground.base:
                 if self._checked or not same or self._remote.tip() == tips.remote:
-                    return settled + self._nothing_to_do(same, tips, built), self._take_over(ground)
+                    return settled + self._nothing_to_do(same, ground, built), self._take_over(ground)
                 ground = self._catch_up(tips)
                 continue
             if built.tip == ground.base:
@@ -162,7 +169,7 @@ class Transaction:
             self.adopt(plan, built.entries if _is_plain(plan, built) else None)
             rejected = {item.key: item.rejected for item in waiting}
             settled += [Outcome(key, sha, rejected_paths=rejected[key]) for key, sha in commits.items()]
-            settled += self._nothing_to_do(same, tips, built)
+            settled += self._nothing_to_do(same, ground, built)
             return settled, Tips(plan.new, tips.remote if self._dry_run else plan.new)
         raise _lost_race()
 
@@ -233,13 +240,13 @@ class Transaction:
             (carried if new else same).append(item)
         return carried, same
 
-    def _nothing_to_do(self, items: Sequence[Item], tips: Tips, built: Built) -> list[Outcome]:
+    def _nothing_to_do(self, items: Sequence[Item], ground: Ground, built: Built) -> list[Outcome]:
         """Unchanged; but it may have been our own push, whose answer was lost, that brought it there."""
-        moved = built.base != tips.local
+        since = ground.since or ground.tips.local
         return [
             Outcome(
                 item.key,
-                self._building.landed_as(item, tips.local, built.base) if moved else None,
+                self._building.landed_as(item, since, built.base) if built.base != since else None,
                 rejected_paths=item.rejected,
             )
             for item in items
@@ -257,14 +264,15 @@ class Transaction:
             )
         self._lacked = theirs
         self._checked = True
+        since = tips.local
         tips, landed = self._adopt_landed(tips, theirs)
         moved = Tips(tips.local, theirs)
         if self._site.is_ancestor(theirs, tips.local):
-            return Ground(moved, tips.local, landed=landed)
+            return Ground(moved, tips.local, landed=landed, since=since)
         if self._site.is_ancestor(tips.local, theirs):
-            return Ground(moved, theirs, landed=landed)
+            return Ground(moved, theirs, landed=landed, since=since)
         along = tuple(self._building.of_dry_runs(tips.local, theirs))
-        return Ground(moved, theirs, along, landed)
+        return Ground(moved, theirs, along, landed, since)
 
     def _adopt_landed(self, tips: Tips, theirs: str) -> tuple[Tips, Mapping[str, str | None]]:
         """A push of ours whose answer was lost has left its private ref: if the remote has it, adopt it.
@@ -274,8 +282,7 @@ class Transaction:
         for ref, sha in self._site.batches_within(theirs):
             if sha == tips.local or not self._site.is_ancestor(tips.local, sha):
                 continue
-            changed = Adoption(self._site, self._objects).differences(tips.local, sha)
-            staged = {path: each.new.sha if each.new else None for path, each in changed.items()}
+            staged = self._building.landed_versions(tips.local, sha)
             plan = Plan(tips.local, sha, ref, {}, staged, dry_run=False, remote=sha)
             self.adopt(plan, None)
             return Tips(sha, tips.remote), staged

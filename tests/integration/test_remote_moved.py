@@ -324,3 +324,30 @@ def test_what_only_a_mirror_of_the_remote_has_taken_is_not_published(site: Site)
     site.save("a", ["content/posts/a.md"])
     assert site.run_once().of("failed")
     assert len(site.remote_log()) == 1
+
+
+def test_after_a_lost_answer_a_persons_commit_below_ours_is_not_reverted(site: Site, other: Path) -> None:
+    for slug in "ab":
+        site.write_post(f"content/posts/{slug}.md", LINES)
+        site.save(slug, [f"content/posts/{slug}.md"])
+    site.run_once()
+    # What the lost answer leaves behind: ours on top of theirs on the remote, its private ref here, and the
+    # local branch where it was.
+    old = site.git("rev-parse", "main")
+    push(site, other, "content/posts/a.md", LINES.replace("line 1\n", "line one\n"))
+    site.write_post("content/posts/b.md", LINES + "more\n")
+    site.save("b", ["content/posts/b.md"])
+    ours = site.run_once().of("published")[0]["commit"]
+    site.git("update-ref", "refs/heads/main", old)
+    site.git("update-ref", "refs/remotes/origin/main", old)
+    site.git("update-ref", f"refs/briter/{'a' * 32}", ours)
+    site.git("read-tree", "main")
+    for name in site.git("for-each-ref", "--format=%(refname)", "refs/briter/branches").splitlines():
+        site.git("update-ref", "-d", name)
+    # The author has the version from before, and edits it.
+    site.write_post("content/posts/a.md", LINES.replace("line 18\n", "line eighteen\n"))
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    merged = LINES.replace("line 1\n", "line one\n").replace("line 18\n", "line eighteen\n")
+    assert site.remote_file("content/posts/a.md") == merged
+    assert site.remote_file("content/posts/b.md") == LINES + "more\n"
