@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, PublishError
-from briter_worker.git.adopt import Adoption
+from briter_worker.git.adopt import Adoption, Difference
 from briter_worker.git.commits import Commit, Person
 from briter_worker.git.objects import FOLDER, NESTED
 from briter_worker.git.reconcile import Placing
@@ -76,7 +76,7 @@ class Building:
         self._objects = objects
         self._writer = writer
         self._committer = identity.line(now)
-        self._known: dict[tuple[str, str], dict[tuple[bytes, bytes], str]] = {}
+        self._known: dict[tuple[str, str], list[tuple[str, bytes, bytes]]] = {}
         self._signature = f"committer {identity.name} <{identity.email}> ".encode()
 
     def build(self, items: Sequence[Item], base: str, ref: str) -> Built:
@@ -133,8 +133,6 @@ class Building:
                     f"{branch} has a commit of a person's ({sha[:10]}) that the remote lacks, and the remote "
                     f"has others. Fix: git pull --rebase {remote} {branch}",
                 )
-            if (author, message) in landed:
-                continue  # it was put there before, by a worker that died before it could say so
             changes = tuple(
                 Change(
                     path,
@@ -144,22 +142,35 @@ class Building:
                 )
                 for path, each in adoption.differences(parents[0], sha).items()
             )
+            paths = {change.path for change in changes}
+            if any(
+                (by, said) == (author, message) and paths == set(self._touched(there))
+                for there, by, said in landed
+            ):
+                continue  # it was put there before, by a worker that died before it could say so
             items.append(Item("", "", message, author, changes))
         return items
 
     def landed_as(self, item: Item, old: str, new: str) -> str | None:
         """Our commit of this item among those that came from the remote: a push whose answer was lost."""
-        return next((sha for (_, said), sha in self._ours(old, new).items() if said == item.message), None)
+        paths = {change.path for change in item.changes}
+        for sha, _, said in self._ours(old, new):
+            # Many posts may have one message: it is the one that touched this post's files.
+            if said == item.message and paths & set(self._touched(sha)):
+                return sha
+        return None
+
+    def _touched(self, sha: str) -> dict[str, Difference]:
+        return Adoption(self._site, self._objects).differences(f"{sha}^", sha)
 
     def landed_versions(self, old: str, new: str) -> dict[str, str | None]:
         """The versions of files that the worker's own commits between two have brought, and nobody else's.
 
         What our commit was merged with is left out: the file in the work tree has not got that.
         """
-        adoption = Adoption(self._site, self._objects)
         ours: dict[str, str | None] = {}
-        for sha in reversed(self._ours(old, new).values()):
-            for path, each in adoption.differences(f"{sha}^", sha).items():
+        for sha, _, _ in reversed(self._ours(old, new)):
+            for path, each in self._touched(sha).items():
                 before = ours[path] if path in ours else self.blob(old, path)
                 if (each.old.sha if each.old else None) == before:
                     ours[path] = each.new.sha if each.new else None
@@ -167,16 +178,16 @@ class Building:
                     ours.pop(path, None)
         return {path: blob for path, blob in ours.items() if self.blob(new, path) == blob}
 
-    def _ours(self, old: str, new: str) -> dict[tuple[bytes, bytes], str]:
-        """The worker's commits between two, by author and message."""
+    def _ours(self, old: str, new: str) -> list[tuple[str, bytes, bytes]]:
+        """The worker's commits between two, newest first, each with its author and message."""
         known = self._known.get((old, new))
         if known is None:
-            known = self._known[old, new] = {}
+            known = self._known[old, new] = []
             out = self._site.commands.run("rev-list", "--no-merges", f"{old}..{new}")
             for sha in out.decode().split():
                 header, message = self._commit(sha)
                 if b"\n" + self._signature in header:
-                    known[_author(header) or b"", message] = sha
+                    known.append((sha, _author(header) or b"", message))
         return known
 
     def _commit(self, sha: str) -> tuple[bytes, bytes]:
