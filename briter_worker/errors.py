@@ -36,7 +36,6 @@ class Failure(StrEnum):
     CONFLICT = "conflict"
 
     LOST_RACE = "lost-race"
-    BUSY = "busy"
     UNSETTLED = "unsettled"
     KILLED_WORKER = "killed-worker"
     INTERNAL = "internal"
@@ -80,7 +79,6 @@ _REFUSED = frozenset(
 _TRANSIENT = frozenset(
     {
         Failure.LOST_RACE,
-        Failure.BUSY,
         Failure.UNSETTLED,
         Failure.KILLED_WORKER,
         Failure.INTERNAL,

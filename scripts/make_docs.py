@@ -103,7 +103,6 @@ MEANINGS = {
     Failure.REJECTED: "The remote refuses this post alone (a hook, a size limit, a secret scan).",
     Failure.CONFLICT: "The same lines were changed on the remote; both versions are kept.",
     Failure.LOST_RACE: "Somebody else pushed first, several times in a row.",
-    Failure.BUSY: "Another program was using the repository.",
     Failure.UNSETTLED: "A file kept changing while it was read.",
     Failure.KILLED_WORKER: "The worker died while it published this job, each time it tried.",
     Failure.INTERNAL: "A mistake in the worker itself; please report it.",

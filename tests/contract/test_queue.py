@@ -383,7 +383,7 @@ def test_what_was_settled_before_the_crash_stays_settled(engine: Engine) -> None
     batch = claimed(engine)
     done, late, dead, freed, open_ = batch.claims
     engine.queue.finish(batch, [done])
-    engine.queue.put_off(batch, late, Failure.BUSY, "later", NOW + 60)
+    engine.queue.put_off(batch, late, Failure.LOST_RACE, "later", NOW + 60)
     engine.queue.bury(batch, dead, Failure.CONFLICT, "conflict")
     engine.queue.release(batch, [freed])
     engine.die()
@@ -458,7 +458,7 @@ def test_a_lone_jobs_deaths_are_all_counted_even_when_it_is_released_in_between(
 def test_a_job_that_was_claimed_anew_belongs_to_its_latest_batch_only(engine: Engine) -> None:
     engine.save("a", ["x"])
     first = claimed(engine)
-    engine.queue.put_off(first, first.claims[0], Failure.BUSY, "busy", NOW)
+    engine.queue.put_off(first, first.claims[0], Failure.LOST_RACE, "lost", NOW)
     second = claimed(engine)  # and the first was never closed
     engine.die()
     (again,) = engine.queue.recover(NOW)
@@ -510,7 +510,7 @@ def test_what_a_retry_cannot_help_is_refused_with_the_way_out(engine: Engine) ->
 
 
 def test_all_dead_letters_that_can_be_helped_are_retried_at_once(engine: Engine) -> None:
-    for slug, failure in (("a", Failure.REJECTED), ("b", Failure.BUSY), ("c", Failure.UNKNOWN_TYPE)):
+    for slug, failure in (("a", Failure.REJECTED), ("b", Failure.LOST_RACE), ("c", Failure.UNKNOWN_TYPE)):
         engine.save(slug, ["x"])
         bury(engine, claimed(engine), failure)
     assert sorted(job.slug for job in engine.queue.retry_all(NOW)) == ["a", "b"]

@@ -162,7 +162,7 @@ def test_a_file_of_any_name_is_claimed_and_settled(disk: Disk, name: bytes) -> N
     put(disk, name, b'{"slug": "a", "paths": ["old"]}', age=20)
     batch = claimed(disk)
     put(disk, name, b'{"slug": "b", "paths": ["x"]}', age=15)
-    disk.queue.put_off(batch, batch.claims[0], Failure.BUSY, "busy", NOW)
+    disk.queue.put_off(batch, batch.claims[0], Failure.LOST_RACE, "busy", NOW)
     first = batch.claims[0].job
     again = claimed(disk)
     assert sorted(claim.job.slug for claim in again.claims) == ["a", "b"]
@@ -191,7 +191,7 @@ def test_a_rewritten_file_stays_as_open_to_the_cms_as_it_was(disk: Disk) -> None
         os.chown(path, 1234, 2345)
     before = path.stat()
     batch = claimed(disk)
-    disk.queue.put_off(batch, batch.claims[0], Failure.BUSY, "busy", NOW + 1)
+    disk.queue.put_off(batch, batch.claims[0], Failure.LOST_RACE, "busy", NOW + 1)
     after = path.stat()
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     assert after.st_mtime == before.st_mtime  # which orders it, as it says not when it was created
@@ -214,7 +214,7 @@ def test_a_writer_that_is_half_way_through_when_it_is_settled_loses_nothing(disk
         batch = claimed(disk)
         file.truncate(9)
         os.utime(path.parent / ".claimed" / path.name, (NOW, NOW))
-        disk.queue.put_off(batch, batch.claims[0], Failure.BUSY, "busy", NOW)
+        disk.queue.put_off(batch, batch.claims[0], Failure.LOST_RACE, "busy", NOW)
         assert disk.queue.claim(NOW).batch is None
         file.truncate(0)
         file.write(b'{"slug": "a", "paths": ["newer"]}')

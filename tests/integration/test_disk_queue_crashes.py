@@ -157,7 +157,7 @@ def put_off(disk: Disk) -> Callable[[], object]:
 
     def operation() -> None:
         for claim in batch.claims:
-            disk.queue.put_off(batch, claim, Failure.BUSY, "busy", NOW + 5)
+            disk.queue.put_off(batch, claim, Failure.LOST_RACE, "busy", NOW + 5)
 
     return operation
 
@@ -167,7 +167,7 @@ def bury(disk: Disk) -> Callable[[], object]:
 
     def operation() -> None:
         for claim in batch.claims:
-            disk.queue.bury(batch, claim, Failure.BUSY, "busy")
+            disk.queue.bury(batch, claim, Failure.LOST_RACE, "busy")
 
     return operation
 

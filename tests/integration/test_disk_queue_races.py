@@ -26,7 +26,7 @@ def one_round(disk: Disk, seen: set[str], dice: random.Random) -> None:
     for claim in batch.claims:
         match dice.randrange(5):
             case 0:
-                disk.queue.put_off(batch, claim, Failure.BUSY, "busy", NOW)
+                disk.queue.put_off(batch, claim, Failure.LOST_RACE, "busy", NOW)
             case 1:
                 disk.queue.bury(batch, claim, Failure.NETWORK, "down")
             case 2:
