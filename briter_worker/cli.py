@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker import views
 from briter_worker.commands import DeclinedError
-from briter_worker.errors import PublishError, UsageError
+from briter_worker.errors import PublishError, UsageError, explained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,9 +57,8 @@ def _explained(error: Exception) -> tuple[str, int]:
             return str(error), 2
         case DeclinedError() | PublishError():
             return str(error), 1
-        case OSError(strerror=str(reason)):
-            where = f"{error.filename}: " if error.filename else ""
-            return f"{where}{reason}", 1
+        case OSError(strerror=str()):
+            return explained(error), 1
         case _:
             what = f"{type(error).__name__}: {error} ({_place(error)})"
             return f"a mistake in the worker itself: {what}. BRITER_DEBUG=1 shows more; please report it", 1

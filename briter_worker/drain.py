@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import Failure, LockLostError, PublishError, Stopped
+from briter_worker.errors import Failure, LockLostError, PublishError, Stopped, explained
 from briter_worker.events import Flushed, JobStarted, Quarantined, Revived, Superseded, Warned
 from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Outcome, Request
@@ -149,7 +149,7 @@ class Drain:
             work.fail_rest(failure.failure, failure.text)
         except OSError as error:
             # The queue or the repository cannot be written: every post would fail alike.
-            work.fail_rest(Failure.DISK, f"{error.strerror or error} ({error.filename or 'no file named'})")
+            work.fail_rest(Failure.DISK, explained(error))
         except Exception as error:  # noqa: BLE001 - whatever happens to a batch is never the worker's end
             work.fail_rest(Failure.INTERNAL, _mistake(error))
         self._queue.close(batch)

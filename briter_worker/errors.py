@@ -6,6 +6,7 @@ of three classes. Nothing else in the code decides what a failure means.
 
 from __future__ import annotations
 
+import errno
 import re
 from enum import Enum, StrEnum
 
@@ -84,6 +85,29 @@ _TRANSIENT = frozenset(
         Failure.INTERNAL,
     }
 )
+
+
+DISK_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or raise the quota",
+    errno.EFBIG: "raise the limit on the size of files: ulimit -f",
+    errno.EROFS: "make the file system writable",
+    errno.EIO: "check the disk",
+    errno.EACCES: "give the worker's user access to it",
+    errno.EPERM: "give the worker's user access to it",
+    errno.ENOMEM: "give the machine more memory",
+    errno.EMFILE: "raise the limit on open files: ulimit -n",
+    errno.ENFILE: "raise the system's limit on open files: fs.file-max",
+    errno.ESTALE: "mount the file system again",
+}
+"""What a person can do about errors of the operating system that any post would meet."""
+
+
+def explained(error: OSError, *, where: bool = True) -> str:
+    """What the operating system refused, `where`, and what to do about it."""
+    place = f" ({error.filename})" if where and error.filename else ""
+    remedy = DISK_REMEDIES.get(error.errno or 0)
+    return f"{error.strerror or error}{place}" + (f". Fix: {remedy}" if remedy else "")
 
 
 class PublishError(Exception):

@@ -25,6 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
+from briter_worker.errors import explained
+
 if TYPE_CHECKING:
     from filelock import FileLock
 
@@ -110,7 +112,9 @@ class SiteLock:
         except filelock.Timeout:
             raise AnotherWorkerError(read_holder(self._path)) from None
         except OSError as error:
-            raise UnusableLockError(f"{self._path} cannot be locked: {error.strerror or error}") from error
+            raise UnusableLockError(
+                f"{self._path} cannot be locked: {explained(error, where=False)}"
+            ) from error
         self._kernel = kernel
 
     def _claim(self, locked: int, now: float) -> None:
@@ -127,6 +131,9 @@ class SiteLock:
         try:
             _write(descriptor, me)
         except OSError:
+            # Half a record may name another process: an empty one is anybody's.
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
             os.close(descriptor)
             raise
         self._descriptor, self._record, self._owner = descriptor, me, os.getpid()

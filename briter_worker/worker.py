@@ -14,7 +14,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from briter_worker.errors import LockLostError, PublishError, Stopped
+from briter_worker.errors import LockLostError, PublishError, Stopped, explained
 from briter_worker.events import (
     Warned,
     WorkerSkipped,
@@ -160,7 +160,8 @@ class Worker:
                 self._recover_at = 0.0
                 self._trouble += 1
                 pause = pause_after(self._trouble, self._poll)
-                self._emit(Warned(error=f"the queue cannot be worked on: {error}; next try in {pause:g} s"))
+                why = explained(error) if isinstance(error, OSError) else error.text
+                self._emit(Warned(error=f"the queue cannot be worked on: {why}; next try in {pause:g} s"))
             if pause > 0:
                 self._waker.wait(pause, self._stop)
         return self.total

@@ -7,11 +7,11 @@ for what went wrong there; only its words and the push's summary say why it refu
 
 from __future__ import annotations
 
-import errno
 import re
+import signal
 from dataclasses import dataclass
 
-from briter_worker.errors import Failure, PublishError
+from briter_worker.errors import DISK_REMEDIES, Failure, PublishError, explained
 from briter_worker.git.words import bounded, essence, nameless, remote_words, voices
 
 
@@ -43,8 +43,12 @@ _SURELY_HERE = (
     _cause(
         Failure.DISK,
         "free some space",
-        "no space left on device|out of disk ?space|disk quota exceeded|file too large"
-        "|file size limit exceeded",
+        "no space left on device|out of disk ?space|disk quota exceeded",
+    ),
+    _cause(
+        Failure.DISK,
+        "raise the limit on the size of files: ulimit -f",
+        rf"file too large|file size limit exceeded|died of signal {signal.SIGXFSZ.value}",
     ),
     _cause(Failure.DISK, "make the file system writable", "read-only file ?system"),
     _cause(Failure.DISK, "check the disk", "input/output error"),
@@ -161,28 +165,19 @@ def from_git(doing: str, text: str) -> PublishError:
     return PublishError(Failure.INTERNAL, f"{doing}: {said or 'git failed without a word'}")
 
 
-_DISK_ERRORS = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EROFS,
-        errno.EIO,
-        errno.EACCES,
-        errno.EPERM,
-        errno.ENOMEM,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ESTALE,
-    }
-)
-
-
 def from_os(doing: str, error: OSError) -> PublishError:
     """The failure that an error of the operating system means."""
-    where = f" ({error.filename})" if error.filename else ""
-    failure = Failure.DISK if error.errno in _DISK_ERRORS else Failure.INTERNAL
-    return PublishError(failure, f"{doing}: {error.strerror or error}{where}")
+    failure = Failure.DISK if error.errno in DISK_REMEDIES else Failure.INTERNAL
+    return PublishError(failure, f"{doing}: {explained(error)}")
+
+
+def wordless(status: int) -> str:
+    """What an exit status tells of a git that said nothing."""
+    if status == -signal.SIGXFSZ:
+        return "file size limit exceeded"
+    if status < 0:
+        return f"it was ended by {signal.Signals(-status).name}"
+    return f"exit status {status}"
 
 
 _MOVED = _any(

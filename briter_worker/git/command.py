@@ -226,7 +226,7 @@ class Commands:
         """Git's standard output. Raises PublishError when it exits with a status that is not `ok`."""
         status, out, err = self.attempt(*args, stdin=stdin, discover=discover)
         if status not in ok:
-            raise causes.from_git(doing or f"git {args[0]} failed", err or f"exit status {status}")
+            raise causes.from_git(doing or f"git {args[0]} failed", err or causes.wordless(status))
         return out
 
     def attempt(self, *args: str, stdin: bytes = b"", discover: bool = False) -> tuple[int, bytes, str]:

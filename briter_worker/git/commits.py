@@ -103,7 +103,7 @@ class Writer:
         with self._commands.watched(process, "fast-import"):
             _, err = process.communicate()
         if process.returncode:
-            raise _failed(err)
+            raise _failed(err, process.returncode)
 
     def give_up(self) -> None:
         """End the session and forget what it was writing."""
@@ -145,13 +145,13 @@ class Writer:
         with self._commands.watched(process, "fast-import"):
             err = cast("IO[bytes]", process.stderr).read()
             process.wait()
-        raise _failed(err)
+        raise _failed(err, process.returncode)
 
 
-def _failed(err: bytes) -> PublishError:
+def _failed(err: bytes, status: int) -> PublishError:
     # The crash report's path is of no use to a person, and changes each time.
     said = "\n".join(line for line in err.decode(errors="replace").splitlines() if "crash report" not in line)
-    return causes.from_git("the commits could not be written", said or "git fast-import ended early")
+    return causes.from_git("the commits could not be written", said or causes.wordless(status))
 
 
 def _entries(entries: Mapping[str, Entry | None]) -> list[bytes]:

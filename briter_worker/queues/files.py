@@ -63,6 +63,17 @@ def temporary(folder: Path) -> Path:
     return folder / f".{uuid4().hex}.tmp"
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError inside says which file it was about: what works on a descriptor does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_new(path: Path, data: bytes, like: os.stat_result | None = None, *, mode: int = 0o640) -> None:
     """A new file with these bytes, flushed; with the mode, owner and age of `like`. Not yet its folder.
 
@@ -72,12 +83,13 @@ def write_new(path: Path, data: bytes, like: os.stat_result | None = None, *, mo
     descriptor = os.open(path, flags, mode)
     try:
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            if like is not None:
-                _make_alike(descriptor, like)
-            os.fsync(descriptor)
+            with naming(path):
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                if like is not None:
+                    _make_alike(descriptor, like)
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
     except BaseException:
@@ -147,7 +159,8 @@ def sync_folder(folder: Path) -> None:
     """Names created, moved and removed in `folder` so far survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     except OSError as error:
         # Some network and FUSE file systems flush folders by themselves and refuse to be asked.
         if error.errno not in {errno.EINVAL, errno.ENOTSUP}:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.ports import Plan
-from briter_worker.queues.files import SUFFIX, replace, sync_folder
+from briter_worker.queues.files import SUFFIX, naming, replace, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -102,10 +102,11 @@ class Journal:
         descriptor = os.open(self._path(key), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             # The line end before it closes off what a full disk may have left of an earlier line.
-            view = memoryview(b"\n" + _line(line))
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
+            with naming(self._path(key)):
+                view = memoryview(b"\n" + _line(line))
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 

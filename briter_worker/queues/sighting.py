@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure
 from briter_worker.job import Job, parse_job
-from briter_worker.queues.files import SUFFIX, stem
+from briter_worker.queues.files import SUFFIX, naming, stem
 from briter_worker.strictjson import MAX_BYTES, Document, MalformedJobError, UnreadableJobError, read_document
 
 if TYPE_CHECKING:
@@ -98,9 +98,10 @@ def _read(path: Path) -> tuple[bytes, os.stat_result]:
             return b"", found
         chunks = []
         left = MAX_BYTES + 1
-        while left and (chunk := os.read(descriptor, left)):
-            chunks.append(chunk)
-            left -= len(chunk)
+        with naming(path):
+            while left and (chunk := os.read(descriptor, left)):
+                chunks.append(chunk)
+                left -= len(chunk)
         return b"".join(chunks), found
     finally:
         os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import time
 
 import pytest
@@ -314,7 +315,10 @@ def test_a_push_that_was_too_large_for_the_connection(text: str, large: bool) ->
 
 
 def test_an_error_of_the_system_is_the_disks_or_our_own() -> None:
-    assert causes.from_os("x", OSError(errno.ENOSPC, "No space left", "f")).text == "x: No space left (f)"
+    assert (
+        causes.from_os("x", OSError(errno.ENOSPC, "No space left", "f")).text
+        == "x: No space left (f). Fix: free some space"
+    )
     assert causes.from_os("x", OSError(errno.EROFS, "r")).failure is Failure.DISK
     assert causes.from_os("x", OSError(errno.EBADF, "b")).failure is Failure.INTERNAL
 
@@ -348,3 +352,24 @@ def test_a_megabyte_of_words_is_read_at_once(piece: str) -> None:
 def test_what_was_fatal_is_found_behind_a_megabyte_of_noise() -> None:
     text = "noise\n" * 200_000 + "fatal: unable to write: No space left on device"
     assert causes.from_git("x", text).failure is Failure.DISK
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (-signal.SIGXFSZ, "file size limit exceeded"),
+        (-signal.SIGKILL, "it was ended by SIGKILL"),
+        (128, "exit status 128"),
+    ],
+)
+def test_a_git_that_said_nothing_is_known_by_how_it_ended(status: int, text: str) -> None:
+    assert causes.wordless(status) == text
+
+
+@pytest.mark.parametrize(
+    "text", [causes.wordless(-signal.SIGXFSZ), "error: pack-objects died of signal 25", "File too large"]
+)
+def test_a_limit_on_the_size_of_files_is_the_surroundings_and_names_the_limit(text: str) -> None:
+    error = causes.from_git("x", text)
+    assert error.failure is Failure.DISK
+    assert "ulimit -f" in error.text

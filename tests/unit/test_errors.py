@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import time
 
 import pytest
 
-from briter_worker.errors import MAX_TEXT, Failure, Kind, LockLostError, PublishError, for_people
+from briter_worker.errors import (
+    MAX_TEXT,
+    Failure,
+    Kind,
+    LockLostError,
+    PublishError,
+    explained,
+    for_people,
+)
 
 CANARY = "cAnArY0123456789abcdef"
 
@@ -171,3 +180,12 @@ def test_a_failure_is_safe_to_show_and_belongs_to_one_class() -> None:
     assert str(failure) == failure.text == "https://***@h/"
     assert {each.kind for each in Failure} == set(Kind)
     assert str(LockLostError()) == for_people(str(LockLostError()))
+
+
+def test_an_error_of_the_system_says_where_and_what_to_do() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/storage")
+    assert explained(full) == "No space left on device (/storage). Fix: free some space"
+    assert explained(full, where=False) == "No space left on device. Fix: free some space"
+    assert explained(OSError(errno.EROFS, "Read-only")) == "Read-only. Fix: make the file system writable"
+    assert explained(OSError(errno.EEXIST, "File exists", "/f")) == "File exists (/f)"
+    assert explained(OSError("of our own")) == "of our own"

@@ -539,6 +539,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_lock_free(
     with pytest.raises(UnusableLockError, match="No space left on device"):
         lock.acquire(NOW)
     monkeypatch.undo()
+    assert path.read_bytes() == b"", "half a PID may be another process's"
     assert_taken(path, SiteLock(path, stale_after=TTL))
 
 
