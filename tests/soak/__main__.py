@@ -36,7 +36,9 @@ class Part(Protocol):
 
 def main() -> int:
     """Run what was asked for; 1 when anything that was promised did not hold."""
-    parser = argparse.ArgumentParser(prog="scripts/soak", description="Prove what is promised, at full scale.")
+    parser = argparse.ArgumentParser(
+        prog="scripts/soak", description="Prove what is promised, at full scale."
+    )
     parser.add_argument("what", nargs="?", default="all", choices=[*PARTS, "all"])
     parser.add_argument("--quick", action="store_true", help="a minute of each; keeps nothing")
     parser.add_argument("--seed", type=int, help="repeat a run; without it, a fresh one")

@@ -1,0 +1,253 @@
+"""The independent model: what the CMS saved and the person did, and what must be true of the remote then.
+
+It knows nothing of how the worker works: it reads the remote's history with git's plumbing, and the queue's
+folder as JSON.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from dataclasses import dataclass, field
+from hashlib import sha1
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+WORKER = "Briter Worker <briter-worker@localhost>"
+_MODES = {"100644", "100755", "000000"}
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One save of the CMS: a job file that is in the queue for certain."""
+
+    marker: str
+    slug: str
+    paths: tuple[str, ...]
+    files: Mapping[str, bytes | None]
+    """What it wrote, by path; None: deleted."""
+    message: str
+    author: str | None = None
+    held_until: float = 0.0
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All that happened around the worker, noted by those who did it."""
+
+    saves: list[Save] = field(default_factory=list)
+    persons: dict[str, frozenset[str]] = field(default_factory=dict)
+    """A person's commits by message, with the paths they meant to commit."""
+    titles: dict[str, str] = field(default_factory=dict)
+    """The first line that another clone has pushed, by path."""
+    contested: set[str] = field(default_factory=set)
+    """Slugs whose lines another clone changes, too: these may conflict."""
+
+    def newest(self) -> dict[str, Save]:
+        """The last save of each slug."""
+        return {save.slug: save for save in self.saves}
+
+    def last_writes(self) -> dict[str, tuple[Save, bytes | None]]:
+        """What each file of the CMS's has to be in the end, and the save that says so."""
+        return {path: (save, content) for save in self.saves for path, content in save.files.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit, as it is stored."""
+
+    sha: str
+    parents: tuple[str, ...]
+    author: str
+    committer: str
+    when: int
+    message: str
+    touched: Mapping[str, tuple[str, str]]
+    """Mode and blob after it, by path; of a merge, nothing."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What broke which promise."""
+
+    lost: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+    wedged: list[str] = field(default_factory=list)
+    unsound: list[str] = field(default_factory=list)
+    """Repositories that `fsck` minds, and files that are left over."""
+    figures: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Found) -> None:
+        """The other's, too."""
+        for name in ("lost", "twice", "extra", "wedged", "unsound"):
+            getattr(self, name).extend(getattr(other, name))
+        self.figures.update(other.figures)
+
+
+def history(repository: Path, branch: str = "main") -> list[Commit]:
+    """All commits of a branch, newest first, to the letter."""
+    shas = _git(repository, "rev-list", f"refs/heads/{branch}").split()
+    raw = _git(repository, "cat-file", "--batch", stdin=b"\n".join(shas) + b"\n")
+    diffs = _git(
+        repository,
+        *("diff-tree", "--stdin", "--root", "-r", "-z", "--raw", "--no-renames", "--no-abbrev"),
+        stdin=b"\n".join(shas) + b"\n",
+    )
+    touched = _touched(diffs)
+    return [_commit(sha, body, touched.get(sha, {})) for sha, body in _objects(raw)]
+
+
+def contents(repository: Path, branch: str = "main") -> dict[str, bytes]:
+    """Every file of a branch."""
+    listed = _git(repository, "ls-tree", "-r", "-z", f"refs/heads/{branch}").split(b"\0")[:-1]
+    pairs = [line.partition(b"\t") for line in listed]
+    shas = [head.split()[2] for head, _, _ in pairs]
+    blobs = dict(_objects(_git(repository, "cat-file", "--batch", stdin=b"\n".join(shas) + b"\n")))
+    return {path.decode(): blobs[sha.decode()] for (_, _, path), sha in zip(pairs, shas, strict=True)}
+
+
+def judge(
+    ledger: Ledger,
+    commits: Sequence[Commit],
+    tip: Mapping[str, bytes],
+    dead: Sequence[Mapping[str, Any]],
+) -> Found:
+    """What of the promises was broken.
+
+    `commits` and `tip` are the remote's, commits newest first; `dead` are the dead letters.
+    """
+    found = Found()
+    by_message = Counter(commit.message for commit in commits)
+    known = {save.message: save for save in ledger.saves}
+    dead_slugs = {letter["slug"] for letter in dead}
+    for save in ledger.saves:
+        if by_message[save.message] > 1:
+            found.twice.append(f"{save.marker} of {save.slug} has {by_message[save.message]} commits")
+    found.lost += _judge_history(ledger, commits, dead_slugs, by_message)
+    found.lost += _judge_tip(ledger, tip, dead_slugs)
+    for commit in commits[:-1]:  # the first of all is the fixture's
+        if (save_ := known.get(commit.message)) is not None:
+            found.extra += _judge_ours(commit, save_, ledger)
+        elif commit.message.strip() in ledger.persons:
+            wanted = ledger.persons[commit.message.strip()]
+            if len(commit.parents) == 1 and commit.touched.keys() != wanted:
+                found.extra.append(
+                    f"{commit.sha[:10]}, a person's commit of {sorted(wanted)}, has {sorted(commit.touched)}"
+                )
+        elif len(commit.parents) == 1:
+            found.extra.append(f"nobody made {commit.sha[:10]} {commit.message!r}")
+    for letter in dead:
+        if letter.get("failure") == "conflict" and letter["slug"] not in ledger.contested:
+            found.extra.append(f"{letter['slug']} conflicts with nobody: {letter.get('lastError')}")
+    return found
+
+
+def _judge_history(
+    ledger: Ledger, commits: Sequence[Commit], dead_slugs: set[str], by_message: Counter[str]
+) -> Iterator[str]:
+    ever = {(path, blob) for commit in commits for path, (_, blob) in commit.touched.items()}
+    for slug, save in ledger.newest().items():
+        if slug in dead_slugs or slug in ledger.contested or by_message[save.message]:
+            continue
+        # Another save's commit may have carried its content: then nothing was left to publish.
+        nowhere = [p for p, data in save.files.items() if data is not None and (p, blob_of(data)) not in ever]
+        if nowhere:
+            yield f"{save.marker} of {slug} has no commit, and {nowhere} is nowhere"
+
+
+def _judge_tip(ledger: Ledger, tip: Mapping[str, bytes], dead_slugs: set[str]) -> Iterator[str]:
+    """Each post has, in the end, the lines of its last save and those that another clone pushed."""
+    for path, (save, data) in ledger.last_writes().items():
+        if save.slug in dead_slugs or save.slug in ledger.contested:
+            continue
+        there = tip.get(path)
+        if data is None or there is None:
+            if there is not data:
+                was = "deleted" if data is None else "written"
+                yield f"{path} was {was} by {save.marker} of {save.slug}, the remote has {there!r}"
+            continue
+        lines = there.splitlines()
+        if (wanted := data.splitlines()[-1]) not in lines:
+            yield f"{path} lacks {wanted!r} of {save.marker}: it has {lines}"
+        if (title := ledger.titles.get(path)) is not None and title.encode() not in lines:
+            yield f"{path} lacks {title!r} of the other clone: it has {lines}"
+
+
+def _judge_ours(commit: Commit, save: Save, ledger: Ledger) -> Iterator[str]:
+    name = f"{commit.sha[:10]} of {save.marker}"
+    # An older save's paths go over to the newer one that supersedes it.
+    declared = {path for other in ledger.saves if other.slug == save.slug for path in other.paths}
+    for path, (mode, _) in commit.touched.items():
+        if path not in declared and not any(path.startswith(f"{folder}/") for folder in declared):
+            yield f"{name} touches {path}, which {save.slug} never declared"
+        if mode not in _MODES:
+            yield f"{name} gives {path} the mode {mode}"
+    early = [
+        path
+        for other in ledger.saves
+        if other.held_until and commit.when + 1 <= other.held_until
+        for path, data in other.files.items()
+        if data is not None and commit.touched.get(path, ("", ""))[1] == blob_of(data)
+    ]
+    if early:
+        yield f"{name} publishes {early} before its time"
+    if not commit.touched:
+        yield f"{name} is empty"
+    if len(commit.parents) != 1:
+        yield f"{name} has {len(commit.parents)} parents"
+    if commit.committer != WORKER:
+        yield f"{name} was committed by {commit.committer}"
+    if commit.author != (save.author or WORKER):
+        yield f"{name} says that {commit.author} wrote it"
+
+
+def blob_of(content: bytes) -> str:
+    """The name that git gives this content."""
+    return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _touched(raw: bytes) -> dict[str, dict[str, tuple[str, str]]]:
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    here: dict[str, tuple[str, str]] = {}
+    fields = iter(raw.split(b"\0"))
+    for each in fields:
+        if each.startswith(b":"):
+            _, mode, _, blob, _ = each[1:].decode().split(" ")
+            here[next(fields).decode()] = (mode, blob)
+        elif each.strip():
+            here = found.setdefault(each.strip().decode(), {})
+    return found
+
+
+def _objects(raw: bytes) -> Iterator[tuple[str, bytes]]:
+    at = 0
+    while at < len(raw):
+        head, _, _ = raw[at:].partition(b"\n")
+        sha, _, size = head.decode().split(" ")
+        start = at + len(head) + 1
+        yield sha, raw[start : start + int(size)]
+        at = start + int(size) + 1
+
+
+def _commit(sha: str, body: bytes, touched: Mapping[str, tuple[str, str]]) -> Commit:
+    head, _, message = body.partition(b"\n\n")
+    lines = [line.partition(" ") for line in head.decode().splitlines()]
+    named = {key: value for key, _, value in lines}
+    author, committer = (named[key].rsplit(" ", 2)[0] for key in ("author", "committer"))
+    return Commit(
+        sha,
+        tuple(value for key, _, value in lines if key == "parent"),
+        author,
+        committer,
+        int(named["committer"].rsplit(" ", 2)[1]),
+        message.decode(),
+        touched,
+    )
+
+
+def _git(repository: Path, *args: str, stdin: bytes = b"") -> bytes:
+    return subprocess.run(["git", *args], cwd=repository, input=stdin, capture_output=True, check=True).stdout
