@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from briter_worker.ports import Batch, Claim, Found, Plan, Publisher
 
 
+_TITLE = 200
 _UNREACHABLE = frozenset({Failure.NETWORK, Failure.TIMEOUT})
 
 
@@ -131,6 +132,9 @@ class Drain:
                     slug=claim.job.slug,
                     attempt=claim.attempt,
                     dry_run=self._desk.dry_run,
+                    title=claim.job.commit_message.partition("\n")[0][:_TITLE],
+                    saved_at=claim.job.created_at,
+                    due_at=claim.job.scheduled_for,
                 )
             )
         work.settle(hopeless(batch.claims, self._desk.max_attempts))

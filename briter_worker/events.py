@@ -12,6 +12,8 @@ class Event:
 
     name: ClassVar[str]
     level: ClassVar[str] = "info"
+    unlogged: ClassVar[frozenset[str]] = frozenset()
+    """Fields that the log leaves out: they are for the history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +29,14 @@ class JobStarted(JobEvent):
     """An attempt begins; exactly one of the outcomes follows."""
 
     name = "start"
+    unlogged = frozenset({"title", "saved_at", "due_at"})
     attempt: int
     dry_run: bool
+    title: str
+    """The commit message's first line."""
+    saved_at: float
+    due_at: float | None
+    """What it was held until, if it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +144,17 @@ class Flushed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRetired(Event):
+    """Old receipts are out of sight now, and older ones are deleted."""
+
+    name = "history-retired"
+    stale: int
+    deleted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Event):
-    """How far the running drain is; for a person's eyes, not for the log."""
+    """How far the running drain is: of all attempts begun and not ended. Not for the log."""
 
     name = "progress"
     level = "debug"

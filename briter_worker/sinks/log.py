@@ -100,6 +100,8 @@ def entry(event: Event, now: float) -> dict[str, Any]:
     """The event's keys and values; what it has nothing to say about is left out."""
     found: dict[str, Any] = {"time": format_time(now), "level": event.level, "event": event.name}
     for field in dataclasses.fields(event):
+        if field.name in event.unlogged:
+            continue
         value = _shown(field.name, getattr(event, field.name))
         if value is not None and value != []:
             found[_camel(field.name)] = value

@@ -1,0 +1,177 @@
+"""What each event changes in the history's tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from briter_worker.errors import for_people
+from briter_worker.events import (
+    Cancelled,
+    DeadLettered,
+    Event,
+    Failed,
+    JobEvent,
+    JobOutcome,
+    JobStarted,
+    NoPaths,
+    Progress,
+    Published,
+    Quarantined,
+    Superseded,
+)
+from briter_worker.sinks.log import entry
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Sequence
+
+INTERRUPTED = "interrupted"
+_FIRST_PHASE = "validate"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a site publishes to: part of every receipt."""
+
+    branch: str
+    remote: str
+    href_template: str = ""
+
+    def href(self, slug: str) -> str | None:
+        """The published post's address, when the site has a template for it."""
+        from urllib.parse import quote  # noqa: PLC0415 - not for a drain without a template
+
+        return self.href_template.replace("{slug}", quote(slug)) if self.href_template else None
+
+
+class Recorder:
+    """Turns events into rows, within a transaction that the caller holds."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._drain: int | None = None
+        self._open = 0
+        """Attempts of the running drain that have no outcome yet."""
+
+    def forget(self) -> None:
+        """The transaction was given up: what it began does not exist."""
+        self._drain = None
+        self._open = 0
+
+    def record(self, connection: sqlite3.Connection, events: Sequence[tuple[float, Event]]) -> None:
+        """Store these, in order."""
+        for at, event in events:
+            match event:
+                case Progress():
+                    self._progress(connection, at, event)
+                    continue
+                case JobStarted():
+                    self._start(connection, at, event)
+                case JobOutcome():
+                    self._end(connection, at, event, _outcome(event))
+                    self._open = max(0, self._open - 1)
+                case Superseded() | Cancelled() | Quarantined():
+                    self._end(connection, at, event, _fate(event))
+                case _:
+                    pass
+            connection.execute(
+                "INSERT INTO moments (at, event, data) VALUES (?, ?, ?)",
+                (at, event.name, json.dumps(entry(event, at), ensure_ascii=False, separators=(",", ":"))),
+            )
+
+    def _start(self, connection: sqlite3.Connection, at: float, event: JobStarted) -> None:
+        if not self._open or self._drain is None:
+            phases = json.dumps([[_FIRST_PHASE, at, None]])
+            self._drain = connection.execute(
+                "INSERT INTO drains (began, phase, phases) VALUES (?, ?, ?)", (at, _FIRST_PHASE, phases)
+            ).lastrowid
+        self._open += 1
+        # One that its worker did not live to end.
+        connection.execute(
+            "UPDATE attempts SET outcome = ?, ended = ? WHERE job_id = ? AND outcome IS NULL",
+            (INTERRUPTED, at, event.job_id),
+        )
+        self._insert(
+            connection,
+            drain=self._drain,
+            job_id=event.job_id,
+            slug=event.slug,
+            title=event.title,
+            attempt=event.attempt,
+            saved_at=event.saved_at,
+            due_at=event.due_at,
+            began=at,
+            dry_run=int(event.dry_run),
+        )
+
+    def _progress(self, connection: sqlite3.Connection, at: float, event: Progress) -> None:
+        if self._drain is None:
+            return
+        row = connection.execute("SELECT phases FROM drains WHERE id = ?", (self._drain,)).fetchone()
+        phases: list[list[Any]] = json.loads(row[0])
+        if phases[-1][0] != event.phase:
+            phases[-1][2] = phases[-1][2] or at
+            phases.append([event.phase, at, None])
+        if event.total and event.done >= event.total:
+            phases[-1][2] = at
+        connection.execute(
+            "UPDATE drains SET phase = ?, done = ?, total = ?, phases = ? WHERE id = ?",
+            (event.phase, event.done, event.total, json.dumps(phases), self._drain),
+        )
+
+    def _end(self, connection: sqlite3.Connection, at: float, event: JobEvent, facts: dict[str, Any]) -> None:
+        facts = {**facts, "outcome": event.name, "ended": at}
+        if isinstance(event, Published):
+            facts["href"] = self._target.href(event.slug)
+        if isinstance(event, JobOutcome):
+            facts |= {"branch": self._target.branch, "remote": self._target.remote}
+        names = ", ".join(f'"{name}" = :{name}' for name in facts)
+        # A batch that a dead worker left is settled without a new start.
+        changed = connection.execute(
+            f"UPDATE attempts SET {names} WHERE job_id = :job_id AND outcome IS NULL",  # noqa: S608 - our own names
+            {**facts, "job_id": event.job_id},
+        ).rowcount
+        if not changed:
+            self._insert(connection, job_id=event.job_id, slug=event.slug, **facts)
+
+    def _insert(self, connection: sqlite3.Connection, **row: object) -> None:
+        names = ", ".join(f'"{name}"' for name in row)
+        marks = ", ".join(f":{name}" for name in row)
+        connection.execute(f"INSERT INTO attempts ({names}) VALUES ({marks})", row)  # noqa: S608 - as above
+
+
+def _outcome(event: JobOutcome) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "attempt": event.attempt,
+        "dry_run": int(event.dry_run),
+        "duration_ms": event.duration_ms,
+        "rejected_paths": json.dumps([for_people(path) for path in event.rejected_paths]),
+    }
+    match event:
+        case Published():
+            facts["commit"] = event.commit
+        case Failed():
+            facts |= {
+                "error": for_people(event.error),
+                "failure": event.failure,
+                "retry_at": event.retry_at,
+            }
+        case DeadLettered():
+            facts |= {"error": for_people(event.error), "failure": event.failure}
+        case NoPaths():
+            facts |= {"error": for_people(event.error), "failure": NoPaths.name}
+        case _:
+            pass
+    return facts
+
+
+def _fate(event: Superseded | Cancelled | Quarantined) -> dict[str, Any]:
+    match event:
+        case Superseded():
+            return {"superseded_by": event.superseded_by}
+        case Quarantined():
+            return {"error": for_people(event.error)}
+        case Cancelled():
+            return {}
