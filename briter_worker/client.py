@@ -99,7 +99,7 @@ def _write(folder: Path, job_id: str, data: bytes) -> Path:
 
 
 def _check(data: bytes) -> None:
-    from briter_worker.job import parse_job  # noqa: PLC0415
+    from briter_worker.jobfile import parse_job  # noqa: PLC0415
     from briter_worker.strictjson import MalformedJobError, UnreadableJobError, read_document  # noqa: PLC0415
 
     try:

@@ -4,6 +4,9 @@ Three layers, lowest first: defaults, `<storage>/config.json`, environment. A la
 about a value (a variable that is unset or blank; a key that is absent, null or blank) hides no lower one.
 Where config.json lies is decided by the environment and the defaults: a file cannot move itself. The keys
 `appRoot` and `storageRoot` in it move everything else.
+
+`Settings` is the table of what there is; reading, refusing, the JSON Schema and the reference follow it. It
+is no pydantic model, because every run of cron would wait for pydantic longer than for all else.
 """
 
 from __future__ import annotations
@@ -11,33 +14,30 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
-
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
-from pydantic.alias_generators import to_camel
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from briter_worker.adapters import CUSTOM, folders_for, names
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import UsageError, for_people
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pydantic_core import ErrorDetails
+    from collections.abc import Callable, Mapping
+    from dataclasses import Field
 
 PREFIX = "BRITER_"
 _MONTH_MS = 31 * 24 * 60 * 60 * 1000
 _SHOWN = 200
 """As much of a wrong value as a person needs to find it again."""
+
+
+class _Kind(NamedTuple):
+    """What values a setting takes. `parse` answers what it refuses with a ValueError: what is accepted."""
+
+    parse: Callable[[Any, Mapping[str, Any]], object]
+    """From the text of a variable or any JSON value, and the settings that stand above it."""
+    schema: Mapping[str, Any]
 
 
 def _absolute(path: Path, base: Path | None = None) -> Path:
@@ -50,20 +50,35 @@ _NAMEABLE = re.compile(r"[^\0\ud800-\udc7f\udd00-\udfff]+")
 """What the system can open. The surrogates left stand for bytes that are no UTF-8."""
 
 
-def _folder(value: object, info: ValidationInfo) -> Path:
+def _folder(value: object, above: Mapping[str, Any]) -> Path:
     if not isinstance(value, str | Path) or not _NAMEABLE.fullmatch(str(value)):
         raise ValueError("a folder, absolute or relative to BRITER_APP_ROOT")
-    return _absolute(Path(value), info.data.get("app_root"))
+    return _absolute(Path(value), above.get("app_root"))
 
 
 def _digits(value: object) -> object:
     return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,16}", value) else value
 
 
-def _decimal(value: object) -> object:
-    return (
-        float(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", value) else value
-    )
+def _whole(least: int, most: int) -> _Kind:
+    def parse(value: object, _above: object) -> int:
+        number = _digits(value)
+        if type(number) is not int or not least <= number <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
+        return number
+
+    return _Kind(parse, {"minimum": least, "maximum": most, "type": "integer"})
+
+
+def _fraction(most: float) -> _Kind:
+    def parse(value: object, _above: object) -> float:
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", value):
+            value = float(value)
+        if type(value) not in {int, float} or not 0 <= value <= most:  # type: ignore[operator]
+            raise ValueError(f"a number from 0 to {most}")
+        return float(value)  # type: ignore[arg-type]
+
+    return _Kind(parse, {"minimum": 0, "maximum": most, "type": "number"})
 
 
 _TRUTH = {
@@ -78,7 +93,7 @@ _TRUTH = {
 }
 
 
-def _truth(value: object) -> bool:
+def _truth(value: object, _above: object) -> bool:
     word = str(value).casefold()
     if word not in _TRUTH:
         raise ValueError("true, false, 1, 0, yes, no, on or off")
@@ -91,7 +106,7 @@ def _items(value: object) -> list[object]:
     return list(value) if isinstance(value, list | tuple) else [None]
 
 
-def _delays(value: object) -> tuple[int, ...]:
+def _delays(value: object, _above: object) -> tuple[int, ...]:
     given = [_digits(item) for item in _items(value)]
     delays = tuple(item for item in given if type(item) is int and 0 <= item <= _MONTH_MS)
     if not delays or len(delays) != len(given):
@@ -99,7 +114,7 @@ def _delays(value: object) -> tuple[int, ...]:
     return delays
 
 
-def _folders(value: object) -> tuple[str, ...]:
+def _folders(value: object, _above: object) -> tuple[str, ...]:
     folders = [item for item in _items(value) if isinstance(item, str)]
     if len(folders) != len(_items(value)):
         raise ValueError("a list of folders, with commas between them")
@@ -109,19 +124,23 @@ def _folders(value: object) -> tuple[str, ...]:
         raise ValueError(f"a list of folders below the repository's root; {refused}") from None
 
 
-def _adapter(value: object) -> str:
+def _adapter(value: object, _above: object) -> str:
     if value not in names():
         raise ValueError(f"one of {', '.join(names())}")
     return str(value)
 
 
-def _matching(pattern: str, accepted: str) -> BeforeValidator:
-    def check(value: object) -> str:
+def _matching(pattern: str, accepted: str) -> _Kind:
+    def parse(value: object, _above: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
             raise ValueError(accepted)
         return value
 
-    return BeforeValidator(check)
+    return _Kind(parse, {"type": "string"})
+
+
+def _list_of(parse: Callable[[Any, Mapping[str, Any]], object], item: str) -> _Kind:
+    return _Kind(parse, {"anyOf": [{"items": {"type": item}, "type": "array"}, {"type": "string"}]})
 
 
 # Narrower than `git check-ref-format`, which lets `+main` (a forced push) pass: these reach a refspec.
@@ -131,78 +150,81 @@ _PART = r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*(?<!\.lock)"
 _NAME = rf"(?!refs/|HEAD$)(?=.{{1,200}}$){_PART}(?:/{_PART})*"
 _ACCEPTED_NAME = "letters, digits, and between them . _ - and /"
 
-_Folder = Annotated[Path, BeforeValidator(_folder)]
-_Bool = Annotated[bool, BeforeValidator(_truth)]
-_Whole = Annotated[int, Field(strict=True), BeforeValidator(_digits)]
-_Branch = Annotated[str, _matching(_NAME, f"a branch's short name, such as main: {_ACCEPTED_NAME}")]
-_Remote = Annotated[
-    str, _matching(_NAME, f"the name of a configured remote, such as origin: {_ACCEPTED_NAME}")
-]
-_Person = Annotated[str, _matching(rf"(?=.*\w)[^{_NO_LINE}<>]+", "one line with a letter, without < and >")]
-_Email = Annotated[str, _matching(rf"(?!.*[<>]){_INK}+", "an address without spaces, < and >")]
-_Href = Annotated[
-    str,
-    _matching(
-        rf"https?://(?![/?#{{]){_INK}*\{{slug\}}{_INK}*|",
-        "an http(s) address with {slug} in it, such as https://example.org/notes/{slug}",
-    ),
-]
+_FOLDER = _Kind(_folder, {"format": "path", "type": "string"})
+_TRUE_OR_FALSE = _Kind(_truth, {"type": "boolean"})
+_BRANCH = _matching(_NAME, f"a branch's short name, such as main: {_ACCEPTED_NAME}")
+_REMOTE = _matching(_NAME, f"the name of a configured remote, such as origin: {_ACCEPTED_NAME}")
+_PERSON = _matching(rf"(?=.*\w)[^{_NO_LINE}<>]+", "one line with a letter, without < and >")
+_EMAIL = _matching(rf"(?!.*[<>]){_INK}+", "an address without spaces, < and >")
+_HREF = _matching(
+    rf"https?://(?![/?#{{]){_INK}*\{{slug\}}{_INK}*|",
+    "an http(s) address with {slug} in it, such as https://example.org/notes/{slug}",
+)
 
 
-class Settings(BaseModel):
+def _setting(kind: _Kind, default: object, description: str) -> Any:  # noqa: ANN401 - as dataclasses.field
+    """A line of the table. A default that can be called is made of the settings above it."""
+    return field(metadata={"kind": kind, "default": default, "description": description})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
     """What the worker was told, checked as a whole; every path is absolute."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", title="Briter Worker configuration")
-
-    app_root: _Folder = Field(default_factory=Path.cwd, description="What relative paths resolve against.")
-    storage_root: _Folder = Field(
-        default_factory=lambda data: data["app_root"] / "storage",
-        description="Queue, lock, history, quarantine. Default: `storage` in the app root.",
+    app_root: Path = _setting(_FOLDER, lambda _: Path.cwd(), "What relative paths resolve against.")
+    storage_root: Path = _setting(
+        _FOLDER,
+        lambda above: above["app_root"] / "storage",
+        "Queue, lock, history, quarantine. Default: `storage` in the app root.",
     )
-    queue_root: _Folder = Field(
-        default_factory=lambda data: data["storage_root"] / "queue",
-        description="The queue folder. Default: `queue` in the storage root.",
+    queue_root: Path = _setting(
+        _FOLDER,
+        lambda above: above["storage_root"] / "queue",
+        "The queue folder. Default: `queue` in the storage root.",
     )
-    adapter: Annotated[str, BeforeValidator(_adapter)] = Field(
-        "local-mdx", description="The kind of site: which folders may be published."
+    adapter: str = _setting(
+        _Kind(_adapter, {"type": "string"}),
+        "local-mdx",
+        "The kind of site: which folders may be published.",
     )
-    allowed_paths: Annotated[
-        tuple[str, ...], BeforeValidator(_folders, json_schema_input_type=list[str] | str)
-    ] = Field((), description="Folders added to the adapter's.")
-    git_worktree: _Folder = Field(
-        default_factory=lambda data: data["app_root"],
-        description="The site's repository. Default: the app root.",
+    allowed_paths: tuple[str, ...] = _setting(
+        _list_of(_folders, "string"), (), "Folders added to the adapter's."
     )
-    git_branch: _Branch = Field("main", description="Asserted, and pushed to.")
-    git_remote: _Remote = Field("origin", description="Asserted, and pushed to.")
-    git_author_name: _Person = Field("Briter Worker", description="The worker's identity.")
-    git_author_email: _Email = Field("briter-worker@localhost", description="The worker's identity.")
-    git_timeout_ms: _Whole = Field(
-        120_000, ge=1, le=_MONTH_MS, description="Longest any one git command may take without progress."
+    git_worktree: Path = _setting(
+        _FOLDER, lambda above: above["app_root"], "The site's repository. Default: the app root."
     )
-    git_hooks: _Bool = Field(False, description="Whether the work tree's hooks may run.")
-    worker_dry_run: _Bool = Field(True, description="Every step but the real push.")
-    worker_poll_interval_ms: _Whole = Field(
-        5_000, ge=10, le=_MONTH_MS, description="The backstop poll; changes wake the worker at once."
+    git_branch: str = _setting(_BRANCH, "main", "Asserted, and pushed to.")
+    git_remote: str = _setting(_REMOTE, "origin", "Asserted, and pushed to.")
+    git_author_name: str = _setting(_PERSON, "Briter Worker", "The worker's identity.")
+    git_author_email: str = _setting(_EMAIL, "briter-worker@localhost", "The worker's identity.")
+    git_timeout_ms: int = _setting(
+        _whole(1, _MONTH_MS), 120_000, "Longest any one git command may take without progress."
     )
-    worker_max_attempts: _Whole = Field(8, ge=1, le=1_000_000, description="Attempts before dead-lettering.")
-    worker_backoff_ms: Annotated[
-        tuple[int, ...], BeforeValidator(_delays, json_schema_input_type=list[int] | str)
-    ] = Field((60_000, 300_000, 1_800_000), description="Waits between attempts; the last repeats.")
-    worker_backoff_jitter: Annotated[float, BeforeValidator(_decimal)] = Field(
-        0.0, strict=True, ge=0, le=0.5, description="The fraction by which waits vary, either way."
+    git_hooks: bool = _setting(_TRUE_OR_FALSE, False, "Whether the work tree's hooks may run.")
+    worker_dry_run: bool = _setting(_TRUE_OR_FALSE, True, "Every step but the real push.")
+    worker_poll_interval_ms: int = _setting(
+        _whole(10, _MONTH_MS), 5_000, "The backstop poll; changes wake the worker at once."
     )
-    worker_lock_stale_ms: _Whole = Field(
-        60_000, ge=1, le=_MONTH_MS, description="How old a heartbeat may be when nothing live holds the lock."
+    worker_max_attempts: int = _setting(_whole(1, 1_000_000), 8, "Attempts before dead-lettering.")
+    worker_backoff_ms: tuple[int, ...] = _setting(
+        _list_of(_delays, "integer"),
+        (60_000, 300_000, 1_800_000),
+        "Waits between attempts; the last repeats.",
     )
-    worker_shutdown_timeout_ms: _Whole = Field(
-        300_000, ge=0, le=_MONTH_MS, description="How long a running publication may finish after SIGTERM."
+    worker_backoff_jitter: float = _setting(
+        _fraction(0.5), 0.0, "The fraction by which waits vary, either way."
     )
-    worker_max_file_bytes: _Whole = Field(
-        104_857_600, ge=1, le=2**53 - 1, description="A larger file is refused before it is hashed."
+    worker_lock_stale_ms: int = _setting(
+        _whole(1, _MONTH_MS), 60_000, "How old a heartbeat may be when nothing live holds the lock."
     )
-    published_href_template: _Href = Field("", description="`https://example.org/notes/{slug}`, for links.")
-    config_path: Path = Field(default=Path(), exclude=True)
+    worker_shutdown_timeout_ms: int = _setting(
+        _whole(0, _MONTH_MS), 300_000, "How long a running publication may finish after SIGTERM."
+    )
+    worker_max_file_bytes: int = _setting(
+        _whole(1, 2**53 - 1), 104_857_600, "A larger file is refused before it is hashed."
+    )
+    published_href_template: str = _setting(_HREF, "", "`https://example.org/notes/{slug}`, for links.")
+    config_path: Path
     """The config.json that was looked for. Not a setting."""
 
     @property
@@ -220,17 +242,9 @@ class Settings(BaseModel):
         """Where the bytes of files that are no job are kept."""
         return self.storage_root / "quarantine"
 
-    @model_validator(mode="after")
-    def _something_may_be_published(self) -> Self:
-        if self.adapter == CUSTOM and not self.allowed_paths:
-            raise ValueError(
-                "BRITER_ADAPTER is custom, which has no folders of its own: name them in BRITER_ALLOWED_PATHS"
-            )
-        return self
 
-
-def _setting_names() -> list[str]:
-    return [name for name, field in Settings.model_fields.items() if not field.exclude]
+def _table() -> list[Field[Any]]:
+    return [each for each in fields(Settings) if each.metadata]
 
 
 def _said(values: Mapping[str, object]) -> dict[str, Any]:
@@ -267,46 +281,75 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     Raises UsageError, one line that names the variable or key, its value and what is accepted.
     """
     environ = os.environ if environ is None else environ
-    given = _said({name: environ.get(_variable(name)) for name in _setting_names()})
+    table = _table()
+    given = _said({each.name: environ.get(_variable(each.name)) for each in table})
     try:
         path = _config_path(given)
         document = _read(path)
-        configured = _said({name: document.get(to_camel(name)) for name in _setting_names()})
-        return Settings.model_validate({**configured, **given, "config_path": path})
-    except ValidationError as error:
-        raise UsageError(for_people(_explained(error.errors(include_url=False)[0], given))) from None
+        configured = _said({each.name: document.get(_key(each.name)) for each in table})
+        values: dict[str, Any] = {}
+        for each in table:
+            values[each.name] = _value(each, given, configured, values, path)
     except OSError as error:
         raise UsageError(for_people(f"no current folder ({error}): set BRITER_APP_ROOT")) from None
+    if values["adapter"] == CUSTOM and not values["allowed_paths"]:
+        raise UsageError(
+            "BRITER_ADAPTER is custom, which has no folders of its own: name them in BRITER_ALLOWED_PATHS"
+        )
+    return Settings(**values, config_path=path)
+
+
+def _value(
+    setting: Field[Any],
+    environment: Mapping[str, Any],
+    configured: Mapping[str, Any],
+    above: Mapping[str, Any],
+    path: Path,
+) -> object:
+    """What the highest layer that says something means by it."""
+    name = setting.name
+    if name in environment:
+        source, said = _variable(name), environment[name]
+    elif name in configured:
+        source, said = f"{_key(name)} in {path}", configured[name]
+    else:
+        default = setting.metadata["default"]
+        return default(above) if callable(default) else default
+    kind: _Kind = setting.metadata["kind"]
+    try:
+        return kind.parse(said, above)
+    except ValueError as refused:
+        # Redacted before it is cut: half a token is not recognised as one.
+        value = for_people(json.dumps(said, ensure_ascii=False))[:_SHOWN]
+        raise UsageError(for_people(f"{source} is {value}; accepted: {refused}")) from None
 
 
 def _variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-def _explained(problem: ErrorDetails, environment: Mapping[str, Any]) -> str:
-    own_words = str(problem.get("ctx", {}).get("error", ""))
-    if not problem["loc"]:
-        return own_words
-    name = str(problem["loc"][0])
-    source = _variable(name) if name in environment else f"{to_camel(name)} in {_config_path(environment)}"
-    # Redacted before it is cut: half a token is not recognised as one.
-    value = for_people(json.dumps(problem["input"], ensure_ascii=False, default=str))[:_SHOWN]
-    return f"{source} is {value}; accepted: {own_words or _range(name)}"
-
-
-def _range(name: str) -> str:
-    schema = settings_schema()["properties"][to_camel(name)]
-    kind = "a whole number" if schema["type"] == "integer" else "a number"
-    return f"{kind} from {schema['minimum']} to {schema['maximum']}"
+def _key(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(other.capitalize() for other in others)
 
 
 def settings_schema() -> dict[str, Any]:
     """The JSON Schema of config.json; each key also names the variable that overrides it."""
-    schema = Settings.model_json_schema()
-    properties = {}
-    for name in _setting_names():
-        described = schema["properties"][name]
-        described["title"] = _variable(name)
-        properties[to_camel(name)] = described
+    properties: dict[str, dict[str, Any]] = {}
+    for each in _table():
+        default = each.metadata["default"]
+        properties[_key(each.name)] = {
+            "title": _variable(each.name),
+            "description": each.metadata["description"],
+            **each.metadata["kind"].schema,
+        }
+        if not callable(default):
+            properties[_key(each.name)]["default"] = list(default) if isinstance(default, tuple) else default
     properties["adapter"]["enum"] = list(names())
-    return {**schema, "properties": properties, "$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {
+        "title": "Briter Worker configuration",
+        "description": Settings.__doc__,
+        "type": "object",
+        "properties": properties,
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+    }

@@ -20,8 +20,8 @@ from pydantic.alias_generators import to_camel
 from briter_worker import events
 from briter_worker.adapters import folders_for, names
 from briter_worker.commands.app import app
+from briter_worker.contract import job_schema
 from briter_worker.errors import Failure, Kind
-from briter_worker.job import job_schema
 from briter_worker.settings import settings_schema
 
 if TYPE_CHECKING:

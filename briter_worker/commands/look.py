@@ -154,7 +154,7 @@ def schema(
     """A JSON Schema: of the job file, or of config.json."""
     match model:
         case Model.JOB:
-            from briter_worker.job import job_schema  # noqa: PLC0415
+            from briter_worker.contract import job_schema  # noqa: PLC0415
 
             views.put_json(job_schema())
         case Model.CONFIG:

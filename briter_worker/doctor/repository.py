@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield error("git", "git was not found", f"install git {_dotted(_OLDEST_GIT)} or newer")
         return
     # A person is waiting: a remote that hangs has less time than in a publication.
-    settings = settings.model_copy(update={"git_timeout_ms": min(settings.git_timeout_ms, _PATIENCE_MS)})
+    settings = replace(settings, git_timeout_ms=min(settings.git_timeout_ms, _PATIENCE_MS))
     site = open_site(settings)
     worktree = tried("worktree", lambda: _worktree(site))
     yield worktree

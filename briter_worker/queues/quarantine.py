@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from briter_worker.errors import for_people
-from briter_worker.job import JobFile, Status, format_time, parse_time, rewritten
+from briter_worker.job import Status, format_time, parse_time, rewritten
 from briter_worker.ports import PutAside
 from briter_worker.queues import files
 from briter_worker.strictjson import Document, encode
@@ -153,6 +151,8 @@ def _since(name: str, about: os.stat_result) -> float:
 
 def _salvaged(document: Document | None, name: str, modified: float) -> Document:
     """As much of the original as breaks no rule, made into a job that can be shown."""
+    from briter_worker.contract import broken_keys  # noqa: PLC0415 - it says why
+
     usable: dict[str, Any] = {k: v for k, v in (document or {}).items() if k not in _OWN_KEYS}
     for key in _TIMES:
         if key in usable and not _is_time(usable[key]):
@@ -162,13 +162,9 @@ def _salvaged(document: Document | None, name: str, modified: float) -> Document
     for key, value in defaults.items():
         if usable.get(key) is None:
             usable[key] = value
-    try:
-        JobFile.model_validate(usable)
-    except ValidationError as error:
-        for key in {str(part["loc"][0]) for part in error.errors(include_url=False, include_input=False)}:
-            # An error names an alias by its first spelling.
-            for spelling in (key, "commitMessage") if key == "message" else (key,):
-                usable.pop(spelling, None)
+    for key in broken_keys(usable):
+        for spelling in (key, "commitMessage") if key == "message" else (key,):
+            usable.pop(spelling, None)
     usable.setdefault("createdAt", format_time(modified))
     return {**defaults, **usable}
 

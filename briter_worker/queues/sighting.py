@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure
-from briter_worker.job import Job, parse_job
+from briter_worker.jobfile import parse_job
 from briter_worker.queues.files import SUFFIX, naming, stem
 from briter_worker.strictjson import MAX_BYTES, Document, MalformedJobError, UnreadableJobError, read_document
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from briter_worker.job import Job
 
 _KINDS = {
     stat.S_IFDIR: "a folder",

@@ -216,7 +216,7 @@ def _document(job: Job) -> Document:
         "slug": job.slug,
         "paths": list(job.paths),
         "message": job.message,
-        "author": None if job.author is None else job.author.model_dump(),
+        "author": None if job.author is None else dataclasses.asdict(job.author),
         "status": job.status.value,
         "attempts": job.attempts,
         "lastError": job.last_error,

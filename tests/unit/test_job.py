@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from briter_worker.job import Status, format_time, joined, parse_job, parse_time, rewritten
+from briter_worker.job import Status, format_time, joined, parse_time, rewritten
+from briter_worker.jobfile import parse_job
 from briter_worker.strictjson import MalformedJobError, UnreadableJobError, encode, read_document
 
 _LEAST: dict[str, Any] = {"slug": "a", "paths": ["a.md"]}
