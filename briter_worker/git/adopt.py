@@ -63,6 +63,14 @@ class Adoption:
             if path in plan.staged or path not in kept:
                 kept[path] = Base(started)
         self._move(plan, bases, kept)
+        if not self._site.is_checked_out():
+            # The index and the files are another branch's now, and somebody's work.
+            raise PublishError(
+                Failure.WRONG_BRANCH,
+                f"it is published, but {self._site.branch} was not checked out any more, so that the files "
+                f"and the index were left alone. Fix: git switch {self._site.branch}; files that are in its "
+                "way and were published may be removed",
+            )
         try:
             if known is None:
                 self._index_differences(plan.old, plan.new, own=plan.staged.keys())
@@ -92,7 +100,7 @@ class Adoption:
     def heal(self) -> None:
         """Finish what an earlier adoption could not do to the index."""
         old, tip = self._site.ref(self._site.unindexed_ref), self._site.ref(self._site.branch_ref)
-        if old is not None and tip is not None:
+        if old is not None and tip is not None and self._site.is_checked_out():
             self._index_differences(old, tip, own=())
             self._site.update((self._site.unindexed_ref, None, None), log="briter")
 

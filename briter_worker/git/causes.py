@@ -136,6 +136,7 @@ _HERE = (
         Failure.CORRUPT,
         "rebuild the index: rm .git/index && git reset",
         r"index file (?:corrupt|smaller)|bad (?:index|signature)|index uses [^\n]{1,80} extension",
+        "cache entry has null sha1",
     ),
     _cause(
         Failure.CORRUPT,

@@ -77,6 +77,7 @@ class GitPublisher:
             writer = Writer(self._commands, tip=tips.local)
             try:
                 items, refused, large_files = self._stage(objects, writer, requests, tips.local, held, now)
+                self._site.check_unmoved()
                 if refused:
                     yield refused
                 transaction = self._transaction(objects, writer, record, now, large_files=large_files)

@@ -55,6 +55,7 @@ class Site:
         self.remote = remote
         self.branch = branch
         self._working = False
+        self._head: tuple[int, int] | None = None
         self.branch_ref = f"refs/heads/{branch}"
         self.tracking_ref = f"refs/remotes/{remote}/{branch}"
         # Per branch, so also per linked work tree: git lets no two of them have one branch checked out.
@@ -73,6 +74,7 @@ class Site:
         self.commands.refresh()
         self.check_owner()
         self._no_locks()
+        self._head = self._head_stamp()
         self.check_branch()
         self.check_nothing_under_way()
         self.check_remote()
@@ -222,6 +224,35 @@ class Site:
                 f"{current.removeprefix('refs/heads/')} is checked out, not {self.branch}. "
                 f"Fix: git switch {self.branch}, or set BRITER_GIT_BRANCH",
             )
+
+    def check_unmoved(self) -> None:
+        """Raises PublishError when the work tree was another branch's since `look`, if only for a moment.
+
+        What was read there may be that branch's.
+        """
+        self.check_branch()
+        self.check_nothing_under_way()
+        if self._head_stamp() != self._head:
+            raise PublishError(
+                Failure.WRONG_BRANCH,
+                "another branch was checked out while the posts were read. "
+                f"Fix: leave the site on {self.branch}; it is tried again by itself",
+            )
+
+    def is_checked_out(self) -> bool:
+        """Whether the work tree and the index are the configured branch's."""
+        try:
+            return refs.head(Path(self.commands.repo.git_dir)) == self.branch_ref
+        except (refs.BrokenRefError, OSError):
+            return False
+
+    def _head_stamp(self) -> tuple[int, int] | None:
+        """Changes whenever git switches branches: it writes HEAD anew; a commit does not."""
+        try:
+            status = Path(self.commands.repo.git_dir, "HEAD").stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
 
     def check_nothing_under_way(self) -> None:
         """Raises PublishError while a person is in the middle of a merge or the like."""

@@ -1,0 +1,119 @@
+"""Somebody switches branches, commits or begins a merge just after the worker has looked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from outcomes import DELAYS, assert_published, assert_put_off, save
+
+from briter_worker.errors import Failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sites import Site
+
+
+def program(file: Path, text: str) -> Path:
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
+@pytest.fixture
+def drafts(site: Site) -> Site:
+    """A site with a branch `drafts` that has another version of a published post."""
+    site.write_post(".gitattributes", "*.bin filter=person\n")
+    site.git("add", ".gitattributes")
+    site.git("commit", "-qm", "Attributes")
+    site.git("push", "-q", "origin", "main")
+    site.git("switch", "-q", "-c", "drafts")
+    site.write_post("content/posts/welcome.md", "# A draft, not to be published\n")
+    site.git("commit", "-qam", "Draft")
+    site.git("switch", "-q", "main")
+    return site
+
+
+def while_staging(site: Site, text: str) -> Path:
+    """A person does this while the posts are being read: a filter is run in the middle of it."""
+    person = "git -c user.name=P -c user.email=p@example.org"
+    file = program(
+        site.root / "person", f"cd {site.worktree}; ({text.replace('git ', f'{person} ')}) >&2; cat"
+    )
+    site.git("config", "filter.person.clean", str(file))
+    site.write_post("content/posts/a.bin", "a\n")
+    site.save("a", ["content/posts"])
+    return file
+
+
+def while_pushing(site: Site, text: str) -> None:
+    """A person does this while the remote has not answered yet."""
+    file = site.remote / "hooks" / "pre-receive"
+    program(
+        file, f"unset $(env | sed -n 's/^\\(GIT_[A-Z_]*\\)=.*/\\1/p'); cd {site.worktree}; {text}; rm {file}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "failure", "back"),
+    [
+        ("git switch -q drafts", Failure.WRONG_BRANCH, "switch -q main"),
+        ("git switch -q --detach drafts", Failure.WRONG_BRANCH, "switch -q main"),
+        ("git switch -q drafts; sleep 0.1; git switch -q main", Failure.WRONG_BRANCH, ""),
+        ("git merge --no-commit --no-ff drafts", Failure.UNFINISHED, "merge --abort"),
+    ],
+    ids=["switched", "detached", "there and back", "a merge begun"],
+)
+def test_what_was_read_from_another_branch_is_never_published(
+    drafts: Site, text: str, failure: Failure, back: str
+) -> None:
+    person = while_staging(drafts, text)
+    before = drafts.git("rev-parse", "main", "drafts")
+    reason = assert_put_off(drafts, drafts.run_once(), failure)
+    assert "Fix: " in reason
+    assert [subject for _, subject in drafts.remote_log()] == ["Attributes", "Start the site"]
+    assert drafts.git("rev-parse", "main", "drafts") == before
+    program(person, "cat")
+    if back:
+        drafts.git(*back.split())
+    drafts.command("retry", "a")
+    assert_published(drafts, drafts.run_once(), attempt=1)
+    assert drafts.remote_file("content/posts/welcome.md") == "# Welcome\n"
+
+
+def test_a_branch_that_is_switched_during_the_push_keeps_its_index_and_its_files(drafts: Site) -> None:
+    save(drafts, "a")
+    tip = drafts.git("rev-parse", "drafts")
+    while_pushing(drafts, "git switch -q drafts")
+    result = drafts.run_once()
+    assert_published(drafts, result)
+    assert "was not checked out any more" in result.of("warning")[0]["error"]
+    assert drafts.git("rev-parse", "drafts", "HEAD") == f"{tip}\n{tip}"
+    assert drafts.git("rev-parse", "main") == drafts.remote_log()[0][0]
+    assert drafts.git("diff", "--cached", "--name-only") == ""
+    assert drafts.git("status", "--porcelain") == "?? content/posts/a.md"
+    (drafts.worktree / "content/posts/a.md").unlink()
+    drafts.git("switch", "-q", "main")
+    assert drafts.git("status", "--porcelain") == ""
+
+
+def test_a_persons_commit_during_the_push_is_kept_and_goes_out_with_the_next_post(site: Site) -> None:
+    save(site, "a")
+    person = "git -c user.name=P -c user.email=p@example.org"
+    while_pushing(site, f"{person} commit -q --allow-empty -m Theirs")
+    result = site.run_once()
+    assert_published(site, result)
+    assert "Fix: git pull --rebase origin main" in result.of("warning")[0]["error"]
+    theirs = site.git("log", "-1", "--format=%s", "main")
+    assert theirs == "Theirs", "the branch moved under us, and was left where its owner put it"
+    (site.worktree / "content/posts/a.md").unlink()
+    site.git("pull", "-q", "--rebase", "origin", "main")
+    save(site, "b")
+    assert_published(site, site.run_once(**DELAYS), "b")
+    assert [subject for _, subject in site.remote_log()] == [
+        "Publish b",
+        "Theirs",
+        "Publish a",
+        "Start the site",
+    ]
