@@ -144,6 +144,23 @@ class Flushed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Paused(Event):
+    """Nothing is published while it lasts: until a time, or until somebody resumes."""
+
+    name = "paused"
+    level = "warning"
+    reason: str
+    until: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Event):
+    """The pause is over."""
+
+    name = "resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRetired(Event):
     """Old receipts are out of sight now, and older ones are deleted."""
 

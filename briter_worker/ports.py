@@ -96,6 +96,15 @@ class Outcome:
     rejected_paths: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Somebody wants nothing published: until a time, or until they end it."""
+
+    since: float
+    until: float | None
+    reason: str
+
+
 class Queue(Protocol):
     """Where jobs wait. Every change of state is durable when the call returns."""
 
@@ -156,6 +165,10 @@ class Queue(Protocol):
 
     def next_due(self, now: float) -> float | None:
         """When the next waiting job becomes due, if any waits."""
+        ...
+
+    def paused(self, now: float) -> Pause | None:
+        """The pause that lasts, if one does; it outlives every worker."""
         ...
 
 
@@ -225,6 +238,6 @@ class Publisher(Protocol):
 class EventSink(Protocol):
     """Is told what happened. A sink that fails never stops publishing."""
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event, /) -> None:
         """Take note of the event."""
         ...

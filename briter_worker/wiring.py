@@ -167,6 +167,7 @@ def _open_worker(
         stop,
         FolderWaker(settings.queue_root, queue.notice),
         next_due=queue.next_due,
+        paused=queue.paused,
         pending_flush=lambda: (
             not settings.worker_dry_run and has_dry_run_commits(settings.git_worktree, settings.git_branch)
         ),

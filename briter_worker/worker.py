@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.errors import LockLostError, PublishError, Stopped, explained
 from briter_worker.events import (
+    Paused,
+    Resumed,
     Warned,
     WorkerSkipped,
     WorkerStarted,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from briter_worker.drain import Drain
-    from briter_worker.ports import EventSink
+    from briter_worker.ports import EventSink, Pause
 
 SKIPPED = "another worker instance is active, skipping"
 _TIDY_EVERY = 30.0
@@ -116,6 +118,7 @@ class Worker:
         waker: Waker,
         *,
         next_due: Callable[[float], float | None],
+        paused: Callable[[float], Pause | None],
         pending_flush: Callable[[], bool],
         still_ours: Callable[[], bool],
         tidy: Callable[[], None],
@@ -126,6 +129,7 @@ class Worker:
         self._stop = stop
         self._waker = waker
         self._next_due = next_due
+        self._paused = paused
         self._pending_flush = pending_flush
         self._still_ours = still_ours
         self._tidy = tidy
@@ -135,6 +139,8 @@ class Worker:
         self._flush_at = 0.0
         self._recover_at = 0.0
         self._doubts = 0
+        self._pause: Pause | None = None
+        """The pause that was told."""
 
     def once(self) -> Tally:
         """Drain what is due, and what becomes due by it. Raises LockLostError."""
@@ -154,7 +160,7 @@ class Worker:
                 if time.monotonic() - tidied > _TIDY_EVERY:
                     tidied = time.monotonic()
                     self._tidy()
-                pause = self._pause()
+                pause = self._rest()
             except (OSError, PublishError) as error:
                 # The queue cannot be read or written. A job's backoff is for jobs; this is the loop's own.
                 self._recover_at = 0.0
@@ -170,6 +176,8 @@ class Worker:
         """Whether something was done, so that more may be due."""
         if not self._still_ours():
             raise LockLostError
+        if self._is_paused():
+            return False
         try:
             if time.monotonic() >= self._recover_at:
                 self._recover()
@@ -202,8 +210,23 @@ class Worker:
             return False
         return True
 
-    def _pause(self) -> float:
+    def _is_paused(self) -> bool:
+        """Whether a pause lasts; its beginning, its changes and its end are told once."""
+        pause = self._paused(time.time())
+        if pause != self._pause:
+            self._pause = pause
+            self._emit(Paused(reason=pause.reason, until=pause.until) if pause else Resumed())
+        return pause is not None
+
+    def _rest(self) -> float:
+        """How long there is nothing to do; a pause is looked at each time, as its file is in the folder."""
         now = time.time()
+        if self._pause is not None:
+            return (
+                self._poll
+                if self._pause.until is None
+                else max(0.0, min(self._poll, self._pause.until - now))
+            )
         due = self._next_due(now)
         return self._poll if due is None else max(0.0, min(self._poll, due - now))
 

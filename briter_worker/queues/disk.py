@@ -15,6 +15,7 @@ from briter_worker.queues.claiming import Claiming
 from briter_worker.queues.flight import Flight
 from briter_worker.queues.index import Index, is_revivable
 from briter_worker.queues.journal import Journal
+from briter_worker.queues.pausing import Pausing
 from briter_worker.queues.quarantine import Quarantine
 from briter_worker.queues.recovery import Recovery
 from briter_worker.queues.steering import Steering
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from briter_worker.errors import Failure
     from briter_worker.job import Job
-    from briter_worker.ports import Plan
+    from briter_worker.ports import Pause, Plan
     from briter_worker.queues.flight import Held
     from briter_worker.queues.quarantine import Quarantined
     from briter_worker.queues.steering import Listed
@@ -56,6 +57,7 @@ class DiskQueue:
         self._recovery = Recovery(self._flight, self._index, self._journal)
         self._claiming = Claiming(self._flight, self._index, self._quarantine, self._recovery, longest_delay)
         self._steering = Steering(self._flight, self._index, self._journal, self._recovery)
+        self._pausing = Pausing(root)
         # A dashboard looks from several threads.
         self._guard = threading.RLock()
         self._as_taken: dict[str, tuple[int, int]] = {}
@@ -208,6 +210,19 @@ class DiskQueue:
             if due is not None:
                 moments.append(due)
             return min(moments, default=None)
+
+    def paused(self, now: float) -> Pause | None:
+        """The pause that lasts, if one does; it outlives every worker."""
+        return self._pausing.read(now)
+
+    def pause(self, now: float, *, until: float | None = None, reason: str = "") -> Pause:
+        """Have nothing claimed until then, or until `resume`."""
+        with self._alone():
+            return self._pausing.pause(now, until=until, reason=for_people(reason))
+
+    def resume(self) -> bool:
+        """Have jobs claimed again; whether there was a pause to end."""
+        return self._pausing.resume()
 
     def jobs(self, now: float) -> list[Listed]:
         """Every job once: in flight, then waiting by due time, then dead letters. Changes nothing."""

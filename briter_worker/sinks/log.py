@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PREFIX = "[briter-worker] "
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EIO})
 """Nobody reads any more, and nobody will."""
-_TIMES = frozenset({"retry_at"})
+_TIMES = frozenset({"retry_at", "until"})
 
 
 class Writer(Protocol):

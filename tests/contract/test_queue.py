@@ -571,3 +571,30 @@ def test_ten_saves_in_any_state_leave_nothing_behind(engine: Engine) -> None:
         finish(engine, found.batch)
     assert seen == {f"p{number}" for number in range(10)}
     assert engine.rows("a") == []
+
+
+# ── pausing ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_pause_lasts_until_it_is_ended_whatever_becomes_of_the_worker(engine: Engine) -> None:
+    assert engine.queue.paused(NOW) is None
+    engine.queue.pause(NOW, reason="moving\x1b house")
+    engine.die()
+    pause = engine.queue.paused(NOW + 1e6)
+    assert pause is not None
+    assert (pause.since, pause.until, pause.reason) == (NOW, None, "moving house")
+    assert engine.queue.resume()
+    assert engine.queue.paused(NOW) is None
+    assert not engine.queue.resume()
+
+
+def test_a_pause_with_an_end_ends_by_itself(engine: Engine) -> None:
+    engine.queue.pause(NOW, until=NOW + 60)
+    assert engine.queue.paused(NOW + 59) is not None
+    assert engine.queue.paused(NOW + 60) is None
+
+
+def test_a_second_pause_takes_the_place_of_the_first(engine: Engine) -> None:
+    engine.queue.pause(NOW, until=NOW + 60)
+    engine.queue.pause(NOW, until=NOW + 9)
+    assert engine.queue.paused(NOW + 10) is None

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from briter_worker.errors import Failure, LockLostError, PublishError, Stopped
+from briter_worker.events import Paused, Resumed
+from briter_worker.ports import Pause
 from briter_worker.settling import Tally
 from briter_worker.worker import Stop, Worker, pause_after
 
@@ -60,15 +62,17 @@ class Bench:
         self.stopped = False
         self.ours = True
         self.flushable = False
+        self.pause: Pause | None = None
         self.events: list[Event] = []
         self.drain = FakeDrain()
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.worker = Worker(
             cast("Drain", self.drain),
-            lambda event: self.events.append(event),  # noqa: PLW0108 - a list names its argument otherwise
+            self.events.append,
             cast("Stop", self),
             self,
             next_due=lambda _: None,
+            paused=lambda _: self.pause,
             pending_flush=lambda: self.flushable,
             still_ours=lambda: self.ours,
             tidy=lambda: None,
@@ -175,3 +179,38 @@ def test_a_flush_that_failed_is_tried_again_after_a_minute(bench: Bench) -> None
     bench.worker.forever()
     assert bench.drain.calls.count("flush") == 2
     assert [event.name for event in bench.events] == ["warning", "warning"]
+
+
+def test_a_paused_worker_touches_nothing_and_says_so_once(bench: Bench) -> None:
+    bench.pause = Pause(since=1.0, until=None, reason="moving house")
+    bench.flushable = True
+    bench.worker.forever()
+    assert bench.drain.calls == []
+    assert bench.events == [Paused(reason="moving house", until=None)]
+    assert set(bench.naps) == {POLL}
+
+
+def test_work_goes_on_when_the_pause_is_over(bench: Bench) -> None:
+    bench.pause = Pause(since=1.0, until=None, reason="")
+    bench.worker.once()
+    bench.pause = None
+    bench.worker.once()
+    assert bench.events[1:] == [Resumed()]
+    assert "run" in bench.drain.calls
+
+
+def test_a_pause_that_is_changed_is_told_again(bench: Bench) -> None:
+    for until in (None, 2e9):
+        bench.pause = Pause(since=1.0, until=until, reason="")
+        bench.worker.once()
+    assert bench.events == [Paused(reason="", until=None), Paused(reason="", until=2e9)]
+
+
+def test_a_pause_with_an_end_is_slept_no_longer_than_that(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    bench.pause = Pause(since=1.0, until=1000.0 + POLL / 4, reason="")
+    bench.most_naps = 1
+    bench.worker.forever()
+    assert bench.naps == [POLL / 4]
