@@ -24,7 +24,7 @@ from git.cmd import Git
 
 from briter_worker.errors import Failure, PublishError, Stopped
 from briter_worker.git import causes
-from briter_worker.git.ending import dying_with_parent, end
+from briter_worker.git.ending import dying_with_parent, end, until_exit
 from briter_worker.git.environment import environment, parse_helpers
 
 if TYPE_CHECKING:
@@ -64,11 +64,14 @@ class _Shell(Git):
         """At least what the worker needs: GitPython would start git to ask, before a first push."""
         return (2, 36)
 
-    def execute(self, command: Sequence[str], *_: Any, as_process: bool = False, **options: Any) -> Any:  # noqa: ANN401
+    def execute(self, command: Sequence[str], *_: Any, as_process: bool = False, **_options: Any) -> Any:  # noqa: ANN401
         if not as_process:
             return self.home.run(*command[1:]).decode(errors="replace")
-        text = bool(options.get("universal_newlines"))
-        return Git.AutoInterrupt(self.home.spawn(command[1:], text=text), list(command))
+        process: AnyProcess = self.home.spawn(command[1:])
+        # Read to their end, which a daemon that ssh leaves behind, as ControlPersist does, would hold back.
+        process.stdout = until_exit(process, process.stdout)
+        process.stderr = until_exit(process, process.stderr)
+        return Git.AutoInterrupt(process, list(command))
 
 
 class Commands:
@@ -173,10 +176,9 @@ class Commands:
         args: Sequence[str],
         *,
         feed: bool = False,
-        text: bool = False,
         extra: Mapping[str, str] | None = None,
         discover: bool = False,
-    ) -> AnyProcess:
+    ) -> Process:
         """Start git. The caller reads its output, and ends it by `finish` or `watched`."""
         if self._aborted.is_set():
             raise Stopped
@@ -197,9 +199,6 @@ class Commands:
                 env=env,
                 pass_fds=self._fds,
                 process_group=0,
-                universal_newlines=text,
-                encoding="utf-8" if text else None,
-                errors="replace" if text else None,
             )
         except FileNotFoundError as error:
             raise PublishError(

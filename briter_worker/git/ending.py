@@ -1,21 +1,27 @@
-"""Ends processes of git's with everything they started, and has them end with us."""
+"""Ends processes of git's with everything they started, and has them and their output end in time."""
 
 from __future__ import annotations
 
+import io
 import os
+import select
 import shutil
 import signal
 import sys
 import time
 from contextlib import suppress
 from functools import cache
-from typing import Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 import psutil
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _TRUSTED = "/usr/bin:/bin:/usr/sbin:/sbin"
 _GRACE = 2.0
 _LOOK = 0.01
+_LISTEN_MS = 500
 
 
 class Process(Protocol):
@@ -74,3 +80,37 @@ def _started_by(process: Process) -> list[psutil.Process]:
             if other.pid != process.pid and os.getpgid(other.pid) == process.pid:
                 found.add(other)
     return list(found)
+
+
+def until_exit(process: Process, pipe: IO[bytes] | None) -> io.TextIOWrapper | None:
+    """The lines of one of its pipes, until it has exited, whoever else keeps that pipe open."""
+    if pipe is None:
+        return None
+    raw = _UntilExit(process, pipe)
+    return io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="replace")
+
+
+class _UntilExit(io.RawIOBase):
+    def __init__(self, process: Process, pipe: IO[bytes]) -> None:
+        self._process = process
+        self._pipe = pipe
+        self._poller = select.poll()
+        self._poller.register(pipe, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer)
+        exited = False
+        while not self._poller.poll(0 if exited else _LISTEN_MS):
+            if exited:
+                return 0  # what it said last has been read
+            exited = self._process.poll() is not None
+        data = os.read(self._pipe.fileno(), len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._pipe.close()
+        super().close()
