@@ -94,7 +94,8 @@ class GitPublisher:
         self._commands.reopen(_LAST_WORDS)
         self._commands.refresh()
         if plan.dry_run:
-            done = self._site.ref(self._site.branch_ref) == plan.new
+            # A person may have committed on top of it meanwhile.
+            done = self._site.is_ancestor(plan.new, self._site.tips().local)
         else:
             tip = self._remote.tip()
             done = tip == plan.new

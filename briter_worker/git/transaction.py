@@ -196,10 +196,17 @@ class Transaction:
             self._site.update((ref, None, None), log="briter")
 
     def adopt(self, plan: Plan, known: dict[str, Entry | None] | None) -> None:
-        """Bring the local side up to what was pushed. Never fails: the posts are on the remote."""
+        """Bring the local side up to what was pushed. Never fails once the posts are on the remote.
+
+        What a dry run commits is nowhere but on the local branch: raises PublishError where it is not.
+        """
         try:
             Adoption(self._site, self._objects).adopt(plan, known)
         except (PublishError, OSError) as error:
+            if plan.dry_run and not self._site.is_ancestor(plan.new, self._site.tips().local):
+                self._forget(plan.ref)
+                text = f"{self._site.branch} was changed by somebody during a dry run; it is tried again"
+                raise PublishError(Failure.LOST_RACE, text) from error
             # The posts are on the remote. The next adoption brings the local side up to it.
             self._warn(str(error))
 

@@ -104,3 +104,23 @@ def test_a_dry_runs_commit_that_a_person_took_back_is_not_pushed(site: Site) -> 
     site.git("reset", "-q", "--hard", "origin/main")
     assert site.run_once().returncode == 0
     assert len(site.remote_log()) == 1
+
+
+def test_a_person_who_commits_during_a_dry_run_costs_no_post(site: Site) -> None:
+    # A filter that commits while the post is read: the branch cannot take the dry run's commit any more.
+    person = site.root / "person"
+    commit = "git -c user.name=P -c user.email=p@example.org commit -q --allow-empty -m 'By hand'"
+    person.write_text(f"#!/bin/sh\nrm {person}; cd {site.worktree}; {commit} >&2; cat\n")
+    person.chmod(0o755)
+    site.write_post(".gitattributes", "*.bin filter=person\n")
+    site.git("config", "filter.person.clean", f"test ! -e {person} && cat || {person}")
+    site.write_post("content/posts/a.bin", "A\n")
+    site.save("a", ["content/posts/a.bin"])
+    first = site.run_once(**DRY, BRITER_WORKER_BACKOFF_MS="60000")
+    assert [event["failure"] for event in first.of("failed")] == ["lost-race"]
+    assert site.job("a")["status"] == "pending"
+
+    site.command("retry", "a")
+    site.run_once()
+    assert site.remote_file("content/posts/a.bin") == "A\n"
+    assert [subject for _, subject in site.remote_log()].count("Publish a") == 1
