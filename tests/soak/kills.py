@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _PER_SITE = 30
 """A site's history and its figures stay small enough to be read by a person when something is wrong."""
+_PROMISES = ("lost", "twice", "extra", "wedged", "unsound")
 _IN_MEMORY = Path("/dev/shm")
 
 
@@ -36,10 +37,13 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
         except BaseException:
             tell(f"site {number} of seed {seed} broke the soak itself; it is kept in {root}")
             raise
-        if _sound(found):
-            shutil.rmtree(root)
+        broken = [f"{name}: {line}" for name in _PROMISES for line in getattr(found, name)]
+        for line in broken:
+            tell(f"site {number} of seed {seed}: {line}")
+        if broken:
+            tell(f"it is kept in {root}")
         else:
-            tell(f"site {number} of seed {seed} is kept in {root}")
+            shutil.rmtree(root)
         return found
 
     with ThreadPoolExecutor(options.processes) as pool:
@@ -50,7 +54,7 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
                 f"{done} of {len(sites)} sites: {len(total.lost)} lost, {len(total.twice)} twice, "
                 f"{len(total.extra)} extra, {len(total.wedged)} wedged"
             )
-    named = {name: getattr(total, name) for name in ("lost", "twice", "extra", "wedged", "unsound")}
+    named = {name: getattr(total, name) for name in _PROMISES}
     figures = {name: len(lines) for name, lines in named.items()} | dict(sorted(total.figures.items()))
     failures = [f"{name}: {line}" for name, lines in named.items() for line in lines]
     return Report("kills", figures, failures)
@@ -64,7 +68,3 @@ def _plan(options: Options) -> list[tuple[int, int, list[bool]]]:
     # In a quick run, too, no processor waits for the last site.
     count = max(options.processes, len(kills) // _PER_SITE)
     return [(number, dice.randrange(2**32), kills[number::count]) for number in range(count)]
-
-
-def _sound(found: Found) -> bool:
-    return not (found.lost or found.twice or found.extra or found.wedged or found.unsound)

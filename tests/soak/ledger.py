@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORKER = "Briter Worker <briter-worker@localhost>"
+_PERSON = "A Person <person@example.org>"
 _MODES = {"100644", "100755", "000000"}
 
 
@@ -199,7 +200,8 @@ def _judge_ours(commit: Commit, save: Save, ledger: Ledger) -> Iterator[str]:
         yield f"{name} is empty"
     if len(commit.parents) != 1:
         yield f"{name} has {len(commit.parents)} parents"
-    if commit.committer != WORKER:
+    # A person who rebases commits of dry runs, as the worker tells them to, commits them anew.
+    if commit.committer not in (WORKER, _PERSON):
         yield f"{name} was committed by {commit.committer}"
     if commit.author != (save.author or WORKER):
         yield f"{name} says that {commit.author} wrote it"

@@ -115,8 +115,13 @@ class Person:
     def leave_a_merge(self) -> None:
         """Begin a merge, think about it, and end it one way or the other."""
         side = self._side()
-        if side is None or self._git("merge", "--quiet", "--no-ff", "--no-commit", side) is None:
+        # Not `git merge`: when it cannot begin, it resets the work tree hard and takes its stash back, and
+        # what the CMS saves between the two is gone, whoever publishes it.
+        if self._staged or side is None or self._git("read-tree", "-m", "-u", "HEAD", side) is None:
             return
+        git = self._site.worktree / ".git"
+        (git / "MERGE_MODE").write_text("no-ff")
+        (git / "MERGE_HEAD").write_text(f"{side}\n")
         time.sleep(self._dice.uniform(0, 0.6))
         self._end_merge(keep=self._dice.random() < 0.5)
 
@@ -125,7 +130,8 @@ class Person:
         if self._git("fetch", "--quiet", "origin") is None or not self._diverged():
             return
         with self._gate:
-            if self._diverged():
+            # A killed worker's lock goes when the next one starts.
+            if self._diverged() and not (self._site.worktree / ".git" / "index.lock").exists():
                 self._join()
 
     def finish(self) -> None:

@@ -116,6 +116,8 @@ class World:
                     else:
                         worker.kill()
                     worker.wait()
+                    with suppress(ProcessLookupError):
+                        os.killpg(worker.pid, signal.SIGCONT)  # the dead worker's git, stopped with it
                     self.found.figures["group kills" if whole_group else "worker kills"] += 1
                     return
                 self.found.figures["kept out by an orphan"] += 1
@@ -159,7 +161,8 @@ class World:
             send(worker.pid, signal.SIGSTOP)
             if self._dice.random() < 0.3:
                 with self._worker(log, mode, "--once") as second:
-                    second.wait(60)
+                    # It is told that another one is active; or it is quicker, and killed at its work.
+                    self._lasts(second, 1.5)
             else:
                 time.sleep(self._dice.uniform(0, 0.3))
             self.found.figures["stopped for a while"] += 1
@@ -185,12 +188,14 @@ class World:
 
     def _come_to_rest(self) -> None:
         site = self._site
-        # What was killed leaves its git for a moment.
+        # What was killed leaves its git for a moment; and its locks, until there is something to do.
+        self._cms.save("new")
+        time.sleep(max(0.0, self._ledger.saves[-1].held_until - time.time()))
         eventually(lambda: site.run_once(**_FAST).names() != ["worker-skipped"], within=30)
         self._person.finish()
         time.sleep(max(0.0, *(save.held_until - time.time() for save in self._ledger.saves[-50:])))
         self._drain()
-        if any(job["status"] == "failed" for job in site.jobs()):
+        if any(job.get("status") == "failed" for job in site.jobs()):
             site.command("retry", "--all")
             self._drain()
         self._person.finish()
@@ -215,13 +220,16 @@ class World:
 
     def _waiting(self) -> list[str]:
         claimed = [name for name in _names(self._site.queue / ".claimed") if not name.startswith(".lock")]
-        return claimed + [job["slug"] for job in self._site.jobs() if job["status"] != "failed"]
+        return claimed + [job["slug"] for job in self._site.jobs() if job.get("status") != "failed"]
 
     # The audit
 
     def _audit(self) -> None:
         site, found = self._site, self.found
-        dead = [job for job in site.jobs() if job["status"] == "failed"]
+        dead = [job for job in site.jobs() if job.get("status") == "failed"]
+        # For whoever has to find out what happened, should a promise be broken.
+        notes = [*map(str, self._ledger.saves), str(self._ledger.titles), str(dead)]
+        (site.root / "ledger.txt").write_text("\n".join(notes))
         commits = ledger.history(site.remote)
         found.add(ledger.judge(self._ledger, commits, ledger.contents(site.remote), dead))
         found.extra += self._person.disturbed()
