@@ -56,7 +56,7 @@ _SURELY_HERE = (
     _cause(
         Failure.DISK,
         "give the worker's user write access to the site's repository",
-        "insufficient permission for adding",
+        "insufficient permission for adding|unable to create directory for",
         r"(?:unable to|could not|cannot) (?:create|write|open|access|lock)[^\n]{0,200}: permission denied",
     ),
     _cause(
