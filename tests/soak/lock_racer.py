@@ -1,4 +1,4 @@
-"""One process of the lock's fault tests: takes the lock again and again, or once and stays.
+"""One process of the lock's race and fault tests: takes the lock again and again, or once and stays.
 
 Whether two hold it at once is proven without it: a holder links a marker into place, which fails when there
 is one, and the marker names a file on which its process keeps a POSIX lock as long as it lives, stopped or
@@ -71,7 +71,7 @@ def hold(folder: Path, _name: str) -> None:
     """Take the lock once, say so, and stay."""
     lock = SiteLock(folder / "worker.lock", stale_after=60)
     lock.acquire(time.time())
-    print(os.getpid(), flush=True)  # noqa: T201 - the test waits for it
+    print(os.getpid(), flush=True)
     signal.pause()
 
 
@@ -91,7 +91,7 @@ def hold_with_child(folder: Path, name: str) -> None:
         child = subprocess.Popen(command).pid
     else:
         child = subprocess.Popen(command, pass_fds=[lock.descriptor()]).pid
-    print(child, flush=True)  # noqa: T201
+    print(child, flush=True)
     signal.pause()
 
 
@@ -106,7 +106,7 @@ def release_in_fork(folder: Path, _name: str) -> None:
         lock.release()
         os._exit(1 if ours else 0)
     _, status = os.waitpid(child, 0)
-    print(status, lock.still_ours(), flush=True)  # noqa: T201
+    print(status, lock.still_ours(), flush=True)
     signal.pause()
 
 
