@@ -59,7 +59,10 @@ def refusal(path: str) -> str:
         "content/..a",
         "content/a..",
         "public/uploads/a.png",
+        "content/.gitX",
+        "content/gitmodu~1",
         "content/" + "a" * 255,
+        "content/" + "a/" * 2043 + "aa",  # 4096 bytes
     ],
 )
 def test_a_path_in_an_allowed_folder_is_kept_to_the_letter(path: str) -> None:
@@ -96,7 +99,9 @@ def test_a_path_outside_every_allowed_folder_is_refused(path: str) -> None:
 
 
 def test_with_no_allowed_folder_nothing_is_allowed() -> None:
-    with pytest.raises(PathRefusedError, match="none"):
+    with pytest.raises(
+        PathRefusedError, match=r"^it is under none of the allowed folders \(none\): see BRITER"
+    ):
         Allowlist([]).resolve("content/a")
 
 
@@ -143,6 +148,22 @@ def test_an_unsafe_path_is_refused_with_its_reason(path: str, word: str) -> None
     with pytest.raises(PathRefusedError, match=word):
         SITE.resolve(path)
     refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("content/\ud800", "it is not valid Unicode: rename the file"),
+        ("content\\a", "it has a backslash in it: write / between parts"),
+        ("/content/a", "it is absolute: write it relative to the site's repository"),
+        ("", "it is empty: name a file or a folder, relative to the site's repository"),
+        ("content//a", "it has an empty part (//): write one / between parts"),
+        ("content/" + "a" * 256, "it has a part of more than 255 bytes: shorten it"),
+        ("content/" + "a/" * 2044 + "a", "it has 4097 bytes, and a path has at most 4096: shorten it"),
+    ],
+)
+def test_a_refusal_is_one_sentence_with_its_remedy(path: str, reason: str) -> None:
+    assert refusal(path) == reason
 
 
 @pytest.mark.parametrize(

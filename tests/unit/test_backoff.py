@@ -85,3 +85,18 @@ def test_a_rising_schedule_needs_a_positive_start_and_a_cap(first: float, cap: f
         Backoff.linear(first, cap)
     with pytest.raises(ValueError, match="rising"):
         Backoff.exponential(first, cap)
+
+
+def test_a_schedule_has_the_jitter_it_is_given_and_else_none() -> None:
+    for plain, jittered in (
+        (Backoff.fixed(7), Backoff.fixed(7, jitter=0.3)),
+        (Backoff.linear(10, 35), Backoff.linear(10, 35, jitter=0.3)),
+        (Backoff.exponential(30, 3600), Backoff.exponential(30, 3600, jitter=0.3)),
+    ):
+        assert (plain.jitter, jittered.jitter) == (0, 0.3)
+        assert plain.delays == jittered.delays
+
+
+def test_a_schedule_needs_a_delay() -> None:
+    with pytest.raises(ValueError, match=r"^a backoff needs at least one delay$"):
+        Backoff(())

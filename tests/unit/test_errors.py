@@ -75,6 +75,24 @@ def test_a_secret_is_not_shown(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"at https://user:{CANARY}@example.org/x", "at https://***@example.org/x"),
+        (f"at user:{CANARY}@example.org:site.git", "at ***@example.org:site.git"),
+        (f"at https://example.org/x?token={CANARY} now", "at https://example.org/x?*** now"),
+        ("at https://example.org/x now", "at https://example.org/x now"),
+        (f"Authorization: Bearer {CANARY} now", "Authorization: Bearer *** now"),
+        (f"cookie: a={CANARY}; b=2 now", "cookie: *** now"),
+        (f"password={CANARY} now", "password=*** now"),
+        (f"-----BEGIN PRIVATE KEY----- {CANARY} -----END PRIVATE KEY----- now", "*** now"),
+        (f"is ghp_{CANARY} now", "is *** now"),
+    ],
+)
+def test_of_a_secret_nothing_but_its_place_is_shown(text: str, shown: str) -> None:
+    assert for_people(text) == shown
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "fatal: unable to access 'https://example.org/site.git/': Could not resolve host: example.org",
@@ -189,3 +207,40 @@ def test_an_error_of_the_system_says_where_and_what_to_do() -> None:
     assert explained(OSError(errno.EROFS, "Read-only")) == "Read-only. Fix: make the file system writable"
     assert explained(OSError(errno.EEXIST, "File exists", "/f")) == "File exists (/f)"
     assert explained(OSError("of our own")) == "of our own"
+
+
+def test_a_long_text_is_shown_up_to_the_limit() -> None:
+    assert for_people("x" * MAX_TEXT) == "x" * MAX_TEXT
+    assert for_people("x" * (MAX_TEXT + 1)) == "x" * (MAX_TEXT - 2) + " …"
+    for words in ("word " * 1_600, "word " * 9_000):  # as much as is read, and more
+        shown = for_people(words)
+        assert shown == words[: MAX_TEXT - 2] + " …"
+
+
+def test_what_is_shorter_only_for_its_redaction_is_marked_as_cut() -> None:
+    url = f"https://{'x' * 900}@h/ "
+    read = (url * 9)[: 4 * MAX_TEXT - 1].rpartition(" ")[0]
+    assert not for_people(read.ljust(4 * MAX_TEXT)).endswith("…")
+    assert for_people(read.ljust(4 * MAX_TEXT + 1)).endswith("…")
+    assert for_people(f"one {'x' * 4 * MAX_TEXT}") == "one …"
+
+
+def test_a_lost_lock_says_what_it_means_and_what_to_do() -> None:
+    assert str(LockLostError()) == (
+        "the worker's lock file was removed or replaced while it ran, so another worker may have the site "
+        "now; this one ends. Fix: start it again, and leave worker.lock alone"
+    )
+
+
+KINDS = {
+    Kind.REFUSED: "nopaths malformed unreadable unknown-type too-large rejected conflict",
+    Kind.TRANSIENT: "lost-race unsettled killed-worker internal",
+}
+
+
+@pytest.mark.parametrize("failure", Failure)
+def test_only_what_no_repetition_helps_is_refused_and_the_surroundings_are_blamed_for_the_rest(
+    failure: Failure,
+) -> None:
+    named = [kind for kind, words in KINDS.items() if failure.value in words.split()]
+    assert [failure.kind] == (named or [Kind.ENVIRONMENT])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -17,11 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sites import eventually
 
 from briter_worker.lock import AnotherWorkerError, Holder, SiteLock, UnusableLockError, is_held, read_holder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 NOW = 1_800_000_000.0
 TTL = 60.0
@@ -118,6 +122,7 @@ def test_the_first_line_is_the_pid_alone_and_the_second_a_json_object(path: Path
         "heartbeat": NOW,
     }
     assert rest == ""
+    assert path.stat().st_size == 512  # always: what comes next overwrites it without truncating
 
 
 def test_the_parent_folder_is_made_and_the_file_is_private(path: Path, lock: SiteLock) -> None:
@@ -213,6 +218,89 @@ def test_any_thread_may_release_the_lock(path: Path, lock: SiteLock) -> None:
         pass
 
 
+def test_a_lock_taken_in_the_first_second_of_1970_says_so(path: Path, lock: SiteLock) -> None:
+    assert_taken(path, lock, 0.0)
+
+
+@contextmanager
+def no_file_may_grow() -> Iterator[None]:
+    """Every write fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_heartbeat_that_cannot_be_written_harms_nothing(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    with no_file_may_grow():
+        lock.beat(NOW + 1)
+    holder = read_holder(path)
+    assert holder is not None
+    assert holder.heartbeat == NOW
+    assert lock.still_ours()
+    lock.beat(NOW + 2)
+    assert lock.still_ours()
+
+
+# Forked children
+
+
+def in_a_child(does: Callable[[], object]) -> None:
+    """Run it in a fork, which has ten seconds for it; it is all right there."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        code = 1
+        try:
+            does()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_has_no_say_over_the_lock(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    before = path.read_bytes()
+
+    def try_everything() -> None:
+        lock.beat(NOW + 5)
+        assert not lock.still_ours()
+        lock.release()
+        lock.release()
+
+    in_a_child(try_everything)
+    assert path.read_bytes() == before
+    assert lock.still_ours()
+    with pytest.raises(BlockingIOError), kernel_locked(path):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_in_the_middle_of_a_heartbeat_can_let_go(lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.is_set():
+            lock.beat(NOW)
+
+    beating = [threading.Thread(target=beat) for _ in range(2)]
+    for thread in beating:
+        thread.start()
+    try:
+        for _ in range(20):
+            in_a_child(lock.release)
+    finally:
+        stop.set()
+        for thread in beating:
+            thread.join()
+    assert lock.still_ours()
+
+
 def test_a_heartbeat_after_release_writes_nowhere(path: Path, lock: SiteLock, tmp_path: Path) -> None:
     lock.acquire(NOW)
     old = lock.descriptor()
@@ -230,6 +318,13 @@ def test_a_heartbeat_after_release_writes_nowhere(path: Path, lock: SiteLock, tm
 
 
 def test_there_is_no_descriptor_to_pass_on_without_the_lock(lock: SiteLock) -> None:
+    with pytest.raises(RuntimeError, match=r"^the lock is not held$"):
+        lock.descriptor()
+
+
+def test_there_is_none_after_the_release_either(lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    lock.release()
     with pytest.raises(RuntimeError, match="not held"):
         lock.descriptor()
 
@@ -276,6 +371,31 @@ def test_the_refusal_says_who_is_in_the_way(path: Path, lock: SiteLock) -> None:
     record(path, 4242, host="elsewhere", boot="another")
     with pytest.raises(AnotherWorkerError, match="another worker instance is active: PID 4242 on elsewhere"):
         lock.acquire(NOW)
+
+
+def test_the_refusal_says_no_more_than_it_knows(
+    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
+) -> None:
+    write(path, f"{other.pid}\n".encode())
+    with pytest.raises(AnotherWorkerError) as bare:
+        lock.acquire(NOW)
+    assert str(bare.value) == f"another worker instance is active: PID {other.pid}"
+    write(path, b"")
+    with kernel_locked(path), pytest.raises(AnotherWorkerError) as unknown:
+        lock.acquire(NOW)
+    assert str(unknown.value) == "another worker instance is active"
+
+
+def test_a_held_lock_is_refused_at_once(path: Path, lock: SiteLock) -> None:
+    write(path, b"")
+    waits = []
+    with kernel_locked(path):
+        for _ in range(3):  # the machine may be busy
+            began = time.monotonic()
+            with pytest.raises(AnotherWorkerError):
+                lock.acquire(NOW)
+            waits.append(time.monotonic() - began)
+    assert min(waits) < 0.5
 
 
 # With the kernel's lock free: free at once
@@ -338,6 +458,22 @@ def test_a_reused_pid_is_free_at_once(path: Path, lock: SiteLock, other: subproc
     assert_taken(path, lock)
 
 
+def test_a_process_whose_name_looks_like_the_end_of_one_is_known_by_its_start(
+    path: Path, lock: SiteLock, tmp_path: Path
+) -> None:
+    program = tmp_path / "a) S 1"
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "600"]) as process:
+        try:
+            eventually(lambda: b"a) S 1" in Path(f"/proc/{process.pid}/stat").read_bytes())
+            record(path, process.pid, started=ticks(process.pid))
+            assert_respected(path, lock)
+            record(path, process.pid, started=ticks(process.pid) - 1)
+            assert_taken(path, lock)
+        finally:
+            process.kill()
+
+
 def test_a_record_from_before_a_reboot_is_free_at_once(
     path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
 ) -> None:
@@ -383,7 +519,7 @@ def test_a_torn_second_line_counts_as_a_bare_pid(
 
 def test_another_hosts_record_is_respected_until_its_heartbeat_is_old(path: Path, lock: SiteLock) -> None:
     record(path, DEAD, host="elsewhere", boot="another", touched=NOW + 2 * TTL)
-    assert_respected(path, lock, NOW + TTL - 1)
+    assert_respected(path, lock, NOW + TTL)
     assert_taken(path, lock, NOW + TTL + 1)
 
 
@@ -391,6 +527,25 @@ def test_another_host_whose_name_is_unknown_is_respected_too(path: Path, lock: S
     record(path, DEAD, host=None, boot="another")
     assert_respected(path, lock, NOW + TTL - 1)
     assert_taken(path, lock, NOW + TTL + 1)
+
+
+def test_without_a_boot_the_name_tells_another_host_from_this_one(
+    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
+) -> None:
+    record(path, DEAD, host="elsewhere", boot=None)
+    assert is_held(path)
+    assert_respected(path, lock)
+    record(path, other.pid, boot=None, started=ticks(other.pid))
+    assert is_held(path)
+    assert_respected(path, lock)
+    record(path, DEAD, boot=None)
+    assert not is_held(path)
+    assert_taken(path, lock)
+
+
+def test_a_record_that_does_not_name_its_namespace_is_taken_to_be_of_this_one(path: Path) -> None:
+    record(path, DEAD, namespace=None)
+    assert not is_held(path)
 
 
 def test_a_live_worker_that_lost_the_kernels_lock_is_respected_until_its_heartbeat_is_old(
@@ -434,6 +589,13 @@ def test_a_clock_a_little_behind_the_holders_respects_it(path: Path, lock: SiteL
     assert_respected(path, lock, NOW)
 
 
+def test_a_clock_behind_by_no_more_than_a_heartbeat_lasts_respects_it_whatever_the_files_time(
+    path: Path, lock: SiteLock
+) -> None:
+    record(path, DEAD, host="elsewhere", boot="another", heartbeat=NOW + TTL, touched=NOW - 9 * TTL)
+    assert_respected(path, lock)
+
+
 # still_ours
 
 
@@ -468,6 +630,15 @@ def test_the_lock_is_not_ours_when_another_program_wrote_over_it_and_a_heartbeat
     assert not lock.still_ours()
     lock.release()
     assert path.read_bytes() == content
+
+
+def test_the_record_is_ours_by_its_token_whatever_the_pid_is_in_another_namespace(
+    path: Path, lock: SiteLock
+) -> None:
+    lock.acquire(NOW)
+    second = path.read_bytes().partition(b"\n")[2]
+    path.write_bytes(b"7\n" + second)
+    assert lock.still_ours()
 
 
 def test_the_lock_is_not_ours_when_the_kernels_lock_was_lost_to_someone(path: Path, lock: SiteLock) -> None:
@@ -521,7 +692,7 @@ def test_a_fifo_is_refused_and_blocks_nobody(path: Path, lock: SiteLock) -> None
     os.mkfifo(path)
     assert read_holder(path) is None
     assert not is_held(path)
-    with pytest.raises(UnusableLockError, match="not a regular file"):
+    with pytest.raises(UnusableLockError, match=r"cannot be locked: not a regular file$"):
         lock.acquire(NOW)
 
 
@@ -536,8 +707,10 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_lock_free(
 ) -> None:
     whole = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: whole(fd, data[:7], offset))
-    with pytest.raises(UnusableLockError, match="No space left on device"):
+    with pytest.raises(UnusableLockError, match="No space left on device") as full:
         lock.acquire(NOW)
+    assert isinstance(full.value.__cause__, OSError)
+    assert full.value.__cause__.errno == errno.ENOSPC
     monkeypatch.undo()
     assert path.read_bytes() == b"", "half a PID may be another process's"
     assert_taken(path, SiteLock(path, stale_after=TTL))
@@ -569,6 +742,41 @@ def test_a_hostile_second_line_is_as_good_as_none(path: Path, second: bytes) -> 
     assert read_holder(path) == Holder(4242, None, None, None, None, None, None)
 
 
+@pytest.mark.parametrize("pid", [1, 2**31 - 1])
+def test_every_pid_that_there_can_be_is_read(path: Path, pid: int) -> None:
+    write(path, f"{pid}\n".encode())
+    assert read_holder(path) == Holder(pid, None, None, None, None, None, None)
+
+
+def test_a_pid_that_there_cannot_be_is_not_read(path: Path) -> None:
+    write(path, f"{2**31}\n".encode())
+    assert read_holder(path) is None
+
+
+@pytest.mark.parametrize("length", [1, 255])
+def test_facts_at_their_limits_are_read(path: Path, length: int) -> None:
+    record(path, DEAD, host="h" * length, heartbeat=1e11)
+    holder = read_holder(path)
+    assert holder is not None
+    assert (holder.host, holder.heartbeat) == ("h" * length, 1e11)
+
+
+def test_facts_beyond_their_limits_are_as_good_as_absent(path: Path) -> None:
+    record(path, DEAD, host="h" * 256, heartbeat=1e11 + 1)
+    holder = read_holder(path)
+    assert holder is not None
+    assert (holder.host, holder.heartbeat, holder.boot) == (None, None, BOOT)
+
+
+def test_what_follows_the_second_line_is_not_read(path: Path) -> None:
+    record(path, DEAD)
+    with path.open("ab") as file:
+        file.write(b"remarks\nand more\n")
+    holder = read_holder(path)
+    assert holder is not None
+    assert holder.token == "theirs"  # noqa: S105 - a word, no password
+
+
 def test_a_held_lock_reads_as_held_and_a_released_one_as_free(path: Path, lock: SiteLock) -> None:
     lock.acquire(NOW)
     assert is_held(path)
@@ -583,6 +791,8 @@ def test_a_holder_that_cannot_be_seen_is_held_while_its_heartbeat_is_fresh(path:
         assert is_held(path)
         assert is_held(path, now=NOW + TTL, stale_after=TTL)
         assert not is_held(path, now=NOW + TTL + 1, stale_after=TTL)
+        assert is_held(path, now=NOW + 60.0)
+        assert not is_held(path, now=NOW + 60.5)
 
 
 def test_asking_who_holds_the_lock_never_turns_a_starting_worker_away(path: Path, lock: SiteLock) -> None:
