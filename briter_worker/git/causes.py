@@ -37,7 +37,12 @@ _ALLOW = "give the worker a deploy key or token that may push"
 _ADDRESS = "check the remote's address: git remote -v"
 _WAIT = "check the network and the host's status; it is tried again by itself"
 _LIMITED = "the host limits how often it may be asked; it is tried again by itself"
-_REPAIR = "check the remote repository, its disk and its locks; it is tried again by itself"
+_CHANGE = (
+    "change the post, save it again; or, if the remote refuses every post like this, mend its hook, then: "
+    "briter-worker retry --all"
+)
+_MEND = "mend the remote's hook, then: briter-worker retry --all"
+_REPAIR = "check the remote repository: its disk, its locks and its hooks; it is tried again by itself"
 
 _SURELY_HERE = (
     _cause(
@@ -61,8 +66,14 @@ _SURELY_HERE = (
     ),
     _cause(
         Failure.HOST_KEY,
+        "if the host has got a new one, ssh-keygen -R HOST, then ssh-keyscan HOST >> ~/.ssh/known_hosts, "
+        "after checking it",
+        "host identification has changed|host key for [^\\n]{1,200} has changed",
+    ),
+    _cause(
+        Failure.HOST_KEY,
         "add the host's key to known_hosts: ssh-keyscan HOST >> ~/.ssh/known_hosts, after checking it",
-        "host key verification failed|host identification has changed|host key is known",
+        "host key verification failed|host key is known",
     ),
     _cause(Failure.NETWORK, _LIMITED, "rate limit(?:ed)?|too many requests|(?:error:|HTTP) 429"),
     _cause(
@@ -75,7 +86,8 @@ _SURELY_HERE = (
     ),
     _cause(
         Failure.OWNERSHIP,
-        "run the worker as the owner of the site's files, or: git config --global --add safe.directory DIR",
+        "run the worker as the owner of that repository's files, or, as the user who was refused: git config "
+        "--global --add safe.directory DIR",
         "dubious ownership",
     ),
 )
@@ -88,6 +100,11 @@ _THERE = (
         "maintenance|archived|over its data quota|exceeded its size limit",
     ),
     _cause(Failure.NETWORK, _LIMITED, "rate limit(?:ed)?|too many requests"),
+    _cause(
+        Failure.REMOTE_MISSING,
+        "check the remote's address: git remote -v, and that its server lets the worker push there",
+        "repository not exported|service not enabled|no such repository",
+    ),
     _cause(
         Failure.AUTH,
         _ALLOW,
@@ -118,7 +135,7 @@ _HERE = (
     _cause(
         Failure.REMOTE_MISSING,
         _ADDRESS,
-        "(?:error:|HTTP) 404|(?:repository|project) (?:'[^']*' )?(?:was )?not found",
+        "(?:error:|HTTP) 4(?:04|10)|(?:repository|project) (?:'[^']*' )?(?:was )?not found",
         "does not appear to be a git repository|no such remote|repository '[^']*' does not exist",
         "no such device or address|unable to find remote helper|transport '[^']*' not allowed",
     ),
@@ -204,6 +221,13 @@ _TROUBLED = _any(
     "cannot lock ref|unable to lock|internal server error|temporarily unavailable|try again",
     "maintenance|archived|exceeded its size limit|over its data quota",
 )
+_NO_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
+"""Git there cannot start the hook, whatever is pushed."""
+_BROKEN_HOOK = re.compile(
+    r"hooks/[\w./-]{1,100}: (?:line )?\d{1,6}: |^(?:remote: )?Traceback \(most recent", re.MULTILINE
+)
+"""The hook's shell or Python says where in it the mistake is. It may be one post that it trips over, so that
+alone is no reason to hold the others up."""
 _DECLINED = _any(r"declined|GH0\d\d|fsck error|prohibited by|refusing to allow")
 
 
@@ -215,7 +239,7 @@ def remote_moved(summary: str, text: str) -> bool:
 def from_refusal(summary: str, text: str) -> PublishError:
     """What the remote's refusal of a push means: REJECTED when the contents are at fault."""
     text = bounded(text)
-    words = remote_words(text) or summary
+    words = remote_words(text) or summary.rstrip(".")
     said = f"{nameless(summary)}\n{voices(text)[1]}"
     refused = _TOO_LARGE.search(said) or _SECRETS.search(said)
     if not refused and _PROTECTED.search(said):
@@ -224,13 +248,14 @@ def from_refusal(summary: str, text: str) -> PublishError:
             f"the remote does not let the worker push to this branch: {words}. "
             "Fix: allow the worker's key on the branch, or configure another branch",
         )
-    if refused or (_DECLINED.search(said) and not _TROUBLED.search(said)):
-        return PublishError(
-            Failure.REJECTED, f"the remote rejected it: {words}. Fix: change the post, save it again"
-        )
+    if refused or (_DECLINED.search(said) and not _TROUBLED.search(said) and not _NO_HOOK.search(text)):
+        what, fix = "the remote rejected it", _CHANGE
+        if not refused and _BROKEN_HOOK.search(text):
+            what, fix = "a hook of the remote fails on it", _MEND
+        return PublishError(Failure.REJECTED, f"{what}: {words}. Fix: {fix}")
+    reason = words if words == summary else f"{summary} {words}"
     return PublishError(
-        Failure.REMOTE_REFUSED,
-        f"the remote could not take the push: {summary} {words}. Fix: check the remote repository",
+        Failure.REMOTE_REFUSED, f"the remote could not take the push: {reason}. Fix: {_REPAIR}"
     )
 
 

@@ -127,8 +127,9 @@ class Remote:
         if status and _NO_BRANCH.search(said):
             raise PublishError(
                 Failure.REMOTE_REWRITTEN,
-                f"the remote has no branch {self._site.branch} any more. "
-                f"Fix: git push {self._site.remote} {self._site.branch}, if it should be there",
+                f"the remote has no branch {self._site.branch} any more. Fix: git push "
+                f"{self._site.remote} {self._site.branch}, if it should be there; or check what answers at "
+                f"its address: git ls-remote {self._site.remote}",
             )
         if status:
             raise causes.from_git("the remote's new commits could not be fetched", said)

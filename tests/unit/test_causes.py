@@ -91,6 +91,9 @@ WORDS = [
         F.REMOTE_MISSING,
     ),
     ("fatal: unable to find remote helper for 'foo'", F.REMOTE_MISSING),
+    ("fatal: unable to access 'https://h/x/': The requested URL returned error: 410", F.REMOTE_MISSING),
+    ("fatal: remote error: access denied or repository not exported: /x.git", F.REMOTE_MISSING),
+    ("fatal: remote error: service not enabled: /x.git", F.REMOTE_MISSING),
     ("fatal: transport 'ext' not allowed", F.REMOTE_MISSING),
     # the disk here, and the disk there
     ("error: unable to write file .git/objects/ab/cd: No space left on device", F.DISK),
@@ -206,7 +209,23 @@ REFUSALS = [
         "remote: GitLab: File name x was prohibited by it",
         F.REJECTED,
     ),
+    # a hook that fails: it may be this post that it trips over
+    (
+        "[remote rejected] (pre-receive hook declined)",
+        "remote: hooks/pre-receive: line 7: frob: command not found",
+        F.REJECTED,
+    ),
+    (
+        "[remote rejected] (pre-receive hook declined)",
+        "remote: Traceback (most recent call last):\nremote:   File x, line 1",
+        F.REJECTED,
+    ),
     # any post
+    (
+        "[remote rejected] (pre-receive hook declined)",
+        "fatal: cannot run hooks/pre-receive: No such file or directory",
+        F.REMOTE_REFUSED,
+    ),
     (
         "[remote rejected] (protected branch hook declined)",
         "remote: error: GH006: Protected branch update failed for refs/heads/main.",
@@ -373,3 +392,28 @@ def test_a_limit_on_the_size_of_files_is_the_surroundings_and_names_the_limit(te
     error = causes.from_git("x", text)
     assert error.failure is Failure.DISK
     assert "ulimit -f" in error.text
+
+
+def test_what_to_do_is_told_behind_a_megabyte_of_words() -> None:
+    text = "remote: " + "word " * 200_000 + "\nfatal: the requested URL returned error: 403"
+    told = causes.from_git("it failed", text).text
+    assert "error: 403. Fix: give the worker a deploy key" in told
+    told = causes.from_refusal("[remote rejected] (hook declined)", text.replace("word", "no")).text
+    assert told.endswith("briter-worker retry --all")
+    assert len(told) <= 2_000
+
+
+@pytest.mark.parametrize("pad", range(15_960, 15_990, 2))
+def test_no_half_of_a_secret_is_shown_where_words_are_cut(pad: int) -> None:
+    secret = "https://u:s3cr3tcanary@h/x "  # noqa: S105 - it opens nothing
+    for text in ("remote: " + "x " * (pad // 2) + "y" * (pad % 2) + secret * 2000, secret * 2000 + "z" * pad):
+        assert "s3cr" not in causes.from_git("it failed", text).text
+        assert "s3cr" not in causes.from_refusal("[remote rejected] (hook declined)", text).text
+
+
+def test_a_hook_that_fails_and_a_host_that_got_a_new_key_have_fixes_of_their_own() -> None:
+    hook = causes.from_refusal("(hook declined)", "remote: hooks/update: 3: frob: not found")
+    assert "Fix: mend the remote's hook" in hook.text
+    changed = "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed."
+    assert "ssh-keygen -R" in causes.from_git("it failed", changed).text
+    assert "ssh-keygen -R" not in causes.from_git("it failed", "Host key verification failed.").text
