@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sites import eventually, lines_of
+from soak import kills
+from soak.report import Options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sites import Site
 
+SEED = int(os.environ.get("BRITER_SOAK_SEED") or random.SystemRandom().randrange(2**32))
+"""`scripts/test` chooses it, and says which."""
 FAST = {"BRITER_WORKER_BACKOFF_MS": "0", "BRITER_WORKER_POLL_INTERVAL_MS": "100"}
 
 
@@ -36,39 +40,14 @@ def subjects(site: Site) -> Counter[str]:
     return Counter(subject for _, subject in site.remote_log())
 
 
-@pytest.mark.parametrize("whole_group", [False, True], ids=["worker", "process-group"])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_kills_at_random_moments_lose_and_double_nothing(site: Site, seed: int, whole_group: bool) -> None:  # noqa: FBT001
-    chance = random.Random(seed)
-    saved: dict[str, str] = {}
-    for round_ in range(int(os.environ.get("BRITER_SOAK_KILLS", "6"))):
-        for number in range(3):
-            slug = f"r{round_}n{number}"
-            path = f"content/posts/{slug}.md"
-            site.write_post(path, f"{slug}\n")
-            site.save(slug, [path])
-            saved[slug] = path
-        with site.running(**FAST) as worker:
-            time.sleep(chance.uniform(0.2, 1.2))
-            if whole_group:
-                os.killpg(worker.pid, signal.SIGKILL)
-            else:
-                worker.kill()
-            worker.wait()
-    last = site.run_once(**FAST)
-    for _ in range(3):
-        if not site.jobs():
-            break
-        last = site.run_once(**FAST)
-
-    assert site.jobs() == [], last.stdout + last.stderr
-    assert subjects(site) == Counter({"Start the site": 1, **{f"Publish {slug}": 1 for slug in saved}})
-    for commit, subject in site.remote_log()[:-1]:
-        touched = site.git("diff-tree", "--no-commit-id", "--name-only", "-r", commit, cwd=site.remote)
-        assert touched == saved[subject.removeprefix("Publish ")]
-    assert site.git("status", "--porcelain") == ""
-    site.git("fsck", "--strict")
-    assert not list((site.queue / ".claimed").glob("*.json"))
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [1, SEED], ids=["fixed seed", "fresh seed"])
+def test_kills_at_random_moments_lose_and_double_nothing(seed: int) -> None:
+    told: list[str] = []
+    report = kills.run(Options(full=False, seed=seed), told.append)
+    again = f"again with: scripts/soak kills --quick --seed {seed}"
+    assert not report.failures, "\n".join([*told, again])
+    assert report.figures["kills while a push was planned"]
 
 
 def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_commit(site: Site) -> None:

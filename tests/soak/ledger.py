@@ -42,6 +42,8 @@ class Ledger:
     saves: list[Save] = field(default_factory=list)
     persons: dict[str, frozenset[str]] = field(default_factory=dict)
     """A person's commits by message, with the paths they meant to commit."""
+    committed: set[str] = field(default_factory=set)
+    """Those of them that git took, and that have to be on the remote in the end."""
     titles: dict[str, str] = field(default_factory=dict)
     """The first line that another clone has pushed, by path."""
     contested: set[str] = field(default_factory=set)
@@ -130,6 +132,7 @@ def judge(
             found.twice.append(f"{save.marker} of {save.slug} has {by_message[save.message]} commits")
     found.lost += _judge_history(ledger, commits, dead_slugs, by_message)
     found.lost += _judge_tip(ledger, tip, dead_slugs)
+    found.lost += [f"the commit {each!r} is gone" for each in _gone(ledger, commits)]
     for commit in commits[:-1]:  # the first of all is the fixture's
         if (save_ := known.get(commit.message)) is not None:
             found.extra += _judge_ours(commit, save_, ledger)
@@ -145,6 +148,11 @@ def judge(
         if letter.get("failure") == "conflict" and letter["slug"] not in ledger.contested:
             found.extra.append(f"{letter['slug']} conflicts with nobody: {letter.get('lastError')}")
     return found
+
+
+def _gone(ledger: Ledger, commits: Sequence[Commit]) -> list[str]:
+    there = {commit.message.strip() for commit in commits}
+    return sorted(ledger.committed - there)
 
 
 def _judge_history(

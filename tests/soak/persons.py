@@ -63,11 +63,13 @@ class Person:
 
     def act(self) -> None:
         """One thing, with a pause before the next."""
-        doings = [self.commit, self.commit_and_push, self.stage, self.edit, self.leave_a_merge, self.draft]
-        self._dice.choice(doings)()
-        if self._dice.random() < 0.5:
+        # Commits that are not pushed stop the worker as soon as the remote moves: few of them.
+        often = [self.commit_and_push, self.stage, self.edit]
+        seldom = [self.commit, self.leave_a_merge, self.draft]
+        self._dice.choice([*often, *often, *seldom])()
+        if self._dice.random() < 0.7:
             self.reconcile()
-        time.sleep(self._dice.uniform(0.05, 0.6))
+        time.sleep(self._dice.uniform(0.05, 1.0))
 
     def edit(self) -> None:
         """Change a tracked file, and leave it."""
@@ -88,6 +90,7 @@ class Person:
         if not self._staged or self._git("commit", "--quiet", f"--message={message}") is None:
             return False
         self._staged.clear()
+        self._ledger.committed.add(message)
         return True
 
     def commit_and_push(self) -> None:
@@ -226,7 +229,10 @@ class Person:
             file = self._site.worktree / path
             aside[path] = file.read_bytes() if file.exists() else None
             base = self._git("show", f"HEAD:{path}")
-            bases[path] = f"{base}\n".encode() if base else b""
+            # Of a post whose publication has not come here yet, they look up how it began.
+            born = self._git("log", "--diff-filter=A", "--format=%H", "-1", "origin/main", "--", path)
+            first = base or self._git("show", f"{born}:{path}")
+            bases[path] = f"{first}\n".encode() if first else b""
             if base is None:
                 self._git("rm", "--quiet", "--cached", "--ignore-unmatch", path)
                 file.unlink(missing_ok=True)
@@ -295,6 +301,8 @@ class Colleague:
             return
         self._ledger.persons[message] = frozenset({path})
         pushed = self._git("push", "--quiet", "origin", "main") is not None
+        if pushed:
+            self._ledger.committed.add(message)
         if slug in TITLED:
             if pushed:
                 self._ledger.titles[path] = line
