@@ -41,7 +41,7 @@ _FOLDERS: dict[str, tuple[str, ...]] = {
     "statamic": ("content", "public/assets"),
     CUSTOM: (),
 }
-_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_NAME = r"[a-z0-9]+(?:-[a-z0-9]+)*"
 
 
 def names() -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def folders_for(name: str) -> tuple[str, ...]:
 
 def register(name: str, folders: Iterable[str]) -> None:
     """Add an adapter. Raises UsageError when the name is taken or a folder could never be published from."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         raise UsageError(
             f"{for_people(name)!r} cannot name an adapter: use lower-case letters, digits and single hyphens"
         )

@@ -60,7 +60,7 @@ def holds(folder: str, path: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL = r"[\x00-\x1f\x7f-\x9f]"
 
 
 def _safe(declared: str) -> str:
@@ -73,7 +73,7 @@ def _safe(declared: str) -> str:
         raise refuse("it is not valid Unicode: rename the file") from None
     if size > MAX_PATH:
         raise refuse(f"it has {size} bytes, and a path has at most {MAX_PATH}: shorten it")
-    if control := _CONTROL.search(declared):
+    if control := re.search(_CONTROL, declared):
         raise refuse(f"it has a control character in it (U+{ord(control[0]):04X}): rename the file")
     if "\\" in declared:
         raise refuse("it has a backslash in it: write / between parts")
@@ -120,19 +120,17 @@ def _short_names(name: str, hashed: str) -> str:
 
 
 _SPECIAL = {
-    ".git": re.compile(r"\.git|git~\d+"),
-    **{f".{name}": re.compile(_short_names(name, hashed)) for name, hashed in _HASHES.items()},
+    ".git": r"\.git|git~\d+",
+    **{f".{name}": _short_names(name, hashed) for name, hashed in _HASHES.items()},
 }
 # Characters without a shape outside the category Cf: joiners, fillers, variation selectors.
-_SHAPELESS = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
-)
+_SHAPELESS = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
 
 
 def _seen_as(part: str) -> str:
     """What the most careless file system makes of this name; empty when nothing is left of it."""
     if not part.isascii():
-        part = "".join(c for c in _SHAPELESS.sub("", part) if unicodedata.category(c) != "Cf")
+        part = "".join(c for c in re.sub(_SHAPELESS, "", part) if unicodedata.category(c) != "Cf")
     return part.partition(":")[0].rstrip(" .").casefold()
 
 
@@ -140,4 +138,4 @@ def _gits_own(name: str) -> str | None:
     """The special file of git's that some file system would open under this name."""
     if not name.startswith(".") and "~" not in name:
         return None
-    return next((special for special, names in _SPECIAL.items() if names.fullmatch(name)), None)
+    return next((special for special, names in _SPECIAL.items() if re.fullmatch(names, name)), None)

@@ -143,53 +143,50 @@ class UsageError(Exception):
 
 # Credentials as they occur in URLs and in what git prints of them. An scp-style `git@host:path` carries no
 # secret. The words are a remote's or a job's, so each pattern has to take linear time: none begins with an
-# open repetition, and each repetition that may fail in the end is bounded.
-_URL_USER = re.compile(r"://[^\s/'\"]*@|://[^\s/:@'\"]{1,256}:(?!\d{1,5}/)[^\s@'\"]{0,256}@")
+# open repetition, and each repetition that may fail in the end is bounded. They are texts, which `re`
+# compiles when they are first used, and keeps: most runs have nothing to redact.
+_URL_USER = r"://[^\s/'\"]*@|://[^\s/:@'\"]{1,256}:(?!\d{1,5}/)[^\s@'\"]{0,256}@"
 """Up to the last @ before the path; or, in a password that was not encoded, behind a slash."""
-_BARE_USER = re.compile(r"(?<![\w.%+-])[\w.%+-]{1,128}:[^\s/:@'\"]{1,256}@(?=\w)")
-_URL_QUERY = re.compile(r"(?P<url>://[^\s?'\"]*)(?P<query>\?[^\s'\"]*)?")
+_BARE_USER = r"(?<![\w.%+-])[\w.%+-]{1,128}:[^\s/:@'\"]{1,256}@(?=\w)"
+_URL_QUERY = r"(?P<url>://[^\s?'\"]*)(?P<query>\?[^\s'\"]*)?"
 _VALUE = r"(?:\"[^\"]*(?:\"|\Z)|'[^']*(?:'|\Z)|[^\s&;\"']+)"
-_SECRET_PAIR = re.compile(
-    r"(?P<key>(?:token|secret|password|passwd|passphrase|signature|credentials?|auth|sig"
+_SECRET_PAIR = (
+    r"(?i)(?P<key>(?:token|secret|password|passwd|passphrase|signature|credentials?|auth|sig"
     r"|(?<![a-z])(?:(?:api|access|private|secret)?[_-]?key|pwd|pass))"
-    rf"[\"']?\s{{0,8}}[=:]\s{{0,8}}){_VALUE}",
-    re.IGNORECASE,
+    rf"[\"']?\s{{0,8}}[=:]\s{{0,8}}){_VALUE}"
 )
-_HEADER = re.compile(
-    r"(?P<key>\b(?:authorization[\"']?\s{0,8}[=:]\s{0,8}[\"']?(?:[a-z]{1,16}\s{1,8})?|bearer\s{1,8}|basic\s{1,8}))"
-    r"[a-z0-9._~+/=-]{6,}",
-    re.IGNORECASE,
+_HEADER = (
+    r"(?i)(?P<key>\b(?:authorization[\"']?\s{0,8}[=:]\s{0,8}[\"']?(?:[a-z]{1,16}\s{1,8})?|bearer\s{1,8}|basic\s{1,8}))"
+    r"[a-z0-9._~+/=-]{6,}"
 )
-_COOKIE = re.compile(r"(?P<key>\bcookie:\s{0,8})[^\s;]+(?:;\s{0,2}[^\s;=]{1,128}=[^\s;]*)*", re.IGNORECASE)
-_PRIVATE_KEY = re.compile(
-    r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:(?!-----END).)*(?:-----END[A-Z ]{0,40}-----)?"
-)
-_KNOWN_TOKENS = re.compile(
+_COOKIE = r"(?i)(?P<key>\bcookie:\s{0,8})[^\s;]+(?:;\s{0,2}[^\s;=]{1,128}=[^\s;]*)*"
+_PRIVATE_KEY = r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:(?!-----END).)*(?:-----END[A-Z ]{0,40}-----)?"
+_KNOWN_TOKENS = (
     r"\b(?:gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|gl[a-z]{1,8}-[\w-]{16,}|xox[abeprs]-[\w-]{10,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|ATBB\w{20,}|ATCTT\w{20,}|npm_[A-Za-z0-9]{30,}|[rs]k_live_\w{16,})"
     r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
 )
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_ANSI = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
 _READ = 4 * MAX_TEXT
 """More than this is not looked at: what is shown is shorter, even where much of it is redacted."""
 
 
 def redacted(text: str) -> str:
     """`text` without credentials: userinfo and query strings of URLs, tokens, headers, private keys."""
-    text = _URL_USER.sub("://***@", text)
-    text = _BARE_USER.sub("***@", text)
-    text = _URL_QUERY.sub(lambda found: found["url"] + "?***" if found["query"] else found["url"], text)
-    text = _HEADER.sub(r"\g<key>***", text)
-    text = _COOKIE.sub(r"\g<key>***", text)
-    text = _SECRET_PAIR.sub(r"\g<key>***", text)
-    text = _PRIVATE_KEY.sub("***", text)
-    return _KNOWN_TOKENS.sub("***", text)
+    text = re.sub(_URL_USER, "://***@", text)
+    text = re.sub(_BARE_USER, "***@", text)
+    text = re.sub(_URL_QUERY, lambda found: found["url"] + "?***" if found["query"] else found["url"], text)
+    text = re.sub(_HEADER, r"\g<key>***", text)
+    text = re.sub(_COOKIE, r"\g<key>***", text)
+    text = re.sub(_SECRET_PAIR, r"\g<key>***", text)
+    text = re.sub(_PRIVATE_KEY, "***", text)
+    return re.sub(_KNOWN_TOKENS, "***", text)
 
 
 def for_people(text: str) -> str:
     """One line that may be shown anywhere: redacted, without control characters, of bounded length."""
     cut = len(text) > _READ
-    text = _ANSI.sub("", _beginning(text) if cut else text)
+    text = re.sub(_ANSI, "", _beginning(text) if cut else text)
     # Format characters (bidirectional overrides, zero-width) can make a line read as another one.
     text = "".join(c if c.isprintable() else " " for c in text)
     text = " ".join(redacted(text).split())

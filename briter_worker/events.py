@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from briter_worker.lazily import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that happened. `name` is its word in the log, `level` how much it matters."""
 
@@ -16,7 +20,7 @@ class Event:
     """Fields that the log leaves out: they are for the history."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobEvent(Event):
     """Something that happened to one job."""
 
@@ -24,7 +28,7 @@ class JobEvent(Event):
     slug: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobStarted(JobEvent):
     """An attempt begins; exactly one of the outcomes follows."""
 
@@ -39,7 +43,7 @@ class JobStarted(JobEvent):
     """What it was held until, if it was."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobOutcome(JobEvent):
     """How an attempt ended."""
 
@@ -49,7 +53,7 @@ class JobOutcome(JobEvent):
     rejected_paths: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Published(JobOutcome):
     """The job's commit is on the remote (in a dry run: would be)."""
 
@@ -57,14 +61,14 @@ class Published(JobOutcome):
     commit: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NoChange(JobOutcome):
     """The remote has all of it already."""
 
     name = "nochange"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NoPaths(JobOutcome):
     """None of the job's paths may be published; it is dead-lettered."""
 
@@ -73,7 +77,7 @@ class NoPaths(JobOutcome):
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Failed(JobOutcome):
     """The attempt failed and will be repeated at `retry_at`."""
 
@@ -84,7 +88,7 @@ class Failed(JobOutcome):
     retry_at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DeadLettered(JobOutcome):
     """The job will not be tried again by itself (but see `Revived`)."""
 
@@ -94,7 +98,7 @@ class DeadLettered(JobOutcome):
     failure: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Superseded(JobEvent):
     """A newer save of the post took its place, and its paths."""
 
@@ -102,14 +106,14 @@ class Superseded(JobEvent):
     superseded_by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cancelled(JobEvent):
     """The job was taken out of the queue on request."""
 
     name = "cancelled"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Quarantined(JobEvent):
     """A file that is no job was put aside; a failed job names it."""
 
@@ -119,14 +123,14 @@ class Quarantined(JobEvent):
     file: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Revived(JobEvent):
     """A dead letter that the surroundings had caused waits again, as a push has succeeded."""
 
     name = "revived"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Warned(Event):
     """Something is not as it should be, but no job failed by it."""
 
@@ -135,7 +139,7 @@ class Warned(Event):
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Flushed(Event):
     """Commits that only dry runs had published are on the remote now."""
 
@@ -143,7 +147,7 @@ class Flushed(Event):
     commit: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Paused(Event):
     """Nothing is published while it lasts: until a time, or until somebody resumes."""
 
@@ -153,14 +157,14 @@ class Paused(Event):
     until: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Resumed(Event):
     """The pause is over."""
 
     name = "resumed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HistoryRetired(Event):
     """Old receipts are out of sight now, and older ones are deleted."""
 
@@ -169,7 +173,7 @@ class HistoryRetired(Event):
     deleted: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Progress(Event):
     """How far the running drain is: of all attempts begun and not ended. Not for the log."""
 
@@ -180,7 +184,7 @@ class Progress(Event):
     total: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerStarted(Event):
     """The worker holds the site's lock and begins."""
 
@@ -189,7 +193,7 @@ class WorkerStarted(Event):
     dry_run: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerSkipped(Event):
     """Another worker has the site; this one has nothing to do."""
 
@@ -198,7 +202,7 @@ class WorkerSkipped(Event):
     holder_pid: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerStopping(Event):
     """No new job is taken."""
 
@@ -206,7 +210,7 @@ class WorkerStopping(Event):
     signal: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerStopped(Event):
     """The lock is about to be released."""
 

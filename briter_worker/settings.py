@@ -46,12 +46,12 @@ def _absolute(path: Path, base: Path | None = None) -> Path:
     return Path(os.path.realpath(path)) if ".." in path.parts else path
 
 
-_NAMEABLE = re.compile(r"[^\0\ud800-\udc7f\udd00-\udfff]+")
+_NAMEABLE = r"[^\0\ud800-\udc7f\udd00-\udfff]+"
 """What the system can open. The surrogates left stand for bytes that are no UTF-8."""
 
 
 def _folder(value: object, above: Mapping[str, Any]) -> Path:
-    if not isinstance(value, str | Path) or not _NAMEABLE.fullmatch(str(value)):
+    if not isinstance(value, str | Path) or not re.fullmatch(_NAMEABLE, str(value)):
         raise ValueError("a folder, absolute or relative to BRITER_APP_ROOT")
     return _absolute(Path(value), above.get("app_root"))
 
@@ -167,7 +167,7 @@ def _setting(kind: _Kind, default: object, description: str) -> Any:  # noqa: AN
     return field(metadata={"kind": kind, "default": default, "description": description})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Settings:
     """What the worker was told, checked as a whole; every path is absolute."""
 
