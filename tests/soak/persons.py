@@ -246,6 +246,10 @@ class Person:
             self._git("add", path)
         for path, mine in aside.items():
             self._put_back(path, mine, bases[path])
+        # Of a publication that had not come here yet, git brings back what was deleted since: it cannot know.
+        for path, (_, data) in self._ledger.last_writes().items():
+            if data is None:
+                (self._site.worktree / path).unlink(missing_ok=True)
 
     def _put_back(self, path: str, mine: bytes | None, base: bytes) -> None:
         file = self._site.worktree / path
