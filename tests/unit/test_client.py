@@ -1,0 +1,221 @@
+"""`enqueue`: what a writer in Python may rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+from queue_engines import NOW, Disk
+from sites import eventually
+
+from briter_worker import client
+from briter_worker.client import enqueue
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Path:
+    return tmp_path / "storage" / "queue"
+
+
+def document(queue: Path, **keys: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
+    """The job file that `enqueue` writes of these."""
+    found: dict[str, Any] = json.loads(enqueue("a", ["content/a.md"], queue=queue, **keys).path.read_bytes())
+    return found
+
+
+def test_a_job_is_in_the_queue_under_its_id_when_the_call_returns(queue: Path) -> None:
+    began = datetime.now(UTC) - timedelta(seconds=1)
+    job = enqueue("a", ["content/a.md", "content/b"], queue=queue)
+    assert job.path == queue / f"{job.id}.json"
+    assert list(queue.iterdir()) == [job.path]
+    found = json.loads(job.path.read_bytes())
+    created = datetime.fromisoformat(found.pop("createdAt"))
+    assert began <= created <= datetime.now(UTC)
+    assert found == {
+        "id": job.id,
+        "type": "git-sync",
+        "slug": "a",
+        "paths": ["content/a.md", "content/b"],
+    }
+    assert UUID(job.id).version == 7
+
+
+def test_a_worker_takes_what_was_asked_for(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    asked = enqueue(
+        "a", ("content/a.md",), message="Say it", author=("Ada", "a@example.org"), queue=disk.root
+    )
+    batch = disk.queue.claim(time.time() + 1).batch
+    assert batch is not None
+    (claim,) = batch.claims
+    assert (claim.job.id, claim.job.slug, claim.job.paths) == (asked.id, "a", ("content/a.md",))
+    assert claim.job.commit_message == "Say it"
+    assert claim.job.author is not None
+    assert (claim.job.author.name, claim.job.author.email) == ("Ada", "a@example.org")
+
+
+def test_of_many_calls_in_one_moment_the_last_one_wins_with_the_paths_of_all(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    asked = [enqueue("a", [f"content/{n}.md"], queue=disk.root) for n in range(20)]
+    found = disk.queue.claim(time.time() + 1)
+    assert found.batch is not None
+    (claim,) = found.batch.claims
+    assert claim.job.id == asked[-1].id
+    assert set(claim.job.paths) == {f"content/{n}.md" for n in range(20)}
+    assert sorted(job.id for job in asked) == [job.id for job in asked]
+
+
+def test_no_two_threads_get_the_same_moment_for_a_slug(queue: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        asked = list(pool.map(lambda _: enqueue("a", ["x"], queue=queue), range(40)))
+    assert len({json.loads(job.path.read_bytes())["createdAt"] for job in asked}) == 40
+
+
+def test_slugs_of_the_past_are_forgotten_when_there_are_many(
+    queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_REMEMBERED", 2)
+    monkeypatch.setattr(client, "_last", {})
+    enqueue("a", ["x"], queue=queue)
+    latest = json.loads(enqueue("b", ["x"], queue=queue).path.read_bytes())["createdAt"]
+    eventually(lambda: datetime.now(UTC) > datetime.fromisoformat(latest) + timedelta(milliseconds=2))
+    enqueue("c", ["x"], queue=queue)
+    assert set(client._last) == {"c"}  # noqa: SLF001 - memory is not to be seen from outside
+
+
+@pytest.mark.parametrize(
+    ("at", "written"),
+    [
+        (datetime(2030, 1, 2, 3, 4, 5), "2030-01-02T03:04:05.000Z"),  # noqa: DTZ001 - no offset means UTC
+        (
+            datetime(2030, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2))),
+            "2030-01-02T01:04:05.000Z",
+        ),
+        ("2030-01-02", "2030-01-02T00:00:00.000Z"),
+        ("2030-01-02T03:04:05+01:00", "2030-01-02T02:04:05.000Z"),
+    ],
+)
+def test_a_job_is_held_until_its_time(queue: Path, at: datetime | str, written: str) -> None:
+    assert document(queue, at=at)["scheduledFor"] == written
+
+
+@pytest.mark.parametrize(
+    ("author", "name"),
+    [
+        ("Ada Lovelace <ada@example.org>", "Ada Lovelace"),
+        ("  Ada<ada@example.org>  ", "Ada"),
+        (("Ada Lovelace", "ada@example.org"), "Ada Lovelace"),
+    ],
+)
+def test_an_author_is_written_as_a_name_and_an_address(
+    queue: Path, author: str | tuple[str, str], name: str
+) -> None:
+    assert document(queue, author=author)["author"] == {"name": name, "email": "ada@example.org"}
+
+
+def test_keys_that_the_worker_does_not_know_are_kept(queue: Path) -> None:
+    assert document(queue, desk=7, tags=["x"])["tags"] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"paths": "content/a.md"}, "paths is a list of paths, not 'content/a.md'"),
+        ({"paths": b"content/a.md"}, "paths is a list"),
+        ({"paths": [5]}, "paths"),
+        ({"slug": ""}, "slug"),
+        ({"slug": "a\nb"}, "slug"),
+        ({"message": "a\0b"}, "."),
+        ({"at": "tomorrow"}, "'TOMORROW' is no ISO-8601 time|'tomorrow' is no ISO-8601 time"),
+        ({"author": "Ada"}, "'Ada' is no author such as"),
+        ({"author": "<a@b.c>"}, "no author"),
+        ({"author": ("Ada", "")}, "author"),
+        ({"attempts": 3, "id": "x"}, "attempts, id: set by the worker or by an argument of its own"),
+        ({"status": "failed"}, "status: set by the worker"),
+        ({"odd": object()}, "cannot be written as JSON"),
+        ({"odd": float("nan")}, "JSON"),
+        ({"odd": "x" * (1 << 20)}, "at most"),
+        ({"odd": json.loads("[" * 70 + "]" * 70)}, "nested"),
+        ({"odd": "\ud800"}, "."),
+    ],
+)
+def test_what_the_worker_would_refuse_is_refused_at_once_and_leaves_nothing(
+    queue: Path, keys: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        enqueue(**{"slug": "a", "paths": ["content/a.md"], "queue": queue, **keys})
+    assert not queue.exists() or not list(queue.iterdir())
+
+
+def test_a_job_that_cannot_take_its_place_leaves_nothing(
+    queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_sortable_id", lambda _: "known")
+    (queue / "known.json").mkdir(parents=True)
+    with pytest.raises(OSError, match="known"):
+        enqueue("a", ["x"], queue=queue)
+    assert [path.name for path in queue.iterdir()] == ["known.json"]
+
+
+def test_a_queue_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        enqueue("a", ["x"], queue=tmp_path / "file" / "queue")
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
+def test_who_may_read_the_job_is_the_umasks_to_say(queue: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        job = enqueue("a", ["x"], queue=queue)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(job.path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize(
+    ("env", "folder"),
+    [
+        ({}, "storage/queue"),
+        ({"BRITER_APP_ROOT": "app"}, "app/storage/queue"),
+        ({"BRITER_STORAGE_ROOT": "kept"}, "kept/queue"),
+        ({"BRITER_APP_ROOT": "app", "BRITER_STORAGE_ROOT": "../kept"}, "kept/queue"),
+        ({"BRITER_APP_ROOT": "app", "BRITER_QUEUE_ROOT": "jobs"}, "app/jobs"),
+        ({"BRITER_STORAGE_ROOT": "kept", "BRITER_QUEUE_ROOT": "jobs"}, "jobs"),
+        ({"BRITER_APP_ROOT": "", "BRITER_STORAGE_ROOT": "", "BRITER_QUEUE_ROOT": ""}, "storage/queue"),
+    ],
+)
+def test_the_queue_is_found_as_the_worker_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app").mkdir()
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    job = enqueue("a", ["x"])
+    assert job.path.is_absolute()
+    assert job.path.parent.resolve() == tmp_path / folder
+
+
+def test_a_job_for_later_is_not_claimed_now(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    enqueue("a", ["x"], at=datetime.fromtimestamp(NOW + 60, UTC), queue=disk.root)
+    assert disk.queue.claim(NOW).batch is None
+    assert disk.queue.next_due(NOW) == NOW + 60
+
+
+def test_a_program_that_may_enqueue_does_not_wait_for_pydantic() -> None:
+    code = "import sys; import briter_worker; briter_worker.enqueue; sys.exit('pydantic' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
