@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from briter_worker import views
-from briter_worker.commands import DeclinedError
+from briter_worker.commands import DeclinedError, plain
 from briter_worker.errors import PublishError, UsageError, explained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass
 class Invocation:
     """What holds for every command."""
 
-    debug: bool = False
+    def __init__(self, *, debug: bool) -> None:
+        self.debug = debug
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,12 +34,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(argv: list[str], invocation: Invocation) -> int:
-    if argv in (["run"], ["run", "--once"]):
-        from briter_worker.commands.publish import publish  # noqa: PLC0415 - says itself why it needs no typer
+    asked = plain.read(argv)
+    if isinstance(asked, plain.Run):
+        from briter_worker.commands.publish import publish  # noqa: PLC0415 - one command loads no other
 
-        return publish(once=len(argv) > 1)
+        return publish(once=asked.once)
+    if asked is not None:
+        from briter_worker.commands.ask import ask  # noqa: PLC0415 - as above
 
-    import typer.main  # noqa: PLC0415 - see above
+        ask(asked)
+        return 0
+
+    import typer.main  # noqa: PLC0415 - see plain
 
     from briter_worker.commands.app import app  # noqa: PLC0415
 

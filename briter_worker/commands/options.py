@@ -6,5 +6,7 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+from briter_worker.commands import plain
+
+Json = Annotated[bool, typer.Option(plain.JSON, help="Print JSON, for programs.")]
 Wanted = Annotated[str, typer.Argument(metavar="ID-or-SLUG", help="A job's id, or a post's slug.")]

@@ -1,4 +1,4 @@
-"""Run the worker. Without typer: cron starts this each minute, and would wait for typer as long as for it."""
+"""Run the worker. Without typer, see `plain`."""
 
 from __future__ import annotations
 
