@@ -71,7 +71,7 @@ class Site:
 
     def look(self) -> Tips:
         """The tips, once the site is fit to be published from. Raises PublishError, with the fix."""
-        self.commands.refresh()
+        self._refresh()
         self.check_owner()
         self._no_locks()
         self._head = self._head_stamp()
@@ -79,6 +79,17 @@ class Site:
         self.check_nothing_under_way()
         self.check_remote()
         return self.tips()
+
+    def _refresh(self) -> None:
+        try:
+            self.commands.refresh()
+            _ = self.commands.repo  # opened here, where we know what its absence may mean
+        except PublishError as failure:
+            # Where HEAD holds nothing, git sees no repository at all.
+            folder = self.commands.worktree / ".git"
+            if failure.failure is Failure.NOT_A_REPOSITORY and (folder / "HEAD").is_file():
+                self._head_of(folder)
+            raise
 
     def tips(self) -> Tips:
         """Where the branch is. Raises PublishError when it has no commit yet."""
@@ -205,14 +216,7 @@ class Site:
 
     def check_branch(self) -> None:
         """Raises PublishError unless the configured branch is checked out."""
-        try:
-            current = refs.head(Path(self.commands.repo.git_dir))
-        except refs.BrokenRefError as broken:
-            raise PublishError(
-                Failure.CORRUPT, f"{broken}. Fix: git symbolic-ref HEAD {self.branch_ref}"
-            ) from None
-        except OSError as error:
-            raise causes.from_os("HEAD cannot be read", error) from error
+        current = self._head_of(Path(self.commands.repo.git_dir))
         if current is None:
             raise PublishError(
                 Failure.WRONG_BRANCH,
@@ -224,6 +228,18 @@ class Site:
                 f"{current.removeprefix('refs/heads/')} is checked out, not {self.branch}. "
                 f"Fix: git switch {self.branch}, or set BRITER_GIT_BRANCH",
             )
+
+    def _head_of(self, git_dir: Path) -> str | None:
+        try:
+            return refs.head(git_dir)
+        except refs.BrokenRefError as broken:
+            # Not by git symbolic-ref, which finds no repository there.
+            said = shlex.quote(f"ref: {self.branch_ref}")
+            raise PublishError(
+                Failure.CORRUPT, f"{broken}. Fix: echo {said} > {shlex.quote(str(broken.path))}"
+            ) from None
+        except OSError as error:
+            raise causes.from_os("HEAD cannot be read", error) from error
 
     def check_unmoved(self) -> None:
         """Raises PublishError when the work tree was another branch's since `look`, if only for a moment.
