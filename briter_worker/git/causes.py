@@ -136,7 +136,8 @@ _HERE = (
         Failure.REMOTE_MISSING,
         _ADDRESS,
         "(?:error:|HTTP) 4(?:04|10)|(?:repository|project) (?:'[^']*' )?(?:was )?not found",
-        "does not appear to be a git repository|no such remote|repository '[^']*' does not exist",
+        "does not appear to be a git repository|is this a git repository",
+        "no such remote|repository '[^']*' does not exist",
         "no such device or address|unable to find remote helper|transport '[^']*' not allowed",
     ),
     _cause(

@@ -97,6 +97,7 @@ class Commands:
         self._active: dict[int, _Running] = {}
         self._aborted = threading.Event()
         self._busy = threading.Event()
+        self._ending = threading.Lock()
         self._guardian: threading.Thread | None = None
         self._repo: git.Repo | None = None
         self._environment: dict[str, str] | None = None
@@ -309,13 +310,16 @@ class Commands:
             process.wait(0 if at_once else _LAST_WORDS)
         if process.poll() is None:
             self._end(process)
+        with self._ending:
+            pass  # another thread's `_end` may be at what it started, which may take longer to go
         self._active.pop(process.pid, None)
         for pipe in (process.stdin, process.stdout, process.stderr):
             _close(pipe)
 
     def _end(self, process: AnyProcess) -> None:
-        self.ended += 1
-        end(process)
+        with self._ending:
+            self.ended += 1
+            end(process)
 
     def _guard(self) -> None:
         """End what makes no progress within the time limit; runs beside the commands, for good."""
