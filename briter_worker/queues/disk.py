@@ -106,10 +106,10 @@ class DiskQueue:
                 self._remember(held)
         return Found(batch, haul.superseded, haul.put_aside)
 
-    def retake(self, batch: Batch, now: float) -> Sequence[Batch]:  # noqa: ARG002 - the port's signature
+    def retake(self, batch: Batch, now: float) -> Sequence[Batch]:
         """An interrupted batch that did not land, ready to be tried again, in halves when it killed."""
         with self._alone():
-            return self._recovery.split(batch)
+            return self._recovery.split(batch, now)
 
     def begin(self, batch: Batch) -> None:
         """The work on a retaken batch begins: a crash from here on counts."""

@@ -66,9 +66,19 @@ class Recovery:
                 self._journal.close(entry.key)
         return found
 
-    def split(self, batch: Batch) -> list[Batch]:
-        """The batch again if its work had not begun, else in halves, neither of them begun."""
+    def split(self, batch: Batch, now: float) -> list[Batch]:
+        """The batch again if its work had not begun, else in halves, neither of them begun.
+
+        A claim of which a newer save waits, perhaps on hold, waits with it: the next claim joins the two.
+        """
         claims = [claim for claim in batch.claims if self._flight.read(claim.key) is not None]
+        self._index.notice()
+        self._index.refresh(now)
+        outdone = [claim for claim in claims if self._is_outdone(claim)]
+        if outdone:
+            self._flight.give_back([claim.key for claim in outdone])
+            self._index.notice()
+        claims = [claim for claim in claims if claim not in outdone]
         entry = next((entry for entry in self._journal.entries() if entry.key == batch.key), None)
         if not claims:
             self._journal.close(batch.key)
@@ -91,6 +101,10 @@ class Recovery:
             found.append(Batch(key, tuple(half)))
         self._journal.close(batch.key)
         return found
+
+    def _is_outdone(self, claim: Claim) -> bool:
+        waiting = [self._index.seen[name].job for name in self._index.pending.get(claim.job.slug, ())]
+        return any(job is not None and job.created_at > claim.job.created_at for job in waiting)
 
     def _settle(self, names: list[str]) -> None:
         """Each waits in the queue exactly once."""

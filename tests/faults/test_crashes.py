@@ -71,6 +71,25 @@ def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_comm
     assert site.git("status", "--porcelain") == ""
 
 
+def test_what_died_with_its_worker_publishes_nothing_of_a_newer_save_on_hold(site: Site) -> None:
+    begun = site.root / "begun"
+    file = hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nsleep 1\nexit 1\n")
+    site.write_post("content/posts/a.md", "now\n")
+    site.save("a", ["content/posts/a.md"])
+    with site.running(**FAST) as worker:
+        eventually(begun.exists)
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    file.unlink()
+    site.write_post("content/posts/a.md", "in the year 2100\n")
+    site.save("a", ["content/posts/a.md"], scheduledFor="2100-01-01")
+
+    eventually(lambda: "superseded" in site.run_once(**FAST).names())
+
+    assert site.remote_file("content/posts/a.md") is None
+    assert [job["scheduledFor"] for job in site.jobs()] == ["2100-01-01"]
+
+
 def test_an_orphaned_push_keeps_the_next_worker_out_until_it_is_gone(site: Site) -> None:
     begun = site.root / "begun"
     hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nsleep 2\n")
