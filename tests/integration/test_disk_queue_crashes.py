@@ -91,21 +91,23 @@ def killed_at(step: int, operation: Callable[[], object]) -> bool:
     return code == _DIED
 
 
-def refused_at(step: int, operation: Callable[[], object], *, lasting: bool) -> bool:
-    """Run it on a disk that is full at its change number `step`, and maybe from then on."""
+def refused_at(
+    step: int, operation: Callable[[], object], *, lasting: bool, refusal: int = errno.ENOSPC
+) -> bool:
+    """Run it on a disk that refuses its change number `step`, as a full one does, and maybe from then on."""
     left = step
 
     def strike() -> None:
         nonlocal left
         left -= 1
         if left == 0 or (lasting and left < 0):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(refusal, os.strerror(refusal))
 
     with at_each_change(strike):
         try:
             operation()
         except OSError as error:
-            assert error.errno == errno.ENOSPC  # noqa: PT017 - which of the two it was
+            assert error.errno == refusal  # noqa: PT017 - which of the two it was
     return left <= 0
 
 
@@ -269,14 +271,24 @@ def test_dying_at_any_step_loses_no_save_and_no_path(
     pytest.fail("it never ended")
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize(
+    ("refusal", "lasting"),
+    [
+        (errno.ENOSPC, False),
+        (errno.ENOSPC, True),
+        (errno.EIO, False),
+        (errno.EROFS, True),
+        (errno.EDQUOT, False),
+    ],
+    ids=["full once", "full from then on", "an I/O error", "read-only from then on", "over quota once"],
+)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_full_disk_at_any_step_loses_no_save_and_no_path(
-    folder: Path, operation: Callable[[Disk], Callable[[], object]], *, lasting: bool
+def test_a_full_or_broken_disk_at_any_step_loses_no_save_and_no_path(
+    folder: Path, operation: Callable[[Disk], Callable[[], object]], refusal: int, *, lasting: bool
 ) -> None:
     for step in range(1, 1000):
         disk = Disk(folder / str(step))
-        hit = refused_at(step, operation(disk), lasting=lasting)
+        hit = refused_at(step, operation(disk), lasting=lasting, refusal=refusal)
         expected = SEVERAL | ({"plain": {"p", "p2"}} if (disk.root / "p2.json").exists() else {})
         check(disk, expected)
         if not hit:
