@@ -78,8 +78,7 @@ class Adoption:
                 self._index(known)
         except PublishError:
             self._site.update(
-                (self._site.unindexed_ref, self._site.ref(self._site.unindexed_ref) or plan.old, None),
-                log="briter",
+                (self._site.unindexed_ref, self._site.ref(self._site.unindexed_ref) or plan.old, None)
             )
             raise
         finally:
@@ -102,7 +101,7 @@ class Adoption:
         old, tip = self._site.ref(self._site.unindexed_ref), self._site.ref(self._site.branch_ref)
         if old is not None and tip is not None and self._site.is_checked_out():
             self._index_differences(old, tip, own=())
-            self._site.update((self._site.unindexed_ref, None, None), log="briter")
+            self._site.update((self._site.unindexed_ref, None, None))
 
     def differences(self, old: str, new: str) -> dict[str, Difference]:
         """What changed between two commits, by path."""
@@ -133,7 +132,7 @@ class Adoption:
         if self._site.ref(plan.ref) is not None:
             changes.append((plan.ref, None, None))
         if changes:
-            self._site.update(*changes, log="briter: publish")
+            self._site.update(*changes)
 
     # The index
 
@@ -173,7 +172,7 @@ class Adoption:
         written = WriteBack(self._commands, self._objects, new).write(wanted)
         left = {path: base for path, base in bases.items() if path not in written or base.conflict}
         if left != bases:
-            self._site.update((self._site.bases_ref, write_bases(self._commands, left), None), log="briter")
+            self._site.update((self._site.bases_ref, write_bases(self._commands, left), None))
 
     def _left_out(self) -> set[str]:
         """What a sparse checkout keeps out of the work tree."""

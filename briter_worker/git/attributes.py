@@ -37,7 +37,7 @@ class Attributes:
 
     def filtered(self, paths: Iterable[str]) -> frozenset[str]:
         """Those of the paths whose contents git has to read itself."""
-        config = self._commands.repo.config_reader()
+        config = self._commands.config
         always = str(config.get_value("core", "autocrlf", default="false")).lower() in ("true", "input", "1")
         everywhere = always or self._anywhere(config)
         asked = [path for path in paths if everywhere or self._below(path.rpartition("/")[0])]

@@ -97,8 +97,10 @@ class Building:
         if built.conflicts:
             self._writer.close()  # their versions are looked at, and kept
         if commits:
-            names = self._writer.commits(ref, base, commits)
+            self._site.about_to_update()
+            names = self._writer.commits(self._objects, base, commits)
             built.tip = names[-1]
+            self._site.update((ref, built.tip, None))
             for key, name, commit in zip(keys, names, commits, strict=True):
                 built.commits[key] = name
                 built.carry(name, commit)

@@ -24,11 +24,13 @@ from git.cmd import Git
 
 from briter_worker.errors import Failure, PublishError, Stopped
 from briter_worker.git import causes
-from briter_worker.git.ending import dying_with_parent, end, until_exit
+from briter_worker.git.ending import await_exit, dying_with_parent, end, until_exit
 from briter_worker.git.environment import environment, parse_helpers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from git.config import GitConfigParser
 
 _PIECE = 1 << 16
 _BELIEVED = 30.0
@@ -100,6 +102,7 @@ class Commands:
         self._ending = threading.Lock()
         self._guardian: threading.Thread | None = None
         self._repo: git.Repo | None = None
+        self._config: GitConfigParser | None = None
         self._environment: dict[str, str] | None = None
         self._configured: list[tuple[int, int, int] | None] = []
         self._read_again_at = 0.0
@@ -124,6 +127,13 @@ class Commands:
             self._repo = repo
         return self._repo
 
+    @property
+    def config(self) -> GitConfigParser:
+        """What git is configured to do here. It is read once until `refresh`, as each reading takes 1 ms."""
+        if self._config is None:
+            self._config = self.repo.config_reader()
+        return self._config
+
     def refresh(self) -> None:
         """Forget what was read of the configuration, if a person may have changed it since."""
         if self._repo is not None:
@@ -131,6 +141,7 @@ class Commands:
             if found == self._configured and time.monotonic() < self._read_again_at:
                 return
         self._repo = None
+        self._config = None
         self._environment = None
 
     def abort(self) -> None:
@@ -233,11 +244,11 @@ class Commands:
         """Git's exit status, standard output and standard error."""
         process = self.spawn(args, feed=bool(stdin), discover=discover)
         with self.watched(process, args[0]):
-            out, err = self._converse(process, stdin)
+            out, err = self.converse(process, stdin)
         return process.returncode, out, err.decode(errors="replace")
 
-    def _converse(self, process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes, bytes]:
-        """As `communicate`, and every byte that moves counts as progress."""
+    def converse(self, process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes, bytes]:
+        """As `communicate`, and every byte that moves counts as progress. For use inside `watched`."""
         parts: dict[str, list[bytes]] = {"out": [], "err": []}
         left = memoryview(stdin)
         with selectors.DefaultSelector() as selector:
@@ -305,9 +316,13 @@ class Commands:
                 "and the remote, or raise BRITER_GIT_TIMEOUT_MS",
             )
 
+    def dismiss(self, process: AnyProcess) -> None:
+        """End a process that nobody waits for any more, with all that it started."""
+        self._finish(process, at_once=True)
+
     def _finish(self, process: AnyProcess, *, at_once: bool = False) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(0 if at_once else _LAST_WORDS)
+        if not at_once:
+            await_exit(process, _LAST_WORDS)
         if process.poll() is None:
             self._end(process)
         with self._ending:
@@ -343,7 +358,7 @@ class Commands:
 
     def _env(self) -> dict[str, str]:
         if self._environment is None:
-            reader = self.repo.config_reader()
+            reader = self.config
             make = partial(
                 environment,
                 worktree=self.worktree,

@@ -67,7 +67,7 @@ class Conflicts:
             if self._remote.keep(ref, branch, dry_run=self._dry_run):
                 if self._dry_run:
                     break
-                self._site.update((ref, None, None), log="briter")
+                self._site.update((ref, None, None))
                 return f"on the branch {branch} of the remote"
         return f"on the local ref {ref}"
 
@@ -78,7 +78,7 @@ class Conflicts:
             known = bases.get(path)
             start = known.start if known else changes[path].base
             bases[path] = Base(start, Conflict(changes[path].blob, self._building.blob(theirs, path)))
-        self._site.update((self._site.bases_ref, write_bases(self._site.commands, bases), None), log="briter")
+        self._site.update((self._site.bases_ref, write_bases(self._site.commands, bases), None))
 
 
 def _branch_name(slug: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import IO, TYPE_CHECKING, NoReturn, Self, cast
 
 from briter_worker.errors import Failure, PublishError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     from briter_worker.git.command import Commands, Process
@@ -120,24 +121,74 @@ def _ask(process: Process, name: str) -> tuple[str, bytes] | tuple[()] | None:
     return (header[1].decode(), content[:size]) if len(content) == size + 1 else None
 
 
-_ENTRY = {size: re.compile(rb"([0-7]+) ([^\0]+)\0(.{%d})" % size, re.DOTALL) for size in (20, 32)}
+ENTRY = {size: re.compile(rb"([0-7]+) ([^\0]+)\0(.{%d})" % size, re.DOTALL) for size in (20, 32)}
+_MODES = (b"100644", b"40000", b"100755", b"120000", b"160000")
+_ODD = re.compile(rb"[0-7]{5,6} ")
+_FEW = 32
+"""So many entries are found one by one; to find more, all are read."""
+
+
+def span(raw: bytes, name: bytes, size: int) -> tuple[int, int] | None:
+    """From where to where a tree object has its entry of this name; `size`: of the names of objects.
+
+    Found without reading all entries, as a folder may have 100,000, and a post is looked for in it.
+    """
+    wanted = b" %s\0" % name
+    at = raw.find(wanted)
+    while at >= 0:
+        mode = next((mode for mode in _MODES if raw.endswith(mode, 0, at)), b"")
+        start = at - len(mode)
+        if start == 0 and mode:
+            return 0, at + len(wanted) + size
+        if not mode and raw[at - 1] in b"01234567":
+            return _scan(raw, name, size)  # a mode that git does not write any more, or no entry
+        if mode and start > size and not raw[start - size - 1]:
+            # Another entry's name may end like this one, and a NUL be there by chance: then its mode is here.
+            if _ODD.search(raw, raw.rfind(b"\0", 0, start) + 1, start):
+                return _scan(raw, name, size)
+            return start, at + len(wanted) + size
+        at = raw.find(wanted, at + 1)
+    return None
+
+
+def _scan(raw: bytes, name: bytes, size: int) -> tuple[int, int] | None:
+    return next((found.span() for found in ENTRY[size].finditer(raw) if found[2] == name), None)
 
 
 class Folder:
-    """What one tree object holds. A name is decoded when it is asked for: a folder may have 10,000."""
+    """What one tree object holds."""
 
     def __init__(self, content: bytes = b"", size: int = 20) -> None:
-        self._raw = {found[1]: found for found in _ENTRY[size].findall(content)}
+        self.raw = content
+        self._size = size
+        self._asked = 0
 
     def get(self, name: str) -> Entry | None:
         """What is there under this name."""
-        found = self._raw.get(os.fsencode(name))
-        return None if found is None else Entry(found[0].decode(), found[2].hex())
+        wanted = os.fsencode(name)
+        self._asked += 1
+        if self._asked > _FEW:
+            found = self._all.get(wanted)
+            return None if found is None else _entry(found)
+        place = span(self.raw, wanted, self._size)
+        return (
+            None
+            if place is None
+            else _entry(cast("re.Match[bytes]", ENTRY[self._size].match(self.raw, *place)).groups())
+        )
 
     def items(self) -> Iterator[tuple[str, Entry]]:
         """All of it, in git's order."""
-        for mode, name, sha in self._raw.values():
-            yield os.fsdecode(name), Entry(mode.decode(), sha.hex())
+        for found in self._all.values():
+            yield os.fsdecode(found[1]), _entry(found)
+
+    @cached_property
+    def _all(self) -> dict[bytes, tuple[bytes, ...]]:
+        return {found[1]: found for found in ENTRY[self._size].findall(self.raw)}
+
+
+def _entry(found: Sequence[bytes]) -> Entry:
+    return Entry(found[0].decode(), found[2].hex())
 
 
 _NOTHING = Folder()

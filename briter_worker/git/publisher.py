@@ -20,6 +20,7 @@ from briter_worker.git.remote import Remote
 from briter_worker.git.site import Site, Tips
 from briter_worker.git.staging import Staging
 from briter_worker.git.transaction import Transaction
+from briter_worker.git.upkeep import Upkeep
 from briter_worker.ports import Change, Outcome, Plan, Request
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class GitPublisher:
         self._progress = progress
         self._warn = warn
         self._still_ours = still_ours
+        self._upkeep = Upkeep(commands)
 
     def publish(
         self,
@@ -91,6 +93,7 @@ class GitPublisher:
 
     def landed(self, plan: Plan) -> bool:
         """See `ports.Publisher`."""
+        self._upkeep.make_way()
         self._commands.reopen(_LAST_WORDS)
         self._commands.refresh()
         if plan.dry_run:
@@ -121,9 +124,15 @@ class GitPublisher:
         self._site.tidy(now)
         with Objects(self._commands) as objects:
             Adoption(self._site, objects).heal()
+        self._upkeep.begin()
+
+    def close(self, stopping: Callable[[], bool], *, wait: float) -> None:
+        """Leave nothing running; housekeeping that was begun may take this long to end by itself."""
+        self._upkeep.finish(stopping, wait)
 
     @contextmanager
     def _looked(self) -> Iterator[tuple[Tips, Objects]]:
+        self._upkeep.make_way()
         with self._site.working() as tips, Objects(self._commands) as objects:
             with suppress(PublishError):  # whoever holds the index still does; this publication needs none
                 Adoption(self._site, objects).heal()
@@ -136,7 +145,7 @@ class GitPublisher:
         known = tips.remote is not None and self._site.is_ancestor(dry, tips.remote)
         # What is not on the branch any more was taken back by a person.
         if known or not self._site.is_ancestor(dry, tips.local):
-            self._site.update((self._site.dry_run_ref, None, None), log="briter")
+            self._site.update((self._site.dry_run_ref, None, None))
             return None
         writer = Writer(self._commands, tip=dry)
         try:
@@ -176,7 +185,7 @@ class GitPublisher:
     ) -> tuple[list[Item], list[Outcome], bool]:
         tree = objects.tree(tip)
         attributes = Attributes(self._commands, tree)
-        file_mode = self._commands.repo.config_reader().get_value("core", "fileMode", default="true")
+        file_mode = self._commands.config.get_value("core", "fileMode", default="true")
         staged = Staging(
             self._commands,
             allowlist=self._allowlist,

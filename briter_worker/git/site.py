@@ -15,12 +15,14 @@ import psutil
 
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git import causes, refs
+from briter_worker.git.moving import Moving
 from briter_worker.git.refs import PRIVATE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from briter_worker.git.command import Commands
+    from briter_worker.git.moving import Move
 
 
 _UNDER_WAY = {
@@ -55,6 +57,7 @@ class Site:
         self.remote = remote
         self.branch = branch
         self._working = False
+        self._moving: Moving | None = None
         self._head: tuple[int, int] | None = None
         self.branch_ref = f"refs/heads/{branch}"
         self.tracking_ref = f"refs/remotes/{remote}/{branch}"
@@ -103,7 +106,7 @@ class Site:
 
     def check_remote(self) -> None:
         """Raises PublishError when the remote is not configured; does not ask it anything."""
-        if self.remote not in {remote.name for remote in self.commands.repo.remotes}:
+        if f'remote "{self.remote}"' not in self.commands.config.sections():
             raise PublishError(
                 Failure.REMOTE_MISSING,
                 f"the repository has no remote named {self.remote}. "
@@ -134,23 +137,18 @@ class Site:
         last = refs.last_logged(common, name)
         return f"git update-ref {name} {last or self.tracking_ref}"
 
-    def update(self, *changes: tuple[str, str | None, str | None], log: str) -> None:
-        """Move refs, all or none: name, new value (None: delete), and the value it must have (None: any)."""
-        lines = ["start"]
-        for name, new, old in changes:
-            if new is None:
-                lines.append(f"delete {name}")
-            else:
-                lines.append(f"update {name} {new}" + (f" {old}" if old else ""))
-        lines += ["prepare", "commit", ""]
-        self.commands.run(
-            "update-ref",
-            "-m",
-            log,
-            "--stdin",
-            stdin="\n".join(lines).encode(),
-            doing="the local branch could not be moved",
-        )
+    def update(self, *moves: Move) -> None:
+        """Move refs, all or none."""
+        if self._moving is not None:
+            self._moving.move(moves)
+            return
+        with Moving(self.commands) as moving:
+            moving.move(moves)
+
+    def about_to_update(self) -> None:
+        """Start git already, which takes as long as moving a ref does."""
+        if self._moving is not None:
+            self._moving.start()
 
     def batches_within(self, commit: str) -> list[tuple[str, str]]:
         """The private refs of pushes, and their commits, that `commit` contains."""
@@ -176,6 +174,7 @@ class Site:
             *git_dir.glob("fast_import_crash_*"),
             *git_dir.glob(f"{refs.TEMPORARY}*"),
             *(common / "objects" / "pack").glob("tmp_*"),
+            *(common / "objects" / "pack").glob(".tmp-*"),
         ]
         for path in left:
             with suppress(OSError):
@@ -190,7 +189,7 @@ class Site:
             and now - self._changed(common / name, int(made or 0)) > _OLD_PUSH
         ]
         if old:
-            self.update(*((name, None, None) for name in old), log="briter")
+            self.update(*((name, None, None) for name in old))
 
     def _changed(self, loose: Path, made: float) -> float:
         """When a ref was last written, at the latest; a packed one has only its commit's time."""
@@ -315,8 +314,10 @@ class Site:
         """Where the branch is, as `look` says; a worker that is killed inside leaves a marker of it."""
         ended = self.commands.ended
         try:
-            yield self.look()
+            with Moving(self.commands) as self._moving:
+                yield self.look()
         finally:
+            self._moving = None
             if self._working:  # else the marker is a dead worker's, and its locks are there still
                 self._working = False
                 with suppress(OSError, PublishError):

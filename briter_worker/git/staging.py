@@ -193,7 +193,8 @@ class Staging:
             if not isinstance(self._read.get(path), PublishError)
             and self._signature(path) != self._known(path)
         }
-        self._hash(changed)
+        if changed:
+            self._hash(changed)
 
     def _known(self, path: str) -> tuple[int, ...] | None:
         known = self._read.get(path)

@@ -114,7 +114,7 @@ class Transaction:
             if built.conflicts:
                 self._cannot_go_along(built.conflicts[0][1])
             if built.tip == ground.base:
-                self._site.update((ref, built.tip, None), log="briter")
+                self._site.update((ref, built.tip, None))
             plan = Plan(tips.local, built.tip, ref, {}, {}, dry_run=False, remote=ground.tips.remote)
             try:
                 pushed = self._push(plan)
@@ -159,7 +159,7 @@ class Transaction:
                 ground = self._catch_up(tips)
                 continue
             if built.tip == ground.base:
-                self._site.update((ref, built.tip, None), log="briter")
+                self._site.update((ref, built.tip, None))
             commits = built.commits | {item.key: built.carrier(item) for item in carried}
             staged = {change.path: change.blob for item in waiting for change in item.changes}
             plan = Plan(tips.local, built.tip, ref, commits, staged, self._dry_run, tips.remote)
@@ -193,7 +193,7 @@ class Transaction:
     def _forget(self, ref: str) -> None:
         """What was not pushed is built anew; `tidy` removes what this cannot."""
         with suppress(PublishError):
-            self._site.update((ref, None, None), log="briter")
+            self._site.update((ref, None, None))
 
     def adopt(self, plan: Plan, known: dict[str, Entry | None] | None) -> None:
         """Bring the local side up to what was pushed. Never fails once the posts are on the remote.
@@ -228,7 +228,6 @@ class Transaction:
             (self._site.tracking_ref, plan.new, None),
             (self._site.dry_run_ref, None, None),
             (plan.ref, None, None),
-            log="briter",
         )
 
     def _unchanged(self, built: Built) -> tuple[list[Item], list[Item]]:
