@@ -125,7 +125,8 @@ class Declared:
     def _expand(self, folder: str, draft: Draft) -> None:
         """All that is under the folder, and all of the tree's that is not any more."""
         here: set[str] = set()
-        shut: set[str] = set()
+        shut: dict[str, str] = {}
+        """What is refused in it; not what else the job declares: that may be a folder above this one."""
         todo = [folder]
         while todo:
             current = todo.pop()
@@ -137,12 +138,11 @@ class Declared:
             except Refused as refusal:
                 if current == folder:
                     raise
-                shut.add(current)
-                draft.rejected[current] = refusal.reason
+                shut[current] = refusal.reason
                 continue
             for name, mode in listing:
-                self._sort(f"{current}/{name}", mode, todo, here, draft.rejected)
-        shut.update(draft.rejected)
+                self._sort(f"{current}/{name}", mode, todo, here, shut)
+        draft.rejected.update(shut)
         was = self._tree.entry(folder)
         if was is not None and not was.is_folder:
             draft.gone[folder] = None
