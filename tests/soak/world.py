@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+import psutil
 from sites import Site, events_in, eventually
 
 from soak import ledger
@@ -21,7 +22,7 @@ from soak.persons import Colleague, Person
 from soak.weather import Weather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _FAST = {"BRITER_WORKER_BACKOFF_MS": "50", "BRITER_WORKER_POLL_INTERVAL_MS": "100"}
@@ -112,12 +113,10 @@ class World:
                     self.found.figures["kills while work was in flight"] += self._in_flight()
                     self.found.figures["kills while a push was planned"] += self._planned()
                     if whole_group:
-                        os.killpg(worker.pid, signal.SIGKILL)
+                        _send(_everything_of(worker), signal.SIGKILL)
                     else:
                         worker.kill()
                     worker.wait()
-                    with suppress(ProcessLookupError):
-                        os.killpg(worker.pid, signal.SIGCONT)  # the dead worker's git, stopped with it
                     self.found.figures["group kills" if whole_group else "worker kills"] += 1
                     return
                 self.found.figures["kept out by an orphan"] += 1
@@ -157,8 +156,8 @@ class World:
     def _stall(self, worker: subprocess.Popen[bytes], log: Any, mode: dict[str, str]) -> bool:  # noqa: ANN401
         """Now and then it is stopped for a while, and perhaps another one started meanwhile."""
         if self._dice.random() < 0.15:
-            send = os.killpg if self._dice.random() < 0.5 else os.kill
-            send(worker.pid, signal.SIGSTOP)
+            stopped = _everything_of(worker) if self._dice.random() < 0.5 else [psutil.Process(worker.pid)]
+            _send(stopped, signal.SIGSTOP)
             if self._dice.random() < 0.3:
                 with self._worker(log, mode, "--once") as second:
                     # It is told that another one is active; or it is quicker, and killed at its work.
@@ -166,8 +165,9 @@ class World:
             else:
                 time.sleep(self._dice.uniform(0, 0.3))
             self.found.figures["stopped for a while"] += 1
-            if self._dice.random() < 0.5:
-                os.killpg(worker.pid, signal.SIGCONT)
+            going_on = self._dice.random() < 0.5
+            _send(stopped if going_on else stopped[1:], signal.SIGCONT)
+            if going_on:
                 return self._lasts(worker, self._dice.uniform(0, 0.2))
         return True
 
@@ -270,6 +270,32 @@ class World:
             path = line.split(maxsplit=1)[1]
             if not path.startswith(mine) and path not in dead:
                 yield f"git status tells {line!r}"
+
+
+def _everything_of(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The worker, stopped meanwhile, then what it has started: all of it dies with a container.
+
+    What serves the remote is another machine's, though here it is git's child.
+    """
+    found = [psutil.Process(worker.pid)]
+    _send(found, signal.SIGSTOP)
+    for process in found:  # it grows
+        with suppress(psutil.NoSuchProcess):
+            if not _serves_remote(process):
+                found += process.children()
+    return [each for each in found if not _serves_remote(each)]
+
+
+def _serves_remote(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return any("receive-pack" in word for word in process.cmdline()[:3])
+    return False
+
+
+def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def _names(folder: Path) -> list[str]:
