@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import stat
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -111,6 +110,8 @@ class Quarantine:
         if not stat.S_ISREG(found.st_mode) or not os.access(source, os.R_OK):
             files.make_folder(self._nearby, self._flight.root)
             return source.rename(self._nearby / target.name)
+        import shutil  # noqa: PLC0415 - it loads every compression there is
+
         temp = files.temporary(target.parent)
         try:
             with source.open("rb") as reader, temp.open("xb") as writer:
