@@ -14,7 +14,7 @@ from briter_worker.backoff import Backoff
 from briter_worker.drain import Drain
 from briter_worker.errors import Failure, LockLostError, PublishError, Stopped, UsageError
 from briter_worker.events import Progress, Warned
-from briter_worker.git.pending import has_dry_run_commits, has_late_index
+from briter_worker.git.pending import has_dry_run_commits, has_late_adoption, has_late_index
 from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
 from briter_worker.queues.disk import DiskQueue
 from briter_worker.queues.watching import FolderWaker
@@ -118,7 +118,8 @@ class _Publishers:
 
     def tidy(self) -> None:
         """Clean up in the repository, where there is something to clean."""
-        late = has_late_index(self._settings.git_worktree, self._settings.git_branch)
+        site = (self._settings.git_worktree, self._settings.git_branch)
+        late = has_late_index(*site) or has_late_adoption(*site, self._settings.git_remote)
         if self._opened is not None or late:
             with suppress(PublishError, OSError, Stopped):
                 self.open().tidy(time.time())

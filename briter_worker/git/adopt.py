@@ -62,7 +62,13 @@ class Adoption:
             started = plan.staged.get(path, each.old.sha if each.old else None)
             if path in plan.staged or path not in kept:
                 kept[path] = Base(started)
-        self._move(plan, bases, kept)
+        try:
+            self._move(plan, bases, kept)
+        except PublishError:
+            # Git may have been ended, or refused, in the middle. Where the branch has moved, the index must
+            # follow: else a person's next commit would take the posts back.
+            if plan.old == plan.new or self._site.ref(self._site.branch_ref) != plan.new:
+                raise
         if not self._site.is_checked_out():
             # The index and the files are another branch's now, and somebody's work.
             raise PublishError(
@@ -118,6 +124,9 @@ class Adoption:
                 f"Fix: git pull --rebase {self._site.remote} {self._site.branch}",
             )
         changes: list[tuple[str, str | None, str | None]] = []
+        if before != after:
+            # First: git moves one after the other, and may be ended in between.
+            changes.append((self._site.bases_ref, write_bases(self._commands, after), None))
         if tip != plan.new:
             changes.append((self._site.branch_ref, plan.new, plan.old))
         on_remote = plan.remote if plan.dry_run else plan.new
@@ -127,8 +136,6 @@ class Adoption:
             changes.append((self._site.dry_run_ref, plan.new, None))
         elif self._site.ref(self._site.dry_run_ref) is not None:
             changes.append((self._site.dry_run_ref, None, None))
-        if before != after:
-            changes.append((self._site.bases_ref, write_bases(self._commands, after), None))
         if self._site.ref(plan.ref) is not None:
             changes.append((plan.ref, None, None))
         if changes:

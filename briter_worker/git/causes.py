@@ -57,6 +57,8 @@ _SURELY_HERE = (
     ),
     _cause(Failure.DISK, "make the file system writable", "read-only file ?system"),
     _cause(Failure.DISK, "check the disk", "input/output error"),
+    # How git says that the file of a ref could not be written, without the system's own words.
+    _cause(Failure.DISK, "check the disk", "couldn't (?:set|write) '[^'\\n]{1,300}'"),
     _cause(Failure.DISK, "give the machine more memory", "out of memory|cannot allocate memory"),
     _cause(
         Failure.DISK,

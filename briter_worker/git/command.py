@@ -109,7 +109,7 @@ class Commands:
         self.started = 0
         """How many processes were started, for the tests that guard this number."""
         self.ended = 0
-        """How many had to be ended: those may have left lock files."""
+        """How many were ended, by us or by somebody else: those may have left lock files."""
 
     @property
     def repo(self) -> git.Repo:
@@ -325,6 +325,8 @@ class Commands:
             await_exit(process, _LAST_WORDS)
         if process.poll() is None:
             self._end(process)
+        elif process.returncode < 0:
+            self.ended += 1  # not by us: by the kernel when memory was short, say
         with self._ending:
             pass  # another thread's `_end` may be at what it started, which may take longer to go
         self._active.pop(process.pid, None)

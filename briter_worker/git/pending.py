@@ -23,6 +23,19 @@ def has_late_index(worktree: Path, branch: str) -> bool:
     return _has(worktree, branch, refs.UNINDEXED)
 
 
+def has_late_adoption(worktree: Path, branch: str, remote: str) -> bool:
+    """Whether the remote has what the worker pushed, as was seen then, and the branch here has not."""
+    try:
+        common = _common_dir(worktree)
+        there = refs.read(common, f"refs/remotes/{remote}/{branch}")
+        if there is None or there == refs.read(common, f"refs/heads/{branch}"):
+            return False
+        batches = [path.name for path in (common / refs.PRIVATE).iterdir() if path.is_file()]
+        return any(refs.read(common, f"{refs.PRIVATE}/{name}") == there for name in batches)
+    except (refs.BrokenRefError, OSError):
+        return False  # the next publication looks at it, and mends it
+
+
 def _has(worktree: Path, branch: str, name: str) -> bool:
     try:
         return refs.read(_common_dir(worktree), f"{refs.of_branch(branch)}/{name}") is not None

@@ -16,6 +16,7 @@ from briter_worker.git.bases import Bases, read_bases
 from briter_worker.git.building import Building, Item
 from briter_worker.git.commits import Person, Writer
 from briter_worker.git.objects import Objects
+from briter_worker.git.pending import has_late_adoption
 from briter_worker.git.remote import Remote
 from briter_worker.git.site import Site, Tips
 from briter_worker.git.staging import Staging
@@ -95,19 +96,19 @@ class GitPublisher:
         """See `ports.Publisher`."""
         self._upkeep.make_way()
         self._commands.reopen(_LAST_WORDS)
-        self._commands.refresh()
-        if plan.dry_run:
-            # A person may have committed on top of it meanwhile.
-            done = self._site.is_ancestor(plan.new, self._site.tips().local)
-        else:
-            tip = self._remote.tip()
-            done = tip == plan.new
-            if tip is not None and not done:
-                done = self._site.is_ancestor(plan.new, self._remote.fetch())
-        if done:
-            with Objects(self._commands) as objects:
-                writer = Writer(self._commands, tip=plan.new)
-                self._transaction(objects, writer, lambda _: None, 0.0).adopt(plan, None)
+        with self._site.finishing():
+            if plan.dry_run:
+                # A person may have committed on top of it meanwhile.
+                done = self._site.is_ancestor(plan.new, self._site.tips().local)
+            else:
+                tip = self._remote.tip()
+                done = tip == plan.new
+                if tip is not None and not done:
+                    done = self._site.is_ancestor(plan.new, self._remote.fetch())
+            if done:
+                with Objects(self._commands) as objects:
+                    writer = Writer(self._commands, tip=plan.new)
+                    self._transaction(objects, writer, lambda _: None, 0.0).adopt(plan, None)
         return done
 
     def pending_flush(self) -> bool:
@@ -123,12 +124,21 @@ class GitPublisher:
         """See `ports.Publisher`."""
         self._site.tidy(now)
         with Objects(self._commands) as objects:
+            self._adopt_late(objects)
             Adoption(self._site, objects).heal()
         self._upkeep.begin()
 
     def close(self, stopping: Callable[[], bool], *, wait: float) -> None:
         """Leave nothing running; housekeeping that was begun may take this long to end by itself."""
         self._upkeep.finish(stopping, wait)
+
+    def _adopt_late(self, objects: Objects) -> None:
+        """What was pushed and could not be adopted then, as the disk was full, say."""
+        if not has_late_adoption(self._commands.worktree, self._site.branch, self._site.remote):
+            return
+        with self._site.working() as tips:
+            writer = Writer(self._commands, tip=tips.local)
+            self._transaction(objects, writer, lambda _: None, 0.0).adopt_landed(tips, tips.remote or "")
 
     @contextmanager
     def _looked(self) -> Iterator[tuple[Tips, Objects]]:

@@ -37,6 +37,7 @@ _BATCH = re.compile(r"[0-9a-f]{32}")
 _OLD_LOCK = 15 * 60.0
 _OLD_PUSH = 2 * 24 * 60 * 60.0
 """Longer than any backoff: a push whose answer was lost is recognised by its ref when it is tried again."""
+_MOMENT = 0.5
 _BUSY = "briter-worker.busy"
 """A file in the git folder while commands of ours may be running there."""
 
@@ -175,6 +176,7 @@ class Site:
             *git_dir.glob(f"{refs.TEMPORARY}*"),
             *(common / "objects" / "pack").glob("tmp_*"),
             *(common / "objects" / "pack").glob(".tmp-*"),
+            *(common / "objects").glob("[0-9a-f][0-9a-f]/tmp_obj_*"),
         ]
         for path in left:
             with suppress(OSError):
@@ -312,28 +314,50 @@ class Site:
     @contextmanager
     def working(self) -> Iterator[Tips]:
         """Where the branch is, as `look` says; a worker that is killed inside leaves a marker of it."""
+        with self._leaving():
+            try:
+                with Moving(self.commands) as self._moving:
+                    yield self.look()
+            finally:
+                self._moving = None
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """As `working`, for what a dead worker began: where the site is not fit, what can be done is."""
+        with self._leaving():
+            self.commands.refresh()
+            with suppress(PublishError):
+                self._no_locks()
+            yield
+
+    @contextmanager
+    def _leaving(self) -> Iterator[None]:
         ended = self.commands.ended
         try:
-            with Moving(self.commands) as self._moving:
-                yield self.look()
+            yield
         finally:
-            self._moving = None
             if self._working:  # else the marker is a dead worker's, and its locks are there still
                 self._working = False
                 with suppress(OSError, PublishError):
                     self._leave(killed=self.commands.ended > ended)
 
     def _leave(self, *, killed: bool) -> None:
-        """No command of ours runs any more: what one that had to be ended has left goes now, the marker too.
+        """No command of ours runs any more: what one that was ended has left goes now, the marker too.
 
         If it stayed, the lock file of a person who comes later would pass for ours.
         """
         busy = self._busy()
         began = busy.stat().st_mtime
-        if killed:
-            for path in self.locks():
-                self._remove_dead(path, began)
+        for path in self._abandoned(killed=killed):
+            self._remove_dead(path, began)
         busy.unlink()
+
+    def _abandoned(self, *, killed: bool) -> Iterator[Path]:
+        left = {path: _number(path) for path in self.locks() if killed or path.name != "index.lock"}
+        if left and not killed:
+            # Git could not remove it. Somebody else's program holds the lock of a ref for a moment only.
+            time.sleep(_MOMENT)
+        yield from (path for path, number in left.items() if _number(path) == number)
 
     def locks(self) -> Iterator[Path]:
         """Lock files of git's that are there now, whoever made them."""
@@ -386,3 +410,10 @@ class Site:
             except psutil.AccessDenied:
                 return True
         return False
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None

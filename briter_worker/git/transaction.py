@@ -271,7 +271,7 @@ class Transaction:
         self._lacked = theirs
         self._checked = True
         since = tips.local
-        tips, landed = self._adopt_landed(tips, theirs)
+        tips, landed = self.adopt_landed(tips, theirs)
         moved = Tips(tips.local, theirs)
         if self._site.is_ancestor(theirs, tips.local):
             return Ground(moved, tips.local, landed=landed, since=since)
@@ -280,7 +280,7 @@ class Transaction:
         along = tuple(self._building.of_dry_runs(tips.local, theirs))
         return Ground(moved, theirs, along, landed, since)
 
-    def _adopt_landed(self, tips: Tips, theirs: str) -> tuple[Tips, Mapping[str, str | None]]:
+    def adopt_landed(self, tips: Tips, theirs: str) -> tuple[Tips, Mapping[str, str | None]]:
         """A push of ours whose answer was lost has left its private ref: if the remote has it, adopt it.
 
         Else the author's next edit would be held against our own commit, as if somebody else had made it.

@@ -137,6 +137,8 @@ class Flight:
         for name in names:
             (self.claimed / name).unlink(missing_ok=True)
         files.sync_folder(self.claimed)
+        # Nor do the names come back that they had before they were taken.
+        files.sync_folder(self.root)
 
     def sync(self) -> None:
         """What was taken and rewritten survives a power cut."""
