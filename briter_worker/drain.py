@@ -82,6 +82,7 @@ class Drain:
     def _take_up(self, batch: Batch, landed: Sequence[Outcome]) -> Tally:
         work = Work(self._desk, batch)
         work.settle(landed)
+        work.cancel()
         tally = work.tally
         left = tuple(work.open.values())
         if not left:
@@ -138,11 +139,13 @@ class Drain:
                 )
             )
         work.settle(hopeless(batch.claims, self._desk.max_attempts))
+        work.cancel()
         try:
             self._run_publisher(work)
         except LockLostError:
             # Raised before a push, so that none of these is on the remote.
             with suppress(OSError):
+                work.cancel()
                 self._queue.release(batch, list(work.open.values()))
                 self._queue.close(batch)
             raise
@@ -167,7 +170,11 @@ class Drain:
             return
         now = self._clock()
         for outcomes in self._publisher().publish(
-            requests, held=self._queue.held_paths(now), record=work.record, now=now
+            requests,
+            held=self._queue.held_paths(now),
+            cancelled=lambda: self._queue.cancelled(work.batch),
+            record=work.record,
+            now=now,
         ):
             work.settle(outcomes)
 
@@ -178,6 +185,7 @@ class Drain:
         except PublishError as failure:
             self._emit(Warned(error=f"what became of the last push is not known yet: {failure.text}"))
             return False
+        work.cancel()
         self._queue.release(batch, list(work.open.values()))
         return True
 

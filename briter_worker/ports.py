@@ -8,18 +8,21 @@ nothing behind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from dataclasses import dataclass
 
     from briter_worker.errors import Failure
     from briter_worker.events import Event
     from briter_worker.job import Job
+else:
+    from briter_worker.lazily import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Claim:
     """A job that this worker has taken and nobody else can. `key` names it within its batch."""
 
@@ -29,7 +32,7 @@ class Claim:
     """The running attempt, counted from 1, durably counted before the work began."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Superseding:
     """An older job of a slug gave way to a newer one, which has its paths now."""
 
@@ -38,7 +41,7 @@ class Superseding:
     by: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PutAside:
     """A file that is no job, moved out of the way; a failed job of this id and slug names it."""
 
@@ -48,7 +51,7 @@ class PutAside:
     file: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """What one push is about to do: enough to finish it, or to see that it never happened."""
 
@@ -67,7 +70,7 @@ class Plan:
     """Where the remote branch was before."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """The jobs of one drain, all claimed, with the plans of the pushes that a dead worker had begun."""
 
@@ -76,7 +79,7 @@ class Batch:
     plans: tuple[Plan, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Found:
     """What a look into the queue brought: a batch of due jobs, and what was tidied on the way."""
 
@@ -85,7 +88,7 @@ class Found:
     put_aside: tuple[PutAside, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """What became of one claim. With `failure` None it is on the remote: by `commit`, or unchanged."""
 
@@ -94,9 +97,11 @@ class Outcome:
     failure: Failure | None = None
     text: str = ""
     rejected_paths: tuple[str, ...] = ()
+    cancelled: bool = False
+    """Left out of the push on request: nothing of it is on the remote."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pause:
     """Somebody wants nothing published: until a time, or until they end it."""
 
@@ -151,6 +156,14 @@ class Queue(Protocol):
         """Back to waiting as if it had not been claimed: the attempt does not count."""
         ...
 
+    def cancelled(self, batch: Batch) -> Collection[str]:
+        """Of these claims, by their keys, those that a person wants cancelled."""
+        ...
+
+    def drop(self, batch: Batch, claims: Sequence[Claim]) -> None:
+        """These leave the queue as if they had never been asked for; a newer save of theirs stays."""
+        ...
+
     def close(self, batch: Batch) -> None:
         """The batch is settled: forget its plans."""
         ...
@@ -172,7 +185,7 @@ class Queue(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """One post for the publisher: the declared paths, not yet trusted, and the commit they become."""
 
@@ -183,7 +196,7 @@ class Request:
     author: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Change:
     """One path of one commit. `blob` None deletes it; `base` is the version its author started from."""
 
@@ -193,7 +206,7 @@ class Change:
     base: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Staged:
     """A request's declared paths, read: what may be published, and what may not, with the reasons."""
 
@@ -213,11 +226,13 @@ class Publisher(Protocol):
         requests: Sequence[Request],
         *,
         held: Collection[str],
+        cancelled: Callable[[], Collection[str]],
         record: Callable[[Plan], None],
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
         """Yield outcomes as soon as they are certain, in groups; each request gets exactly one.
 
+        `cancelled` tells the keys of what is not wanted any more; it is asked up to the push, not after it.
         A PublishError concerns every request that has no outcome yet; none of those is on the remote.
         """
         ...

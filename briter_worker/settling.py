@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.errors import Failure, Kind, for_people
-from briter_worker.events import DeadLettered, Failed, NoChange, NoPaths, Published
+from briter_worker.events import Cancelled, DeadLettered, Failed, NoChange, NoPaths, Published
 from briter_worker.ports import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from briter_worker.backoff import Backoff
     from briter_worker.ports import Batch, Claim, EventSink, Plan, Queue
@@ -52,7 +52,7 @@ class Work:
 
     def __init__(self, desk: Desk, batch: Batch) -> None:
         self._desk = desk
-        self._batch = batch
+        self.batch = batch
         self._began = desk.timer()
         self.open = {claim.key: claim for claim in batch.claims}
         self.plans: list[Plan] = []
@@ -61,27 +61,44 @@ class Work:
 
     def record(self, plan: Plan) -> None:
         """Remember the plan here and durably."""
-        self._desk.queue.record(self._batch, plan)
+        self._desk.queue.record(self.batch, plan)
         self.plans.append(plan)
 
     def settle(self, outcomes: Sequence[Outcome]) -> None:
         """Store what became of these claims, then tell it."""
         known = [outcome for outcome in outcomes if outcome.key in self.open]
-        done = [self.open[outcome.key] for outcome in known if outcome.failure is None]
+        done = [self.open[each.key] for each in known if each.failure is None and not each.cancelled]
         if done:
-            self._desk.queue.finish(self._batch, done)
+            self._desk.queue.finish(self.batch, done)
+        unwanted = self._unwanted(known)
+        if unwanted:
+            self._desk.queue.drop(self.batch, [self.open[key] for key in unwanted])
         for outcome in known:
             claim = self.open[outcome.key]
-            if outcome.failure is None:
+            if outcome.key in unwanted:
+                self._desk.emit(Cancelled(job_id=claim.job.id, slug=claim.job.slug))
+            elif outcome.failure is None:
                 self._tell_done(claim, outcome)
             else:
                 self._fail(claim, outcome, outcome.failure)
             del self.open[outcome.key]
             self.tally.settled += 1
 
+    def cancel(self) -> None:
+        """Settle what a person wants cancelled, of the claims that have no outcome yet."""
+        keys = self._desk.queue.cancelled(self.batch) if self.open else ()
+        self.settle([Outcome(key, cancelled=True) for key in keys if key in self.open])
+
     def fail_rest(self, failure: Failure, text: str) -> None:
         """The same failure for every claim that has no outcome yet."""
         self.settle([Outcome(key, failure=failure, text=for_people(text)) for key in self.open])
+
+    def _unwanted(self, outcomes: Sequence[Outcome]) -> list[str]:
+        """What was left out as it was cancelled, and what has failed and is not wanted again."""
+        marked: Collection[str] = ()
+        if any(outcome.failure is not None for outcome in outcomes):
+            marked = self._desk.queue.cancelled(self.batch)
+        return [each.key for each in outcomes if each.cancelled or (each.failure and each.key in marked)]
 
     def _tell_done(self, claim: Claim, outcome: Outcome) -> None:
         if outcome.commit is None:
@@ -96,10 +113,10 @@ class Work:
         facts = self._facts(claim, outcome) | {"error": outcome.text}
         if failure.kind is not Kind.REFUSED and claim.attempt < desk.max_attempts:
             until = desk.clock() + desk.backoff.delay(claim.attempt)
-            desk.queue.put_off(self._batch, claim, failure, outcome.text, until)
+            desk.queue.put_off(self.batch, claim, failure, outcome.text, until)
             desk.emit(Failed(**facts, failure=failure.value, retry_at=until))
             return
-        desk.queue.bury(self._batch, claim, failure, outcome.text)
+        desk.queue.bury(self.batch, claim, failure, outcome.text)
         if failure is Failure.NO_PATHS:
             desk.emit(NoPaths(**facts))
         else:

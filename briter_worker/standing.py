@@ -16,6 +16,7 @@ from briter_worker.wiring import open_backoff, open_queue
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from briter_worker.ports import Pause
     from briter_worker.queues.steering import Listed
     from briter_worker.settings import Settings
 
@@ -44,6 +45,7 @@ class Standing:
     next_due_in: float | None
     """How long until something is due: 0 when something is, None when nothing waits."""
     worker: Holder | None
+    paused: Pause | None
     condition: str | None
     """What keeps any post of the site from being published, as far as the last attempts tell."""
     failure: str | None
@@ -66,6 +68,7 @@ class Standing:
             "oldestWaitingSeconds": max((age for age in waiting if age is not None), default=None),
             "nextDue": due,
             "worker": None if self.worker is None else _as_json(self.worker),
+            "paused": None if self.paused is None else pause_as_json(self.paused),
             "condition": self.condition,
             "failure": self.failure,
             "quarantined": self.quarantined,
@@ -76,6 +79,12 @@ class Standing:
             "remote": self.remote,
             "queue": self.queue,
         }
+
+
+def pause_as_json(pause: Pause) -> dict[str, Any]:
+    """A pause, for programs."""
+    until = None if pause.until is None else format_time(pause.until)
+    return {"since": format_time(pause.since), "until": until, "reason": pause.reason or None}
 
 
 def _as_json(holder: Holder) -> dict[str, Any]:
@@ -104,6 +113,7 @@ def stand(settings: Settings, now: float) -> Standing:
         oldest={state.value: oldest.get(state) for state in State},
         next_due_in=min(waits, default=None),
         worker=holder(settings, now),
+        paused=queue.paused(now),
         condition=None if worst is None else for_people(worst.job.last_error or worst.job.failure or ""),
         failure=None if worst is None else worst.job.failure,
         quarantined=len(queue.quarantined()),

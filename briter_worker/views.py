@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from briter_worker.doctor import Finding
     from briter_worker.job import State
+    from briter_worker.ports import Pause
     from briter_worker.queues.steering import Listed
 
 NOTHING = "-"
@@ -163,6 +164,12 @@ def put_job(row: Listed) -> None:
     put_facts(facts)
 
 
+def pause_in_words(pause: Pause, now: float) -> str:
+    """A pause, for people."""
+    end = "until briter-worker resume" if pause.until is None else f"for {span(pause.until - now)}"
+    return f"paused {end}" + (f": {for_people(pause.reason)}" if pause.reason else "")
+
+
 def put_finding(finding: Finding) -> None:
     """Print one finding of the doctor's."""
     if not is_terminal():
@@ -209,13 +216,16 @@ def _moment(seconds: float | None) -> str:
 
 def ago(seconds: float) -> str:
     """A span of time as a person says it: `in 3 h` ahead, `3 h ago` behind."""
-    span = abs(seconds)
-    if span < _MINUTE:
-        text = f"{span:.0f} s"
-    elif span < _HOUR:
-        text = f"{span / _MINUTE:.0f} min"
-    elif span < 2 * _DAY:
-        text = f"{span / _HOUR:.0f} h"
-    else:
-        text = f"{span / _DAY:.0f} days"
+    text = span(abs(seconds))
     return f"in {text}" if seconds > 0 else f"{text} ago"
+
+
+def span(seconds: float) -> str:
+    """A length of time in its largest unit."""
+    if seconds < _MINUTE:
+        return f"{seconds:.0f} s"
+    if seconds < _HOUR:
+        return f"{seconds / _MINUTE:.0f} min"
+    if seconds < 2 * _DAY:
+        return f"{seconds / _HOUR:.0f} h"
+    return f"{seconds / _DAY:.0f} days"

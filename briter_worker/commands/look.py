@@ -102,6 +102,7 @@ def _facts(standing: Standing) -> list[tuple[str, str]]:
         *facts,
         ("next due", "" if soon is None else views.ago(soon) if soon > 0 else "now"),
         ("worker", worker),
+        *([("paused", views.pause_in_words(standing.paused, standing.now))] if standing.paused else []),
         ("condition", standing.condition or "nothing is known to be wrong"),
         ("quarantine", str(standing.quarantined)),
         *((f"not a job: {name}", reason) for name, reason in standing.stuck.items()),

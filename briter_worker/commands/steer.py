@@ -1,7 +1,8 @@
-"""Retry and cancel. A running worker notices the changed files by itself."""
+"""Retry, cancel, hurry and pause. A running worker notices the changed files by itself."""
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -43,22 +44,108 @@ def retry(
 
 
 def cancel(wanted: Wanted, *, as_json: Json = False) -> None:
-    """Take a waiting or failed job out of the queue."""
+    """Take a waiting or failed job out of the queue; stop one in flight that is not being pushed yet."""
     settings = read_settings()
     from briter_worker.wiring import open_queue  # noqa: PLC0415
 
     with _declining():
-        jobs = open_queue(settings).cancel(wanted, time.time())
-    if as_json or views.is_terminal():
-        _report("cancelled", jobs, as_json=as_json)
+        done = open_queue(settings).cancel(wanted, time.time())
+    if as_json:
+        views.put_json(
+            [{"id": job.id, "slug": job.slug, "cancelled": True} for job in done.gone]
+            + [{"id": job.id, "slug": job.slug, "cancelled": False} for job in done.asked]
+        )
+        return
+    for job in done.asked:
+        views.tell(
+            f"{for_people(job.slug)} is in flight: it will be cancelled unless its push has begun "
+            f"(briter-worker show {for_people(job.id)} tells what became of it)"
+        )
+    if views.is_terminal():
+        views.put(
+            "".join(f"{for_people(job.slug)} cancelled (job {for_people(job.id)})\n" for job in done.gone)
+        )
     else:
         # A cancelled job is gone without a trace: this line is what a log keeps of it.
         from briter_worker.events import Cancelled  # noqa: PLC0415
         from briter_worker.sinks.log import LogSink, standard_output  # noqa: PLC0415
 
         log = LogSink(standard_output(), complain=views.tell)
-        for job in jobs:
+        for job in done.gone:
             log(Cancelled(job_id=job.id, slug=job.slug))
+
+
+def publish_now(wanted: Wanted, *, as_json: Json = False) -> None:
+    """Have a job on hold, or one that waits for its retry, published at once."""
+    settings = read_settings()
+    from briter_worker.wiring import open_queue  # noqa: PLC0415
+
+    with _declining():
+        jobs = open_queue(settings).publish_now(wanted, time.time())
+    if as_json or views.is_terminal():
+        _report("is due now", jobs, as_json=as_json)
+    else:
+        views.put_columns(["due", job.slug, job.id] for job in jobs)
+
+
+def pause(
+    *,
+    span: Annotated[
+        str | None, typer.Option("--for", metavar="SPAN", help="For so long: 90s, 30m, 2h, 1d.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="ISO", help="Until then.")] = None,
+    reason: Annotated[str, typer.Option(help="Why, for whoever wonders.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Publish nothing until `resume`, or for a time. What is being pushed right now ends first."""
+    settings = read_settings()
+    now = time.time()
+    end = _end(span, until, now)
+    from briter_worker.wiring import open_queue  # noqa: PLC0415
+
+    made = open_queue(settings).pause(now, until=end, reason=reason)
+    if as_json:
+        from briter_worker.standing import pause_as_json  # noqa: PLC0415
+
+        views.put_json(pause_as_json(made))
+    else:
+        views.put(views.pause_in_words(made, now))
+
+
+def resume(*, as_json: Json = False) -> None:
+    """End a pause."""
+    settings = read_settings()
+    from briter_worker.wiring import open_queue  # noqa: PLC0415
+
+    ended = open_queue(settings).resume()
+    if as_json:
+        views.put_json({"resumed": ended})
+    else:
+        views.put("publishing goes on" if ended else "nothing was paused")
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _end(span: str | None, until: str | None, now: float) -> float | None:
+    if span is not None and until is not None:
+        raise UsageError("pause takes one of --for and --until")
+    if span is not None:
+        found = re.fullmatch(r"([0-9]{1,6})([smhd])", span.strip())
+        if found is None:
+            raise UsageError(f"--for {for_people(span)!r}: a number and a unit, such as 90s, 30m, 2h or 1d")
+        return now + int(found.group(1)) * _UNITS[found.group(2)]
+    if until is None:
+        return None
+    from briter_worker.job import parse_time  # noqa: PLC0415
+
+    try:
+        end = parse_time(until)
+    except ValueError as error:
+        raise UsageError(f"--until {for_people(str(error))}") from None
+    if end <= now:
+        raise UsageError(f"--until {for_people(until)}: that is over already")
+    return end
 
 
 @contextmanager

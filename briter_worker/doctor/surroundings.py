@@ -170,6 +170,10 @@ def clock(settings: Settings) -> Finding:
 def queue(settings: Settings, now: float) -> Iterator[Finding]:
     """What is in the queue that somebody has to look at."""
     standing = stand(settings, now)
+    if standing.paused:
+        yield warning(
+            "pause", "nothing is published while the site is paused", "briter-worker resume ends the pause"
+        )
     failed = standing.jobs[JobState.FAILED.value]
     if failed:
         yield warning(

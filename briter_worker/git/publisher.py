@@ -68,6 +68,7 @@ class GitPublisher:
         requests: Sequence[Request],
         *,
         held: Collection[str],
+        cancelled: Callable[[], Collection[str]],
         record: Callable[[Plan], None],
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
@@ -84,7 +85,7 @@ class GitPublisher:
                 if refused:
                     yield refused
                 transaction = self._transaction(objects, writer, record, now, large_files=large_files)
-                yield from transaction.settle(items, tips, lacked=found.remote)
+                yield from transaction.settle(items, tips, lacked=found.remote, cancelled=cancelled)
             finally:
                 writer.give_up()
 

@@ -17,7 +17,7 @@ from briter_worker.git.site import Tips
 from briter_worker.ports import Outcome, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.git.building import Building, Built, Item
     from briter_worker.git.objects import Entry, Objects
@@ -68,15 +68,25 @@ class Transaction:
         self._still_ours = still_ours
         self._large_files = large_files
         self._conflicts = Conflicts(site, remote, objects, building, dry_run=dry_run)
+        self._cancelled: Callable[[], Collection[str]] = tuple
         self._checked = False
         self._lacked: str | None = None
 
-    def settle(self, items: Sequence[Item], tips: Tips, *, lacked: str | None) -> Iterator[list[Outcome]]:
+    def settle(
+        self,
+        items: Sequence[Item],
+        tips: Tips,
+        *,
+        lacked: str | None,
+        cancelled: Callable[[], Collection[str]],
+    ) -> Iterator[list[Outcome]]:
         """Put the items on the remote; what it rejects is halved until the post at fault stands alone.
 
-        `lacked` is where the remote was before this drain: what it lacked then, this drain has published.
+        What is cancelled before a push is left out of it. `lacked` is where the remote was before this
+        drain: what it lacked then, this drain has published.
         """
         self._lacked = lacked
+        self._cancelled = cancelled
         todo = deque([list(items)] if items else [])
         while todo:
             part = todo.popleft()
@@ -142,9 +152,10 @@ class Transaction:
         ground = Ground(tips, tips.local)
         if tips.remote not in (None, tips.local) and not self._site.is_ancestor(str(tips.remote), tips.local):
             ground = self._catch_up(tips)
-        for _ in range(_RACES + 1):
+        races = 0
+        while races <= _RACES:
             tips = ground.tips
-            waiting = [item.based_on(ground.landed) for item in waiting]
+            waiting = self._still_wanted([item.based_on(ground.landed) for item in waiting], settled)
             ref = _private_ref()
             built = self._building.build([*ground.along, *waiting], ground.base, ref)
             for item, paths in built.conflicts:
@@ -157,14 +168,19 @@ class Transaction:
                 if self._checked or not same or self._remote.tip() == tips.remote:
                     return settled + self._nothing_to_do(same, ground, built), self._take_over(ground)
                 ground = self._catch_up(tips)
+                races += 1
                 continue
             if built.tip == ground.base:
                 self._site.update((ref, built.tip, None))
             commits = built.commits | {item.key: built.carrier(item) for item in carried}
             staged = {change.path: change.blob for item in waiting for change in item.changes}
             plan = Plan(tips.local, built.tip, ref, commits, staged, self._dry_run, tips.remote)
+            if not plan.commits.keys().isdisjoint(self._cancelled()):
+                self._forget(ref)
+                continue  # the last moment: it is built anew without them
             if self._push(plan) is Pushed.MOVED:
                 ground = self._catch_up(tips)
+                races += 1
                 continue
             self.adopt(plan, built.entries if _is_plain(plan, built) else None)
             rejected = {item.key: item.rejected for item in waiting}
@@ -172,6 +188,12 @@ class Transaction:
             settled += self._nothing_to_do(same, ground, built)
             return settled, Tips(plan.new, tips.remote if self._dry_run else plan.new)
         raise _lost_race()
+
+    def _still_wanted(self, items: Sequence[Item], settled: list[Outcome]) -> list[Item]:
+        """Those that nobody has cancelled; the others are settled."""
+        unwanted = self._cancelled()
+        settled += [Outcome(item.key, cancelled=True) for item in items if item.key in unwanted]
+        return [item for item in items if item.key not in unwanted]
 
     def _push(self, plan: Plan) -> Pushed:
         self._record(plan)

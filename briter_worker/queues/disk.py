@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from briter_worker.ports import Pause, Plan
     from briter_worker.queues.flight import Held
     from briter_worker.queues.quarantine import Quarantined
-    from briter_worker.queues.steering import Listed
+    from briter_worker.queues.steering import Cancellation, Listed
 
 
 class DiskQueue:
@@ -130,9 +130,12 @@ class DiskQueue:
         with self._alone():
             # The letters first: after a crash, the claims are still there to have them removed.
             self._claiming.drop_dead_letters(claims)
-            resaved = [claim.key for claim in claims if self._is_resaved(claim.key)]
-            self._flight.give_back(resaved)
-            self._flight.drop(claim.key for claim in claims if claim.key not in resaved)
+            self._remove(claims)
+
+    def _remove(self, claims: Sequence[Claim]) -> None:
+        resaved = [claim.key for claim in claims if self._is_resaved(claim.key)]
+        self._flight.give_back(resaved)
+        self._flight.drop(claim.key for claim in claims if claim.key not in resaved)
 
     def put_off(self, batch: Batch, claim: Claim, failure: Failure, text: str, until: float) -> None:  # noqa: ARG002
         """Back to waiting, to be tried again at `until`; a newer save takes it over at the next claim."""
@@ -172,6 +175,15 @@ class DiskQueue:
                 if held is not None and held.job.attempts < claim.attempt - 1:
                     self._flight.rewrite(held, {**held.document, "attempts": claim.attempt - 1})
             self._flight.give_back(claim.key for claim in claims)
+
+    def cancelled(self, batch: Batch) -> Collection[str]:
+        """Of these claims, by their keys, those that a person wants cancelled."""
+        return {claim.key for claim in batch.claims if self._flight.is_marked(claim.key)}
+
+    def drop(self, batch: Batch, claims: Sequence[Claim]) -> None:  # noqa: ARG002 - the port's signature
+        """These leave the queue as if they had never been asked for; a newer save of theirs stays."""
+        with self._alone():
+            self._remove(claims)
 
     def revive(self, now: float) -> Sequence[Job]:
         """Dead letters that the site's surroundings caused wait again, with no attempts."""
@@ -244,8 +256,13 @@ class DiskQueue:
         with self._alone():
             return self._steering.retry_all(now)
 
-    def cancel(self, wanted: str, now: float) -> list[Job]:
-        """Waiting jobs and dead letters of this id or slug leave the queue. Raises SteeringError."""
+    def publish_now(self, wanted: str, now: float) -> list[Job]:
+        """Jobs on hold, and such as wait for a retry, are due at once. Raises SteeringError."""
+        with self._alone():
+            return self._steering.publish_now(wanted, now)
+
+    def cancel(self, wanted: str, now: float) -> Cancellation:
+        """The jobs of this id or slug leave the queue, or are asked to. Raises SteeringError."""
         with self._alone():
             return self._steering.cancel(wanted, now)
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from briter_worker.strictjson import Document
 
 
+_MARK = ".cancel"
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A job in `.claimed/`, as it was when it was read there."""
@@ -136,9 +139,21 @@ class Flight:
         """These are in flight no more, durably."""
         for name in names:
             (self.claimed / name).unlink(missing_ok=True)
+            if self.is_marked(name):
+                (self.claimed / f"{name}{_MARK}").unlink(missing_ok=True)
         files.sync_folder(self.claimed)
         # Nor do the names come back that they had before they were taken.
         files.sync_folder(self.root)
+
+    def mark(self, held: str) -> None:
+        """Ask for this one to be cancelled, durably: whoever works on it, now or after a crash, sees it."""
+        (self.claimed / f"{held}{_MARK}").touch()
+        files.belong_to(self.claimed / f"{held}{_MARK}", self.root)
+        files.sync_folder(self.claimed)
+
+    def is_marked(self, held: str) -> bool:
+        """Whether somebody has asked for this one to be cancelled."""
+        return os.path.lexists(self.claimed / f"{held}{_MARK}")
 
     def sync(self) -> None:
         """What was taken and rewritten survives a power cut."""

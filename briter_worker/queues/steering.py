@@ -48,6 +48,14 @@ class Listed:
         return {"id": self.job.id, **document, "paths": list(self.job.paths), "attempts": self.job.attempts}
 
 
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """What `cancel` has done: some are gone; those in flight end as soon as it is safe, if not pushed yet."""
+
+    gone: tuple[Job, ...] = ()
+    asked: tuple[Job, ...] = ()
+
+
 class Steering:
     """Views and commands. What a command decides, it decides on the file that it actually took."""
 
@@ -109,15 +117,43 @@ class Steering:
         rows = self.jobs(now)
         return self._retry([r for r in rows if r.state is State.FAILED and not _is_hopeless(r.job)], now)
 
-    def cancel(self, wanted: str, now: float) -> list[Job]:
+    def publish_now(self, wanted: str, now: float) -> list[Job]:
+        """Jobs on hold wait for nothing any more, nor do such as wait for a retry."""
+        rows = self._existing(wanted, now)
+        chosen = [row for row in rows if row.state in {State.SCHEDULED, State.RETRYING}]
+        if not chosen:
+            text = f"{wanted!r} is not on hold: it is {rows[0].state.value}"
+            raise SteeringError(f"{text}; use retry" if rows[0].state is State.FAILED else text)
+        taken = self._take([row.path.name for row in chosen])
+        jobs = []
+        for held in taken:
+            job = held.job
+            document = rewritten(
+                {**held.document, "scheduledFor": None},
+                status=Status.PENDING,
+                attempts=job.attempts,
+                now=now,
+                last_error=job.last_error,
+                failure=job.failure,
+            )
+            jobs.append(self._flight.rewrite(held, document).job)
+        self._flight.give_back(held.name for held in taken)
+        self._index.notice()
+        return jobs
+
+    def cancel(self, wanted: str, now: float) -> Cancellation:
         """Waiting jobs and dead letters leave the queue, with the older saves they stand for.
 
-        What a writer has put in the place of one of them meanwhile stays.
+        What a writer has put in the place of one of them meanwhile stays. What is in flight is marked: it
+        ends at the next safe point, unless it is being pushed by then.
         """
         rows = self._existing(wanted, now)
+        asked = [row for row in rows if row.state is State.CLAIMED]
+        for row in asked:
+            self._flight.mark(row.path.name)
         chosen = [row for row in rows if row.state is not State.CLAIMED]
         if not chosen:
-            raise SteeringError(f"{wanted!r} is being published right now; it cannot be cancelled any more")
+            return Cancellation(asked=tuple(row.job for row in asked))
         names = []
         for row in chosen:
             names += [row.path.name] if row.state is State.FAILED else self._index.pending[row.job.slug]
@@ -126,7 +162,9 @@ class Steering:
         if not taken:
             raise SteeringError(f"{wanted!r} has just been saved again or taken by the worker; look again")
         kept = {row.job.id for row in chosen}
-        return [held.job for held in taken if held.job.id in kept]
+        return Cancellation(
+            tuple(held.job for held in taken if held.job.id in kept), tuple(row.job for row in asked)
+        )
 
     def _existing(self, wanted: str, now: float) -> list[Listed]:
         self._recovery.tidy(now)

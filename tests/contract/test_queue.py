@@ -521,20 +521,76 @@ def test_a_cancelled_job_is_gone_with_the_older_saves_it_stood_for(engine: Engin
     engine.save("a", ["old"], created=NOW - 2, name="one")
     new = engine.save("a", ["new"], created=NOW - 1, name="two", scheduledFor=format_time(NOW + 9))
     engine.save("b", ["b"])
-    assert [job.id for job in engine.queue.cancel(new, NOW)] == [new]
+    assert [job.id for job in engine.queue.cancel(new, NOW).gone] == [new]
     assert engine.rows("a") == []
     assert slugs(claimed(engine, NOW + 100)) == ["b"]
 
 
-def test_a_job_in_flight_cannot_be_cancelled_but_the_save_behind_it_can(engine: Engine) -> None:
-    engine.save("a", ["old"], created=NOW - 2)
+def test_a_job_in_flight_is_only_asked_to_end_and_the_save_behind_it_is_gone_at_once(engine: Engine) -> None:
+    old = engine.save("a", ["old"], created=NOW - 2)
     batch = claimed(engine)
-    with pytest.raises(SteeringError, match="right now"):
-        engine.queue.cancel("a", NOW)
     new = engine.save("a", ["new"], created=NOW - 1)
-    assert [job.id for job in engine.queue.cancel("a", NOW)] == [new]
-    finish(engine, batch)
+    done = engine.queue.cancel("a", NOW)
+    assert ([job.id for job in done.gone], [job.id for job in done.asked]) == ([new], [old])
+    assert engine.queue.cancelled(batch) == {claim.key for claim in batch.claims}
+    assert engine.rows("a") == [(CLAIMED, ("old",))]
+
+
+def test_a_wish_to_cancel_outlives_the_worker_that_was_at_it(engine: Engine) -> None:
+    engine.save("a", ["a"])
+    claimed(engine)
+    engine.queue.cancel("a", NOW)
+    engine.die()
+    (batch,) = engine.queue.recover(NOW)
+    assert engine.queue.cancelled(batch) == {claim.key for claim in batch.claims}
+    engine.queue.drop(batch, batch.claims)
+    engine.queue.close(batch)
     assert engine.rows("a") == []
+
+
+def test_what_is_dropped_never_takes_a_newer_save_along(engine: Engine) -> None:
+    engine.save("a", ["a"], created=NOW - 2)
+    batch = claimed(engine)
+    engine.save("a", ["b"], created=NOW - 1)
+    engine.queue.drop(batch, batch.claims)
+    engine.queue.close(batch)
+    assert engine.rows("a") == [(PENDING, ("b",))]
+
+
+def test_a_wish_that_came_too_late_does_not_reach_the_next_save(engine: Engine) -> None:
+    job = engine.save("a", ["a"], name="a")
+    batch = claimed(engine)
+    engine.queue.cancel(job, NOW)
+    finish(engine, batch)
+    engine.save("a", ["b"], name="a", id=job)
+    assert engine.queue.cancelled(claimed(engine)) == set()
+
+
+def test_a_job_on_hold_can_be_published_now(engine: Engine) -> None:
+    job = engine.save("a", ["x"], scheduledFor=format_time(NOW + 9), extra="kept")
+    assert engine.rows("a") == [(SCHEDULED, ("x",))]
+    assert [done.id for done in engine.queue.publish_now("a", NOW)] == [job]
+    assert engine.rows("a") == [(PENDING, ("x",))]
+    assert engine.document("a")["extra"] == "kept"
+    assert slugs(claimed(engine)) == ["a"]
+
+
+def test_publishing_a_retry_now_keeps_the_count_of_its_attempts(engine: Engine) -> None:
+    engine.save("a", ["x"])
+    put_off(engine, claimed(engine))
+    engine.queue.publish_now("a", NOW)
+    (claim,) = claimed(engine).claims
+    assert claim.attempt == 2
+    assert claim.job.last_error == "no network"
+
+
+def test_only_what_waits_for_a_time_can_be_hurried(engine: Engine) -> None:
+    engine.save("due", ["x"])
+    with pytest.raises(SteeringError, match="is not on hold: it is pending"):
+        engine.queue.publish_now("due", NOW)
+    bury(engine, claimed(engine))
+    with pytest.raises(SteeringError, match="use retry"):
+        engine.queue.publish_now("due", NOW)
 
 
 def test_another_process_sees_and_steers_while_the_worker_is_at_work(engine: Engine) -> None:

@@ -89,7 +89,7 @@ def test_a_command_line_beside_the_worker_neither_loses_nor_doubles_a_job(tmp_pa
     def cancel_many() -> None:
         for number in range(count):
             try:
-                cancelled.extend(job.slug for job in person.queue.cancel(f"s{number}", NOW))
+                cancelled.extend(job.slug for job in person.queue.cancel(f"s{number}", NOW).gone)
             except SteeringError:
                 person.queue.jobs(NOW)
 
