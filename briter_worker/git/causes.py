@@ -141,6 +141,7 @@ _HERE = (
         "does not appear to be a git repository|is this a git repository",
         "no such remote|repository '[^']*' does not exist",
         "no such device or address|unable to find remote helper|transport '[^']*' not allowed",
+        "strange (?:path|host)name",
     ),
     _cause(
         Failure.REMOTE_REFUSED,
@@ -169,6 +170,11 @@ _HERE = (
         Failure.LOCKED,
         "end the git command that holds the lock, or remove the .lock file if none runs",
         r"unable to create '?\S{0,300}\.lock|cannot lock ref|\.lock'?: file exists|unable to lock",
+    ),
+    _cause(
+        Failure.GIT_MISSING,
+        "install that part of git, or take it out of the settings: git config --list",
+        "is not a git command",
     ),
     _cause(Failure.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone", "not a git repository"),
 )

@@ -50,6 +50,7 @@ def environment(
         ("maintenance.auto", "false"),
         ("safe.bareRepository", "explicit"),
         ("protocol.ext.allow", "never"),
+        ("protocol.fd.allow", "never"),
         ("credential.interactive", "never"),
         ("push.gpgSign", "false"),
         ("push.followTags", "false"),

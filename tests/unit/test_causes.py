@@ -95,6 +95,9 @@ WORDS = [
     ("fatal: remote error: access denied or repository not exported: /x.git", F.REMOTE_MISSING),
     ("fatal: remote error: service not enabled: /x.git", F.REMOTE_MISSING),
     ("fatal: transport 'ext' not allowed", F.REMOTE_MISSING),
+    ("fatal: strange hostname '-oProxyCommand=touch x' blocked", F.REMOTE_MISSING),
+    ("fatal: http://h/x.git/info/refs not valid: is this a git repository?", F.REMOTE_MISSING),
+    ("git: 'lfs' is not a git command. See 'git --help'.", F.GIT_MISSING),
     # the disk here, and the disk there
     ("error: unable to write file .git/objects/ab/cd: No space left on device", F.DISK),
     ("fatal: sha1 file '.git/objects/pack/x' write error. Out of diskspace\nDisk quota exceeded", F.DISK),
