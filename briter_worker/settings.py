@@ -223,6 +223,10 @@ class Settings:
     worker_max_file_bytes: int = _setting(
         _whole(1, 2**53 - 1), 104_857_600, "A larger file is refused before it is hashed."
     )
+    history_stale_days: int = _setting(
+        _whole(1, 36_500), 30, "After so many days a receipt is out of sight, unless it is asked for."
+    )
+    history_keep_days: int = _setting(_whole(1, 36_500), 365, "After so many days a receipt is deleted.")
     published_href_template: str = _setting(_HREF, "", "`https://example.org/notes/{slug}`, for links.")
     config_path: Path
     """The config.json that was looked for. Not a setting."""
@@ -236,6 +240,11 @@ class Settings:
     def lock_path(self) -> Path:
         """The site's lock."""
         return self.storage_root / "worker.lock"
+
+    @property
+    def history_path(self) -> Path:
+        """The history."""
+        return self.storage_root / "history.db"
 
     @property
     def quarantine_root(self) -> Path:

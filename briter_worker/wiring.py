@@ -19,6 +19,7 @@ from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
 from briter_worker.queues.disk import DiskQueue
 from briter_worker.queues.watching import FolderWaker
 from briter_worker.settling import Desk
+from briter_worker.sinks.fan import AtFirstJob, Fan
 from briter_worker.worker import Stop, Worker, heartbeat, skipped, started, stopped
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from briter_worker.git.site import Site
     from briter_worker.ports import EventSink
     from briter_worker.settings import Settings
+    from briter_worker.sinks.history.reading import History
+    from briter_worker.sinks.history.sink import HistorySink
 
 
 def open_backoff(settings: Settings) -> Backoff:
@@ -125,8 +128,42 @@ class _Publishers:
                 self.open().tidy(time.time())
 
 
-def run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:
+def open_history(settings: Settings) -> History:
+    """The site's history, for looking at it."""
+    from briter_worker.sinks.history.reading import History  # noqa: PLC0415 - not for a run of cron
+
+    return History(settings.history_path)
+
+
+def _open_stores(settings: Settings, log: EventSink) -> Fan:
+    """Every sink, with `log` as the last."""
+
+    def history() -> HistorySink:
+        from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - not for a run of cron
+        from briter_worker.sinks.history.retention import Retention  # noqa: PLC0415
+        from briter_worker.sinks.history.sink import HistorySink  # noqa: PLC0415
+
+        return HistorySink(
+            settings.history_path,
+            Target(settings.git_branch, settings.git_remote, settings.published_href_template),
+            Retention(settings.history_stale_days, settings.history_keep_days),
+            announce=log,
+            complain=lambda text: log(Warned(error=text)),
+        )
+
+    return Fan([AtFirstJob(history)], log)
+
+
+def run_worker(settings: Settings, *, once: bool, log: EventSink) -> int:
     """Run the worker until it is told to stop, or with `once` until nothing is due; its exit code."""
+    sink = _open_stores(settings, log)
+    try:
+        return _run_worker(settings, once=once, sink=sink)
+    finally:
+        sink.close()
+
+
+def _run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:
     try:
         settings.queue_root.mkdir(parents=True, exist_ok=True)
     except OSError as error:

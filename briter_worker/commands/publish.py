@@ -16,7 +16,7 @@ def publish(*, once: bool) -> int:
     settings = read_settings()
     from briter_worker.wiring import run_worker  # noqa: PLC0415
 
-    return run_worker(settings, once=once, sink=_sink())
+    return run_worker(settings, once=once, log=_sink())
 
 
 def _sink() -> EventSink:

@@ -18,8 +18,6 @@ from briter_worker.events import (
     Progress,
     Published,
     Superseded,
-    WorkerStarted,
-    WorkerStopped,
 )
 from briter_worker.sinks.history.reading import History, HistoryUnreadableError, Receipt
 from briter_worker.sinks.history.recording import Target
@@ -194,12 +192,6 @@ def test_a_save_that_was_never_tried_has_a_receipt_too(book: Book) -> None:
         ("gone", "cancelled", None),
         ("old", "superseded", "new"),
     ]
-
-
-def test_a_worker_that_finds_nothing_leaves_no_file(book: Book) -> None:
-    book.write(WorkerStarted(pid=1, dry_run=False), WorkerStopped(drained=0))
-    assert not book.path.exists()
-    assert book.receipts() == []
 
 
 def test_receipts_are_found_by_post_outcome_and_words(book: Book) -> None:

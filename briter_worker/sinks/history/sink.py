@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from briter_worker.events import Event, HistoryRetired, JobEvent, JobStarted, Progress
+from briter_worker.events import Event, HistoryRetired, JobStarted, Progress
 from briter_worker.sinks.history.database import is_damage, open_to_write, put_aside
 from briter_worker.sinks.history.recording import Recorder
 from briter_worker.sinks.history.retention import retire
@@ -36,7 +36,7 @@ _RETIRE_EVERY = 3600.0
 
 
 class HistorySink:
-    """Stores what happens to jobs. Made for one process; opens its file when the first job is tried."""
+    """Stores what happens. One for each process; the file is opened with the first event."""
 
     def __init__(
         self,
@@ -68,8 +68,6 @@ class HistorySink:
         if isinstance(event, Progress) and not self._is_news(event):
             return
         with self._wake:
-            if self._thread is None and not isinstance(event, JobEvent):
-                return  # nothing was tried yet: a run of cron that finds nothing leaves no trace
             self._events.append((self._clock(), event))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write, name="history", daemon=True)
