@@ -97,7 +97,7 @@ class Pack:
             process.wait()
         if process.returncode:
             raise causes.from_git(
-                "the commits could not be written", _words(err) or "git index-pack ended early"
+                "the commits could not be written", _words(err) or causes.wordless(process.returncode)
             )
 
     def give_up(self) -> None:
