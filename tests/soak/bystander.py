@@ -1,0 +1,247 @@
+"""What git itself and the file system say of a work tree, for the proof in `oracle`.
+
+It shares no code with the worker: which paths are proper it knows from the names that were made up, what a
+path is from `lstat`, what is ignored from `git check-ignore`, and modes and blobs from `git update-index`
+into an index of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from soak.grove import BAD, FOLDERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from soak.place import Place
+
+GITLINK = "160000"
+LAX = ("-c", "core.protectNTFS=false", "-c", "core.protectHFS=false")
+"""As a repository is that was made where nobody thought of other systems."""
+Blob = tuple[str, str]
+"""A mode and a blob's id."""
+Tree = dict[str, Blob]
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What one list of paths stands for."""
+
+    files: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    rejected: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+    ignored: set[str] = field(default_factory=set)
+
+
+class Oracle:
+    """What git and the file system say of one work tree, and of the commit that it is on."""
+
+    def __init__(self, place: Place, held: Iterable[str]) -> None:
+        self._place = place
+        self.tip = tree_of(place, "main", place.site)
+        self.held = {path for each in held if (path := proper(each)) is not None}
+        flags = place.ask("ls-files", "-z", "-t").split(b"\0")
+        self.left_out = {os.fsdecode(line[2:]) for line in flags if line.startswith(b"S ")}
+
+    def wanted(self, paths: Iterable[str]) -> dict[str, Wanted | None]:
+        """Each declared path on its own; None where it is improper."""
+        found: dict[str, Wanted | None] = {}
+        for declared in paths:
+            path = proper(declared)
+            found[declared] = None if path is None else self._look(path)
+        return found
+
+    def _look(self, path: str) -> Wanted:
+        wanted = Wanted()
+        if any(self._in_tip(each) == GITLINK for each in (*above(path), path)):
+            wanted.rejected.add(path)
+            return wanted
+        kind: int | None = None
+        for each in (*above(path), path):
+            kind = self._kind(each)
+            if kind is None or (stat.S_ISREG(kind) and each != path):
+                kind = None
+                break
+            if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or self._is_nested(each):
+                wanted.rejected.add(path)
+                return wanted
+        if kind is None:
+            if path in self.tip:
+                wanted.gone.add(path)
+            else:
+                wanted.gone |= {each for each in self._below(path) if self._may_go(each, wanted)}
+        elif stat.S_ISREG(kind):
+            wanted.files.add(path)
+            wanted.gone |= {each for each in self._below(path) if self._may_go(each, wanted)}
+        else:
+            wanted.folders.add(path)
+            self._walk(path, wanted)
+        return wanted
+
+    def _walk(self, top: str, wanted: Wanted) -> None:
+        here: set[str] = set()
+        shut: set[str] = set()
+        todo = [top]
+        while todo:
+            folder = todo.pop()
+            for name in os.listdir(self._place.site / folder):  # noqa: PTH208 - names only
+                path = f"{folder}/{name}"
+                kind = self._kind(path)
+                is_folder = kind is not None and stat.S_ISDIR(kind)
+                if proper(path) is None or (is_folder and self._is_nested(path)):
+                    shut.add(path)
+                elif is_folder:
+                    todo.append(path)
+                elif kind is not None and stat.S_ISREG(kind):
+                    here.add(path)
+                else:
+                    shut.add(path)
+        wanted.rejected |= shut
+        wanted.files |= {path for path in here if not self._is_held(path)}
+        for path in (*self._below(top), *([top] if top in self.tip else [])):
+            if (
+                path not in here
+                and shut.isdisjoint((*above(path), path))
+                and (path == top or self._may_go(path, wanted))
+            ):
+                wanted.gone.add(path)
+
+    def _may_go(self, path: str, wanted: Wanted) -> bool:
+        if self._is_held(path):
+            return False
+        if proper(path) is None:
+            wanted.rejected.add(path)
+            return False
+        return True
+
+    def _below(self, folder: str) -> list[str]:
+        return [
+            path for path, (mode, _) in self.tip.items() if path.startswith(f"{folder}/") and mode != GITLINK
+        ]
+
+    def _is_held(self, path: str) -> bool:
+        return not self.held.isdisjoint((*above(path), path))
+
+    def _in_tip(self, path: str) -> str | None:
+        return self.tip[path][0] if path in self.tip else None
+
+    def _kind(self, path: str) -> int | None:
+        try:
+            return os.lstat(self._place.site / path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _is_nested(self, path: str) -> bool:
+        kind = self._kind(path)
+        if kind is None or not stat.S_ISDIR(kind):
+            return False
+        names = set(os.listdir(self._place.site / path))  # noqa: PTH208
+        return ".git" in names or names >= {"HEAD", "objects", "refs"}
+
+    def ignored(self, paths: Iterable[str]) -> set[str]:
+        """Those of the paths that are new and that git ignores."""
+        new = sorted(path for path in paths if path not in self.tip and self._replaces(path) is None)
+        if not new:
+            return set()
+        out = self._place.ask("check-ignore", "-z", "--stdin", stdin=lines(new), ok=(0, 1))
+        return set(os.fsdecode(out).split("\0")[:-1])
+
+    def _replaces(self, path: str) -> str | None:
+        """What the tip has as a file where this path needs a folder."""
+        return next((each for each in above(path) if each in self.tip), None)
+
+    def blobs(self, paths: Iterable[str]) -> Tree:
+        """What git itself would record for these files."""
+        index = str(self._place.root / "oracle.index")
+        env = {"GIT_INDEX_FILE": index}
+        self._place.git(*LAX, "read-tree", "main", env=env)
+        new = [path for path in paths if self._in_tip(self._replaces(path) or "") != GITLINK]
+        self._place.git(
+            *LAX, "update-index", "--add", "--replace", "-z", "--stdin", stdin=lines(new), env=env
+        )
+        found: Tree = {}
+        for line in os.fsdecode(self._place.ask("ls-files", "--stage", "-z", env=env)).split("\0")[:-1]:
+            about, _, path = line.partition("\t")
+            mode, sha, _ = about.split()
+            found[path] = (mode, sha)
+        return found
+
+    def settle(self, wanted: Wanted, ignored: set[str]) -> None:
+        """Drop what is ignored, left out, or would replace a file that stays."""
+        wanted.ignored = wanted.files & ignored
+        wanted.files -= ignored
+        wanted.gone -= self.left_out
+
+    def clashes(self, wanted: Wanted) -> set[str]:
+        """Files that need a folder where the tip has a file that the job does not delete."""
+        return {
+            path
+            for path in wanted.files
+            if (it := self._replaces(path)) is not None and it not in wanted.gone
+        }
+
+    def is_barren(self, folder: str, wanted: Wanted) -> bool:
+        """Whether nothing in a folder may be published, though something is there."""
+        under = f"{folder}/"
+        refused = any(path.startswith(under) or path == folder for path in wanted.rejected | wanted.ignored)
+        carried = any(path.startswith(under) or path == folder for path in wanted.files | wanted.gone)
+        return refused and not carried and not self._below(folder)
+
+
+def proper(declared: str) -> str | None:
+    """The path, if its text is one that may be published at all."""
+    path = declared.removesuffix("/")
+    parts = path.split("/")
+    if any(
+        part in {"", ".", "..", ".git"} or part in BAD or "\udcff" in part or "\\" in part for part in parts
+    ):
+        return None
+    inside = any(parts[: len(each)] == each for each in (folder.split("/") for folder in FOLDERS))
+    return path if inside else None
+
+
+def above(path: str) -> list[str]:
+    """The folders that a path is in, the outermost first."""
+    return [path[:i] for i, c in enumerate(path) if c == "/"]
+
+
+def tree_of(place: Place, commit: str, repository: Path) -> Tree:
+    """Every file of a commit."""
+    out = os.fsdecode(place.ask("ls-tree", "-r", "-z", "--full-tree", commit, cwd=repository))
+    found: Tree = {}
+    for line in out.split("\0")[:-1]:
+        about, _, path = line.partition("\t")
+        mode, _, sha = about.split()
+        found[path] = (mode, sha)
+    return found
+
+
+def applied(tree: Tree, wanted: Wanted, blobs: Tree) -> Tree:
+    """The tree after a commit of these changes."""
+    after = {path: blob for path, blob in tree.items() if path not in wanted.gone}
+    for path in wanted.files:
+        for each in [each for each in after if each.startswith(f"{path}/")]:
+            del after[each]
+        for each in above(path):
+            after.pop(each, None)
+        after[path] = blobs[path]
+    return after
+
+
+def buries(wanted: Wanted, tree: Tree) -> bool:
+    """Whether a file would take the place of a folder in which something stays: on hold, or left out."""
+    return any(
+        path.startswith(f"{file}/") and path not in wanted.gone and mode != GITLINK
+        for file in wanted.files
+        for path, (mode, _) in tree.items()
+    )
+
+
+def lines(paths: Iterable[str]) -> bytes:
+    return b"".join(os.fsencode(path) + b"\0" for path in paths)

@@ -1,0 +1,339 @@
+"""What is promised of random bytes: each check takes some, and raises when the promise does not hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import unicodedata
+from typing import TYPE_CHECKING, Any
+
+from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.errors import MAX_TEXT, Failure, PublishError, for_people
+from briter_worker.git.causes import from_git, from_refusal, remote_moved
+from briter_worker.job import Job, State, Status, rewritten
+from briter_worker.jobfile import parse_job
+from briter_worker.queues.disk import DiskQueue
+from briter_worker.strictjson import (
+    MalformedJobError,
+    Number,
+    UnreadableJobError,
+    encode,
+    read_document,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+dice_of: Any = None
+"""Atheris' way to make choices of bytes; set where it is fuzzed."""
+NOW = 1_800_000_000.0
+LONGEST = 1800.0
+CANARY = "Hunter2CanarySecret"
+_FOLDERS = ("content", "public/uploads")
+_WRITERS = {"id", "slug", "paths", "message", "commitMessage", "scheduledFor", "createdAt", "author", "type"}
+_WORKERS = {"status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "updatedAt"}
+
+
+def job(data: bytes) -> None:
+    """Bytes → job → plan: accepted or refused, never anything else; and nothing of its writer's is lost."""
+    if data[:1] >= b"\x80":
+        data = _composed(data[1:])
+    try:
+        document = read_document(data)
+        found = parse_job(document, name="the-file.json", modified=NOW)
+    except (UnreadableJobError, MalformedJobError) as refusal:
+        _is_for_people(for_people(str(refusal)))
+        return
+    _plan(found)
+    attempts = min(found.attempts + 1, 2**53 - 1)
+    text = for_people(found.last_error or found.slug)
+    again = rewritten(
+        document,
+        status=Status.FAILED,
+        attempts=attempts,
+        now=NOW,
+        next_attempt_at=NOW + LONGEST,
+        last_error=text,
+        failure=Failure.NETWORK.value,
+    )
+    written = encode(again)
+    assert encode(read_document(written)) == written, "rewriting what the worker wrote changes it"
+    read = read_document(written)
+    for key, value in document.items():
+        if key not in _WRITERS | _WORKERS:
+            assert _same(read[key], value), f"the unknown key {key!r} was {value!r} and is {read[key]!r}"
+    after = parse_job(read, name="the-file.json", modified=NOW)
+    assert _of_its_writer(after) == _of_its_writer(found)
+    assert (after.status, after.attempts, after.last_error) == (Status.FAILED, attempts, text)
+    assert after.next_attempt_at == NOW + LONGEST
+    _is_for_people(text)
+
+
+def _plan(found: Job) -> None:
+    due = found.due_at(NOW, LONGEST)
+    assert math.isfinite(found.created_at)
+    assert math.isfinite(due)
+    assert found.slug
+    assert found.id
+    state = found.state(NOW)
+    if due > NOW and found.status is Status.PENDING:
+        assert state in {State.SCHEDULED, State.RETRYING, State.PENDING}
+    found.commit_message.encode()
+    for declared in found.paths:
+        _resolve(declared)
+
+
+def _of_its_writer(found: Job) -> tuple[object, ...]:
+    return (
+        *(found.id, found.type, found.slug, found.paths, found.message, found.author),
+        *(found.created_at, found.scheduled_for),
+    )
+
+
+def _same(one: object, other: object) -> bool:
+    """Equal, numbers to the letter, and a truth value is no number."""
+    if isinstance(one, Number) or isinstance(other, Number):
+        return isinstance(one, Number) and isinstance(other, Number) and one.text == other.text
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def _composed(data: bytes) -> bytes:
+    """A document that looks like a job more often than bytes do."""
+    dice = dice_of(data)
+    document: dict[str, Any] = {"slug": "a", "paths": ["content/a.md"]}
+    for _ in range(dice.ConsumeIntInRange(0, 8)):
+        known = dice.ConsumeBool()
+        key = dice.PickValueInList(sorted(_WRITERS | _WORKERS)) if known else _text(dice)
+        document[key] = _value(dice, 3)
+    indent = dice.PickValueInList([None, 1, 4])
+    made = json.dumps(document, ensure_ascii=dice.ConsumeBool(), indent=indent)
+    return made.encode("utf-8", "surrogatepass" if dice.ConsumeBool() else "replace")
+
+
+_TEXTS = ["2026-01-31T09:00:00Z", "2026-01-31", "pending", "failed", "git-sync", "content/a.md", ""]
+
+
+def _text(dice: Any) -> str:  # noqa: ANN401 - atheris has no types
+    return str(dice.ConsumeUnicode(dice.ConsumeIntInRange(0, 24)))
+
+
+def _value(dice: Any, depth: int) -> Any:  # noqa: ANN401, PLR0911 - one for each kind of value
+    match dice.ConsumeIntInRange(0, 8 if depth else 5):
+        case 0:
+            return dice.PickValueInList(_TEXTS)
+        case 1:
+            return _text(dice)
+        case 2:
+            return dice.PickValueInList([None, True, False])
+        case 3:
+            return dice.ConsumeInt(9)
+        case 4:
+            return dice.ConsumeFloat()
+        case 5:
+            return 10 ** dice.ConsumeIntInRange(0, 400)
+        case 6:
+            return {"name": _value(dice, 0), "email": _value(dice, 0)}
+        case 7:
+            return [_value(dice, depth - 1) for _ in range(dice.ConsumeIntInRange(0, 4))]
+        case _:
+            return {_text(dice): _value(dice, depth - 1) for _ in range(dice.ConsumeIntInRange(0, 4))}
+
+
+_SHAPES = (
+    f"https://user:{CANARY}@example.org/site.git",
+    f"https://{CANARY}@example.org/site.git",
+    f"ssh://git:{CANARY}@example.org:22/site.git",
+    f"https://example.org/site.git?access_token={CANARY}",
+    f"https://example.org/site.git?a=b&private_token={CANARY}&c=d",
+    f"Authorization: Bearer {CANARY}",
+    f"authorization: Basic {CANARY}==",
+    f"password={CANARY}",
+    f"token: {CANARY}",
+    f'"api_key": "{CANARY}"',
+    f"user:{CANARY}@example.org",
+    f"cookie: session={CANARY}",
+    f"-----BEGIN OPENSSH PRIVATE KEY----- {CANARY} -----END OPENSSH PRIVATE KEY-----",
+)
+
+
+def text(data: bytes) -> None:
+    """Whatever git or a job says: shown as one line, without the secrets, and sorted without a hitch."""
+    said = data[1:].decode("utf-8", "surrogateescape")
+    shape = _SHAPES[data[0] % len(_SHAPES)] if data else _SHAPES[0]
+    cut = len(said) // 2
+    shown = for_people(f"{said[:cut]}\n{shape}\n{said[cut:]}")
+    _is_for_people(shown)
+    assert CANARY not in shown, f"shown: {shown!r}"
+    for failure in (from_git("it failed", said), from_refusal(said[:cut], said[cut:])):
+        assert isinstance(failure, PublishError)
+        _is_for_people(failure.text)
+    remote_moved(said[:cut], said[cut:])
+
+
+def _is_for_people(shown: str) -> None:
+    assert len(shown) <= MAX_TEXT
+    assert shown.isprintable(), f"shown: {shown!r}"
+    assert shown == " ".join(shown.split(" ")).strip(" ")
+
+
+_ALLOWED = Allowlist(_FOLDERS)
+
+
+def path(data: bytes) -> None:
+    """What passes the allowlist is under an allowed folder on every system, and nothing of git's."""
+    declared = data.decode("utf-8", "surrogateescape")
+    _resolve(declared)
+    _resolve(f"content/{declared}")
+
+
+def _resolve(declared: str) -> None:
+    try:
+        resolved = _ALLOWED.resolve(declared)
+    except PathRefusedError as refusal:
+        _is_for_people(refusal.reason)
+        return
+    assert resolved in {declared, declared.removesuffix("/")}
+    assert any(resolved == folder or resolved.startswith(folder + "/") for folder in _FOLDERS)
+    assert len(resolved.encode()) <= 4096
+    assert not any(unicodedata.category(c) == "Cc" or c in "\\\0" for c in resolved)
+    for part in resolved.split("/"):
+        assert part.strip(". ")
+        assert len(part.encode()) <= 255
+        bare = "".join(c for c in part if c.isascii() or unicodedata.category(c) not in {"Cf", "Mn"})
+        bare = bare.split(":")[0].rstrip(". ").lower()
+        assert bare not in {".git", "git~1", ".gitmodules", "gitmod~1", ".gitattributes", "gitatt~1"}, part
+
+
+class _Queue:
+    """A queue folder into which the bytes are put, as a careless writer would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "queue"
+        self.aside = folder / "quarantine"
+        self.root.mkdir()
+        self.queue = DiskQueue(
+            self.root, self.aside, max_attempts=3, longest_delay=LONGEST, clock=lambda: NOW
+        )
+
+    def put(self, data: bytes) -> None:
+        """Claimed as a job, or put aside with its bytes kept; a job that fails can be claimed again."""
+        file = self.root / "the-file.json"
+        file.write_bytes(data)
+        found = self.queue.claim(sys.maxsize)
+        if found.batch is None:
+            self._is_aside_or_waits(data, bool(found.put_aside))
+        else:
+            (claim,) = found.batch.claims
+            self.queue.put_off(found.batch, claim, Failure.NETWORK, "it failed", NOW)
+            self.queue.close(found.batch)
+            (row,) = self.queue.jobs(NOW)
+            assert row.job.attempts == claim.attempt
+            assert _of_its_writer(row.job) == _of_its_writer(claim.job)
+            row.path.unlink()
+        self.queue.notice()
+        assert not self.queue.jobs(NOW)
+        assert [each.name for each in (self.root / ".claimed").iterdir()] == [".lock"]
+
+    def _is_aside_or_waits(self, data: bytes, put_aside: bool) -> None:  # noqa: FBT001
+        (row,) = self.queue.jobs(NOW)
+        assert row.state is State.FAILED
+        if put_aside:
+            assert row.job.failure in {Failure.UNREADABLE, Failure.MALFORMED}
+            _is_for_people(row.job.last_error or "\n")
+            (kept,) = self.aside.iterdir()
+            assert kept.read_bytes() == data
+            kept.unlink()
+        else:
+            assert row.path.read_bytes() == data
+        row.path.unlink()
+
+
+_FULL = {
+    "id": "1",
+    "type": "git-sync",
+    "slug": "hello",
+    "paths": ["content/hello.md", "content/b/"],
+    "message": "Say hello\n\nÜ",
+    "scheduledFor": "2026-01-31",
+    "createdAt": "2026-01-31T09:00:00.123Z",
+    "author": {"name": "Ada", "email": "ada@example.org"},
+    "status": "pending",
+    "attempts": 2,
+    "nextAttemptAt": "2026-01-31T10:00:00+02:00",
+    "lastError": "x",
+    "failure": "network",
+    "updatedAt": None,
+    "other": [1, 1.50, 1e400, {"deep": [True, None]}],
+}
+_JSON = json.dumps(_FULL).replace("Infinity", "1e400").encode()
+TARGETS: dict[str, tuple[int, list[bytes]]] = {
+    "job": (
+        1200,
+        [
+            *(_JSON, b"{}", b"\xef\xbb\xbf{}", b'{"slug":"a","paths":["content/a"]}', b"[" * 70),
+            *(b'{"slug":"\\ud800","paths":[]}', b'{"slug":"a","slug":"b"}', b'{"slug":NaN}', b"\x80" * 90),
+            *(b'{"slug":"a\\u0000","paths":[]}', b'{"slug":"a","paths":[],"commitMessage":"x","attempt":1}'),
+        ],
+    ),
+    "text": (
+        9000,
+        [
+            *(b"\0fatal: unable to access 'https://u:p@h/': The requested URL returned error: 403",),
+            *(b"\1remote: error: GH013: no\n ! [remote rejected] main -> main (pre-receive hook declined)",),
+            *(b"\2\x1b[31mred\x1b[0m \xe2\x80\xae", b"\3remote: x" * 40, b"\4" + b"a:b@" * 200),
+        ],
+    ),
+    "path": (
+        300,
+        [
+            *(b"content/a.md", b"a/../b", b".git/config", b"GIT~1", b".g\xe2\x80\x8cit", b".gitmodules "),
+            *(
+                b"public/uploads/a b",
+                b"-x",
+                b":(glob)*",
+                b"a//b",
+                b"c\\d",
+                b".git::$INDEX_ALLOCATION",
+                b"\xff",
+            ),
+        ],
+    ),
+    "queue": (1200, [_JSON, b"", b"{", b'{"slug":"a","paths":["content/a"]}', b'{"slug":1}', b"[]"]),
+}
+WORDS = [
+    *sorted(_WRITERS | _WORKERS),
+    "pending",
+    "failed",
+    "name",
+    "email",
+    "null",
+    "true",
+    "1e999",
+    "\\\\u0000",
+]
+WORDS += [
+    "\\\\ud83d",
+    "content/",
+    ".git",
+    "git~1",
+    "remote:",
+    "error:",
+    "fatal:",
+    "https://",
+    "@",
+    "Fix:",
+    "..",
+    "//",
+]
+
+
+def check_of(name: str, place: Path) -> Callable[[bytes], None]:
+    """The check of a target; `place` is a folder for what it needs."""
+    checks: dict[str, Callable[[bytes], None]] = {"job": job, "text": text, "path": path}
+    return checks[name] if name in checks else _Queue(place).put

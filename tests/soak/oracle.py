@@ -1,0 +1,296 @@
+"""The tree oracle: what is published of random path lists, against what git itself and `lstat` say."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import random
+import shutil
+import stat
+import time
+import traceback
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from briter_worker import events as told
+from soak.bystander import (
+    GITLINK,
+    LAX,
+    Blob,
+    Oracle,
+    Tree,
+    Wanted,
+    above,
+    applied,
+    buries,
+    lines,
+    proper,
+    tree_of,
+)
+from soak.grove import ATTRIBUTES, FOLDERS, IGNORE, LARGE, Grove
+from soak.place import Place, in_memory
+from soak.report import Report
+from soak.surroundings import Cms, iso
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from soak.report import Options
+
+LISTS = 25
+"""Path lists of one drain, all against one work tree."""
+DRAINS = 4
+"""Drains of one site; the work tree changes in between."""
+_START = 1_800_000_000.0
+
+
+class Trial:
+    """One site: random lists are published, and each commit is compared with what the oracle says."""
+
+    def __init__(self, place: Place, dice: random.Random, figures: Counter[str]) -> None:
+        self._place = place
+        self._dice = dice
+        self._figures = figures
+        self._grove = Grove(place, dice)
+        self._cms = Cms(place)
+        self._number = 0
+
+    def prepare(self) -> None:
+        """A commit with some of all that is there, and with a submodule."""
+        self._grove.grow(45)
+        place = self._place
+        for key, value in (("core.fileMode", self._dice.choice(["true", "true", "true", "false"])),):
+            place.git("config", key, value)
+        chosen = []
+        for path in self._grove.everything():
+            name = os.fspath(path.relative_to(place.site))
+            kind = os.lstat(path).st_mode
+            nested = any(
+                (place.site / each / ".git").exists() or (place.site / each / "refs").exists()
+                for each in above(name)
+            )
+            if (
+                not stat.S_ISFIFO(kind)
+                and not stat.S_ISDIR(kind)
+                and not nested
+                and self._dice.random() < 0.6
+            ):
+                chosen.append(name)
+        fine = [name for name in chosen if ".git" not in name.lower().split("/")]
+        place.git(*LAX, "update-index", "--add", "-z", "--stdin", stdin=lines(fine))
+        folder = self._dice.choice(["content/module", "content/a/module"])
+        if not any(each in fine for each in above(folder)):
+            place.git("update-index", "--add", "--cacheinfo", f"{GITLINK},{'1' * 40},{folder}")
+        place.git("commit", "--quiet", "--message=Some of it")
+        place.git("push", "--quiet", "origin", "main")
+
+    def drain(self) -> None:
+        """The work tree changes; then lists are published, and compared."""
+        self._grove.change(self._dice.randrange(25))
+        self._grove.grow(self._dice.randrange(8))
+        tracked = [path for path in tree_of(self._place, "main", self._place.site) if "\udcff" not in path]
+        self._leave_out(tracked)
+        held = [path for _ in range(self._dice.randrange(3)) for path in self._grove.declared(tracked)]
+        if held and self._dice.random() < 0.7:
+            self._number += 1
+            self._cms.save(f"held{self._number}", "held", held, scheduledFor=iso(_START * 2))
+        else:
+            held = []
+        lists: dict[str, list[str]] = {}
+        for _ in range(LISTS):
+            self._number += 1
+            lists[f"job{self._number}"] = self._grove.declared(tracked)
+        for order, (name, paths) in enumerate(lists.items()):
+            self._cms.save(name, name, paths, createdAt=iso(_START + self._number + order / 1000))
+        oracle = Oracle(self._place, held)
+        expected = self._expected(oracle, lists)
+        every = {path for each in expected.values() if isinstance(each, Wanted) for path in each.files}
+        blobs = oracle.blobs(every)
+        before = _snapshot(self._place)
+        events: list[told.Event] = []
+        self._place.worker(clock=lambda: _START * 1.5, emit=events.append, folders=FOLDERS).once()
+        self._compare(expected, events, oracle.tip, blobs)
+        assert _snapshot(self._place) == before, "the work tree was changed"
+        staged = self._place.ask("diff-index", "--cached", "--name-only", "-z", "HEAD")
+        assert not staged, f"left in the index: {staged!r}"
+        self._figures["lists"] += len(lists)
+        for file in self._place.queue.glob("*.json"):
+            file.unlink()
+
+    def _leave_out(self, tracked: list[str]) -> None:
+        """Sometimes a sparse checkout leaves files out."""
+        # `git hash-object` does not know a .gitattributes that is not in the work tree.
+        tracked = [path for path in tracked if path != ".gitattributes"]
+        if self._dice.random() < 0.3:
+            chosen = self._dice.sample(tracked, min(len(tracked), 3))
+            modes = self._place.ask("ls-files", "--stage", "-z").split(b"\0")
+            modules = {os.fsdecode(line.partition(b"\t")[2]) for line in modes if line.startswith(b"160000")}
+            chosen = [path for path in chosen if path not in modules]
+            self._place.git("update-index", "--skip-worktree", "-z", "--stdin", stdin=lines(chosen))
+            for path in chosen:
+                file = self._place.site / path
+                if not any((self._place.site / each).is_symlink() for each in above(path)) and (
+                    file.is_symlink() or file.is_file()
+                ):
+                    file.unlink()
+
+    def _expected(self, oracle: Oracle, lists: dict[str, list[str]]) -> dict[str, Wanted | str]:
+        looked = {name: oracle.wanted(paths) for name, paths in lists.items()}
+        merged: dict[str, Wanted] = {}
+        for name, found in looked.items():
+            merged[name] = Wanted()
+            for each in (each for each in found.values() if each is not None):
+                for kind in ("files", "gone", "rejected", "folders"):
+                    getattr(merged[name], kind).update(getattr(each, kind))
+        ignored = oracle.ignored({path for wanted in merged.values() for path in wanted.files})
+        expected: dict[str, Wanted | str] = {}
+        for name, wanted in merged.items():
+            oracle.settle(wanted, ignored)
+            refused = [
+                each is None
+                or proper(declared) in wanted.rejected | wanted.ignored
+                or (proper(declared) in each.folders and oracle.is_barren(str(proper(declared)), wanted))
+                for declared, each in looked[name].items()
+            ]
+            sizes = [os.lstat(self._place.site / path).st_size for path in wanted.files]
+            if any(size >= LARGE for size in sizes):
+                expected[name] = "too-large"
+                continue
+            clashes = oracle.clashes(wanted)
+            refused = [
+                no or proper(declared) in clashes for no, declared in zip(refused, looked[name], strict=True)
+            ]
+            wanted.files -= clashes
+            expected[name] = "nopaths" if all(refused) else wanted
+        return expected
+
+    def _compare(
+        self, expected: dict[str, Wanted | str], events: list[told.Event], tree: Tree, blobs: Tree
+    ) -> None:
+        outcomes = {
+            event.job_id: event
+            for event in events
+            if isinstance(
+                event, (told.Published, told.NoChange, told.NoPaths, told.DeadLettered, told.Failed)
+            )
+        }
+        commits = self._commits()
+        for name, wanted in expected.items():
+            outcome = outcomes[name]
+            about = f"{name}, {outcome}"
+            if isinstance(wanted, str):
+                word = "nopaths" if isinstance(outcome, told.NoPaths) else getattr(outcome, "failure", None)
+                assert word == wanted, f"expected {wanted}: {about}"
+                assert name not in commits, f"refused, and yet a commit: {about}"
+                self._figures[wanted] += 1
+                continue
+            if buries(wanted, tree):
+                assert getattr(outcome, "failure", None) == "conflict", f"expected a conflict: {about}"
+                self._figures["would replace what stays"] += 1
+                continue
+            assert isinstance(outcome, (told.Published, told.NoChange)), f"expected {wanted}: {about}"
+            after = applied(tree, wanted, blobs)
+            changed = {
+                path: after.get(path)
+                for path in tree.keys() | after.keys()
+                if tree.get(path) != after.get(path)
+            }
+            found = commits.pop(name, {})
+            assert found == changed, f"expected {changed}, found {found}: {about}"
+            self._figures["commits" if changed else "nothing to publish"] += 1
+            tree = after
+        assert not commits, f"commits of nobody: {commits}"
+        assert tree_of(self._place, "main", self._place.remote) == tree, "the remote has another tree"
+
+    def _commits(self) -> dict[str, dict[str, Blob | None]]:
+        """What each new commit on the remote changed, by its job."""
+        out = os.fsdecode(
+            self._place.ask(
+                *("log", "--raw", "-z", "--no-renames", "--no-abbrev", "--format=%x01%s%x02", "main"),
+                cwd=self._place.remote,
+            )
+        )
+        found: dict[str, dict[str, Blob | None]] = {}
+        for entry in out.split("\x01")[1:]:
+            subject, _, raw = entry.partition("\x02")
+            name = subject.removeprefix("save ")
+            parts = raw.lstrip("\0\n").split("\0")
+            changes: dict[str, Blob | None] = {}
+            for about, path in zip(parts[::2], parts[1::2], strict=False):
+                _, mode, _, sha, kind = about.lstrip(":").split()
+                changes[path] = None if kind == "D" else (mode, sha)
+            found[name] = changes
+        first = self._number - LISTS
+        return {
+            name: each for name, each in found.items() if name.startswith("job") and int(name[3:]) > first
+        }
+
+
+def _snapshot(place: Place) -> dict[str, tuple[int, str]]:
+    """The work tree, without git's own folder."""
+    found = {}
+    for current, folders, files in os.walk(place.site):
+        folders[:] = [name for name in folders if os.path.join(current, name) != str(place.site / ".git")]  # noqa: PTH118
+        for name in (*folders, *files):
+            path = os.path.join(current, name)  # noqa: PTH118
+            mode = os.lstat(path).st_mode
+            content = b""
+            if stat.S_ISREG(mode):
+                with open(path, "rb") as file:  # noqa: PTH123
+                    content = file.read()
+            found[path] = (mode, hashlib.sha256(content).hexdigest())
+    return found
+
+
+def trials(lists: int, dice: int) -> tuple[Counter[str], str]:
+    """So many lists, on several sites; what was found, and what was not as it should be."""
+    figures: Counter[str] = Counter()
+    folder = in_memory()
+    number = 0
+    try:
+        files = {
+            ".gitignore": IGNORE,
+            ".gitattributes": ATTRIBUTES,
+            "other/secret": "s\n",
+            "config.toml": "c\n",
+        }
+        files |= {f"{each}/start.txt": "start\n" for each in FOLDERS}
+        template = Place.make(folder / "template", files)
+        while figures["lists"] < lists:
+            number += 1
+            root = folder / f"site{number}"
+            trial = Trial(template.copy(root), random.Random(f"{dice} {number}"), figures)
+            trial.prepare()
+            for _ in range(DRAINS):
+                if figures["lists"] < lists:
+                    trial.drain()
+            shutil.rmtree(root)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
+        return figures, f"seed {dice}, site {number}: " + "".join(traceback.format_exception(error))[-5000:]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return figures, ""
+
+
+def run(options: Options, tell: Callable[[str], None]) -> Report:
+    """All lists, in several processes."""
+    wanted = options.of(10_000, 200)
+    share = LISTS * DRAINS
+    began = time.monotonic()
+    figures: Counter[str] = Counter()
+    failures: list[str] = []
+    work = [(min(share, wanted - done), options.seed + done) for done in range(0, wanted, share)]
+    with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=10) as pool:
+        for found, trouble in pool.imap_unordered(_share, work):
+            figures += found
+            if trouble:
+                failures.append(trouble)
+            if figures["lists"] % 1000 == 0:
+                tell(f"{figures['lists']:,} lists")
+    seconds = time.monotonic() - began
+    return Report("oracle", {**figures, "lists/s": figures["lists"] / seconds}, failures)
+
+
+def _share(work: tuple[int, int]) -> tuple[Counter[str], str]:
+    return trials(*work)
