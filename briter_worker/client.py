@@ -100,14 +100,12 @@ def _write(folder: Path, job_id: str, data: bytes) -> Path:
 
 def _check(data: bytes) -> None:
     from briter_worker.jobfile import parse_job  # noqa: PLC0415
-    from briter_worker.strictjson import MalformedJobError, UnreadableJobError, read_document  # noqa: PLC0415
+    from briter_worker.strictjson import MalformedJobError, read_document  # noqa: PLC0415
 
     try:
         parse_job(read_document(data), name=SUFFIX, modified=0.0)
     except MalformedJobError as error:
         raise ValueError(error.reason) from None
-    except UnreadableJobError as error:
-        raise ValueError(str(error)) from None
 
 
 _last: dict[str, int] = {}

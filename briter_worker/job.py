@@ -120,7 +120,6 @@ def rewritten(
     next_attempt_at: float | None = None,
     last_error: str | None = None,
     failure: str | None = None,
-    paths: Sequence[str] | None = None,
 ) -> Document:
     """The document with the worker's keys set anew, and every other key as its writer left it."""
     changed: Document = {}
@@ -128,8 +127,6 @@ def rewritten(
         current = OLD_SPELLINGS.get(key, key)
         if current == key or current not in document:
             changed[current] = value
-    if paths is not None:
-        changed["paths"] = list(paths)
     changed["status"] = status.value
     changed["attempts"] = attempts
     changed["nextAttemptAt"] = None if next_attempt_at is None else format_time(next_attempt_at)

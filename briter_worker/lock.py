@@ -290,7 +290,7 @@ def _runs(recorded: Holder) -> bool:
             return False
     except psutil.NoSuchProcess:
         return False
-    except psutil.AccessDenied:
+    except psutil.AccessDenied:  # pragma: no cover - only of others' processes, where /proc is mounted so
         pass  # it is there, but another user's
     # psutil's create_time() follows the wall clock; the ticks do not.
     started = _start_ticks(str(recorded.pid))
@@ -312,7 +312,7 @@ def _start_ticks(process: str) -> int | None:
     try:
         fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
         return int(fields[_START_TICKS])
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError):  # pragma: no cover - no /proc, or it ended just now
         return None
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from briter_worker.job import Status, format_time, joined, parse_time, rewritten
+from briter_worker.job import Job, State, Status, format_time, joined, parse_time, rewritten
 from briter_worker.jobfile import parse_job
 from briter_worker.strictjson import MalformedJobError, UnreadableJobError, encode, read_document
 
@@ -96,3 +97,29 @@ def test_a_new_spelling_counts_more_than_the_old_one() -> None:
 
 def test_joined_paths_are_the_newer_ones_first_and_each_once() -> None:
     assert joined(["b", "a"], ["a", "c"], ["c", "d"]) == ("b", "a", "c", "d")
+
+
+def test_where_a_job_stands_while_it_waits() -> None:
+    job = Job(id="j", slug="s", paths=(), created_at=0.0)
+    assert job.state(10.0) is State.PENDING
+    assert replace(job, scheduled_for=10.0).state(10.0) is State.PENDING
+    assert replace(job, scheduled_for=11.0, attempts=1, next_attempt_at=12.0).state(10.0) is State.SCHEDULED
+    assert replace(job, attempts=1, next_attempt_at=12.0).state(10.0) is State.RETRYING
+    assert replace(job, attempts=1, next_attempt_at=10.0).state(10.0) is State.PENDING
+    assert replace(job, next_attempt_at=12.0).state(10.0) is State.PENDING
+    assert replace(job, status=Status.FAILED, scheduled_for=11.0).state(10.0) is State.FAILED
+
+
+def test_of_two_spellings_in_a_file_a_rewrite_keeps_the_new_one() -> None:
+    document = {"commitMessage": "old", "message": "new", "attempt": 7, "slug": "s"}
+    written = rewritten(document, status=Status.PENDING, attempts=2, now=0.0)
+    assert (written["message"], written["attempts"]) == ("new", 2)
+    assert not {"commitMessage", "attempt"} & written.keys()
+
+
+def test_numbers_are_written_as_their_writer_spelled_them() -> None:
+    data = b'{"a": 1.10, "b": 1e400, "c": [-0.0, {"d": 12345678901234567890.5}], "e": 7}'
+    written = encode(read_document(data)).decode()
+    for spelling in ("1.10", "1e400", "-0.0", "12345678901234567890.5", "7"):
+        assert f" {spelling}" in written
+    assert read_document(written.encode()) == read_document(data)

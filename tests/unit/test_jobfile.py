@@ -89,3 +89,8 @@ def test_a_plain_job_is_read_at_once_whatever_its_writer_leaves_out() -> None:
         assert plain_job(document, name="f.json", modified=0) is not None, left_out
         assert plain_job({**PLAIN, left_out: None}, name="f.json", modified=0) is not None, left_out
     assert plain_job(read_document(b'{"slug":"a","paths":["a.md"]}'), name="f.json", modified=0) is not None
+
+
+def test_a_message_with_nothing_in_it_that_git_cannot_keep() -> None:
+    with pytest.raises(MalformedJobError, match="message"):
+        parse_job({"slug": "s", "paths": [], "message": "a\0b"}, name="x.json", modified=0.0)

@@ -648,6 +648,17 @@ def test_the_lock_is_not_ours_when_the_kernels_lock_was_lost_to_someone(path: Pa
         assert not lock.still_ours()
 
 
+def test_the_lock_is_not_ours_when_its_descriptor_has_become_another_files(
+    lock: SiteLock, tmp_path: Path
+) -> None:
+    lock.acquire(NOW)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    os.dup2(folder, lock.descriptor(), inheritable=False)
+    os.close(folder)
+    lock.beat(NOW + 1)
+    assert not lock.still_ours()
+
+
 def test_a_relative_path_survives_a_change_of_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lock = SiteLock(Path("worker.lock"), stale_after=TTL)
@@ -775,6 +786,10 @@ def test_what_follows_the_second_line_is_not_read(path: Path) -> None:
     holder = read_holder(path)
     assert holder is not None
     assert holder.token == "theirs"  # noqa: S105 - a word, no password
+
+
+def test_a_file_that_cannot_be_read_names_nobody() -> None:
+    assert read_holder(Path("/proc/self/mem")) is None
 
 
 def test_a_held_lock_reads_as_held_and_a_released_one_as_free(path: Path, lock: SiteLock) -> None:
