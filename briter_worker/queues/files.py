@@ -33,6 +33,8 @@ def is_job_name(name: str) -> bool:
 
 def printable(name: str) -> str:
     """A file name as a text that may be stored and shown: undecodable bytes and controls are replaced."""
+    if name.isprintable():
+        return name
     text = os.fsencode(name).decode(errors="replace")
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
@@ -64,7 +66,7 @@ def temporary(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path | str) -> Iterator[None]:
     """An OSError inside says which file it was about: what works on a descriptor does not."""
     try:
         yield

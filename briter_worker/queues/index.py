@@ -121,15 +121,15 @@ class Index:
                 gone.discard(name)
                 known = self.seen.get(name)
                 if known is None or known.racy or known.signature != _signature(found):
-                    self._read(name, now)
+                    self._read(name, now, found)
         for name in gone:
             self.forget(name)
 
-    def _read(self, name: str, now: float) -> None:
+    def _read(self, name: str, now: float, found: os.stat_result) -> None:
         known = self.seen.get(name)
         wall = time.time_ns()
         try:
-            sighting = look(self._root / name, name)
+            sighting = look(f"{self._root}/{name}", name, found)
         except FileNotFoundError:
             self.forget(name)
             return

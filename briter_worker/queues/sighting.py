@@ -51,12 +51,14 @@ class Sighting:
     trouble: Trouble | None = None
 
 
-def look(path: Path, name: str) -> Sighting:
+def look(path: Path | str, name: str, found: os.stat_result | None = None) -> Sighting:
     """What `path` is; `name` is the name its writer gave it. Never follows, never blocks.
+
+    `found` is what `lstat` has said of it just now, where it was asked already.
 
     Raises FileNotFoundError when it is gone, another OSError when the disk could not be asked.
     """
-    found = os.lstat(path)
+    found = found or os.lstat(path)
     if not stat.S_ISREG(found.st_mode):
         return _special(found)
     try:
@@ -91,19 +93,21 @@ def _special(found: os.stat_result) -> Sighting:
     return Sighting(found, trouble=Trouble(Failure.UNREADABLE, reason, passing=False))
 
 
-def _read(path: Path) -> tuple[bytes, os.stat_result]:
+def _read(path: Path | str) -> tuple[bytes, os.stat_result]:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     descriptor = os.open(path, flags)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             return b"", found
-        chunks = []
-        left = MAX_BYTES + 1
         with naming(path):
-            while left and (chunk := os.read(descriptor, left)):
-                chunks.append(chunk)
-                left -= len(chunk)
-        return b"".join(chunks), found
+            data = os.read(descriptor, min(found.st_size, MAX_BYTES) + 1)
+            # Should it have grown, or grow from now on, its size will tell: it is read again then.
+            while len(data) != found.st_size and len(data) <= MAX_BYTES:
+                chunk = os.read(descriptor, MAX_BYTES + 1 - len(data))
+                if not chunk:
+                    break
+                data += chunk
+        return data, found
     finally:
         os.close(descriptor)
