@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git.declared import Declared
 from briter_worker.git.folders import Folders, Refused, read_all
-from briter_worker.git.objects import LINK, NESTED, Entry
+from briter_worker.git.objects import FOLDER, LINK, NESTED, Entry
 from briter_worker.ports import Change, Staged
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Staging:
 
     def _mode(self, path: str, status: os.stat_result) -> str:
         was = self._tree.entry(path)
-        if self._keep_modes and was is not None and was.mode not in (LINK, NESTED):
+        if self._keep_modes and was is not None and was.mode not in (FOLDER, LINK, NESTED):
             return was.mode
         executable = status.st_mode & stat.S_IXUSR and not self._keep_modes
         return "100755" if executable else "100644"

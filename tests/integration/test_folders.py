@@ -22,3 +22,21 @@ def test_a_refused_folder_above_does_not_keep_deletions_below_it_from_being_publ
     assert result.of("published")[0]["rejectedPaths"] == ["public"]
     assert site.remote_file("public/uploads/new.txt") == "new\n"
     assert site.remote_file("public/uploads/old.txt") is None
+
+
+def test_a_file_that_takes_a_folders_place_is_a_file_where_modes_are_not_to_be_trusted(site: Site) -> None:
+    old = site.write_post("content/posts/note/index.md", "old\n")
+    site.git("add", "--all")
+    site.git("commit", "--quiet", "--message=A note in a folder of its own")
+    site.git("push", "--quiet")
+    site.git("config", "core.fileMode", "false")
+    old.unlink()
+    old.parent.rmdir()
+    site.write_post("content/posts/note", "new\n")
+    site.save("note", ["content/posts/note"])
+
+    result = site.run_once()
+
+    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
+    assert site.git("ls-tree", "main", "content/posts/note", cwd=site.remote).startswith("100644 blob ")
+    site.git("fsck", "--strict", cwd=site.remote)

@@ -154,6 +154,18 @@ class Grove:
                 case _:
                     pass
 
+    def swap_for_links(self, secrets: str) -> None:
+        """Every file becomes a link to a secret, or the folder that it is in to the folder of secrets."""
+        for path in list(self.everything()):
+            if not os.path.lexists(path):
+                continue
+            if path.is_file() and not path.is_symlink():
+                path.unlink()
+                path.symlink_to(f"{secrets}/secret")
+            elif path.is_dir() and not path.is_symlink() and self._dice.random() < 0.3:
+                _remove(path)
+                path.symlink_to(secrets)
+
     def everything(self) -> Iterator[Path]:
         """All that lies in the allowed folders, but for what repositories within keep to themselves."""
         for folder in FOLDERS:

@@ -121,7 +121,7 @@ class Model:
             case "rejected":
                 return self.refusing
             case "killed-worker":
-                return save.deaths > 1
+                return save.deaths > 0  # with failures before it, the first may be one too many
             case _:
                 return word == save.refused or word in SURROUNDINGS
 

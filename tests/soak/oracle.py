@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from soak.report import Options
 
+SECRETS = "other"
+"""A folder that no job may publish; its file has the name of a good one, too."""
 LISTS = 25
 """Path lists of one drain, all against one work tree."""
 DRAINS = 4
@@ -118,10 +120,39 @@ class Trial:
         for file in self._place.queue.glob("*.json"):
             file.unlink()
 
+    def swap(self) -> None:
+        """While it is published, files and folders become links to what no job may publish."""
+        tracked = tree_of(self._place, "main", self._place.site)
+        for _ in range(5):
+            self._number += 1
+            self._cms.save(f"job{self._number}", f"job{self._number}", self._grove.declared(list(FOLDERS)))
+        swapped = False
+
+        def progress(_phase: str, _done: int, _total: int) -> None:
+            # Told before the first file is read, when it is known what is to be read.
+            nonlocal swapped
+            if not swapped:
+                swapped = True
+                self._grove.swap_for_links(f"{self._place.site}/{SECRETS}")
+                self._figures["swaps"] += 1
+
+        self._place.worker(
+            clock=lambda: _START * 1.5, emit=lambda _: None, folders=FOLDERS, progress=progress
+        ).once()
+        there = tree_of(self._place, "main", self._place.remote)
+        for path in there.keys() - tracked.keys():
+            assert there[path][0] in {"100644", "100755"}, f"published: {path}, {there[path]}"
+        secret = self._place.git("hash-object", "--no-filters", f"{SECRETS}/secret")
+        assert secret not in {sha for path, (_, sha) in there.items() if not path.startswith(SECRETS)}, (
+            "what a link points to was published"
+        )
+        for file in self._place.queue.glob("*.json"):
+            file.unlink()
+
     def _leave_out(self, tracked: list[str]) -> None:
         """Sometimes a sparse checkout leaves files out."""
         # `git hash-object` does not know a .gitattributes that is not in the work tree.
-        tracked = [path for path in tracked if path != ".gitattributes"]
+        tracked = [path for path in tracked if path != ".gitattributes" and not path.startswith(SECRETS)]
         if self._dice.random() < 0.3:
             chosen = self._dice.sample(tracked, min(len(tracked), 3))
             modes = self._place.ask("ls-files", "--stage", "-z").split(b"\0")
@@ -252,7 +283,8 @@ def trials(lists: int, dice: int) -> tuple[Counter[str], str]:
         files = {
             ".gitignore": IGNORE,
             ".gitattributes": ATTRIBUTES,
-            "other/secret": "s\n",
+            f"{SECRETS}/secret": "a secret\n",
+            f"{SECRETS}/x.txt": "a secret\n",
             "config.toml": "c\n",
         }
         files |= {f"{each}/start.txt": "start\n" for each in FOLDERS}
@@ -265,6 +297,7 @@ def trials(lists: int, dice: int) -> tuple[Counter[str], str]:
             for _ in range(DRAINS):
                 if figures["lists"] < lists:
                     trial.drain()
+            trial.swap()
             shutil.rmtree(root)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
         return figures, f"seed {dice}, site {number}: " + "".join(traceback.format_exception(error))[-5000:]

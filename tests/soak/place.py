@@ -168,6 +168,7 @@ class Place:
         dry_run: bool = False,
         fuse: Fuse | None = None,
         folders: tuple[str, ...] = ("content",),
+        progress: Callable[[str, int, int], None] = lambda _phase, _done, _total: None,
     ) -> Worker:
         """A worker that has just started; `once()` drains what is due by `clock`."""
         logging.getLogger("git.remote").disabled = True  # as `wiring` has it: it prints what git said
@@ -182,7 +183,7 @@ class Place:
             identity=Person(*WORKER),
             max_file_bytes=_MAX_FILE,
             dry_run=dry_run,
-            progress=lambda _phase, _done, _total: None,
+            progress=progress,
             warn=lambda _text: None,
             still_ours=lambda: True,
         )
