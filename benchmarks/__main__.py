@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import drain, held, latency, processes, start
+from benchmarks import drain, held, latency, memory, processes, queue, start
 from benchmarks.lab import Scale, laboratory
 from benchmarks.report import Section, machine, write
 
@@ -14,6 +14,8 @@ _BENCHMARKS = {
     "latency": latency.measure,
     "start": start.measure,
     "held": held.measure,
+    "queue": queue.measure,
+    "memory": memory.measure,
     "processes": processes.measure,
 }
 

@@ -194,6 +194,14 @@ def wait_for(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
     raise RuntimeError(f"the worker ended before it said {event}")
 
 
+def memory_of(pid: int, name: str) -> float:
+    """MiB, as the kernel counts them: `VmRSS` now, `VmHWM` at most so far."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"no {name} for {pid}")
+
+
 @contextmanager
 def laboratory(scale: Scale) -> Iterator[Lab]:
     """A lab in a temporary folder, which is gone on leaving."""
