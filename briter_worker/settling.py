@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.errors import Failure, Kind, for_people
-from briter_worker.events import Cancelled, DeadLettered, Failed, NoChange, NoPaths, Published
+from briter_worker.events import Cancelled, DeadLettered, Failed, NoChange, NoPaths, Progress, Published
 from briter_worker.ports import Outcome
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ class Work:
     def settle(self, outcomes: Sequence[Outcome]) -> None:
         """Store what became of these claims, then tell it."""
         known = [outcome for outcome in outcomes if outcome.key in self.open]
+        if not known:
+            return
+        count = len(self.batch.claims)
+        self._desk.emit(Progress(phase="settle", done=count - len(self.open) + len(known), total=count))
         done = [self.open[each.key] for each in known if each.failure is None and not each.cancelled]
         if done:
             self._desk.queue.finish(self.batch, done)

@@ -172,6 +172,10 @@ FIELDS = {
     "message": "`another worker instance is active, skipping`",
     "signal": "what asked it to stop",
     "drained": "how many jobs were settled",
+    "reason": "why, in the words of whoever asked for it",
+    "until": "when it ends by itself",
+    "stale": "how many receipts are out of sight now",
+    "deleted": "how many receipts are gone",
 }
 
 
@@ -185,6 +189,11 @@ def logged() -> list[type[events.Event]]:
     return [event for event in found if event is not events.Progress]
 
 
+def told(event: type[events.Event]) -> list[str]:
+    """The fields that the log shows."""
+    return [field.name for field in dataclasses.fields(event) if field.name not in event.unlogged]
+
+
 def for_readers(docstring: str) -> str:
     """A docstring with the log's spelling of fields and events instead of the code's."""
     words = {event.__name__: event.name for event in logged()}
@@ -195,9 +204,9 @@ def log_page() -> str:
     """Every event, with its fields."""
     rows = []
     for event in logged():
-        fields = [f"`{to_camel(field.name)}`" for field in dataclasses.fields(event)]
+        fields = [f"`{to_camel(name)}`" for name in told(event)]
         rows.append([f"`{event.name}`", event.level, for_readers(event.__doc__ or ""), ", ".join(fields)])
-    used = {field.name for event in logged() for field in dataclasses.fields(event)}
+    used = {name for event in logged() for name in told(event)}
     return page(
         "The log",
         "`briter-worker run` prints one line per event to standard output: `[briter-worker] ` and a JSON "

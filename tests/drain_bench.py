@@ -12,6 +12,7 @@ from queue_engines import MAX_ATTEMPTS, NOW, Disk
 
 from briter_worker.backoff import Backoff
 from briter_worker.drain import Drain
+from briter_worker.events import Progress
 from briter_worker.ports import Outcome, Plan
 from briter_worker.settling import Desk
 
@@ -127,7 +128,8 @@ class Bench:
         self.start()
 
     def names(self) -> list[str]:
-        return [event.name for event in self.events]
+        """What the log would tell."""
+        return [event.name for event in self.events if not isinstance(event, Progress)]
 
     def state(self, slug: str) -> tuple[State, int]:
         ((row),) = [row for row in self.disk.queue.jobs(NOW) if row.job.slug == slug]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from briter_worker import views
-from briter_worker.commands import look, steer, work
+from briter_worker.commands import look, past, steer, work
 
 app = typer.Typer(
     name="briter-worker",
@@ -22,7 +22,8 @@ app = typer.Typer(
 app.command()(work.run)
 app.command()(work.enqueue)
 app.command("list")(look.list_)
-app.command()(look.show)
+app.command()(past.show)
+app.command()(past.history)
 app.command()(steer.retry)
 app.command()(steer.cancel)
 app.command("publish-now")(steer.publish_now)

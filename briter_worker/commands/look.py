@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from briter_worker import views
-from briter_worker.commands import DeclinedError, read_settings
-from briter_worker.commands.options import Json, Wanted  # noqa: TC001 - typer reads them
+from briter_worker.commands import read_settings
+from briter_worker.commands.options import Json  # noqa: TC001 - typer reads it
 
 if TYPE_CHECKING:
     from briter_worker.standing import Standing
@@ -56,24 +56,6 @@ def list_(
         case Status.ALL:
             pass
     views.put_jobs(rows, now, as_json=as_json)
-
-
-def show(wanted: Wanted, *, as_json: Json = False) -> None:
-    """One job, with every key of its file."""
-    settings = read_settings()
-    from briter_worker.wiring import open_queue  # noqa: PLC0415
-
-    rows = open_queue(settings).find(wanted, time.time())
-    if not rows:
-        raise DeclinedError(f"the queue has no job with the id or slug {wanted!r}")
-    # Of one post in flight, waiting and failed, its newest save is what a person means.
-    rows.sort(key=lambda row: row.job.created_at, reverse=True)
-    if as_json:
-        views.put_json(views.document_of(rows[0]))
-        return
-    views.put_job(rows[0])
-    for other in rows[1:]:
-        views.tell(f"an older save of this post is {other.state.value}: job {other.job.id}")
 
 
 def status(*, as_json: Json = False) -> None:

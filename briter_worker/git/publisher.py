@@ -180,6 +180,7 @@ class GitPublisher:
             Building(self._site, objects, writer, identity=self._identity, now=now),
             record=record,
             dry_run=self._dry_run,
+            progress=self._progress,
             warn=self._warn,
             still_ours=self._still_ours,
             large_files=large_files,

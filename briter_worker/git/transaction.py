@@ -54,6 +54,7 @@ class Transaction:
         *,
         record: Callable[[Plan], None],
         dry_run: bool,
+        progress: Callable[[str, int, int], None],
         warn: Callable[[str], None],
         still_ours: Callable[[], bool],
         large_files: bool = False,
@@ -64,6 +65,7 @@ class Transaction:
         self._building = building
         self._record = record
         self._dry_run = dry_run
+        self._progress = progress
         self._warn = warn
         self._still_ours = still_ours
         self._large_files = large_files
@@ -157,7 +159,9 @@ class Transaction:
             tips = ground.tips
             waiting = self._still_wanted([item.based_on(ground.landed) for item in waiting], settled)
             ref = _private_ref()
+            self._progress("commit", 0, len(waiting))
             built = self._building.build([*ground.along, *waiting], ground.base, ref)
+            self._progress("commit", len(waiting), len(waiting))
             for item, paths in built.conflicts:
                 if not item.key:
                     self._cannot_go_along(paths)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted"
 _FIRST_PHASE = "validate"
+_MOST_PHASES = 100
+"""A batch that the remote refuses in part goes through many: halved, each half pushed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Recorder:
             return
         row = connection.execute("SELECT phases FROM drains WHERE id = ?", (self._drain,)).fetchone()
         phases: list[list[Any]] = json.loads(row[0])
-        if phases[-1][0] != event.phase:
+        if phases[-1][0] != event.phase and len(phases) < _MOST_PHASES:
             phases[-1][2] = phases[-1][2] or at
             phases.append([event.phase, at, None])
         if event.total and event.done >= event.total:

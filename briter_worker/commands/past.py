@@ -1,0 +1,166 @@
+"""What became of the posts: receipts, and one job from its save to the remote."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from briter_worker import views
+from briter_worker.commands import DeclinedError, read_settings, words
+from briter_worker.commands.options import Json, Wanted  # noqa: TC001 - typer reads them
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from briter_worker.queues.steering import Listed
+    from briter_worker.settings import Settings
+    from briter_worker.sinks.history.reading import History, Receipt
+
+_GLANCE = 0.2
+
+
+class Outcome(StrEnum):
+    """Which receipts to print."""
+
+    PUBLISHED = "published"
+    NOCHANGE = "nochange"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_MEANT = {
+    Outcome.PUBLISHED: ("published",),
+    Outcome.NOCHANGE: ("nochange",),
+    Outcome.FAILED: ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
+    Outcome.CANCELLED: ("cancelled", "superseded"),
+}
+
+
+def history(
+    *,
+    slug: Annotated[str | None, typer.Option(metavar="SLUG", help="Only of this post.")] = None,
+    outcome: Annotated[Outcome | None, typer.Option(help="Only those that ended so.")] = None,
+    search: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="Only with this in the slug, message or commit.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many.")] = 50,
+    stale: Annotated[bool, typer.Option("--stale", help="Old ones, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What became of each attempt, newest first: with commit, branch, remote and how long it took."""
+    with _reading(read_settings()) as past:
+        receipts = past.receipts(
+            slug=slug,
+            outcomes=() if outcome is None else _MEANT[outcome],
+            search=search,
+            limit=limit,
+            stale=stale,
+        )
+    if as_json:
+        views.put_json([receipt.as_json() for receipt in receipts])
+    else:
+        words.put_receipts(receipts, time.time())
+
+
+def show(
+    wanted: Wanted,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="Until it is published, or will not be.")] = False,
+    as_json: Json = False,
+) -> None:
+    """One post: its job with every key of its file, and what became of each attempt."""
+    settings = read_settings()
+    if watch:
+        _watch(settings, wanted)
+        return
+    found = _look(settings, wanted)
+    if as_json:
+        views.put_json(found.as_json())
+    else:
+        found.put()
+
+
+class _Found:
+    """A post as it is known: its jobs in the queue, newest first, and its receipts."""
+
+    def __init__(self, rows: list[Listed], receipts: list[Receipt], under_way: Receipt | None) -> None:
+        self.rows = rows
+        self.receipts = receipts
+        self.under_way = under_way
+
+    def as_json(self) -> dict[str, Any]:
+        """The newest job's keys, or the last receipt's, with `receipts`."""
+        if self.rows:
+            document = views.document_of(self.rows[0])
+        else:
+            last = self.receipts[0]
+            document = {"id": last.job_id, "slug": last.slug, "state": last.outcome}
+        progress = None if self.under_way is None else self.under_way.as_json()
+        return {**document, "progress": progress, "receipts": [each.as_json() for each in self.receipts]}
+
+    def put(self) -> None:
+        """Print it for a person."""
+        if self.rows:
+            views.put_job(self.rows[0])
+            for other in self.rows[1:]:
+                views.tell(f"an older save of this post is {other.state.value}: job {other.job.id}")
+        if self.under_way is not None:
+            views.put_facts([("phase", words.progress_in_words(self.under_way))])
+        if self.receipts:
+            words.put_receipts(self.receipts, time.time())
+
+
+def _look(settings: Settings, wanted: str) -> _Found:
+    from briter_worker.wiring import open_queue  # noqa: PLC0415
+
+    rows = open_queue(settings).find(wanted, time.time())
+    # Of one post in flight, waiting and failed, its newest save is what a person means.
+    rows.sort(key=lambda row: row.job.created_at, reverse=True)
+    with _reading(settings) as past:
+        receipts = past.attempts(wanted) or past.receipts(slug=wanted, limit=20, stale=True)
+        under_way = next((each for each in past.under_way() if wanted in (each.job_id, each.slug)), None)
+    if not rows and not receipts:
+        raise DeclinedError(f"neither the queue nor the history has a job with the id or slug {wanted!r}")
+    return _Found(rows, [each for each in receipts if each.outcome], under_way)
+
+
+def _watch(settings: Settings, wanted: str) -> None:
+    """Print each change of the post's until it has come to an end."""
+    told = ""
+    while True:
+        found = _look(settings, wanted)
+        text = _standing(found)
+        if text != told:
+            views.put(text)
+            told = text
+        if not any(row.state.value != "failed" for row in found.rows):
+            raise typer.Exit(0 if not found.rows else 1)
+        time.sleep(_GLANCE)
+
+
+def _standing(found: _Found) -> str:
+    now = time.time()
+    if found.under_way is not None and found.rows and found.rows[0].state.value == "claimed":
+        return words.progress_in_words(found.under_way)
+    if found.rows:
+        return words.row_in_words(found.rows[0], now)
+    return words.receipt_in_words(found.receipts[0])
+
+
+@contextmanager
+def _reading(settings: Settings) -> Iterator[History]:
+    """The history, open for a moment."""
+    from briter_worker.sinks.history.reading import HistoryUnreadableError  # noqa: PLC0415
+    from briter_worker.wiring import open_history  # noqa: PLC0415
+
+    past = open_history(settings)
+    try:
+        yield past
+    except HistoryUnreadableError as error:
+        raise DeclinedError(f"{error}. Fix: give this user read and write access to its folder") from error
+    finally:
+        past.close()

@@ -1,0 +1,78 @@
+"""What a person and a program learn of what became of a post."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sites import Site
+
+
+def receipts(site: Site, *arguments: str) -> list[dict[str, Any]]:
+    """`history --json`."""
+    done = site.command("history", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_a_published_post_has_a_receipt_with_commit_branch_remote_time_and_link(site: Site) -> None:
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"], message="Hello\n\nmore")
+    site.run_once(BRITER_PUBLISHED_HREF_TEMPLATE="https://example.org/{slug}")
+    (receipt,) = receipts(site)
+    commit = site.remote_log()[0][0]
+    assert (receipt["outcome"], receipt["commit"], receipt["branch"]) == ("published", commit, "main")
+    assert (receipt["remote"], receipt["href"]) == ("origin", "https://example.org/a")
+    assert 0 < receipt["saveToRemoteMs"] < 60_000
+    assert receipt["title"] == "Hello"
+    names = [phase["name"] for phase in receipt["phases"]]
+    assert names == ["validate", "stage", "commit", "push", "settle"]
+    assert all(phase["ended"] for phase in receipt["phases"])
+
+
+def test_what_left_the_queue_is_still_shown(site: Site) -> None:
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    shown = json.loads(site.command("show", "a", "--json").stdout)
+    assert (shown["slug"], shown["state"]) == ("a", "published")
+    assert [each["outcome"] for each in shown["receipts"]] == ["published"]
+    assert site.remote_log()[0][0] in site.command("show", "a").stdout
+    watched = site.command("show", "a", "--watch")
+    assert watched.returncode == 0
+    assert site.remote_log()[0][0] in watched.stdout
+
+
+def test_each_failed_attempt_is_kept_with_its_reason(site: Site) -> None:
+    site.save("a", ["../outside"])
+    site.run_once()
+    (receipt,) = receipts(site, "--outcome", "failed")
+    assert (receipt["outcome"], receipt["failure"]) == ("nopaths", "nopaths")
+    assert receipt["error"]
+    assert receipts(site, "--outcome", "published") == []
+    watched = site.command("show", "a", "--watch")
+    assert watched.returncode == 1
+    assert watched.stdout.startswith("failed: ")
+
+
+def test_a_history_that_cannot_be_read_is_told_and_publishing_goes_on(site: Site) -> None:
+    (site.storage / "history.db").mkdir()
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    done = site.run_once()
+    assert done.returncode == 0
+    assert done.of("published")
+    (warning,) = done.of("warning")
+    assert "history" in warning["error"]
+    said = site.command("history")
+    assert said.returncode == 1
+    assert "history.db cannot be read" in said.stderr
+
+
+def test_there_is_no_history_before_the_first_post(site: Site) -> None:
+    site.run_once()
+    assert receipts(site) == []
+    assert not (site.storage / "history.db").exists()
+    assert site.command("show", "a").returncode == 1
