@@ -61,6 +61,7 @@ class GitPublisher:
         self._progress = progress
         self._warn = warn
         self._still_ours = still_ours
+        self._late: list[Plan] = []
         self._upkeep = Upkeep(commands)
 
     def publish(
@@ -135,11 +136,19 @@ class GitPublisher:
 
     def _adopt_late(self, objects: Objects) -> None:
         """What was pushed and could not be adopted then, as the disk was full, say."""
-        if not has_late_adoption(self._commands.worktree, self._site.branch, self._site.remote):
+        site = self._site
+        late = self._late.copy()
+        if not late and not has_late_adoption(self._commands.worktree, site.branch, site.remote):
             return
-        with self._site.working() as tips:
+        self._late.clear()
+        with site.working() as tips:
             writer = Writer(self._commands, tip=tips.local)
-            self._transaction(objects, writer, lambda _: None, 0.0).adopt_landed(tips, tips.remote or "")
+            transaction = self._transaction(objects, writer, lambda _: None, 0.0)
+            for plan in late:
+                transaction.adopt(plan, None)
+            now = site.tips()
+            if now.remote not in (None, now.local):
+                transaction.adopt_landed(now, str(now.remote))
 
     @contextmanager
     def _looked(self) -> Iterator[tuple[Tips, Objects]]:
@@ -183,6 +192,7 @@ class GitPublisher:
             progress=self._progress,
             warn=self._warn,
             still_ours=self._still_ours,
+            late=self._late,
             large_files=large_files,
         )
 

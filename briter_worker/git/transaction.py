@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from briter_worker.git.site import Site
 
 _RACES = 5
+_FOR_A_PERSON = frozenset({Failure.DIVERGED, Failure.WRONG_BRANCH})
+"""Why an adoption could not be done that only a person can make up for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,10 @@ class Ground:
 
 
 class Transaction:
-    """Pushes one drain's posts. `record` makes each plan durable before its push."""
+    """Pushes one drain's posts. `record` makes each plan durable before its push.
+
+    To `late` is added what is on the remote and could not be adopted, but may be soon.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class Transaction:
         progress: Callable[[str, int, int], None],
         warn: Callable[[str], None],
         still_ours: Callable[[], bool],
+        late: list[Plan],
         large_files: bool = False,
     ) -> None:
         self._site = site
@@ -68,6 +74,7 @@ class Transaction:
         self._progress = progress
         self._warn = warn
         self._still_ours = still_ours
+        self._late = late
         self._large_files = large_files
         self._conflicts = Conflicts(site, remote, objects, building, dry_run=dry_run)
         self._cancelled: Callable[[], Collection[str]] = tuple
@@ -234,6 +241,8 @@ class Transaction:
                 text = f"{self._site.branch} was changed by somebody during a dry run; it is tried again"
                 raise PublishError(Failure.LOST_RACE, text) from error
             # The posts are on the remote. The next adoption brings the local side up to it.
+            if isinstance(error, OSError) or error.failure not in _FOR_A_PERSON:
+                self._late.append(plan)
             self._warn(str(error))
 
     def _take_over(self, ground: Ground) -> Tips:
