@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# A deadline in wall-clock time fails on a busy machine, and says nothing there; pytest-timeout ends what hangs.
+# A deadline by the wall clock fails on a busy machine and says nothing there; pytest-timeout ends what hangs.
 settings.register_profile("worker", deadline=None)
 settings.load_profile("worker")
 _HERMETIC = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0"}
