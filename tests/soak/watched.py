@@ -80,7 +80,6 @@ class Watched(RuleBasedStateMachine):
             assert save.id in self.flying, f"an outcome of nothing that was begun: {event}"
         else:
             assert event.attempt == attempt, f"another attempt was begun: {event}"
-        save.deaths = 0
         if isinstance(event, (told.Published, told.NoChange)):
             save.fate = Fate.DONE
             assert not save.refused, f"it should have been refused: {event}"
@@ -89,6 +88,7 @@ class Watched(RuleBasedStateMachine):
         assert event.error, f"no reason: {event}"
         word = "nopaths" if isinstance(event, told.NoPaths) else event.failure
         assert self.model.may_fail_with(save, word), f"this cannot be what went wrong: {event}"
+        save.deaths = 0
         if isinstance(event, told.Failed):
             assert event.attempt < MAX_ATTEMPTS
             assert abs(event.retry_at - (self.now + DELAYS[event.attempt - 1])) < 1
