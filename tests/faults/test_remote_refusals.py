@@ -187,7 +187,7 @@ def test_a_hook_that_refuses_everything_is_mended_and_all_are_tried_again(site: 
 
 
 def test_a_hook_that_never_stops_talking_does_not_hide_what_to_do(site: Site) -> None:
-    hook(site, "yes 'https://u:s3cr3t-canary@h/x no' | head -c 300000 >&2; exit 1")
+    hook(site, "seq -f 'https://u:s3cr3t-canary@h/%g no' 9000 >&2; exit 1")
     save(site, "a")
     reason = assert_refused(site, site.run_once(), Failure.REJECTED)
     assert reason.endswith("briter-worker retry --all")
