@@ -51,9 +51,21 @@ def enqueue(
 
     Raises ValueError when the worker would refuse the job, OSError when it could not be written.
     """
+    return submit(compose(slug, paths, message=message, at=at, author=author, **extra), queue=queue)
+
+
+def compose(
+    slug: str,
+    paths: Sequence[str],
+    *,
+    message: str | None = None,
+    at: datetime | str | None = None,
+    author: tuple[str, str] | str | None = None,
+    **extra: Any,  # noqa: ANN401 - as above
+) -> dict[str, Any]:
+    """The job that `enqueue` would write, with an id of its own. Raises ValueError as `enqueue` does."""
     # Here, so that a program that only may enqueue does not wait for pydantic when it starts.
     from briter_worker.job import format_time  # noqa: PLC0415
-    from briter_worker.strictjson import encode  # noqa: PLC0415
 
     if isinstance(paths, str | bytes):
         raise ValueError(f"paths is a list of paths, not {paths!r}")  # noqa: TRY004 - one error for all values
@@ -74,13 +86,23 @@ def enqueue(
     if author is not None:
         document["author"] = _author(author)
     document.update(extra)
+    _check(_encoded(document))
+    return document
+
+
+def submit(document: dict[str, Any], *, queue: Path | None = None) -> Enqueued:
+    """Put what `compose` has made into the queue, durably. Raises OSError when it could not be written."""
+    folder = _default_queue() if queue is None else queue
+    return Enqueued(document["id"], _write(folder, document["id"], _encoded(document)))
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    from briter_worker.strictjson import encode  # noqa: PLC0415 - as in compose
+
     try:
-        data = encode(document)
+        return encode(document)
     except (TypeError, ValueError) as error:
         raise ValueError(f"the job cannot be written as JSON: {error}") from None
-    _check(data)
-    folder = _default_queue() if queue is None else queue
-    return Enqueued(document["id"], _write(folder, document["id"], data))
 
 
 def _write(folder: Path, job_id: str, data: bytes) -> Path:

@@ -160,11 +160,22 @@ _HREF = _matching(
     rf"https?://(?![/?#{{]){_INK}*\{{slug\}}{_INK}*|",
     "an http(s) address with {slug} in it, such as https://example.org/notes/{slug}",
 )
+_COMMIT_HREF = _matching(
+    rf"https?://(?![/?#{{]){_INK}*\{{commit\}}{_INK}*|",
+    "an http(s) address with {commit} in it, such as https://example.org/commit/{commit}",
+)
+_HOST = _matching(r"[A-Za-z0-9.:%_-]{1,255}", "an address or a host's name, such as 127.0.0.1 or ::1")
+_TOKEN = _matching(
+    r"[!-~]{16,200}|", "at least 16 characters, without spaces: openssl rand -hex 32 makes one"
+)
 
 
-def _setting(kind: _Kind, default: object, description: str) -> Any:  # noqa: ANN401 - as dataclasses.field
-    """A line of the table. A default that can be called is made of the settings above it."""
-    return field(metadata={"kind": kind, "default": default, "description": description})
+def _setting(kind: _Kind, default: object, description: str, *, secret: bool = False) -> Any:  # noqa: ANN401 - as dataclasses.field
+    """A line of the table. A default that can be called is made of the settings above it.
+
+    A secret's value is never shown, not even a wrong one.
+    """
+    return field(metadata={"kind": kind, "default": default, "description": description, "secret": secret})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -228,6 +239,16 @@ class Settings:
     )
     history_keep_days: int = _setting(_whole(1, 36_500), 365, "After so many days a receipt is deleted.")
     published_href_template: str = _setting(_HREF, "", "`https://example.org/notes/{slug}`, for links.")
+    commit_href_template: str = _setting(
+        _COMMIT_HREF, "", "`https://example.org/commit/{commit}`, for the dashboard's links."
+    )
+    dashboard_host: str = _setting(
+        _HOST, "127.0.0.1", "Where `serve` listens. Anywhere but on this machine it demands the token."
+    )
+    dashboard_port: int = _setting(_whole(0, 65_535), 8320, "The dashboard's port; 0: any free one.")
+    dashboard_token: str = _setting(
+        _TOKEN, "", "What readers of the dashboard sign in with, and programs send as Bearer.", secret=True
+    )
     config_path: Path
     """The config.json that was looked for. Not a setting."""
 
@@ -328,6 +349,8 @@ def _value(
     try:
         return kind.parse(said, above)
     except ValueError as refused:
+        if setting.metadata["secret"]:
+            raise UsageError(f"{source} is not accepted (not shown here); accepted: {refused}") from None
         # Redacted before it is cut: half a token is not recognised as one.
         value = for_people(json.dumps(said, ensure_ascii=False))[:_SHOWN]
         raise UsageError(for_people(f"{source} is {value}; accepted: {refused}")) from None
@@ -343,7 +366,10 @@ def _key(name: str) -> str:
 
 
 def settings_schema() -> dict[str, Any]:
-    """The JSON Schema of config.json; each key also names the variable that overrides it."""
+    """The JSON Schema of config.json; each key also names the variable that overrides it.
+
+    `writeOnly` marks what is a secret.
+    """
     properties: dict[str, dict[str, Any]] = {}
     for each in _table():
         default = each.metadata["default"]
@@ -351,6 +377,7 @@ def settings_schema() -> dict[str, Any]:
             "title": _variable(each.name),
             "description": each.metadata["description"],
             **each.metadata["kind"].schema,
+            **({"writeOnly": True} if each.metadata["secret"] else {}),
         }
         if not callable(default):
             properties[_key(each.name)]["default"] = list(default) if isinstance(default, tuple) else default

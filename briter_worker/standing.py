@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from briter_worker.ports import Pause
+    from briter_worker.queues.disk import DiskQueue
     from briter_worker.queues.steering import Listed
     from briter_worker.settings import Settings
 
@@ -92,10 +93,19 @@ def _as_json(holder: Holder) -> dict[str, Any]:
     return {"pid": holder.pid, "host": holder.host, "alive": holder.alive, "heartbeat": beat}
 
 
-def stand(settings: Settings, now: float) -> Standing:
-    """How the site stands now. Changes nothing."""
-    queue = open_queue(settings)
-    rows = queue.jobs(now)
+def stand(
+    settings: Settings,
+    now: float,
+    *,
+    queue: DiskQueue | None = None,
+    rows: Sequence[Listed] | None = None,
+) -> Standing:
+    """How the site stands now. Changes nothing.
+
+    Whoever asks often passes the queue it keeps, and the `rows` that its `jobs` has just brought.
+    """
+    queue = queue or open_queue(settings)
+    rows = queue.jobs(now) if rows is None else rows
     counts = Counter(row.state for row in rows)
     oldest: dict[State, float] = {}
     for row in rows:

@@ -212,6 +212,8 @@ class Steering:
         return found
 
     def _effective(self, names: list[str]) -> tuple[Job, str]:
+        if len(names) == 1:  # nearly always, and a dashboard asks for a hundred thousand
+            return self._index.job(names[0]), names[0]
         first, *older = self._index.newest_first(names)
         job = self._index.job(first)
         return dataclasses.replace(

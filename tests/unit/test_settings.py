@@ -35,6 +35,12 @@ CONTRACT = {
     "BRITER_WORKER_SHUTDOWN_TIMEOUT_MS": 300_000,
     "BRITER_WORKER_MAX_FILE_BYTES": 104_857_600,
     "BRITER_PUBLISHED_HREF_TEMPLATE": "",
+    "BRITER_HISTORY_STALE_DAYS": 30,
+    "BRITER_HISTORY_KEEP_DAYS": 365,
+    "BRITER_COMMIT_HREF_TEMPLATE": "",
+    "BRITER_DASHBOARD_HOST": "127.0.0.1",
+    "BRITER_DASHBOARD_PORT": 8320,
+    "BRITER_DASHBOARD_TOKEN": "",
 }
 # For each variable: a text, what config.json may hold instead of it, and the value both mean.
 VALUES: list[tuple[str, str, Any, Any]] = [
@@ -579,6 +585,25 @@ def test_any_json_value_is_either_taken_or_refused_in_one_line_with_its_key(
     except UsageError as refused:
         assert str(refused).isprintable()  # noqa: PT017 - either outcome is right
         assert key(variable) in str(refused) or "custom" in str(refused)  # noqa: PT017
+
+
+# --- secrets
+
+
+@pytest.mark.parametrize("wrong", ["short", "fifteen-letters", "with a space in it", "x" * 201])
+def test_a_token_that_is_not_accepted_is_not_shown(site: Site, wrong: str) -> None:
+    line = site.refusal({"BRITER_DASHBOARD_TOKEN": wrong})
+    assert line.startswith("BRITER_DASHBOARD_TOKEN is not accepted")
+    assert "at least 16 characters" in line
+    assert wrong not in line
+    site.config(json.dumps({"dashboardToken": wrong}))
+    assert wrong not in site.refusal()
+
+
+def test_the_schema_says_what_is_a_secret() -> None:
+    properties = settings_schema()["properties"]
+    assert properties["dashboardToken"]["writeOnly"] is True
+    assert "writeOnly" not in properties["dashboardHost"]
 
 
 # --- the schema
