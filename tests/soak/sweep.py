@@ -1,0 +1,296 @@
+"""A kill and each error of a disk, at every system call of a publication that changes a file.
+
+One publication (a post added, one changed, one deleted, a folder) is traced first, the worker and every
+process of git's that it starts; in full, also one that finds the remote ahead. Then each call that changes a
+file or makes a change durable is met in a fresh copy of the site by each fault: its process is killed before
+the call (KILL), the whole session is killed after it (KILL-ALL), or it fails with ENOSPC, EIO, EROFS. The
+worker then runs at most twice, undisturbed, and everything must be as if nothing had happened: each post on
+the remote exactly once with its own content and nothing else, and what a person was doing untouched.
+
+How a call is reached among several processes is told in `tracing`. A case counts only if the log says that
+the fault came over that very call; otherwise it is repeated, and at last reported as not reached. How many
+folders git makes for its objects depends on their names, which the time changes: calls that are not in each
+of three traces are left out.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from soak.report import Options, Report
+from soak.sweep_site import (
+    Server,
+    copy_of,
+    is_settled,
+    leftovers,
+    make_template,
+    problems,
+    tidy_later,
+    wait_for_lock,
+)
+from soak.tracing import ERRORS, FAULTS, KILL_ALL, Tracer, alone, end_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sites import Site
+
+    from soak.tracing import Call, Fault
+
+_TRIES = 4
+_RUNS = 2
+DELICATE = {
+    "the claim": ("worker", "rename storage/queue/"),
+    "the plan": ("worker", "write storage/queue/.claimed/.journal-"),
+    "the plan's flush": ("worker", "fsync storage/queue/.claimed/.journal-"),
+    "the branch": ("update-ref", "rename site/.git/refs/heads/main.lock"),
+    "the index": ("update-index", "rename site/.git/index.lock"),
+    "the settled job": ("worker", "unlink storage/queue/.claimed/"),
+    "the settled plan": ("worker", "unlink storage/queue/.claimed/.journal-"),
+}
+"""What a sample always has: the process, and how the call begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One fault at one call, in one kind of publication."""
+
+    call: Call
+    fault: Fault
+    moved: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.fault.name} at {self.call} (number {self.call.number}){' behind' * self.moved}"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What came of a case."""
+
+    reached: bool = False
+    problems: list[str] = field(default_factory=list)
+    runs: int = 0
+    seconds: float = 0.0
+    """How long the runs took that put it in order."""
+
+
+class Lab:
+    """Copies of the two sites, for one case after the other; several threads may use it."""
+
+    def __init__(self, base: Path, *, processes: int) -> None:
+        self._base = base
+        self._numbers = count(1)
+        self.templates: dict[bool, Site] = {}
+        self._servers: SimpleQueue[Server] = SimpleQueue()
+        for _ in range(processes):
+            self._servers.put(Server(base))
+
+    def prepare(self, *, moved: bool) -> list[Call]:
+        """Make the site and trace its publication: the calls that change a file, process by process."""
+        self.templates[moved] = make_template(self._base / f"template-{moved}", moved=moved)
+        traces = [self._trace(moved=moved) for _ in range(3)]
+        everywhere = set.intersection(*({_identity(call) for call in trace} for trace in traces))
+        return [call for call in traces[0] if _identity(call) in everywhere]
+
+    def _trace(self, *, moved: bool) -> list[Call]:
+        server = self._servers.get()
+        site, at = self._copy(server, moved=moved)
+        try:
+            tracer = Tracer(at, site.root)
+            process = tracer.start("run", "--once", env=site.environment())
+            out, err = process.communicate(timeout=120)
+            wait_for_lock(site)
+            server.settle()
+            wrong = [*problems(site, moved=moved), *leftovers(site)]
+            assert process.returncode == 0 and not wrong, f"no fault, and yet: {wrong}\n{out}{err}"  # noqa: PT018
+            return [call for call in tracer.calls() if call.changes]
+        finally:
+            self._servers.put(server)
+            shutil.rmtree(site.root)
+            shutil.rmtree(at)
+
+    def _copy(self, server: Server, *, moved: bool) -> tuple[Site, Path]:
+        name = f"s{next(self._numbers)}"
+        return copy_of(self.templates[moved], self._base / name, server), self._base / f"{name}-trace"
+
+    def examine(self, case: Case) -> Verdict:
+        """Have the fault happen, run the worker again, and look; again if the call was not reached."""
+        server = self._servers.get()
+        verdict = Verdict()
+        try:
+            for _ in range(_TRIES):
+                site, at = self._copy(server, moved=case.moved)
+                try:
+                    verdict = self._examine(case, site, Tracer(at, site.root), server)
+                except (AssertionError, OSError, ValueError, subprocess.TimeoutExpired) as error:
+                    verdict = Verdict(reached=True, problems=[f"{type(error).__name__}: {error}"])
+                finally:
+                    shutil.rmtree(site.root, ignore_errors=True)
+                    shutil.rmtree(at, ignore_errors=True)
+                if verdict.reached:
+                    break
+        finally:
+            self._servers.put(server)
+        return verdict
+
+    def _examine(self, case: Case, site: Site, tracer: Tracer, server: Server) -> Verdict:
+        out, err = _strike(case, site, tracer)
+        wait_for_lock(site)
+        verdict = Verdict(reached=tracer.reached(case.call, case.fault))
+        if not verdict.reached:
+            return verdict
+        if "Traceback" in err:
+            verdict.problems.append(f"an error in the worker itself: {err[-600:]}")
+        if case.fault in ERRORS and '"failure":"internal"' in out:
+            verdict.problems.append("a failing disk was not told as one")
+        began = time.monotonic()
+        said = ""
+        while verdict.runs < _RUNS:
+            verdict.runs += 1
+            again = site.run_once()
+            said += again.stdout + again.stderr
+            if is_settled(site):
+                break
+        verdict.seconds = time.monotonic() - began
+        server.settle()
+        wrong = list(problems(site, moved=case.moved))
+        if not wrong and (left := leftovers(site)):
+            site.save("next", ["content/posts/welcome.md"])
+            site.run_once()
+            tidy_later(site)
+            wrong = [f"left over for good: {name}" for name in leftovers(site) if name in left]
+        verdict.problems += wrong
+        if verdict.problems:
+            verdict.problems += _told("first", out + err) + _told("then", said)
+        return verdict
+
+
+def _told(when: str, said: str) -> list[str]:
+    """What the worker said went wrong, for whoever looks into it."""
+    lines = [
+        line for line in said.splitlines() if '"error"' in line or not line.startswith("[briter-worker]")
+    ]
+    return [
+        f"{when}: {line}"
+        for line in dict.fromkeys(re.sub(r'"(time|jobId|slug)":"[^"]*",', "", each) for each in lines[-12:])
+    ]
+
+
+def _identity(call: Call) -> tuple[str, str, int, str]:
+    return (call.process, call.name, call.number, call.does)
+
+
+def _strike(case: Case, site: Site, tracer: Tracer) -> tuple[str, str]:
+    process = tracer.start("run", "--once", env=site.environment(), call=case.call, fault=case.fault)
+    if case.fault is KILL_ALL:
+        deadline = time.monotonic() + 60
+        while process.poll() is None and KILL_ALL.sign not in tracer.said(case.call.process):
+            assert time.monotonic() < deadline, "neither stopped nor done"
+            time.sleep(0.005)
+        end_session(process.pid)
+    out, err = process.communicate(timeout=120)
+    deadline = time.monotonic() + 30
+    while not alone(process.pid):
+        assert time.monotonic() < deadline, "processes of the worker's are left"
+        time.sleep(0.005)
+    return out, err
+
+
+def run(options: Options, tell: Callable[[str], None]) -> Report:
+    """Every call and every fault; else a sample, with an odd seed of the publication that is behind."""
+    memory = Path("/dev/shm")
+    chance = random.Random(options.seed)
+    with tempfile.TemporaryDirectory(
+        prefix="briter-sweep-", dir=memory if memory.is_dir() else None, ignore_cleanup_errors=True
+    ) as folder:
+        lab = Lab(Path(folder), processes=options.processes)
+        cases: list[Case] = []
+        calls = 0
+        for moved in (False, True):
+            if not (options.full or options.scale is not None) and moved != bool(options.seed % 2):
+                continue
+            found = lab.prepare(moved=moved)
+            calls += len(found)
+            tell(f"{len(found)} calls{' where the remote is ahead' * moved}: {_by_process(found)}")
+            cases += [Case(call, fault, moved) for call in found for fault in FAULTS]
+        size = options.of(len(cases), 18)
+        if size < len(cases):
+            cases = sample(cases, size, chance)
+        else:
+            chance.shuffle(cases)  # so that what takes long is spread
+        return _report(options, cases, calls, lab, tell)
+
+
+def _report(
+    options: Options, cases: Sequence[Case], calls: int, lab: Lab, tell: Callable[[str], None]
+) -> Report:
+    failures: list[str] = []
+    recovered = missed = 0
+    runs = {1: 0, 2: 0}
+    slowest = 0.0
+    with ThreadPoolExecutor(options.processes) as pool:
+        for done, (case, verdict) in enumerate(
+            zip(cases, pool.map(lab.examine, cases), strict=True), start=1
+        ):
+            if not verdict.reached:
+                missed += 1
+                failures.append(f"not reached: {case}")
+            elif verdict.problems:
+                failures.append(f"{case}: " + "\n        ".join(verdict.problems))
+                tell(f"FAILED {case}: {verdict.problems[0]}")
+            else:
+                recovered += 1
+                runs[verdict.runs] += 1
+                slowest = max(slowest, verdict.seconds)
+            if done % 200 == 0:
+                tell(f"{done} of {len(cases)}, {recovered} recovered, {missed} not reached")
+    return Report(
+        "sweep",
+        {
+            "calls": calls,
+            "faults each": len(FAULTS),
+            "cases": len(cases),
+            "recovered": recovered,
+            "recovered by the first run": runs[1],
+            "not recovered": len(failures) - missed,
+            "not reached": missed,
+            "slowest recovery, seconds": round(slowest, 2),
+        },
+        failures,
+    )
+
+
+def sample(cases: Sequence[Case], size: int, chance: random.Random) -> list[Case]:
+    """Some of the cases: one fault at each delicate call, the rest by chance."""
+    chosen: list[Case] = []
+    for process, begins in DELICATE.values():
+        there = [
+            case
+            for case in cases
+            if case.call.process.startswith(process) and case.call.does.startswith(begins)
+        ]
+        assert there, f"no {process} does {begins} any more: name the call that took its place"
+        chosen.append(chance.choice(there))
+    rest = [case for case in cases if case not in chosen]
+    chosen += chance.sample(rest, min(len(rest), max(0, size - len(chosen))))
+    return chosen
+
+
+def _by_process(calls: Sequence[Call]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in _counted(calls))
+
+
+def _counted(calls: Sequence[Call]) -> Iterator[tuple[str, int]]:
+    for name in dict.fromkeys(call.process for call in calls):
+        yield name, sum(1 for call in calls if call.process == name)

@@ -1,0 +1,261 @@
+"""The site that the sweep publishes from, as cheap copies of one template, and what must come of it.
+
+The remote is served by a process of its own, as a host elsewhere would be: no fault ever reaches it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from sites import Site
+
+from briter_worker.git.command import Commands
+from briter_worker.git.site import Site as Repository
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_NOWHERE = "git://nowhere/"
+_BASES = "refs/briter/branches/main/bases"
+_DAYS = 3 * 24 * 3600.0
+"""Longer than anything is kept for a while."""
+_POSTS = "content/posts"
+BEFORE = {
+    f"{_POSTS}/welcome.md": "# Welcome\n",
+    f"{_POSTS}/change.md": "before\n",
+    f"{_POSTS}/gone.md": "to be deleted\n",
+    f"{_POSTS}/gallery/one.md": "one\n",
+    f"{_POSTS}/gallery/two.md": "two\n",
+    "notes.txt": "a person's\n",
+    "readme.md": "a person's\n",
+}
+COMMITS = {
+    "Publish add": {f"{_POSTS}/add.md"},
+    "Publish change": {f"{_POSTS}/change.md"},
+    "Publish gone": {f"{_POSTS}/gone.md"},
+    "Publish gallery": {f"{_POSTS}/gallery/one.md", f"{_POSTS}/gallery/two.md", f"{_POSTS}/gallery/three.md"},
+}
+AFTER = {
+    f"{_POSTS}/welcome.md": "# Welcome\n",
+    f"{_POSTS}/add.md": "added\n",
+    f"{_POSTS}/change.md": "after\n",
+    f"{_POSTS}/gallery/one.md": "one, again\n",
+    f"{_POSTS}/gallery/three.md": "three\n",
+    "notes.txt": "a person's\n",
+    "readme.md": "a person's\n",
+}
+_HUMAN = ["M  notes.txt", " M readme.md", "?? scratch.txt"]
+ELSEWHERE = {f"{_POSTS}/welcome.md": "# Welcome, from elsewhere\n", f"{_POSTS}/theirs.md": "theirs\n"}
+FAST = {"BRITER_WORKER_BACKOFF_MS": "0"}
+
+
+def make_template(root: Path, *, moved: bool) -> Site:
+    """A site with four jobs that are due, one on hold, a dead letter, and a person in the middle of work.
+
+    `moved`: somebody else has pushed since the site last looked.
+    """
+    root.mkdir(parents=True)
+    site = Site.make(root)
+    for path, text in BEFORE.items():
+        site.write_post(path, text)
+    site.git("add", "--all")
+    site.git("commit", "--quiet", "--message=Fill the site")
+    site.git("push", "--quiet", "origin", "main")
+    if moved:
+        other = root / "other"
+        site.git("clone", "--quiet", str(site.remote), str(other), cwd=root)
+        for path, text in ELSEWHERE.items():
+            (other / path).write_text(text)
+        site.git("add", "--all", cwd=other)
+        site.git("commit", "--quiet", "--message=From elsewhere", cwd=other)
+        site.git("push", "--quiet", "origin", "main", cwd=other)
+        shutil.rmtree(other)
+    for path, text in {
+        **AFTER,
+        "notes.txt": "staged by a person\n",
+        "scratch.txt": "of no concern\n",
+    }.items():
+        site.write_post(path, text)
+    site.git("add", "notes.txt")
+    site.write_post("readme.md", "changed by a person\n")
+    for path in BEFORE.keys() - AFTER.keys():
+        (site.worktree / path).unlink()
+    dead = {"status": "failed", "attempts": 8, "lastError": "the disk was full", "failure": "disk"}
+    site.save("change", [f"{_POSTS}/change.md"], createdAt="2026-01-01T00:00:00Z", **dead)
+    site.save("later", [f"{_POSTS}/later.md"], scheduledFor="2999-01-01T00:00:00Z")
+    site.save("add", [f"{_POSTS}/add.md"])
+    site.save("change", [f"{_POSTS}/change.md"])
+    site.save("gone", [f"{_POSTS}/gone.md"])
+    site.save("gallery", [f"{_POSTS}/gallery"])
+    site.git("remote", "set-url", "origin", _NOWHERE)
+    return site
+
+
+class Server:
+    """Serves every repository below a folder for reading and pushing, on a port of its own."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._running: list[subprocess.Popen[bytes]] = []
+        self.address = f"git://127.0.0.1:{self._listener.getsockname()[1]}/"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                self._running = [each for each in self._running if each.poll() is None]
+                self._running.append(
+                    subprocess.Popen(
+                        [
+                            *("git", "daemon", "--inetd", "--export-all", "--enable=receive-pack"),
+                            f"--base-path={self._base}",
+                            str(self._base),
+                        ],
+                        stdin=connection.fileno(),
+                        stdout=connection.fileno(),
+                        stderr=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+                )
+
+    def settle(self) -> None:
+        """Wait until every connection has come to its end."""
+        for each in list(self._running):
+            each.wait(30)
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._listener.close()
+
+
+def copy_of(template: Site, root: Path, server: Server) -> Site:
+    """A site of its own, like the template to the time stamp."""
+    subprocess.run(["cp", "-a", str(template.root), str(root)], check=True)
+    site = Site(root, {**FAST, "PYTHONDONTWRITEBYTECODE": "1"})
+    config = site.worktree / ".git" / "config"
+    config.write_text(config.read_text().replace(_NOWHERE, f"{server.address}{root.name}/remote.git"))
+    return site
+
+
+def wait_for_lock(site: Site) -> None:
+    """Until no process holds the site's lock: one that outlives its worker keeps the next one out."""
+    lock = site.storage / "worker.lock"
+    if not lock.exists():
+        return
+    deadline = time.monotonic() + 30
+    with lock.open("rb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                assert time.monotonic() < deadline, "somebody holds the lock for good"
+                time.sleep(0.005)
+            else:
+                return
+
+
+def is_settled(site: Site) -> bool:
+    """Whether nothing is left to do but what is on hold."""
+    return [job["slug"] for job in site.jobs()] == ["later"] and not list(
+        (site.queue / ".claimed").glob("[!.]*.json")
+    )
+
+
+def problems(site: Site, *, moved: bool) -> Iterator[str]:
+    """Everything that is not as it must be once the worker has run again."""
+    for check in (_remote, _local, _queue):
+        try:
+            yield from check(site, moved)
+        except (AssertionError, ValueError, OSError) as error:
+            yield f"{check.__name__.strip('_')}: {error}"
+
+
+def _remote(site: Site, moved: bool) -> Iterator[str]:  # noqa: FBT001
+    expected = Counter(["Start the site", "Fill the site", *COMMITS, *(["From elsewhere"] if moved else [])])
+    log = site.git("log", "--format=%x01%s", "--name-only", "--no-renames", "main", cwd=site.remote)
+    entries = [entry.split("\n") for entry in log.split("\x01")[1:]]
+    if (found := Counter(subject for subject, *_ in entries)) != expected:
+        yield f"on the remote: {dict(found - expected)} too many, {dict(expected - found)} missing"
+    for subject, *paths in entries:
+        if subject in COMMITS and {path for path in paths if path} != COMMITS[subject]:
+            yield f"{subject!r} touches {paths}"
+    tree = site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote).split("\n")
+    wanted = {**AFTER, **(ELSEWHERE if moved else {})}
+    if set(tree) != wanted.keys():
+        yield f"the remote has {sorted(set(tree) ^ wanted.keys())} too much or too little"
+    for path, text in wanted.items():
+        if (there := site.remote_file(path)) != text:
+            yield f"{path} on the remote is {there!r}"
+    if refs := set(site.git("for-each-ref", "--format=%(refname)", cwd=site.remote).split()) - {
+        "refs/heads/main"
+    }:
+        yield f"the remote has {refs}"
+    site.git("fsck", "--strict", "--no-dangling", cwd=site.remote)
+
+
+def _local(site: Site, moved: bool) -> Iterator[str]:  # noqa: FBT001
+    tip = site.git("rev-parse", "refs/heads/main", cwd=site.remote)
+    for ref in ("refs/heads/main", "refs/remotes/origin/main"):
+        if (here := site.git("rev-parse", ref)) != tip:
+            yield f"{ref} is {here}, not {tip}"
+    texts = {"readme.md": "changed by a person\n", "scratch.txt": "of no concern\n"}
+    allowed = list(_HUMAN)
+    for path, text in ELSEWHERE.items() if moved else ():
+        file = site.worktree / path
+        found = file.read_text() if file.exists() else None
+        if found == BEFORE.get(path) and site.git("for-each-ref", _BASES):
+            # The disk would not have it; what the file started from is known, so that nothing reverts it.
+            allowed.append(f" {'M' if path in BEFORE else 'D'} {path}")
+        else:
+            texts[path] = text
+    status = site.git("-c", "core.quotePath=false", "status", "--porcelain", "--untracked-files=all")
+    # `Site.git` strips its output, and with it what the first line may begin with.
+    if {line.strip() for line in status.splitlines()} != {line.strip() for line in allowed}:
+        yield f"git status says {status!r}"
+    if site.git("show", ":notes.txt") != "staged by a person":
+        yield "what a person had staged is not staged any more"
+    for path, text in texts.items():
+        file = site.worktree / path
+        if not file.exists() or file.read_text() != text:
+            yield f"{path} in the work tree is not {text!r}"
+    site.git("fsck", "--strict", "--no-dangling")
+
+
+def _queue(site: Site, moved: bool) -> Iterator[str]:  # noqa: ARG001, FBT001
+    if not is_settled(site):
+        jobs = [(job["slug"], job.get("status"), job.get("lastError")) for job in site.jobs()]
+        yield f"in the queue: {jobs}"
+    left = [path.name for path in (site.queue / ".claimed").iterdir() if path.name != ".lock"]
+    left += [path.name for path in site.queue.iterdir() if path.name.startswith(".") and path.is_file()]
+    if left:
+        yield f"left over in the queue: {left}"
+    if (site.storage / "quarantine").exists() and list((site.storage / "quarantine").iterdir()):
+        yield "something was put aside"
+
+
+def leftovers(site: Site) -> list[str]:
+    """What is in the git folder that no clean publication leaves there."""
+    git_dir = site.worktree / ".git"
+    names = [str(path.relative_to(git_dir)) for path in git_dir.rglob("*") if path.is_file()]
+    marks = (".lock", "tmp_", "fast_import_crash_", "briter-new-", "briter-worker.busy", "refs/briter/")
+    kept = ("refs/briter/branches/main/fetched", _BASES, "logs/")
+    return sorted(name for name in names if any(mark in name for mark in marks) and not name.startswith(kept))
+
+
+def tidy_later(site: Site) -> None:
+    """What the worker does when it is idle, days from now: some leftovers might be a living process's."""
+    commands = Commands(site.worktree, remote="origin", timeout=60.0)
+    Repository(commands, branch="main", remote="origin").tidy(time.time() + _DAYS)
