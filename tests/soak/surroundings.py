@@ -140,7 +140,12 @@ class Human:
         made = f"commit refs/heads/{branch}\ncommitter A Person <person@example.org> 1 +0000\ndata 1\nx\n"
         made += f"from refs/heads/main^0\nM 100644 inline {path}\ndata 1\nx\n\n"
         self._git("fast-import", "--quiet", stdin=made.encode())
-        self._git("merge", "--quiet", "--no-ff", "--no-commit", branch)
+        try:
+            self._git("merge", "--quiet", "--no-ff", "--no-commit", branch)
+        except AssertionError as refusal:
+            # As where a worker died before it had brought the index up to date: nobody merges then.
+            if "overwritten by merge" not in str(refusal):
+                raise
 
     def is_merging(self) -> bool:
         """Whether a merge is under way."""
