@@ -126,8 +126,14 @@ class Human:
         self._git("switch", "--quiet", "--create", f"side-{self._number}")
 
     def comes_back(self) -> None:
-        """Back on the branch, which nobody may have moved meanwhile."""
-        self._git("switch", "--quiet", "main")
+        """Back on the branch; where git refuses, as the branch was moved meanwhile, without its files."""
+        try:
+            self._git("switch", "--quiet", "main")
+        except AssertionError as refusal:
+            if "would be overwritten by checkout" not in str(refusal):
+                raise
+            self._git("symbolic-ref", "HEAD", "refs/heads/main")
+            self._git("reset", "--quiet")
 
     def is_away(self) -> bool:
         """Whether another branch is checked out."""
