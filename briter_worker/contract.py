@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 from briter_worker.job import GIT_SYNC, Job, Status, parse_time
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _NO_CONTROL = r"^[^\x00-\x1f\x7f]+$"
 Line = Annotated[str, Field(min_length=1, pattern=_NO_CONTROL)]
+# Writers may have used the key for something of their own before it had a meaning: that breaks no job.
+Address = Annotated[Any, WithJsonSchema({"type": "string", "format": "uri"})]
 Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
 
@@ -64,6 +66,9 @@ class JobFile(BaseModel):
     )
     author: Author | None = Field(
         None, description="The commit's author; the committer is always the worker's own identity."
+    )
+    webhook: Address = Field(
+        None, description="An https address that is told when this job is published or dead-lettered."
     )
     status: Status | None = Field(Status.PENDING, strict=False, description="Written by the worker.")
     attempts: Annotated[int, Field(ge=0, lt=2**53)] | None = Field(
@@ -113,6 +118,7 @@ def parse_strictly(value: Any, *, name: str, modified: float) -> Job:  # noqa: A
         next_attempt_at=retry,
         last_error=file.last_error,
         failure=file.failure,
+        webhook=file.webhook if type(file.webhook) is str else None,
     )
 
 

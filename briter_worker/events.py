@@ -47,10 +47,13 @@ class JobStarted(JobEvent):
 class JobOutcome(JobEvent):
     """How an attempt ended."""
 
+    unlogged = frozenset({"webhook"})
     attempt: int
     dry_run: bool
     duration_ms: int
     rejected_paths: tuple[str, ...] = ()
+    webhook: str | None = None
+    """Whom the job's writer wants told. It may hold a secret, so that neither log nor history has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +148,16 @@ class Flushed(Event):
 
     name = "flushed"
     commit: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionChanged(Event):
+    """The site's surroundings keep any post from being published, or do so no more: `condition` is absent."""
+
+    name = "condition"
+    level = "warning"
+    condition: str | None
+    failure: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

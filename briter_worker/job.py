@@ -61,6 +61,8 @@ class Job:
     next_attempt_at: float | None = None
     last_error: str | None = None
     failure: str | None = None
+    webhook: str | None = None
+    """Who is to be told what became of it."""
 
     @property
     def commit_message(self) -> str:

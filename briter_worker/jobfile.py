@@ -74,6 +74,7 @@ def plain_job(value: Any, *, name: str, modified: float) -> Job | None:  # noqa:
             next_attempt_at=None if retry is None else parse_time(retry),
             last_error=last_error,
             failure=failure,
+            webhook=get("webhook") if type(get("webhook")) is str else None,
         )
     except (ValueError, AttributeError):  # no time, or no text
         return None

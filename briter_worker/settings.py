@@ -268,6 +268,11 @@ class Settings:
         return self.storage_root / "history.db"
 
     @property
+    def condition_path(self) -> Path:
+        """What is wrong with the site's surroundings, while something is."""
+        return self.storage_root / "condition.json"
+
+    @property
     def quarantine_root(self) -> Path:
         """Where the bytes of files that are no job are kept."""
         return self.storage_root / "quarantine"

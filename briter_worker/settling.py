@@ -134,4 +134,5 @@ class Work:
             "dry_run": self._desk.dry_run,
             "duration_ms": round((self._desk.timer() - self._began) * 1000),
             "rejected_paths": outcome.rejected_paths,
+            "webhook": claim.job.webhook,
         }

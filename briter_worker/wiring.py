@@ -19,6 +19,7 @@ from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
 from briter_worker.queues.disk import DiskQueue
 from briter_worker.queues.watching import FolderWaker
 from briter_worker.settling import Desk
+from briter_worker.sinks.condition import ConditionWatch
 from briter_worker.sinks.fan import AtFirstJob, Fan
 from briter_worker.worker import Stop, Worker, heartbeat, skipped, started, stopped
 
@@ -135,7 +136,7 @@ def open_history(settings: Settings) -> History:
     return History(settings.history_path)
 
 
-def _open_stores(settings: Settings, log: EventSink) -> Fan:
+def _open_stores(settings: Settings, log: EventSink) -> ConditionWatch:
     """Every sink, with `log` as the last."""
 
     def history() -> HistorySink:
@@ -151,7 +152,7 @@ def _open_stores(settings: Settings, log: EventSink) -> Fan:
             complain=lambda text: log(Warned(error=text)),
         )
 
-    return Fan([AtFirstJob(history)], log)
+    return ConditionWatch(settings.condition_path, Fan([AtFirstJob(history)], log))
 
 
 def run_worker(settings: Settings, *, once: bool, log: EventSink) -> int:

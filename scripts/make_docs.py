@@ -164,6 +164,7 @@ FIELDS = {
     "rejected_paths": "declared paths that may not be published; only when there are any",
     "error": "one line for a person",
     "failure": "[why](failures.md), as one word",
+    "condition": "what keeps any post from being published, in words; absent once that has passed",
     "retry_at": "when it is tried again",
     "superseded_by": "the `id` of the newer job",
     "file": "where the bytes are",
