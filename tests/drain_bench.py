@@ -13,6 +13,7 @@ from queue_engines import MAX_ATTEMPTS, NOW, Disk
 from briter_worker.backoff import Backoff
 from briter_worker.drain import Drain
 from briter_worker.events import Progress
+from briter_worker.plugins import Plugins
 from briter_worker.ports import Outcome, Plan
 from briter_worker.settling import Desk
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from briter_worker.events import Event
     from briter_worker.job import State
-    from briter_worker.ports import Request
+    from briter_worker.ports import Change, Request
 
 COMMIT = "c" * 40
 
@@ -60,6 +61,7 @@ class FakePublisher:
         held: Collection[str],
         record: Callable[[Plan], None],
         now: float,
+        examine: Callable[[str, Sequence[Change]], Outcome | None],  # noqa: ARG002 - no plugins here
         cancelled: Callable[[], Collection[str]] = tuple,  # noqa: ARG002 - nobody cancels here
     ) -> Iterator[Sequence[Outcome]]:
         self.requests, self.held, self.now = list(requests), held, now
@@ -107,9 +109,10 @@ class Bench:
         self.disk.die()
         desk = Desk(
             queue=self.disk.queue,
-            emit=lambda event: self.events.append(event),  # noqa: PLW0108 - a list names its argument otherwise
+            emit=self._note,
             backoff=Backoff((60.0,)),
             max_attempts=MAX_ATTEMPTS,
+            extensions=Plugins({}),
             dry_run=self.dry_run,
             clock=lambda: NOW,
             timer=self.timer,
@@ -127,9 +130,13 @@ class Bench:
             step()
         self.start()
 
+    def _note(self, event: Event) -> None:
+        if not isinstance(event, Progress):
+            self.events.append(event)
+
     def names(self) -> list[str]:
         """What the log would tell."""
-        return [event.name for event in self.events if not isinstance(event, Progress)]
+        return [event.name for event in self.events]
 
     def state(self, slug: str) -> tuple[State, int]:
         ((row),) = [row for row in self.disk.queue.jobs(NOW) if row.job.slug == slug]

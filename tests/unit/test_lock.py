@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import fcntl
 import json
 import os
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -249,14 +251,16 @@ def test_a_heartbeat_that_cannot_be_written_harms_nothing(path: Path, lock: Site
 
 
 def in_a_child(does: Callable[[], object]) -> None:
-    """Run it in a fork, which has ten seconds for it; it is all right there."""
+    """Run it in a fork, which has half a minute for it; it is all right there."""
     child = os.fork()
     if child == 0:
-        signal.alarm(10)
+        faulthandler.dump_traceback_later(30, exit=True, file=2)  # says where it hangs
         code = 1
         try:
             does()
             code = 0
+        except BaseException:  # noqa: BLE001 - the parent sees the code
+            traceback.print_exc(file=sys.__stderr__)
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0

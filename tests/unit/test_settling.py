@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from queue_engines import MAX_ATTEMPTS, NOW, Disk
 from briter_worker.drain import hopeless
 from briter_worker.errors import Failure, LockLostError, PublishError, Stopped
 from briter_worker.events import (
+    Cancelled,
     DeadLettered,
     Failed,
     Flushed,
@@ -31,6 +33,7 @@ from briter_worker.ports import Claim, Outcome, Request
 from briter_worker.settling import Tally
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -42,12 +45,22 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_a_start_and_its_publication_are_told_in_full(bench: Bench) -> None:
-    bench.disk.save("a", ["content/a.md"], id="one", commitMessage="Say it", attempts=1)
+    due = format_time(NOW - 5)
+    bench.disk.save(
+        "a",
+        ["content/a.md"],
+        created=NOW - 9,
+        id="one",
+        commitMessage="Say\nit",
+        attempts=1,
+        scheduledFor=due,
+    )
     bench.publisher.outcome = lambda each: Outcome(each.key, COMMIT, rejected_paths=("b: no",))
     bench.drain.run()
     started, published = bench.events
-    assert isinstance(started, JobStarted)
-    assert (started.job_id, started.slug, started.attempt, started.dry_run) == ("one", "a", 2, False)
+    assert started == JobStarted(
+        job_id="one", slug="a", attempt=2, dry_run=False, title="Say", saved_at=NOW - 9, due_at=NOW - 5
+    )
     assert published == Published(
         job_id="one",
         slug="a",
@@ -256,6 +269,81 @@ def test_what_is_hopeless_is_named_with_its_reason_and_its_remedy(
 ) -> None:
     claim = Claim("k", Job(id="j", slug="s", paths=(), created_at=NOW, type=kind), attempt)
     assert hopeless([claim], 3) == [Outcome("k", failure=failure, text=text)]
+
+
+def test_each_group_of_outcomes_is_a_step_of_the_progress(bench: Bench) -> None:
+    bench.save("a", "b", "c")
+    bench.publisher.parts = 3
+    bench.drain.run()
+    assert bench.progress == [("settle", 1, 3), ("settle", 2, 3), ("settle", 3, 3)]
+
+
+# Cancelled while in flight
+
+
+def cancelling(bench: Bench, *slugs: str) -> Callable[[], None]:
+    def cancel() -> None:
+        for slug in slugs:
+            bench.disk.queue.cancel(slug, NOW)
+
+    return cancel
+
+
+def gone(bench: Bench, slug: str) -> bool:
+    return bench.disk.rows(slug) == []
+
+
+def test_what_the_publisher_left_out_as_cancelled_is_gone_and_told(bench: Bench) -> None:
+    bench.disk.save("a", ["content/a.md"], id="one")
+    bench.disk.save("old", ["content/old.md"], status="failed", failure="network", attempts=3)
+    bench.publisher.before_push = cancelling(bench, "a")
+    bench.publisher.outcome = lambda each: Outcome(
+        each.key, cancelled=each.key in bench.publisher.cancelled()
+    )
+    assert bench.drain.run() == Tally(settled=1)
+    assert bench.events[1:] == [Cancelled(job_id="one", slug="a")]
+    assert gone(bench, "a")
+
+
+def test_what_was_pushed_before_it_could_be_cancelled_is_published(bench: Bench) -> None:
+    bench.save("a")
+    bench.publisher.before_push = cancelling(bench, "a")
+    bench.drain.run()
+    assert bench.names() == ["start", "published"]
+    assert gone(bench, "a")
+
+
+def test_what_fails_and_is_not_wanted_any_more_is_gone_and_no_failure(bench: Bench) -> None:
+    bench.save("a", "b")
+    bench.publisher.before_push = cancelling(bench, "a")
+    bench.publisher.steps.append(PublishError(Failure.NETWORK, "down"))
+    assert bench.drain.run() == Tally(settled=2, failed=1)
+    assert sorted(bench.names()) == ["cancelled", "failed", "start", "start"]
+    assert gone(bench, "a")
+    assert bench.state("b") == (State.RETRYING, 1)
+
+
+@pytest.mark.parametrize("error", [LockLostError(), Stopped()])
+def test_what_is_given_back_is_not_given_back_when_it_is_not_wanted_any_more(
+    bench: Bench, error: Exception
+) -> None:
+    bench.save("a", "b")
+    bench.publisher.before_push = cancelling(bench, "a")
+    bench.publisher.steps.append(error)
+    with suppress(LockLostError):
+        bench.drain.run()
+    assert "cancelled" in bench.names()
+    assert gone(bench, "a")
+    assert bench.state("b") == (State.PENDING, 0)
+
+
+def test_what_a_dead_worker_left_and_nobody_wants_any_more_is_not_published(bench: Bench) -> None:
+    bench.save("a", "b")
+    bench.killed(bench.drain.run)
+    cancelling(bench, "a")()
+    assert bench.drain.recover() == Tally(settled=2)
+    assert bench.publisher.published == [["b"]]
+    assert gone(bench, "a")
 
 
 # Recovery
