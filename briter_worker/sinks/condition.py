@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.errors import Failure, Kind
@@ -75,10 +76,9 @@ class ConditionWatch:
 
     def _change(self, ailment: Ailment | None) -> None:
         self._known = ailment
-        try:
+        # A disk that is full may be the condition itself; this worker tells it once all the same.
+        with suppress(OSError):
             _write(self._path, ailment)
-        except OSError:
-            pass  # most likely the condition itself, a full disk; this worker tells it once all the same
         if ailment is None:
             self._outlet(ConditionChanged(condition=None, failure=None))
         else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.job import format_time
-from briter_worker.sinks.history.database import open_to_read
+from briter_worker.sinks.sqlite import open_to_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,0 +1,144 @@
+"""A thread that stores what it is handed in a file of SQLite's. Publishing never waits for it.
+
+All that has gathered is stored in one transaction: one save costs one small write, and a drain of thousands a
+few large ones. What cannot be stored (the file is locked, the disk is full) is kept for the next try, up to a
+limit; the first failure is told.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from briter_worker.sinks.sqlite import is_damage, open_to_write, put_aside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from briter_worker.sinks.sqlite import Schema
+
+Item = TypeVar("Item")
+_KEPT = 50_000
+"""As many items wait in memory for a file that cannot be written; older ones are given up."""
+_AGAIN = 1.0
+_LAST_WAIT = 10.0
+_AT_ONCE = 5000
+_REST_EVERY = 3600.0
+
+
+class Storing(Generic[Item]):
+    """One for each file and process; the file is opened with the first item."""
+
+    def __init__(
+        self, path: Path, schema: Schema, *, what: str, complain: Callable[[str], None], mode: int = 0o644
+    ) -> None:
+        self.path = path
+        self._schema = schema
+        self._what = what
+        self._complain = complain
+        self._mode = mode
+        self._items: deque[Item] = deque(maxlen=_KEPT)
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._complained = False
+
+    def put(self, item: Item, *, soon: bool = True) -> None:
+        """Have it stored: `soon`, or with what comes next."""
+        with self._wake:
+            self._items.append(item)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write, name=self._what, daemon=True)
+                self._thread.start()
+            if soon:
+                self._wake.notify()
+
+    def close(self) -> None:
+        """Store what is left, within a bounded time, and close the file."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(_LAST_WAIT)
+
+    def record(self, connection: sqlite3.Connection, items: list[Item]) -> None:
+        """Store these, in order, within a transaction that the caller holds."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """The transaction was given up: what it began does not exist."""
+
+    def rest(self, connection: sqlite3.Connection) -> None:
+        """Everything is stored for now; called every hour in any case. Raises sqlite3.Error."""
+
+    def _write(self) -> None:
+        while True:
+            with self._wake:
+                if not self._items and not self._closing:
+                    self._wake.wait(_REST_EVERY)
+                closing = self._closing
+                gathered = [self._items.popleft() for _ in range(min(_AT_ONCE, len(self._items)))]
+            stored = self._store(gathered)
+            if not stored:
+                with self._wake:
+                    self._items.extendleft(reversed(gathered[: _KEPT - len(self._items)]))
+                    if closing:
+                        break
+                    self._wake.wait(_AGAIN)
+            elif not self._items:
+                self._rest()
+                if closing:
+                    break
+        if self._connection is not None:
+            self._connection.close()
+
+    def _store(self, gathered: list[Item]) -> bool:
+        """Whether these are in the file, all of them; else none is."""
+        if not gathered:
+            return True
+        try:
+            if self._connection is None:
+                self._connection = open_to_write(self.path, self._schema, mode=self._mode)
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                self.record(connection, gathered)
+                connection.execute("COMMIT")
+            except BaseException:
+                self.forget()
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except (sqlite3.Error, OSError) as error:
+            self._give_up(error)
+            return False
+        self._complained = False
+        return True
+
+    def _rest(self) -> None:
+        if self._connection is not None:
+            try:
+                self.rest(self._connection)
+            except (sqlite3.Error, OSError) as error:
+                self._give_up(error)
+
+    def _give_up(self, error: sqlite3.Error | OSError) -> None:
+        """Close the file, so that the next try opens it anew; tell the first of several failures."""
+        if not self._complained:
+            self._complained = True
+            self._complain(
+                f"the {self._what} {self.path} cannot be written: {error}; publishing goes on without it. "
+                "Fix: free space, or give the worker's user write access"
+            )
+        connection, self._connection = self._connection, None
+        try:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, sqlite3.Error) and is_damage(error):
+                put_aside(self.path)
+        except (sqlite3.Error, OSError):
+            pass  # told already; the next try meets the same
