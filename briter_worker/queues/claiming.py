@@ -181,6 +181,11 @@ class Claiming:
                     and job.created_at <= claim.job.created_at
                 )
                 (gone if over else back).append(held.name)
-        self._flight.give_back(back)
-        if gone:
-            self._flight.drop(gone)
+        try:
+            self._flight.give_back(back)
+            if gone:
+                self._flight.drop(gone)
+        except OSError:
+            # They wait again at the next claim, so that the next attempt finds them.
+            self._untidy = True
+            raise

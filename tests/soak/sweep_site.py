@@ -95,6 +95,9 @@ def make_template(root: Path, *, moved: bool) -> Site:
     site.save("change", [f"{_POSTS}/change.md"])
     site.save("gone", [f"{_POSTS}/gone.md"])
     site.save("gallery", [f"{_POSTS}/gallery"])
+    # The history is written in a thread of its own, whose calls strace counts apart and by chance: a fault
+    # would come over its call in place of the one that is meant. One that cannot be written stops nothing.
+    (site.storage / "history.db").mkdir()
     site.git("remote", "set-url", "origin", _NOWHERE)
     return site
 

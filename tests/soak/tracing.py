@@ -267,14 +267,14 @@ def alone(leader: int) -> bool:
 
 
 def _members(leader: int) -> Iterator[int]:
-    for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is wanted
+        if name.isdecimal():
             try:
-                fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
+                fields = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
             except OSError:
                 continue
             if int(fields[3]) == leader and fields[0] != b"Z":
-                yield int(entry.name)
+                yield int(name)
 
 
 def may_trace() -> bool:
