@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from briter_worker.attempts import Attempts
 from briter_worker.errors import Failure, LockLostError, PublishError, Stopped, explained
 from briter_worker.events import Flushed, JobStarted, Quarantined, Revived, Superseded, Warned
 from briter_worker.job import GIT_SYNC
@@ -138,10 +139,22 @@ class Drain:
                     due_at=claim.job.scheduled_for,
                 )
             )
-        work.settle(hopeless(batch.claims, self._desk.max_attempts))
+        work.settle(hopeless(batch.claims, self._desk.max_attempts, self._is_handled))
         work.cancel()
+        with Attempts(self._desk.extensions, self._emit, dry_run=self._desk.dry_run) as attempts:
+            work.settle(attempts.begin(work.open.values()))
+            if not self._try(batch, work, attempts):
+                return work.tally  # the next start asks the remote what became of them
+        self._queue.close(batch)
+        if work.pushed:
+            self._revive()
+        return work.tally
+
+    def _try(self, batch: Batch, work: Work, attempts: Attempts) -> bool:
+        """Settle what can be settled; whether it could be found out what became of all of it."""
         try:
-            self._run_publisher(work)
+            self._handle(work, attempts)
+            self._run_publisher(work, attempts)
         except LockLostError:
             # Raised before a push, so that none of these is on the remote.
             with suppress(OSError):
@@ -150,8 +163,7 @@ class Drain:
                 self._queue.close(batch)
             raise
         except Stopped:
-            if not self._stopped(batch, work):
-                return work.tally  # the next start asks the remote what became of them
+            return self._stopped(batch, work)
         except PublishError as failure:
             work.fail_rest(failure.failure, failure.text)
         except OSError as error:
@@ -159,12 +171,23 @@ class Drain:
             work.fail_rest(Failure.DISK, explained(error))
         except Exception as error:  # noqa: BLE001 - whatever happens to a batch is never the worker's end
             work.fail_rest(Failure.INTERNAL, _mistake(error))
-        self._queue.close(batch)
-        if work.pushed:
-            self._revive()
-        return work.tally
+        return True
 
-    def _run_publisher(self, work: Work) -> None:
+    def _is_handled(self, name: str) -> bool:
+        return name == GIT_SYNC or self._desk.extensions.kind(name) is not None
+
+    def _handle(self, work: Work, attempts: Attempts) -> None:
+        """Jobs of other types are their plugins' own, one after another; a stop leaves the rest."""
+        for claim in [claim for claim in work.open.values() if claim.job.type != GIT_SYNC]:
+            if self._stopping():
+                raise Stopped
+            work.cancel()
+            if claim.key in work.open:
+                outcome = attempts.handle(claim)
+                work.settle([outcome])
+                attempts.end([outcome])
+
+    def _run_publisher(self, work: Work, attempts: Attempts) -> None:
         requests = [_request(claim) for claim in work.open.values()]
         if not requests:
             return
@@ -172,11 +195,13 @@ class Drain:
         for outcomes in self._publisher().publish(
             requests,
             held=self._queue.held_paths(now),
+            examine=attempts.examine,
             cancelled=lambda: self._queue.cancelled(work.batch),
             record=work.record,
             now=now,
         ):
             work.settle(outcomes)
+            attempts.end(outcomes)
 
     def _stopped(self, batch: Batch, work: Work) -> bool:
         """Settle what the interrupted push has brought to the remote; whether that could be found out."""
@@ -204,7 +229,9 @@ class Drain:
             self._emit(Revived(job_id=job.id, slug=job.slug))
 
 
-def hopeless(claims: Iterable[Claim], max_attempts: int) -> Sequence[Outcome]:
+def hopeless(
+    claims: Iterable[Claim], max_attempts: int, is_handled: Callable[[str], bool] = GIT_SYNC.__eq__
+) -> Sequence[Outcome]:
     """What need not be tried: kinds of job nobody handles, and jobs that killed worker after worker.
 
     The job tells the attempts that ended in the open. A claim counts one more; each death while it was
@@ -213,7 +240,7 @@ def hopeless(claims: Iterable[Claim], max_attempts: int) -> Sequence[Outcome]:
     """
     outcomes: list[Outcome] = []
     for claim in claims:
-        if claim.job.type != GIT_SYNC:
+        if not is_handled(claim.job.type):
             text = f"no plugin handles the type {claim.job.type!r}. Fix: leave type out, or install it"
             outcomes.append(Outcome(claim.key, failure=Failure.UNKNOWN_TYPE, text=text))
         elif claim.attempt > max(max_attempts, claim.job.attempts + 1):

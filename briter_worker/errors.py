@@ -35,6 +35,7 @@ class Failure(StrEnum):
     TOO_LARGE = "too-large"
     REJECTED = "rejected"
     CONFLICT = "conflict"
+    PLUGIN = "plugin"
 
     LOST_RACE = "lost-race"
     UNSETTLED = "unsettled"
@@ -56,6 +57,7 @@ class Failure(StrEnum):
     OWNERSHIP = "ownership"
     NOT_A_REPOSITORY = "not-a-repository"
     DISK = "disk"
+    PLUGIN_BROKEN = "plugin-broken"
     GIT_MISSING = "git-missing"
 
     @property
@@ -75,6 +77,7 @@ _REFUSED = frozenset(
         Failure.TOO_LARGE,
         Failure.REJECTED,
         Failure.CONFLICT,
+        Failure.PLUGIN,
     }
 )
 _TRANSIENT = frozenset(
@@ -119,6 +122,22 @@ class PublishError(Exception):
 
     def __init__(self, failure: Failure, text: str) -> None:
         self.failure = failure
+        self.text = for_people(text)
+        super().__init__(self.text)
+
+
+class RefusedError(PublishError):
+    """A plugin does not let this job be published as it is; the text says why, and what to do."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Failure.PLUGIN, text)
+
+
+class SnoozedError(Exception):
+    """A plugin wants this job tried again at a later time; that costs it no attempt."""
+
+    def __init__(self, until: float, text: str) -> None:
+        self.until = until
         self.text = for_people(text)
         super().__init__(self.text)
 

@@ -92,6 +92,22 @@ class Failed(JobOutcome):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Snoozed(JobOutcome):
+    """A plugin wants it tried again at `retry_at`; the attempt does not count."""
+
+    name = "snoozed"
+    error: str
+    retry_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handled(JobOutcome):
+    """A plugin has done what a job of its own type asks for."""
+
+    name = "handled"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeadLettered(JobOutcome):
     """The job will not be tried again by itself (but see `Revived`)."""
 

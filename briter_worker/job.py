@@ -82,7 +82,7 @@ class Job:
             return State.FAILED
         if (self.scheduled_for or 0.0) > now:
             return State.SCHEDULED
-        if self.attempts and (self.next_attempt_at or 0.0) > now:
+        if (self.next_attempt_at or 0.0) > now:
             return State.RETRYING
         return State.PENDING
 

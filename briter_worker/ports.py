@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from dataclasses import dataclass
 
     from briter_worker.errors import Failure
@@ -99,6 +100,8 @@ class Outcome:
     rejected_paths: tuple[str, ...] = ()
     cancelled: bool = False
     """Left out of the push on request: nothing of it is on the remote."""
+    snooze_until: float | None = None
+    """Not tried: to be tried again then, as if this attempt had not been."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,10 @@ class Queue(Protocol):
 
         Taking over is the next `claim`'s doing, which is due at once and reports it.
         """
+        ...
+
+    def snooze(self, batch: Batch, claim: Claim, text: str, until: float) -> None:
+        """Back to waiting until then, this attempt not counted."""
         ...
 
     def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> None:
@@ -226,12 +233,14 @@ class Publisher(Protocol):
         requests: Sequence[Request],
         *,
         held: Collection[str],
+        examine: Callable[[str, Sequence[Change]], Outcome | None],
         cancelled: Callable[[], Collection[str]],
         record: Callable[[Plan], None],
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
         """Yield outcomes as soon as they are certain, in groups; each request gets exactly one.
 
+        `examine` may end a request, by its key, when its changes are known and nothing is built yet.
         `cancelled` tells the keys of what is not wanted any more; it is asked up to the push, not after it.
         A PublishError concerns every request that has no outcome yet; none of those is on the remote.
         """
@@ -247,6 +256,47 @@ class Publisher(Protocol):
 
     def tidy(self, now: float) -> None:
         """Remove what dead workers and old batches left in the repository; finish late adoptions."""
+        ...
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """What a plugin does with jobs of a type of its own. What is None is as for all jobs."""
+
+    handle: Callable[[Job], None]
+    max_attempts: int | None = None
+    delays: tuple[float, ...] | None = None
+    """Seconds between attempts; the last repeats."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A job's commit, on the remote."""
+
+    job: Job
+    commit: str
+    attempt: int
+    dry_run: bool
+    rejected_paths: tuple[str, ...] = ()
+
+
+class Extensions(Protocol):
+    """What plugins add. Each may raise RefusedError and SnoozedError; what else it raises is transient."""
+
+    def kind(self, name: str) -> JobKind | None:
+        """How jobs of this type are handled, if a plugin does."""
+        ...
+
+    def before_publish(self, job: Job, changes: Sequence[Change]) -> None:
+        """The job's changes are known, and nothing is built yet."""
+        ...
+
+    def around_attempt(self, job: Job, attempt: int) -> AbstractContextManager[None]:
+        """What is to be entered before an attempt, and left after it."""
+        ...
+
+    def after_publish(self, publication: Publication) -> None:
+        """The job is on the remote, and has left the queue."""
         ...
 
 

@@ -114,6 +114,17 @@ def _delays(value: object, _above: object) -> tuple[int, ...]:
     return delays
 
 
+def _object(value: object, _above: object) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object")  # noqa: TRY004 - how every parser here refuses
+    return value
+
+
 def _folders(value: object, _above: object) -> tuple[str, ...]:
     folders = [item for item in _items(value) if isinstance(item, str)]
     if len(folders) != len(_items(value)):
@@ -233,6 +244,12 @@ class Settings:
     )
     worker_max_file_bytes: int = _setting(
         _whole(1, 2**53 - 1), 104_857_600, "A larger file is refused before it is hashed."
+    )
+    plugins: Mapping[str, Any] = _setting(
+        _Kind(_object, {"type": "object"}),
+        lambda _: {},
+        "What plugins are told, under the name of each: a JSON object.",
+        secret=True,
     )
     history_stale_days: int = _setting(
         _whole(1, 36_500), 30, "After so many days a receipt is out of sight, unless it is asked for."

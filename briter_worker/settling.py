@@ -7,15 +7,26 @@ from collections.abc import Callable  # noqa: TC003 - the dataclass's fields
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from briter_worker.backoff import Backoff
 from briter_worker.errors import Failure, Kind, for_people
-from briter_worker.events import Cancelled, DeadLettered, Failed, NoChange, NoPaths, Progress, Published
+from briter_worker.events import (
+    Cancelled,
+    DeadLettered,
+    Failed,
+    Handled,
+    NoChange,
+    NoPaths,
+    Progress,
+    Published,
+    Snoozed,
+)
+from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from briter_worker.backoff import Backoff
-    from briter_worker.ports import Batch, Claim, EventSink, Plan, Queue
+    from briter_worker.ports import Batch, Claim, EventSink, Extensions, Plan, Queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +37,7 @@ class Desk:
     emit: EventSink
     backoff: Backoff
     max_attempts: int
+    extensions: Extensions
     dry_run: bool
     clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.monotonic
@@ -71,7 +83,7 @@ class Work:
             return
         count = len(self.batch.claims)
         self._desk.emit(Progress(phase="settle", done=count - len(self.open) + len(known), total=count))
-        done = [self.open[each.key] for each in known if each.failure is None and not each.cancelled]
+        done = [self.open[each.key] for each in known if _is_done(each)]
         if done:
             self._desk.queue.finish(self.batch, done)
         unwanted = self._unwanted(known)
@@ -81,6 +93,8 @@ class Work:
             claim = self.open[outcome.key]
             if outcome.key in unwanted:
                 self._desk.emit(Cancelled(job_id=claim.job.id, slug=claim.job.slug))
+            elif outcome.snooze_until is not None:
+                self._snooze(claim, outcome, outcome.snooze_until)
             elif outcome.failure is None:
                 self._tell_done(claim, outcome)
             else:
@@ -104,8 +118,17 @@ class Work:
             marked = self._desk.queue.cancelled(self.batch)
         return [each.key for each in outcomes if each.cancelled or (each.failure and each.key in marked)]
 
+    def _snooze(self, claim: Claim, outcome: Outcome, until: float) -> None:
+        # Further away than any backoff, it would be taken for a clock that was set back.
+        until = min(until, self._desk.clock() + self._desk.backoff.longest)
+        self._desk.queue.snooze(self.batch, claim, outcome.text, until)
+        self._desk.emit(Snoozed(**self._facts(claim, outcome), error=outcome.text, retry_at=until))
+        self.tally.failed += 1
+
     def _tell_done(self, claim: Claim, outcome: Outcome) -> None:
-        if outcome.commit is None:
+        if claim.job.type != GIT_SYNC:
+            self._desk.emit(Handled(**self._facts(claim, outcome)))
+        elif outcome.commit is None:
             self._desk.emit(NoChange(**self._facts(claim, outcome)))
         else:
             self.pushed = True
@@ -115,8 +138,11 @@ class Work:
         desk = self._desk
         self.tally.failed += 1
         facts = self._facts(claim, outcome) | {"error": outcome.text}
-        if failure.kind is not Kind.REFUSED and claim.attempt < desk.max_attempts:
-            until = desk.clock() + desk.backoff.delay(claim.attempt)
+        kind = None if claim.job.type == GIT_SYNC else desk.extensions.kind(claim.job.type)
+        most = (kind and kind.max_attempts) or desk.max_attempts
+        if failure.kind is not Kind.REFUSED and claim.attempt < most:
+            backoff = Backoff(kind.delays) if kind and kind.delays else desk.backoff
+            until = desk.clock() + min(backoff.delay(claim.attempt), desk.backoff.longest)
             desk.queue.put_off(self.batch, claim, failure, outcome.text, until)
             desk.emit(Failed(**facts, failure=failure.value, retry_at=until))
             return
@@ -136,3 +162,7 @@ class Work:
             "rejected_paths": outcome.rejected_paths,
             "webhook": claim.job.webhook,
         }
+
+
+def _is_done(outcome: Outcome) -> bool:
+    return outcome.failure is None and not outcome.cancelled and outcome.snooze_until is None

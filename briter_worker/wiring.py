@@ -16,6 +16,7 @@ from briter_worker.errors import Failure, LockLostError, PublishError, Stopped, 
 from briter_worker.events import Progress, Warned
 from briter_worker.git.pending import has_dry_run_commits, has_late_adoption, has_late_index
 from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
+from briter_worker.plugins import Plugins
 from briter_worker.queues.disk import DiskQueue
 from briter_worker.queues.watching import FolderWaker
 from briter_worker.settling import Desk
@@ -104,12 +105,13 @@ class _Publishers:
         self._lock = lock
         self._sink = sink
         self._opened: GitPublisher | None = None
+        self.plugins = Plugins(settings.plugins)
         self._aborted = threading.Event()
 
     def open(self) -> GitPublisher:
         """The publisher; one for the whole run."""
         if self._opened is None:
-            self._opened = _open_publisher(self._settings, self._lock, self._sink)
+            self._opened = _open_publisher(self._settings, self._lock, self._sink, self.plugins)
             if self._aborted.is_set():  # while it was being opened
                 self._opened.abort()
         return self._opened
@@ -199,6 +201,7 @@ def _open_worker(
         backoff=open_backoff(settings),
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,
+        extensions=publishers.plugins,
     )
     return Worker(
         Drain(desk, publishers.open, stopping=stop.is_set),
@@ -228,7 +231,7 @@ def _run(worker: Worker, settings: Settings, *, once: bool, sink: EventSink) -> 
     return 1 if once and (tally.failed or tally.undecided) else 0
 
 
-def _open_publisher(settings: Settings, lock: SiteLock, sink: EventSink) -> GitPublisher:
+def _open_publisher(settings: Settings, lock: SiteLock, sink: EventSink, plugins: Plugins) -> GitPublisher:
     commands = open_commands(settings, pass_fds=(lock.descriptor(),))
     from briter_worker.git.commits import Person  # noqa: PLC0415 - as in open_commands
     from briter_worker.git.publisher import GitPublisher  # noqa: PLC0415
@@ -237,7 +240,7 @@ def _open_publisher(settings: Settings, lock: SiteLock, sink: EventSink) -> GitP
         commands,
         branch=settings.git_branch,
         remote=settings.git_remote,
-        allowlist=Allowlist(settings.folders),
+        allowlist=Allowlist((*settings.folders, *plugins.allowed_paths())),
         identity=Person(settings.git_author_name, settings.git_author_email),
         max_file_bytes=settings.worker_max_file_bytes,
         dry_run=settings.worker_dry_run,

@@ -102,6 +102,8 @@ MEANINGS = {
     Failure.TOO_LARGE: "A file is larger than `BRITER_WORKER_MAX_FILE_BYTES`.",
     Failure.REJECTED: "The remote refuses this post alone (a hook, a size limit, a secret scan).",
     Failure.CONFLICT: "The same lines were changed on the remote; both versions are kept.",
+    Failure.PLUGIN_BROKEN: "A plugin that is installed cannot be loaded.",
+    Failure.PLUGIN: "A plugin does not let this post through, and says why.",
     Failure.LOST_RACE: "Somebody else pushed first, several times in a row.",
     Failure.UNSETTLED: "A file kept changing while it was read.",
     Failure.KILLED_WORKER: "The worker died while it published this job, each time it tried.",

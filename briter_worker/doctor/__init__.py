@@ -22,6 +22,7 @@ def examine(settings: Settings, now: float) -> Iterator[Finding]:
     yield from surroundings.folders(settings)
     yield from surroundings.disk(settings)
     yield surroundings.clock(settings)
+    yield surroundings.plugins(settings)
     try:
         yield from surroundings.queue(settings, now)
     except OSError as problem:

@@ -11,7 +11,9 @@ import time
 from typing import TYPE_CHECKING
 
 from briter_worker.doctor.finding import error, ok, warning
+from briter_worker.errors import PublishError
 from briter_worker.job import State as JobState
+from briter_worker.plugins import Plugins
 from briter_worker.settings import PREFIX, settings_schema
 from briter_worker.standing import stand
 
@@ -165,6 +167,18 @@ def clock(settings: Settings) -> Finding:
     if abs(skew) > _SKEW:
         return warning("clock", f"the file server's clock is {skew:+.0f} s off this machine's", fix)
     return ok("clock", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)))
+
+
+def plugins(settings: Settings) -> Finding:
+    """Which plugins the worker asks, in that order."""
+    try:
+        names = Plugins(settings.plugins).names
+    except PublishError as broken:
+        what, _, fix = broken.text.partition(" Fix: ")
+        return error("plugins", what, fix or "correct it, or uninstall it")
+    except Exception as mistake:  # noqa: BLE001 - whatever another's code raises
+        return error("plugins", f"{type(mistake).__name__}: {mistake}", "correct the plugin, or uninstall it")
+    return ok("plugins", ", ".join(names) or "none")
 
 
 def queue(settings: Settings, now: float) -> Iterator[Finding]:

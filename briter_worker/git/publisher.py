@@ -7,6 +7,7 @@ tree, so whatever happens before leaves the repository as it was.
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import PublishError
@@ -69,6 +70,7 @@ class GitPublisher:
         requests: Sequence[Request],
         *,
         held: Collection[str],
+        examine: Callable[[str, Sequence[Change]], Outcome | None],
         cancelled: Callable[[], Collection[str]],
         record: Callable[[Plan], None],
         now: float,
@@ -82,6 +84,8 @@ class GitPublisher:
             writer = Writer(self._commands, tip=tips.local)
             try:
                 items, refused, large_files = self._stage(objects, writer, requests, tips.local, held, now)
+                items, unwanted = _examined(items, examine)
+                refused += unwanted
                 self._site.check_unmoved()
                 if refused:
                     yield refused
@@ -235,6 +239,21 @@ class GitPublisher:
             message = request.message.encode()
             items.append(Item(request.key, request.slug, message, author.line(now), changes, rejected))
         return items, refused, attributes.uses_lfs
+
+
+def _examined(
+    items: Sequence[Item], examine: Callable[[str, Sequence[Change]], Outcome | None]
+) -> tuple[list[Item], list[Outcome]]:
+    """What may be published, and what somebody else than git has refused or put off."""
+    kept: list[Item] = []
+    refused: list[Outcome] = []
+    for item in items:
+        outcome = examine(item.key, item.changes)
+        if outcome is None:
+            kept.append(item)
+        else:
+            refused.append(replace(outcome, rejected_paths=item.rejected))
+    return kept, refused
 
 
 def _based(change: Change, bases: Bases) -> Change:

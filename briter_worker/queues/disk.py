@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -141,11 +142,17 @@ class DiskQueue:
         """Back to waiting, to be tried again at `until`; a newer save takes it over at the next claim."""
         self._settle(claim, Status.PENDING, failure, text, until)
 
+    def snooze(self, batch: Batch, claim: Claim, text: str, until: float) -> None:  # noqa: ARG002
+        """Back to waiting until then, this attempt not counted."""
+        self._settle(replace(claim, attempt=claim.attempt - 1), Status.PENDING, None, text, until)
+
     def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> None:  # noqa: ARG002
         """Dead-letter it, with its reason; but if a newer save waits, that takes it over."""
         self._settle(claim, Status.FAILED, failure, text, None)
 
-    def _settle(self, claim: Claim, status: Status, failure: Failure, text: str, until: float | None) -> None:
+    def _settle(
+        self, claim: Claim, status: Status, failure: Failure | None, text: str, until: float | None
+    ) -> None:
         with self._alone():
             held = self._flight.read(claim.key)
             if status is Status.FAILED:
@@ -161,7 +168,7 @@ class DiskQueue:
                     now=self._clock(),
                     next_attempt_at=until,
                     last_error=for_people(text),
-                    failure=failure.value,
+                    failure=None if failure is None else failure.value,
                 )
                 self._flight.rewrite(held, document)
             self._flight.give_back([claim.key])

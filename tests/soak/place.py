@@ -19,6 +19,7 @@ from briter_worker.drain import Drain
 from briter_worker.git.command import Commands
 from briter_worker.git.commits import Person
 from briter_worker.git.publisher import GitPublisher
+from briter_worker.plugins import Plugins
 from briter_worker.queues.disk import DiskQueue
 from briter_worker.settling import Desk
 from briter_worker.worker import Stop, Worker
@@ -198,6 +199,7 @@ class Place:
             emit=tell,
             backoff=Backoff(DELAYS),
             max_attempts=MAX_ATTEMPTS,
+            extensions=Plugins({}),
             dry_run=dry_run,
             clock=clock,
         )

@@ -233,7 +233,7 @@ def test_a_lost_lock_says_what_it_means_and_what_to_do() -> None:
 
 
 KINDS = {
-    Kind.REFUSED: "nopaths malformed unreadable unknown-type too-large rejected conflict",
+    Kind.REFUSED: "nopaths malformed unreadable unknown-type too-large rejected conflict plugin",
     Kind.TRANSIENT: "lost-race unsettled killed-worker internal",
 }
 

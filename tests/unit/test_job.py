@@ -106,7 +106,7 @@ def test_where_a_job_stands_while_it_waits() -> None:
     assert replace(job, scheduled_for=11.0, attempts=1, next_attempt_at=12.0).state(10.0) is State.SCHEDULED
     assert replace(job, attempts=1, next_attempt_at=12.0).state(10.0) is State.RETRYING
     assert replace(job, attempts=1, next_attempt_at=10.0).state(10.0) is State.PENDING
-    assert replace(job, next_attempt_at=12.0).state(10.0) is State.PENDING
+    assert replace(job, next_attempt_at=12.0).state(10.0) is State.RETRYING
     assert replace(job, status=Status.FAILED, scheduled_for=11.0).state(10.0) is State.FAILED
 
 

@@ -35,6 +35,7 @@ CONTRACT = {
     "BRITER_WORKER_SHUTDOWN_TIMEOUT_MS": 300_000,
     "BRITER_WORKER_MAX_FILE_BYTES": 104_857_600,
     "BRITER_PUBLISHED_HREF_TEMPLATE": "",
+    "BRITER_PLUGINS": {},
     "BRITER_HISTORY_STALE_DAYS": 30,
     "BRITER_HISTORY_KEEP_DAYS": 365,
     "BRITER_COMMIT_HREF_TEMPLATE": "",
@@ -62,6 +63,7 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("BRITER_WORKER_LOCK_STALE_MS", "1000", 1000, 1000),
     ("BRITER_WORKER_SHUTDOWN_TIMEOUT_MS", "0", 0, 0),
     ("BRITER_WORKER_MAX_FILE_BYTES", "1", 1, 1),
+    ("BRITER_PLUGINS", '{"a": {"b": 1}}', {"a": {"b": 1}}, {"a": {"b": 1}}),
     (
         "BRITER_PUBLISHED_HREF_TEMPLATE",
         "https://e.org/{slug}/",
