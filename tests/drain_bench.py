@@ -47,6 +47,7 @@ class FakePublisher:
     requests: list[Request] = field(default_factory=list)
     held: Collection[str] = ()
     now: float | None = None
+    cancelled: Callable[[], Collection[str]] = tuple
     outcome: Callable[[Request], Outcome] = lambda request: Outcome(request.key, COMMIT)
     parts: int = 1
     """In how many pushes it is published."""
@@ -62,9 +63,9 @@ class FakePublisher:
         record: Callable[[Plan], None],
         now: float,
         examine: Callable[[str, Sequence[Change]], Outcome | None],  # noqa: ARG002 - no plugins here
-        cancelled: Callable[[], Collection[str]] = tuple,  # noqa: ARG002 - nobody cancels here
+        cancelled: Callable[[], Collection[str]],
     ) -> Iterator[Sequence[Outcome]]:
-        self.requests, self.held, self.now = list(requests), held, now
+        self.requests, self.held, self.now, self.cancelled = list(requests), held, now, cancelled
         for part in range(self.parts):
             pushed = requests[part :: self.parts]
             record(plan_of(pushed))
@@ -97,6 +98,8 @@ class Bench:
     disk: Disk
     publisher: FakePublisher = field(default_factory=FakePublisher)
     events: list[Event] = field(default_factory=list)
+    """What is told, but for the progress."""
+    progress: list[tuple[str, int, int]] = field(default_factory=list)
     stopping: bool = False
     dry_run: bool = False
     timer: Callable[[], float] = time.monotonic
@@ -109,7 +112,7 @@ class Bench:
         self.disk.die()
         desk = Desk(
             queue=self.disk.queue,
-            emit=self._note,
+            emit=self.tell,
             backoff=Backoff((60.0,)),
             max_attempts=MAX_ATTEMPTS,
             extensions=Plugins({}),
@@ -118,6 +121,12 @@ class Bench:
             timer=self.timer,
         )
         self.drain = Drain(desk, lambda: self.publisher, stopping=lambda: self.stopping)
+
+    def tell(self, event: Event, /) -> None:
+        if isinstance(event, Progress):
+            self.progress.append((event.phase, event.done, event.total))
+        else:
+            self.events.append(event)
 
     def save(self, *slugs: str) -> None:
         for slug in slugs:
@@ -129,10 +138,6 @@ class Bench:
         with pytest.raises(KilledError):
             step()
         self.start()
-
-    def _note(self, event: Event) -> None:
-        if not isinstance(event, Progress):
-            self.events.append(event)
 
     def names(self) -> list[str]:
         """What the log would tell."""

@@ -254,6 +254,7 @@ def in_a_child(does: Callable[[], object]) -> None:
     """Run it in a fork, which has half a minute for it; it is all right there."""
     child = os.fork()
     if child == 0:
+        sys.settrace(None)  # coverage's own lock may have been another thread's when it forked
         faulthandler.dump_traceback_later(30, exit=True, file=2)  # says where it hangs
         code = 1
         try:
