@@ -47,7 +47,8 @@ def list_(
     from briter_worker.wiring import open_queue  # noqa: PLC0415
 
     now = time.time()
-    rows = open_queue(settings).jobs(now)
+    queue = open_queue(settings)
+    rows = queue.jobs(now)
     match status:
         case Status.PENDING:
             rows = [row for row in rows if row.state.value in _PENDING]
@@ -56,6 +57,9 @@ def list_(
         case Status.ALL:
             pass
     views.put_jobs(rows, now, as_json=as_json)
+    pause = queue.paused(now)
+    if pause is not None and not as_json:
+        views.tell(views.pause_in_words(pause, now))
 
 
 def status(*, as_json: Json = False) -> None:

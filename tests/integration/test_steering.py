@@ -114,6 +114,7 @@ def test_a_paused_site_publishes_nothing_and_goes_on_at_once_when_resumed(site: 
     assert (done.returncode, done.names()) == (0, ["worker-started", "paused", "worker-stopped"])
     assert json.loads(site.command("status", "--json").stdout)["paused"]["reason"] == "moving house"
     assert "moving house" in site.command("status").stdout
+    assert "moving house" in site.command("list").stderr
     doctor = json.loads(site.command("doctor", "--json").stdout)
     assert [each["fix"] for each in doctor["findings"] if each["check"] == "pause"]
     with site.running(BRITER_WORKER_POLL_INTERVAL_MS="60000") as worker:
