@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from briter_worker.job import GIT_SYNC
+
 if TYPE_CHECKING:
     from dataclasses import dataclass
 else:
@@ -47,11 +49,13 @@ class JobStarted(JobEvent):
 class JobOutcome(JobEvent):
     """How an attempt ended."""
 
-    unlogged = frozenset({"webhook"})
+    unlogged = frozenset({"kind", "webhook"})
     attempt: int
     dry_run: bool
     duration_ms: int
     rejected_paths: tuple[str, ...] = ()
+    kind: str = GIT_SYNC
+    """The job's type."""
     webhook: str | None = None
     """Whom the job's writer wants told. It may hold a secret, so that neither log nor history has it."""
 

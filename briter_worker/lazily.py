@@ -48,7 +48,7 @@ def dataclass(**options: bool) -> Callable[[type], type]:
     def later(cls: type) -> type:
         pending = _Pending(cls, options)
 
-        def new(kind: type, *_args: object, **_values: object) -> object:
+        def new(kind: type, /, *_args: object, **_values: object) -> object:
             if not pending.made:
                 pending.make()
             return object.__new__(kind)

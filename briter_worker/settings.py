@@ -159,6 +159,38 @@ _NO_LINE = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
 _INK = rf"[^\s{_NO_LINE}]"
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*(?<!\.lock)"
 _NAME = rf"(?!refs/|HEAD$)(?=.{{1,200}}$){_PART}(?:/{_PART})*"
+_WEB_ADDRESS = r"://(?:[!-~]*@)?(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-+\--~]*)?"
+_TOPIC = "(?:published|dead-lettered|condition)"
+
+
+def _web_address(value: object, above: Mapping[str, Any], tail: str = "") -> str:
+    scheme = "https?" if above["webhook_allow_private"] else "https"
+    if not isinstance(value, str) or not re.fullmatch(f"(?:{scheme}{_WEB_ADDRESS}{tail})", value):
+        raise ValueError(
+            f"an address with {scheme.replace('?', ' or http')}, such as https://example.org/hook"
+        )
+    return value
+
+
+def _web_addresses(value: object, above: Mapping[str, Any]) -> tuple[str, ...]:
+    try:
+        return tuple(_web_address(item, above, rf"(?:#{_TOPIC}(?:\+{_TOPIC})*)?") for item in _items(value))
+    except ValueError as refused:
+        raise ValueError(
+            f"a list, with commas between: {refused}; behind a # may stand what it is told of: "
+            "published, dead-lettered, condition, with + between them"
+        ) from None
+
+
+def _one_of(*words: str) -> _Kind:
+    def parse(value: object, _above: object) -> str:
+        if value not in words:
+            raise ValueError(f"one of {', '.join(words)}")
+        return str(value)
+
+    return _Kind(parse, {"enum": list(words), "type": "string"})
+
+
 _ACCEPTED_NAME = "letters, digits, and between them . _ - and /"
 
 _FOLDER = _Kind(_folder, {"format": "path", "type": "string"})
@@ -176,6 +208,10 @@ _COMMIT_HREF = _matching(
     "an http(s) address with {commit} in it, such as https://example.org/commit/{commit}",
 )
 _HOST = _matching(r"[A-Za-z0-9.:%_-]{1,255}", "an address or a host's name, such as 127.0.0.1 or ::1")
+_SIGNING_SECRET = _matching(
+    r"whsec_(?:[A-Za-z0-9+/]{4}){8,21}(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?|",
+    "whsec_ and 24 to 64 bytes as base64: echo whsec_$(openssl rand -base64 32) makes one",
+)
 _TOKEN = _matching(
     r"[!-~]{16,200}|", "at least 16 characters, without spaces: openssl rand -hex 32 makes one"
 )
@@ -259,6 +295,34 @@ class Settings:
     commit_href_template: str = _setting(
         _COMMIT_HREF, "", "`https://example.org/commit/{commit}`, for the dashboard's links."
     )
+    webhook_allow_private: bool = _setting(
+        _TRUE_OR_FALSE, False, "Whether webhooks may reach this machine's own network, and by http."
+    )
+    webhook_urls: tuple[str, ...] = _setting(
+        _list_of(_web_addresses, "string"),
+        (),
+        "Who is told of publications, dead letters and the site's condition.",
+        secret=True,
+    )
+    webhook_secret: str = _setting(
+        _SIGNING_SECRET, "", "Signs webhooks by the Standard Webhooks scheme: `whsec_…`.", secret=True
+    )
+    webhook_template: str = _setting(
+        _one_of("json", "slack", "discord", "text"), "json", "The form of what `BRITER_WEBHOOK_URLS` get."
+    )
+    build_hook_url: str = _setting(
+        _Kind(_web_address, {"type": "string"}),
+        "",
+        "Gets an empty POST after a push that published something, as Netlify's and Vercel's hooks expect.",
+        secret=True,
+    )
+    build_hook_min_interval_ms: int = _setting(
+        _whole(0, _MONTH_MS), 60_000, "At most one such POST in this time; the last change always gets one."
+    )
+    metrics_port: int = _setting(
+        _whole(0, 65_535), 0, "Where `run` answers Prometheus, at `/metrics`; 0: nowhere."
+    )
+    metrics_host: str = _setting(_HOST, "127.0.0.1", "The address at which it does.")
     dashboard_host: str = _setting(
         _HOST, "127.0.0.1", "Where `serve` listens. Anywhere but on this machine it demands the token."
     )
@@ -283,6 +347,16 @@ class Settings:
     def history_path(self) -> Path:
         """The history."""
         return self.storage_root / "history.db"
+
+    @property
+    def webhooks_path(self) -> Path:
+        """What is still to be sent."""
+        return self.storage_root / "webhooks.db"
+
+    @property
+    def webhooks_mark(self) -> Path:
+        """Is there while anything is still to be sent; as old as that is due."""
+        return self.storage_root / ".webhooks.due"
 
     @property
     def condition_path(self) -> Path:

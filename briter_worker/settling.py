@@ -160,6 +160,7 @@ class Work:
             "dry_run": self._desk.dry_run,
             "duration_ms": round((self._desk.timer() - self._began) * 1000),
             "rejected_paths": outcome.rejected_paths,
+            "kind": claim.job.type,
             "webhook": claim.job.webhook,
         }
 

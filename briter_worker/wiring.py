@@ -1,4 +1,4 @@
-"""Puts the worker together: the only module that names concrete classes."""
+"""Puts the worker together. It and `outlets`, for the sinks, are all that names concrete classes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from briter_worker.errors import Failure, LockLostError, PublishError, Stopped, 
 from briter_worker.events import Progress, Warned
 from briter_worker.git.pending import has_dry_run_commits, has_late_adoption, has_late_index
 from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
+from briter_worker.outlets import open_outlets
 from briter_worker.plugins import Plugins
 from briter_worker.queues.disk import DiskQueue
 from briter_worker.queues.watching import FolderWaker
 from briter_worker.settling import Desk
-from briter_worker.sinks.condition import ConditionWatch
-from briter_worker.sinks.fan import AtFirstJob, Fan
 from briter_worker.worker import Stop, Worker, heartbeat, skipped, started, stopped
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from briter_worker.git.site import Site
     from briter_worker.ports import EventSink
     from briter_worker.settings import Settings
+    from briter_worker.sinks.fan import Sink
     from briter_worker.sinks.history.reading import History
-    from briter_worker.sinks.history.sink import HistorySink
 
 
 def open_backoff(settings: Settings) -> Backoff:
@@ -138,28 +137,9 @@ def open_history(settings: Settings) -> History:
     return History(settings.history_path)
 
 
-def _open_stores(settings: Settings, log: EventSink) -> ConditionWatch:
-    """Every sink, with `log` as the last."""
-
-    def history() -> HistorySink:
-        from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - not for a run of cron
-        from briter_worker.sinks.history.retention import Retention  # noqa: PLC0415
-        from briter_worker.sinks.history.sink import HistorySink  # noqa: PLC0415
-
-        return HistorySink(
-            settings.history_path,
-            Target(settings.git_branch, settings.git_remote, settings.published_href_template),
-            Retention(settings.history_stale_days, settings.history_keep_days),
-            announce=log,
-            complain=lambda text: log(Warned(error=text)),
-        )
-
-    return ConditionWatch(settings.condition_path, Fan([AtFirstJob(history)], log))
-
-
-def run_worker(settings: Settings, *, once: bool, log: EventSink) -> int:
+def run_worker(settings: Settings, *, once: bool, log: EventSink, metrics: Sink | None = None) -> int:
     """Run the worker until it is told to stop, or with `once` until nothing is due; its exit code."""
-    sink = _open_stores(settings, log)
+    sink = open_outlets(settings, once=once, log=log, metrics=metrics)
     try:
         return _run_worker(settings, once=once, sink=sink)
     finally:

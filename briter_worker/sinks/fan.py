@@ -54,17 +54,18 @@ class Fan:
             self._log(Warned(error=what))
 
 
-class AtFirstJob:
-    """A sink that is opened when a job is tried: a run of cron that finds nothing pays nothing for it."""
+class Later:
+    """A sink that is opened with the first event it is wanted for: who has none pays nothing for it."""
 
-    def __init__(self, opened: Callable[[], Sink]) -> None:
+    def __init__(self, opened: Callable[[], Sink], wanted: Callable[[Event], bool]) -> None:
         self._open = opened
+        self._wanted = wanted
         self._sink: Sink | None = None
 
     def __call__(self, event: Event, /) -> None:
-        """Pass the event on, from the first one of a job."""
+        """Pass the event on, from the first one wanted."""
         if self._sink is None:
-            if not isinstance(event, JobEvent):
+            if not self._wanted(event):
                 return
             self._sink = self._open()
         self._sink(event)
@@ -73,3 +74,10 @@ class AtFirstJob:
         """Close what was opened."""
         if self._sink is not None:
             self._sink.close()
+
+
+class AtFirstJob(Later):
+    """A sink that is opened when a job is tried: a run of cron that finds nothing pays nothing for it."""
+
+    def __init__(self, opened: Callable[[], Sink]) -> None:
+        super().__init__(opened, lambda event: isinstance(event, JobEvent))

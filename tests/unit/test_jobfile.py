@@ -28,6 +28,7 @@ PLAIN: dict[str, Any] = {
     "lastError": "no\nsuch remote",
     "failure": "network",
     "updatedAt": "2026-01-31T09:00:00Z",
+    "webhook": "https://example.org/hook",
     "priority": {"high": True},
 }
 KEYS = sorted({*PLAIN, "commitMessage", "attempt", "scheduled_for", "created_at"})

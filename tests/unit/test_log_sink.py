@@ -25,6 +25,7 @@ SAMPLES: dict[str, Any] = {
     "int": 7,
     "int | None": 7,
     "float": NOW,
+    "float | None": NOW,
     "bool": False,
     "tuple[str, ...]": ("one", "two"),
 }

@@ -1,0 +1,97 @@
+"""Who is told what happens: the sinks that a worker has, each opened when it is first needed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from briter_worker.events import (
+    ConditionChanged,
+    Event,
+    Flushed,
+    JobOutcome,
+    Quarantined,
+    Warned,
+    WorkerStarted,
+)
+from briter_worker.sinks.condition import ConditionWatch
+from briter_worker.sinks.fan import AtFirstJob, Fan, Later
+
+if TYPE_CHECKING:
+    from briter_worker.ports import EventSink
+    from briter_worker.settings import Settings
+    from briter_worker.sinks.fan import Sink
+    from briter_worker.sinks.history.sink import HistorySink
+    from briter_worker.sinks.webhooks.sink import WebhookSink
+
+
+def open_outlets(
+    settings: Settings, *, once: bool, log: EventSink, metrics: Sink | None = None
+) -> ConditionWatch:
+    """Every sink: what stores first, `log` last."""
+
+    def complain(text: str) -> None:
+        log(Warned(error=text))
+
+    def history() -> HistorySink:
+        from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - not for a run of cron
+        from briter_worker.sinks.history.retention import Retention  # noqa: PLC0415
+        from briter_worker.sinks.history.sink import HistorySink  # noqa: PLC0415
+
+        return HistorySink(
+            settings.history_path,
+            Target(settings.git_branch, settings.git_remote, settings.published_href_template),
+            Retention(settings.history_stale_days, settings.history_keep_days),
+            announce=log,
+            complain=complain,
+        )
+
+    def webhooks() -> WebhookSink:
+        from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - as above
+        from briter_worker.sinks.webhooks.outbox import Mark  # noqa: PLC0415
+        from briter_worker.sinks.webhooks.sink import Receivers, WebhookSink  # noqa: PLC0415
+
+        target = Target(settings.git_branch, settings.git_remote, settings.published_href_template)
+        receivers = Receivers(
+            urls=settings.webhook_urls,
+            template=settings.webhook_template,
+            secret=settings.webhook_secret,
+            allow_private=settings.webhook_allow_private,
+            build_hook=settings.build_hook_url,
+            build_interval=settings.build_hook_min_interval_ms / 1000,
+            href=target.href,
+        )
+        sink = WebhookSink(settings.webhooks_path, Mark(settings.webhooks_mark), receivers, complain=complain)
+        if _has_unsent(settings, once=once):
+            sink.send()
+        return sink
+
+    stores: list[Sink] = [
+        AtFirstJob(history),
+        Later(webhooks, lambda event: _tells_somebody(settings, event, once=once)),
+    ]
+    if metrics is not None:
+        stores.append(metrics)
+    return ConditionWatch(settings.condition_path, Fan(stores, log))
+
+
+def _tells_somebody(settings: Settings, event: Event, *, once: bool) -> bool:
+    """Whether the event may be worth a message; the sink itself knows for certain."""
+    match event:
+        case WorkerStarted():
+            return _has_unsent(settings, once=once)
+        case JobOutcome() if event.webhook:
+            return True
+        case JobOutcome() | Quarantined() | ConditionChanged() | Flushed():
+            return bool(settings.webhook_urls or settings.build_hook_url)
+        case _:
+            return False
+
+
+def _has_unsent(settings: Settings, *, once: bool) -> bool:
+    """Whether an earlier run has left something to send; for one that ends at once: and it is due."""
+    try:
+        due = settings.webhooks_mark.stat().st_mtime
+    except OSError:
+        return False
+    return not once or due <= time.time()
