@@ -698,7 +698,7 @@ def test_a_dangling_symlink_makes_no_file_elsewhere(path: Path, lock: SiteLock, 
 def test_a_folder_is_refused_with_a_clear_error(path: Path, lock: SiteLock) -> None:
     path.mkdir(parents=True)
     assert read_holder(path) is None
-    with pytest.raises(UnusableLockError, match=r"worker\.lock cannot be locked: Is a directory"):
+    with pytest.raises(UnusableLockError, match=r"worker\.lock cannot be locked: Is a directory$"):
         lock.acquire(NOW)
 
 
