@@ -85,7 +85,9 @@ def test_what_the_remote_has_already_is_told_so_and_revives_nobody(bench: Bench)
     bench.publisher.outcome = lambda each: Outcome(each.key, rejected_paths=("b: no",))
     assert bench.drain.run() == Tally(settled=1)
     assert bench.events[1:] == [
-        NoChange(job_id="one", slug="a", attempt=1, dry_run=False, duration_ms=4000, rejected_paths=("b: no",))
+        NoChange(
+            job_id="one", slug="a", attempt=1, dry_run=False, duration_ms=4000, rejected_paths=("b: no",)
+        )
     ]
 
 
