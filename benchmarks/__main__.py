@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import drain, held, latency, memory, processes, queue, start
+from benchmarks import (
+    drain,
+    growth,
+    held,
+    imports,
+    latency,
+    memory,
+    nested,
+    processes,
+    queue,
+    start,
+)
 from benchmarks.lab import Scale, laboratory
 from benchmarks.report import Section, machine, write
 
@@ -17,6 +28,9 @@ _BENCHMARKS = {
     "queue": queue.measure,
     "memory": memory.measure,
     "processes": processes.measure,
+    "import": imports.measure,
+    "nested": nested.measure,
+    "growth": growth.measure,
 }
 
 

@@ -52,25 +52,28 @@ class Lab:
     root: Path
     scale: Scale
     env: dict[str, str]
-    _templates: dict[int, Path] = field(default_factory=dict)
+    _templates: dict[tuple[int, bool], Path] = field(default_factory=dict)
     _copies: int = 0
 
-    def template(self, posts: int) -> Path:
+    def template(self, posts: int, *, nested: bool = False) -> Path:
         """A site of this many posts, committed and pushed; built once."""
-        if posts not in self._templates:
-            say(f"building a site of {posts:,} posts")
-            place = self.root / f"template-{posts}"
-            _build(place, posts, self.env)
-            self._templates[posts] = place
-        return self._templates[posts]
+        if (posts, nested) not in self._templates:
+            say(f"building a site of {posts:,} posts{', each in a folder by year' if nested else ''}")
+            place = self.root / f"template-{posts}{'-nested' if nested else ''}"
+            _build(place, posts, self.env, nested=nested)
+            self._templates[posts, nested] = place
+        return self._templates[posts, nested]
 
     @contextmanager
-    def site(self, posts: int) -> Iterator[Site]:
-        """A fresh copy of the template, at rest: nothing is left to be written to the disk."""
+    def site(self, posts: int, *, nested: bool = False) -> Iterator[Site]:
+        """A fresh copy of the template, at rest: nothing is left to be written to the disk.
+
+        `nested`: as `content/posts/<year>/<slug>/index.md`, else all in one folder.
+        """
         self._copies += 1
         root = self.root / f"site-{self._copies}"
-        subprocess.run(["cp", "-a", str(self.template(posts)), str(root)], check=True)
-        site = Site(root, self.env)
+        subprocess.run(["cp", "-a", str(self.template(posts, nested=nested)), str(root)], check=True)
+        site = Site(root, self.env, nested=nested)
         try:
             site.git("remote", "set-url", "origin", str(site.remote))
             # The copies have other inodes than the index remembers: not the measured commands' business.
@@ -87,6 +90,7 @@ class Site:
 
     root: Path
     env: Mapping[str, str]
+    nested: bool = False
 
     @property
     def remote(self) -> Path:
@@ -117,16 +121,22 @@ class Site:
             **env,
         }
 
+    def post(self, number: int) -> str:
+        """The path of a post."""
+        if self.nested:
+            return f"{FOLDER}/{2000 + number % 20}/post-{number:06}/index.md"
+        return f"{FOLDER}/post-{number:06}.md"
+
     def edit(self, number: int) -> str:
         """Change a post, as an editor does; its path."""
-        path = post(number)
+        path = self.post(number)
         with (self.worktree / path).open("a", encoding="utf-8") as file:
             file.write(f"\nOne more paragraph, written at {time.time_ns()}.\n")
         return path
 
     def save(self, number: int, **keys: str) -> Path:
         """A job for the post, under a name that the worker does not read; rename it to `.json` to save."""
-        document = {"id": f"job-{number}", "slug": f"post-{number:06}", "paths": [post(number)], **keys}
+        document = {"id": f"job-{number}", "slug": f"post-{number:06}", "paths": [self.post(number)], **keys}
         partial = self.queue / f"job-{number:06}.tmp"
         partial.write_text(json.dumps(document), encoding="utf-8")
         return partial
@@ -134,11 +144,6 @@ class Site:
     def published(self) -> int:
         """How many commits the remote has."""
         return int(git(("rev-list", "--count", "main"), self.remote, self.env))
-
-
-def post(number: int) -> str:
-    """The path of a post."""
-    return f"{FOLDER}/post-{number:06}.md"
 
 
 def git(args: Sequence[str], folder: Path, env: Mapping[str, str], stdin: str = "") -> str:
@@ -237,14 +242,16 @@ def say(text: str) -> None:
     print(f"    {text}", file=sys.stderr, flush=True)
 
 
-def _build(place: Path, posts: int, env: Mapping[str, str]) -> None:
-    site = Site(place, env)
+def _build(place: Path, posts: int, env: Mapping[str, str], *, nested: bool) -> None:
+    site = Site(place, env, nested)
     site.queue.mkdir(parents=True)
     (site.worktree / FOLDER).mkdir(parents=True)
     words = random.Random(1)  # noqa: S311 - the same posts each time
     for number in range(posts):
         text = " ".join(words.choices(_WORDS, k=250))
-        (site.worktree / post(number)).write_text(f"# Post {number}\n\n{text}\n", encoding="utf-8")
+        file = site.worktree / site.post(number)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"# Post {number}\n\n{text}\n", encoding="utf-8")
     site.git("init", "--quiet", "--initial-branch=main")
     site.git("add", "--all")
     site.git("commit", "--quiet", "--message=Start the site")

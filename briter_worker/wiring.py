@@ -24,6 +24,8 @@ from briter_worker.settling import Desk
 from briter_worker.worker import Stop, Worker, heartbeat, skipped, started, stopped
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from briter_worker.git.command import Commands
     from briter_worker.git.publisher import GitPublisher
     from briter_worker.git.remote import Remote
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
     from briter_worker.sinks.fan import Sink
     from briter_worker.sinks.history.reading import History
+
+_UPKEEP = 30.0
+"""Seconds for which `run --once` stays for housekeeping."""
 
 
 def open_backoff(settings: Settings) -> Backoff:
@@ -129,6 +134,12 @@ class _Publishers:
             with suppress(PublishError, OSError, Stopped):
                 self.open().tidy(time.time())
 
+    def close(self, stopping: Callable[[], bool], *, wait: float) -> None:
+        """Leave nothing running in the repository; housekeeping has this long to end by itself."""
+        if self._opened is not None:
+            with suppress(PublishError, OSError, Stopped):
+                self._opened.close(stopping, wait=wait)
+
 
 def open_history(settings: Settings) -> History:
     """The site's history, for looking at it."""
@@ -168,7 +179,11 @@ def _run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:
             raise PublishError(Failure.DISK, str(error)) from error
         with heartbeat(lock, max(0.2, settings.worker_lock_stale_ms / 3000)):
             worker = _open_worker(settings, lock, publishers, stop, sink)
-            return _run(worker, settings, once=once, sink=sink)
+            try:
+                return _run(worker, settings, once=once, sink=sink)
+            finally:
+                # A service goes on another time; for cron, this is the time.
+                publishers.close(stop.is_set, wait=_UPKEEP if once and lock.still_ours() else 0.0)
 
 
 def _open_worker(

@@ -316,6 +316,10 @@ class Commands:
                 "and the remote, or raise BRITER_GIT_TIMEOUT_MS",
             )
 
+    def running(self) -> tuple[int, ...]:
+        """The processes that have not ended yet, by their numbers."""
+        return tuple(self._active)
+
     def dismiss(self, process: AnyProcess) -> None:
         """End a process that nobody waits for any more, with all that it started."""
         self._finish(process, at_once=True)

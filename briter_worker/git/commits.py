@@ -12,10 +12,17 @@ from briter_worker.git.growing import Growing
 from briter_worker.git.packing import BLOB, COMMIT, Pack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from briter_worker.git.command import Commands
     from briter_worker.git.objects import Entry, Objects
+
+
+_TELL_EVERY = 100
+
+
+def _untold(_phase: str, _done: int, _total: int) -> None:
+    """Nobody wants to know how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,10 @@ class Commit:
 class Writer:
     """Writes blobs and commits into the repository; no ref points to them yet."""
 
-    def __init__(self, commands: Commands, *, tip: str) -> None:
+    def __init__(
+        self, commands: Commands, *, tip: str, progress: Callable[[str, int, int], None] = _untold
+    ) -> None:
+        self._progress = progress
         self._commands = commands
         self._pack = Pack(commands, len(tip) // 2)
 
@@ -63,7 +73,9 @@ class Writer:
         """
         tree = Growing(objects, self._pack, objects.tree(parent).sha)
         names: list[str] = []
-        for commit in commits:
+        for done, commit in enumerate(commits):
+            if done % _TELL_EVERY == 0:
+                self._progress("commit", done, len(commits))
             content = b"tree %s\nparent %s\nauthor %s\ncommitter %s\n\n%s" % (
                 tree.commit(commit.entries).encode(),
                 (names[-1] if names else parent).encode(),
@@ -74,6 +86,7 @@ class Writer:
             names.append(self._pack.name(COMMIT, content))
             self._pack.add(names[-1], COMMIT, content)
         self.close()
+        self._progress("commit", len(commits), len(commits))
         return names
 
     def close(self) -> None:

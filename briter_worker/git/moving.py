@@ -70,4 +70,6 @@ class Moving:
             self._process = None
             with self._commands.watched(process, "update-ref"):
                 said = cast("IO[bytes]", process.stderr).read().decode(errors="replace")
-            raise causes.from_git("the local branch could not be moved", said or "git update-ref ended early")
+            raise causes.from_git(
+                "the local branch could not be moved", said or causes.wordless(process.returncode)
+            )

@@ -81,7 +81,7 @@ class GitPublisher:
             if self.pending_flush():
                 self._flush(objects, tips, now)
                 tips = self._site.look()
-            writer = Writer(self._commands, tip=tips.local)
+            writer = Writer(self._commands, tip=tips.local, progress=self._progress)
             try:
                 items, refused, large_files = self._stage(objects, writer, requests, tips.local, held, now)
                 items, unwanted = _examined(items, examine)

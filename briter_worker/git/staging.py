@@ -90,6 +90,7 @@ class Staging:
                 self._read[path] = self._tried(path, None)
         if filtered:
             self._hash_by_git(sorted(filtered))
+        self._progress("stage", len(paths), len(paths))
 
     def _has_crlf(self, path: str) -> bool:
         """Whether the committed version has CRLF: git then leaves line ends alone that it has to guess."""
