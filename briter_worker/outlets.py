@@ -18,6 +18,8 @@ from briter_worker.sinks.condition import ConditionWatch
 from briter_worker.sinks.fan import AtFirstJob, Fan, Later
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from briter_worker.ports import EventSink
     from briter_worker.settings import Settings
     from briter_worker.sinks.fan import Sink
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def open_outlets(
-    settings: Settings, *, once: bool, log: EventSink, metrics: Sink | None = None
+    settings: Settings, *, once: bool, log: EventSink, metrics: Callable[[], Sink] | None = None
 ) -> ConditionWatch:
-    """Every sink: what stores first, `log` last."""
+    """Every sink: what stores first, `log` last. Metrics are served when the worker holds its lock."""
 
     def complain(text: str) -> None:
         log(Warned(error=text))
@@ -71,7 +73,7 @@ def open_outlets(
         Later(webhooks, lambda event: _tells_somebody(settings, event, once=once)),
     ]
     if metrics is not None:
-        stores.append(metrics)
+        stores.append(Later(metrics, lambda event: isinstance(event, WorkerStarted)))
     return ConditionWatch(settings.condition_path, Fan(stores, log))
 
 

@@ -360,7 +360,7 @@ class Settings:
 
     @property
     def condition_path(self) -> Path:
-        """What is wrong with the site's surroundings, while something is."""
+        """What is wrong with the site's surroundings, or that nothing is any more."""
         return self.storage_root / "condition.json"
 
     @property

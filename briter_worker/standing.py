@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from briter_worker.errors import Failure, Kind, for_people
+from briter_worker.errors import for_people
 from briter_worker.job import State, format_time
 from briter_worker.lock import is_held, read_holder
+from briter_worker.sinks.condition import is_environment, well_since
 from briter_worker.wiring import open_backoff, open_queue
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class Standing:
     jobs: dict[str, int]
     oldest: dict[str, float | None]
     """For each state, the age of its oldest save."""
+    waiting_since: float | None
+    """Since when the post that waits longest has waited: since its save, or since it was due."""
+    unpushed_since: float | None
+    """The same, with those that failed for good."""
     next_due_in: float | None
     """How long until something is due: 0 when something is, None when nothing waits."""
     worker: Holder | None
@@ -62,11 +67,10 @@ class Standing:
     def as_json(self) -> dict[str, Any]:
         """For programs, in camelCase."""
         due = None if self.next_due_in is None else format_time(self.now + self.next_due_in)
-        waiting = [self.oldest[state] for state in ("pending", "retrying", "claimed")]
         return {
             "jobs": self.jobs,
             "oldestSeconds": self.oldest,
-            "oldestWaitingSeconds": max((age for age in waiting if age is not None), default=None),
+            "oldestWaitingSeconds": None if self.waiting_since is None else self.now - self.waiting_since,
             "nextDue": due,
             "worker": None if self.worker is None else _as_json(self.worker),
             "paused": None if self.paused is None else pause_as_json(self.paused),
@@ -116,11 +120,16 @@ def stand(
         for row in rows
         if row.state in {State.PENDING, State.SCHEDULED, State.RETRYING}
     ]
-    worst = _condition(rows)
+    worst = _condition(rows, well_since(settings.condition_path))
+    due = [row for row in rows if row.state is not State.SCHEDULED]
+    since = [max(row.job.created_at, row.job.scheduled_for or 0.0) for row in due]
+    waiting = [moment for row, moment in zip(due, since, strict=True) if row.state is not State.FAILED]
     return Standing(
         now=now,
         jobs={state.value: counts[state] for state in State},
         oldest={state.value: oldest.get(state) for state in State},
+        waiting_since=min(waiting, default=None),
+        unpushed_since=min(since, default=None),
         next_due_in=min(waits, default=None),
         worker=holder(settings, now),
         paused=queue.paused(now),
@@ -136,24 +145,18 @@ def stand(
     )
 
 
-def _condition(rows: Sequence[Listed]) -> Listed | None:
-    """The job that was the last to fail by the site's surroundings, while it has not got over it."""
+def _condition(rows: Sequence[Listed], well: float) -> Listed | None:
+    """The job that was the last to fail by the site's surroundings, while nothing has got over them."""
 
     def failed_at(row: Listed) -> float:
         try:
-            return row.path.stat().st_mtime
+            return row.path.stat().st_ctime  # a rewrite keeps the time of the save
         except OSError:
             return 0.0  # it has just moved on
 
-    ill = [row for row in rows if row.state is not State.CLAIMED and _is_environment(row.job.failure)]
-    return max(ill, key=failed_at, default=None)
-
-
-def _is_environment(word: str | None) -> bool:
-    try:
-        return Failure(word or "").kind is Kind.ENVIRONMENT
-    except ValueError:
-        return False
+    ill = [row for row in rows if row.state is not State.CLAIMED and is_environment(row.job.failure)]
+    last = max(ill, key=failed_at, default=None)
+    return last if last is not None and failed_at(last) > well else None
 
 
 def holder(settings: Settings, now: float) -> Holder | None:

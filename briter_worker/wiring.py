@@ -148,7 +148,9 @@ def open_history(settings: Settings) -> History:
     return History(settings.history_path)
 
 
-def run_worker(settings: Settings, *, once: bool, log: EventSink, metrics: Sink | None = None) -> int:
+def run_worker(
+    settings: Settings, *, once: bool, log: EventSink, metrics: Callable[[], Sink] | None = None
+) -> int:
     """Run the worker until it is told to stop, or with `once` until nothing is due; its exit code."""
     sink = open_outlets(settings, once=once, log=log, metrics=metrics)
     try:
@@ -202,7 +204,7 @@ def _open_worker(
         Drain(desk, publishers.open, stopping=stop.is_set),
         sink,
         stop,
-        FolderWaker(settings.queue_root, queue.notice),
+        FolderWaker(settings.queue_root, queue.notice, queue.rely_on_notice),
         next_due=queue.next_due,
         paused=queue.paused,
         pending_flush=lambda: (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from briter_worker import views
@@ -11,12 +12,19 @@ if TYPE_CHECKING:
     from briter_worker.ports import EventSink
 
 
-def publish(*, once: bool) -> int:
+def publish(*, once: bool, metrics_port: int | None = None, metrics_host: str | None = None) -> int:
     """Publish whatever is due, until told to stop or with `once` until nothing is; the exit status."""
     settings = read_settings()
     from briter_worker.wiring import run_worker  # noqa: PLC0415
 
-    return run_worker(settings, once=once, log=_sink())
+    port = settings.metrics_port if metrics_port is None else metrics_port
+    metrics = None
+    if port:
+        from briter_worker.measures import of_worker  # noqa: PLC0415 - an extra, and slow to load
+
+        host = metrics_host or settings.metrics_host
+        metrics = partial(of_worker, settings, host=host, port=port)
+    return run_worker(settings, once=once, log=_sink(), metrics=metrics)
 
 
 def _sink() -> EventSink:

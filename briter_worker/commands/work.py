@@ -15,9 +15,19 @@ from briter_worker.commands.publish import publish
 def run(
     *,
     once: Annotated[bool, typer.Option(plain.ONCE, help="Drain what is due, and exit.")] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65_535, help="Answer Prometheus here; 0: not at all; default: BRITER_METRICS_PORT."
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="At this address; default: BRITER_METRICS_HOST."),
+    ] = None,
 ) -> None:
     """Publish whatever is due, until SIGTERM; one log line per event."""
-    raise typer.Exit(publish(once=once))
+    raise typer.Exit(publish(once=once, metrics_port=metrics_port, metrics_host=metrics_host))
 
 
 def enqueue(

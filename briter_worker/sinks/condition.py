@@ -1,7 +1,7 @@
 """The site's condition: what keeps any post from being published. Told when it begins, changes and ends.
 
-It is kept in a file while it lasts, so that a worker that starts into a known condition does not tell it
-again, nor does each minute's cron. Only the holder of the site's lock writes the file.
+It is kept in a file, and that it has passed, so that a worker that starts into a known condition does not
+tell it again, nor does each minute's cron. Only the holder of the site's lock writes the file.
 """
 
 from __future__ import annotations
@@ -97,16 +97,26 @@ def read_ailment(path: Path) -> Ailment | None:
     """What is wrong, as far as is known: of a damaged file, nothing."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+        if document["failure"] is None:
+            return None
         return Ailment(str(document["failure"]), str(document["condition"]))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
+def well_since(path: Path) -> float:
+    """When the last condition passed; 0 while one lasts, and when none is known."""
+    try:
+        return 0.0 if read_ailment(path) else path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _write(path: Path, ailment: Ailment | None) -> None:
-    if ailment is None:
-        path.unlink(missing_ok=True)
-        return
-    document = {"failure": ailment.failure, "condition": ailment.text}
+    document = {
+        "failure": ailment.failure if ailment else None,
+        "condition": ailment.text if ailment else None,
+    }
     partial = path.with_name(f".{path.name}.tmp")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

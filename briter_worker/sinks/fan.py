@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from briter_worker.errors import UsageError
 from briter_worker.events import Event, JobEvent, Warned
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Fan:
         if number not in self._failed:
             self._failed.add(number)
             what = f"{type(sink).__name__} failed: {type(error).__name__}: {error}; publishing goes on"
+            if isinstance(error, UsageError):  # it says all that there is to say
+                what = str(error)
             self._log(Warned(error=what))
 
 

@@ -95,17 +95,18 @@ class Sender:
             return
         poster = Poster(allow_private=self._allow_private)
         try:
-            while self._is_to_go_on():
+            done = False
+            while not done and self._is_to_go_on():
                 try:
-                    self._work(poster)
+                    done = self._work(poster)
                 except (sqlite3.Error, OSError) as error:
                     self._tell("", f"the webhooks' file {self._path} cannot be used: {error}")
                     self._rest(_TROUBLE)
         finally:
             poster.close()
 
-    def _work(self, poster: Poster) -> None:
-        """Send until there is an end to it. Raises sqlite3.Error and OSError."""
+    def _work(self, poster: Poster) -> bool:
+        """Send until the worker ends; False when the file is to be opened anew. Raises as sqlite3 and os."""
         connection = open_to_write(self._path, SCHEMA, mode=MODE)
         opened = self._path.stat().st_ino
         try:
@@ -122,8 +123,9 @@ class Sender:
                     break
                 self._rest(_LONGEST_REST if due is None else due - self._clock())
                 if self._path.stat().st_ino != opened:
-                    return  # a spoilt one was put aside: the new one is to be opened
+                    return False  # a spoilt one was put aside
             outbox.next_due()
+            return True
         finally:
             connection.close()
 
