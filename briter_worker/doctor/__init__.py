@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from briter_worker.doctor import repository, surroundings
+from briter_worker.doctor import repository, surroundings, webhooks
 from briter_worker.doctor.finding import Finding, State, error
 
 if TYPE_CHECKING:
@@ -27,4 +27,5 @@ def examine(settings: Settings, now: float) -> Iterator[Finding]:
         yield from surroundings.queue(settings, now)
     except OSError as problem:
         yield error("queue", f"{settings.queue_root}: {problem.strerror}", "let the worker's user read it")
+    yield from webhooks.examine(settings)
     yield from repository.examine(settings)
