@@ -60,6 +60,12 @@ def holds(folder: str, path: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
+def may_be_checked_out(path: str) -> bool:
+    """Whether git itself would write it into a work tree, on any system: what a remote has may be hostile."""
+    parts = path.split("/")
+    return all(part not in {"", ".", ".."} and _gits_own(_seen_as(part)) != ".git" for part in parts)
+
+
 _CONTROL = r"[\x00-\x1f\x7f-\x9f]"
 
 

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from briter_worker.allowlist import may_be_checked_out
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git.bases import Base, Bases, read_bases, write_bases
 from briter_worker.git.objects import FOLDER, LINK, NESTED, Entry
@@ -54,7 +55,9 @@ class Adoption:
             }
         left_out = self._left_out() if foreign else set()
         foreign = {
-            path: each for path, each in foreign.items() if path not in left_out and not _is_special(each)
+            path: each
+            for path, each in foreign.items()
+            if path not in left_out and not _is_special(each) and may_be_checked_out(path)
         }
         bases = read_bases(self._site, self._objects)
         kept = self._still_needed(bases, plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _OPEN_AT_ONCE = 64
+_NO_NAMES = frozenset({"", ".", ".."})
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -47,8 +48,8 @@ class Folders:
     def open(self, folder: str) -> int:
         """The descriptor of a folder, valid until the next call.
 
-        Raises Refused for a link, a special file or a nested repository on the way; FileNotFoundError or
-        NotADirectoryError where there is no such folder.
+        Raises Refused for a link, a special file, a nested repository or a way out of the work tree;
+        FileNotFoundError or NotADirectoryError where there is no such folder.
         """
         if not folder:
             return self._root
@@ -56,6 +57,8 @@ class Folders:
         if known is not None:
             return known
         parent, _, name = folder.rpartition("/")
+        if name in _NO_NAMES:
+            raise Refused("it has an empty part, or a part . or .., in it; write it in full")
         above = self.open(parent)
         try:
             fd = os.open(name, _FOLDER, dir_fd=above)
@@ -71,6 +74,16 @@ class Folders:
             self._forget()
         self._open[folder] = fd
         return fd
+
+    def make(self, folder: str) -> int:
+        """As `open`, and what is missing on the way is made."""
+        try:
+            return self.open(folder)
+        except FileNotFoundError:
+            parent, _, name = folder.rpartition("/")
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=self.make(parent))
+            return self.open(folder)
 
     def listing(self, folder: str) -> list[tuple[str, int]]:
         """Names and kinds (`st_mode`) of what a folder holds."""

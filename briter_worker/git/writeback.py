@@ -59,38 +59,40 @@ class WriteBack:
             return True
         if before[0] != expected or not self._unchanged(path, before[1]):
             return False
+        parent, _, name = path.rpartition("/")
+        os.unlink(name, dir_fd=self._folders.open(parent))
         full = self._commands.worktree / path
-        full.unlink()
         with suppress(OSError):
             while (full := full.parent) != self._commands.worktree:
                 full.rmdir()
         return True
 
     def _put(self, path: str, entry: Entry, expected: str | None, *, filtered: bool) -> bool:
-        full = self._commands.worktree / path
+        parent, _, name = path.rpartition("/")
         before = self._version(path, filtered=filtered)
         executable = entry.mode == "100755"
         if before is not None and before[0] == entry.sha:
             if bool(before[1].st_mode & stat.S_IXUSR) != executable:
-                full.chmod(_mode(executable=executable))
+                with self._folders.file(parent, name) as file:
+                    os.fchmod(file, _mode(executable=executable))
             return True
         if (before[0] if before else None) != expected:
             return False
         content = self._objects.blob(entry.sha)
         if filtered:
             content = self._commands.run("cat-file", "--filters", f"--path={path}", entry.sha)
-        full.parent.mkdir(parents=True, exist_ok=True)
-        self._folders.open(path.rpartition("/")[0])  # refuses a link on the way
+        self._folders.make(parent)  # refuses a link on the way
         # In git's own folder: a folder that a job declares must not carry it if we die here.
-        fd, temporary = tempfile.mkstemp(prefix=refs.TEMPORARY, dir=self._commands.repo.git_dir)
+        handle, temporary = tempfile.mkstemp(prefix=refs.TEMPORARY, dir=self._commands.repo.git_dir)
         try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(content)
-            _like_a_checkout(Path(temporary), full.parent, executable=executable)
+            with os.fdopen(handle, "wb") as made:
+                made.write(content)
+            _like_a_checkout(Path(temporary), os.fstat(self._folders.open(parent)), executable=executable)
             # As late as can be: what the CMS has saved meanwhile stays.
             if not self._unchanged(path, before[1] if before else None):
                 return False
-            Path(temporary).replace(full)
+            # Into the folder that was looked at: a link that takes its place meanwhile leads nowhere.
+            os.replace(temporary, name, dst_dir_fd=self._folders.open(parent))
         finally:
             Path(temporary).unlink(missing_ok=True)
         return True
@@ -125,12 +127,11 @@ class WriteBack:
         )
 
 
-def _like_a_checkout(file: Path, folder: Path, *, executable: bool) -> None:
+def _like_a_checkout(file: Path, folder: os.stat_result, *, executable: bool) -> None:
     """The mode git gives, and the folder's owner: the CMS has to be able to edit it."""
     file.chmod(_mode(executable=executable))
     if os.geteuid() == 0:
-        owner = folder.stat()
-        os.chown(file, owner.st_uid, owner.st_gid)
+        os.chown(file, folder.st_uid, folder.st_gid)
 
 
 def _mode(*, executable: bool) -> int:

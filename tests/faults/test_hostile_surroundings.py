@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from machine import provide
@@ -129,6 +129,55 @@ def test_what_a_remote_says_is_shown_without_control_characters(site: Site) -> N
     assert len(job["lastError"]) <= 2000
     for line in result.stdout.splitlines():
         assert line.isprintable()
+
+
+def _object(site: Site, kind: str, content: bytes) -> str:
+    """An object in the remote, as it is, whether git would make it or not."""
+    done = subprocess.run(
+        ["git", "hash-object", "-w", "-t", kind, "--stdin", "--literally"],
+        cwd=site.remote,
+        input=content,
+        capture_output=True,
+        check=True,
+    )
+    return done.stdout.decode().strip()
+
+
+def _tree(site: Site, entries: dict[str, str | dict[str, Any]]) -> str:
+    """A tree with these names, to the letter: files by their text, folders by what is in them."""
+    raw = b""
+    for name, what in sorted(entries.items()):
+        folder = isinstance(what, dict)
+        sha = _tree(site, what) if isinstance(what, dict) else _object(site, "blob", what.encode())
+        raw += f"{'40000' if folder else '100755'} {name}\0".encode() + bytes.fromhex(sha)
+    return _object(site, "tree", raw)
+
+
+def test_a_remote_writes_nothing_outside_the_work_tree_nor_into_gits_own_folder(site: Site) -> None:
+    elsewhere = site.root / "elsewhere"
+    elsewhere.mkdir()
+    (site.worktree / "link").symlink_to(elsewhere)
+    out: dict[str, Any] = {"out.sh": "out"}
+    hostile = {
+        **dict.fromkeys(("..", ".", "../..", "../site", "a/../..", str(elsewhere), "git~1"), out),
+        "../out.sh": "out",
+        ".git": {"hooks": out},
+        ".GIT": {"hooks": out},
+        "link": {"made": out},
+        "nested": {".git": "gitdir: ../elsewhere", ".g\u200cit": out},
+        "content": {"..": {"..": out}, "posts": {"welcome.md": "# Welcome\n", "theirs.md": "theirs\n"}},
+    }
+    commit = site.git("commit-tree", _tree(site, hostile), "-p", "main", "-m", "Hostile", cwd=site.remote)
+    site.git("update-ref", "refs/heads/main", commit, cwd=site.remote)
+    hooks = sorted((site.worktree / ".git" / "hooks").iterdir())
+    save(site)
+    result = site.run_once()
+    assert result.of("published"), result.stdout
+    assert (site.worktree / "content/posts/theirs.md").read_text() == "theirs\n"
+    assert not [path for path in site.root.rglob("out.sh") if path.is_file()]
+    assert list(elsewhere.iterdir()) == []
+    assert not (site.worktree / "nested" / ".git").exists()
+    assert sorted((site.worktree / ".git" / "hooks").iterdir()) == hooks
 
 
 @contextmanager
