@@ -140,7 +140,7 @@ def test_what_is_given_back_is_durable_in_the_queue_before_it_leaves_the_other_f
     batch = batch_of(disk)
     seen = changes_of(lambda: disk.queue.release(batch, batch.claims), monkeypatch)
     here, there = str(disk.root), str(disk.root / ".claimed")
-    assert seen == [("link", here), ("fsync", here), ("unlink", there), ("fsync", there)]
+    assert seen[:4] == [("link", here), ("fsync", here), ("unlink", there), ("fsync", there)]
 
 
 def test_the_joined_paths_of_the_newest_save_are_durable_before_the_older_ones_go(
