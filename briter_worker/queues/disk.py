@@ -68,6 +68,11 @@ class DiskQueue:
         with self._guard:
             self._index.notice()
 
+    def rely_on_notice(self, told: bool) -> None:  # noqa: FBT001 - it answers the name
+        """Whether every change from now on comes with a notice; if not, files are looked at more often."""
+        with self._guard:
+            self._index.rely_on_notice(told)
+
     def recover(self, now: float) -> Sequence[Batch]:
         """What a dead worker left in flight, to be finished from its plans or taken up again."""
         if not self._flight.claimed.is_dir():

@@ -27,6 +27,8 @@ RETRY_TROUBLE = 60.0
 """What could not be put aside is tried again after this long."""
 _RACY_NS = 50_000_000
 _FULL_SCAN = 60.0
+_FULL_SCAN_TOLD = 300.0
+"""Where the kernel tells of every write; still some, as it may forget when too much happens at once."""
 
 Signature = tuple[int, int, int, int]
 
@@ -76,17 +78,23 @@ class Index:
         self._folder_ns = -1
         self._scanned: float | None = None
         self._again = True
+        self._full_scan = _FULL_SCAN
 
     def notice(self) -> None:
         """Something may have changed: the next refresh looks at every file's state."""
         self._again = True
+
+    def rely_on_notice(self, told: bool) -> None:  # noqa: FBT001 - it answers the name
+        """Whether every change from now on comes with a notice."""
+        self._full_scan = _FULL_SCAN_TOLD if told else _FULL_SCAN
 
     def refresh(self, now: float) -> None:
         """Know what the folder holds. Nothing is read, nor even listed, while it cannot have changed.
 
         A folder whose time stamp is as young as the clock's resolution is looked at again, as git does
         with its index: a second change in that moment would not move the stamp. So is every folder once
-        a minute: a file written in place does not move it either.
+        a minute, as a file written in place does not move it either; or once in five, where the kernel
+        gives notice of that, too.
         """
         if now < self._latest - 1.0:
             self._rebuild(now)
@@ -98,7 +106,7 @@ class Index:
                 self.forget(name)
             self._folder_ns = -1
             return
-        fresh = self._scanned is not None and time.monotonic() - self._scanned < _FULL_SCAN
+        fresh = self._scanned is not None and time.monotonic() - self._scanned < self._full_scan
         if fresh and not self._again and folder_ns == self._folder_ns:
             return
         started = time.time_ns()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
 from functools import partial
@@ -9,11 +11,14 @@ from typing import TYPE_CHECKING
 
 from sites import eventually
 
+from briter_worker.queues import index, watching
+from briter_worker.queues.disk import DiskQueue
 from briter_worker.queues.watching import FolderWaker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
     from sites import Site
 
 
@@ -49,6 +54,80 @@ def test_a_change_in_the_folder_ends_the_wait(tmp_path: Path) -> None:
     waker.wait(60, NeverStop())
     timer.join()
     assert noticed == [True, True]
+
+
+def test_a_folder_that_takes_the_watched_ones_place_is_watched_in_its_stead(tmp_path: Path) -> None:
+    folder = tmp_path / "queue"
+    folder.mkdir()
+    noticed: list[bool] = []
+    waker = FolderWaker(folder, lambda: noticed.append(True))
+    waker.wait(60, NeverStop())
+    folder.rename(tmp_path / "old")
+    folder.mkdir()
+    waker.wait(60, NeverStop())
+    timer = threading.Timer(0.1, (folder / "a.json").touch)
+    timer.start()
+    began = time.monotonic()
+    waker.wait(60, NeverStop())
+    timer.join()
+    assert noticed == [True, True, True]
+    assert time.monotonic() - began < 5
+
+
+def relied_on(folder: Path) -> list[bool]:
+    told: list[bool] = []
+    FolderWaker(folder, lambda: None, told.append).wait(60, NeverStop())
+    return told
+
+
+def test_notices_are_relied_on_only_where_the_kernel_sees_every_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    monkeypatch.setattr(watching, "_MOUNTS", mounts)
+    answers = {}
+    for kind in ("ext4", "tmpfs", "nfs4", "cifs", "9p", "fuse.sshfs", "overlay", "never-heard-of"):
+        mounts.write_text(
+            f"22 1 {os.major(device)}:{os.minor(device)} / /a\\040b rw,relatime shared:1 - {kind} none rw\n"
+            "23 1 250:250 / /elsewhere rw - ext4 none rw\n"
+        )
+        answers[kind] = relied_on(tmp_path)
+    assert answers == {kind: [kind in {"ext4", "tmpfs"}] for kind in answers}
+    mounts.unlink()
+    assert relied_on(tmp_path) == [False]
+
+
+def test_a_job_written_in_place_is_found_without_a_notice_where_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_FULL_SCAN", 0.0)  # the minute is over
+    queue = DiskQueue(tmp_path / "queue", tmp_path / "quarantine", max_attempts=8, longest_delay=1800.0)
+    file = tmp_path / "queue" / "a.json"
+    file.parent.mkdir()
+    at_rest = time.time() - 60
+
+    def write(year: int) -> None:
+        document = {"slug": "a", "paths": ["content/a.md"], "scheduledFor": f"{year}-01-01T00:00:00Z"}
+        with file.open("w") as stream:
+            json.dump(document, stream)
+        os.utime(file, (at_rest, at_rest))
+
+    def year() -> int:
+        return time.gmtime(queue.next_due(time.time()) or 0).tm_year
+
+    write(2040)
+    os.utime(file.parent, (at_rest, at_rest))
+    eventually(lambda: year() == 2040 and file.stat().st_ctime < time.time() - 0.1)
+    assert year() == 2040
+    queue.rely_on_notice(True)
+    write(2041)
+    assert year() == 2040, "the kernel would have given notice"
+    queue.notice()
+    assert year() == 2041
+    queue.rely_on_notice(False)
+    write(2042)
+    assert year() == 2042
 
 
 def test_a_save_is_published_long_before_the_next_poll(site: Site) -> None:
