@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from briter_worker import views
-from briter_worker.commands import look, past, steer, work
+from briter_worker.commands import look, past, serve, steer, work
 
 app = typer.Typer(
     name="briter-worker",
@@ -32,6 +32,7 @@ app.command()(steer.resume)
 app.command()(look.status)
 app.command()(look.health)
 app.command()(look.doctor)
+app.command()(serve.serve)
 app.command()(look.schema)
 
 

@@ -27,6 +27,10 @@ class SteeringError(Exception):
     """What a person asked of the queue cannot be done; the text says why, and what to do instead."""
 
 
+class UnknownJobError(SteeringError):
+    """The queue has no such job."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A job as a person sees it: what would be published, and where it stands."""
@@ -170,7 +174,7 @@ class Steering:
         self._recovery.tidy(now)
         rows = self.find(wanted, now)
         if not rows:
-            raise SteeringError(f"the queue has no job with the id or slug {wanted!r}")
+            raise UnknownJobError(f"the queue has no job with the id or slug {wanted!r}")
         return rows
 
     def _retry(self, rows: list[Listed], now: float) -> list[Job]:

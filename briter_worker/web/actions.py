@@ -1,0 +1,155 @@
+"""What a page and the API may do, each once: the queue is changed, the log says so, the snapshot follows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from briter_worker import client
+from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.errors import for_people
+from briter_worker.events import Cancelled, Paused, Resumed
+from briter_worker.job import parse_time
+from briter_worker.queues.steering import SteeringError, UnknownJobError
+from briter_worker.web.idempotency import OtherBodyError, Requests
+from briter_worker.web.problems import ProblemError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from briter_worker.job import Job
+    from briter_worker.ports import EventSink, Pause
+    from briter_worker.queues.disk import DiskQueue
+    from briter_worker.queues.steering import Cancellation
+    from briter_worker.settings import Settings
+    from briter_worker.web.readers import Readers
+    from briter_worker.web.snapshot import Keeper
+
+
+class Actions:
+    """Steers one site. Safe in several threads."""
+
+    def __init__(
+        self, settings: Settings, queue: DiskQueue, keeper: Keeper, readers: Readers, log: EventSink
+    ) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._keeper = keeper
+        self._readers = readers
+        self._log = log
+        self._requests = Requests(settings.storage_root, settings.queue_root, self._is_known)
+        self._one_request = threading.Lock()
+
+    def retry(self, wanted: str) -> Sequence[Job]:
+        """Have what failed tried again."""
+        with self._changing():
+            return self._queue.retry(wanted, time.time())
+
+    def retry_all(self) -> Sequence[Job]:
+        """Have every dead letter that it can help tried again."""
+        with self._changing():
+            return self._queue.retry_all(time.time())
+
+    def publish_now(self, wanted: str) -> Sequence[Job]:
+        """Have what is on hold published."""
+        with self._changing():
+            return self._queue.publish_now(wanted, time.time())
+
+    def cancel(self, wanted: str) -> Cancellation:
+        """Take it out of the queue. What is gone leaves no other trace than the log's line."""
+        with self._changing():
+            done = self._queue.cancel(wanted, time.time())
+        for job in done.gone:
+            self._log(Cancelled(job_id=job.id, slug=job.slug))
+        return done
+
+    def pause(self, until: float | None, reason: str) -> Pause:
+        """Have nothing published."""
+        with self._changing():
+            pause = self._queue.pause(time.time(), until=until, reason=reason)
+        self._log(Paused(reason=pause.reason, until=pause.until))
+        return pause
+
+    def resume(self) -> bool:
+        """Have publishing go on."""
+        with self._changing():
+            resumed = self._queue.resume()
+        if resumed:
+            self._log(Resumed())
+        return resumed
+
+    def enqueue(self, body: dict[str, Any], key: str | None) -> tuple[str, bool]:
+        """The id of the body's job, and whether the key's job was there before. Raises ProblemError."""
+        given = {name: value for name, value in body.items() if value is not None}
+        author = given.pop("author", None)
+        at = given.pop("scheduledFor", None)
+
+        def compose() -> dict[str, Any]:
+            person = (author["name"], author["email"]) if author else None
+            return client.compose(
+                given.pop("slug"),
+                given.pop("paths"),
+                message=given.pop("message", None),
+                at=at,
+                author=person,
+                **given,
+            )
+
+        try:
+            with self._changing():
+                if key is None:
+                    return client.submit(compose(), queue=self._settings.queue_root).id, False
+                # The lock between processes is asked for again and again; ours is waited for.
+                with self._one_request:
+                    return self._requests.submit(key, body, compose)
+        except ValueError as error:
+            raise ProblemError(422, str(error)) from None
+        except OtherBodyError:
+            text = "this Idempotency-Key was used for another request. Fix: use a new key for a new request"
+            raise ProblemError(422, text) from None
+
+    def refused(self, paths: Sequence[str]) -> list[str]:
+        """Which of these will not be published, with the reasons."""
+        allowlist = Allowlist(self._settings.folders)
+        warnings = []
+        for path in paths:
+            try:
+                allowlist.resolve(path)
+            except PathRefusedError as refused:
+                warnings.append(for_people(f"{path} will not be published: {refused.reason}"))
+        return warnings
+
+    def _is_known(self, job_id: str) -> bool:
+        return bool(self._queue.find(job_id, time.time())) or bool(
+            self._readers.read(lambda history: history.attempts(job_id))
+        )
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            yield
+        except UnknownJobError as error:
+            raise ProblemError(404, str(error)) from None
+        except SteeringError as error:
+            raise ProblemError(409, str(error)) from None
+        self._keeper.renew()
+
+
+def until_of(seconds: int | None, until: str | None) -> float | None:
+    """When a pause ends. Raises ProblemError."""
+    now = time.time()
+    if seconds is not None and until is not None:
+        raise ProblemError(422, "a pause takes one of seconds and until")
+    if seconds is not None:
+        return now + seconds
+    if until is None:
+        return None
+    try:
+        end = parse_time(until)
+    except ValueError as error:
+        raise ProblemError(422, str(error)) from None
+    if end <= now:
+        raise ProblemError(422, f"{until} is over already")
+    return end

@@ -1,0 +1,179 @@
+"""The live stream: what happens, sent to everybody who stays. One text is made for all of them.
+
+A reader gets a `snapshot`, then every moment of the history with its id, and `status` whenever the site's
+standing changes. One that comes back says what it saw last, and gets what it missed. One that does not read
+is dropped: nobody waits for it, and it never holds more than its queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from briter_worker.job import format_time
+from briter_worker.sinks.history.reading import HistoryUnreadableError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from briter_worker.sinks.history.reading import Moment
+
+PING = 15
+SEND_TIMEOUT = 10.0
+RECONNECT_MS = 2000
+MOST_READERS = 2000
+_QUEUE = 64
+_MOST_MISSED = 5000
+_PAGE = 500
+
+Missed = tuple[int, int, list["Moment"]]
+"""The newest and the oldest moment that there are, and those that a reader missed."""
+
+
+def event(name: str, data: Any, number: int | None = None) -> bytes:  # noqa: ANN401 - any JSON value
+    """One event, as it is sent."""
+    text = json.dumps(data, separators=(",", ":"))
+    shown = ServerSentEvent(text, event=name, id=None if number is None else str(number), sep="\n")
+    return shown.encode()
+
+
+def moment_event(moment: Moment) -> bytes:
+    """A moment of the history, under its own name."""
+    data = {"id": moment.id, "at": format_time(moment.at), **moment.data, "event": moment.event}
+    return event(moment.event, data, moment.id)
+
+
+class Reader:
+    """One connection. What does not fit into its queue ends it."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE)
+        self.dropped = False
+
+    def offer(self, chunk: bytes | None) -> bool:
+        """Whether it still keeps up."""
+        try:
+            self._queue.put_nowait(chunk)
+        except asyncio.QueueFull:
+            self.dropped = True
+            return False
+        return True
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """What it is to be sent, until there is no more."""
+        while not self.dropped:
+            chunk = await self._queue.get()
+            if chunk is None:
+                return
+            yield chunk
+
+
+class Hub:
+    """All readers. `publish` may be called from any thread, all else from the loop's."""
+
+    def __init__(self) -> None:
+        self._readers: set[Reader] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self.cursor = 0
+        """The newest moment that was sent to readers."""
+
+    def open(self, loop: asyncio.AbstractEventLoop, cursor: int) -> None:
+        """From now on there may be readers."""
+        self._loop = loop
+        self.cursor = cursor
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def publish(self, moments: Sequence[Moment], status: dict[str, Any] | None) -> None:
+        """Tell everybody."""
+        parts = [moment_event(moment) for moment in moments]
+        if status is not None:
+            parts.append(event("status", status))
+        self._soon(b"".join(parts), moments[-1].id if moments else None)
+
+    def restart(self, cursor: int) -> None:
+        """The history began anew: everybody is to come again, and to be given a snapshot."""
+        self._soon(None, cursor)
+
+    def _soon(self, chunk: bytes | None, cursor: int | None) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._fan_out, chunk, cursor)
+
+    def _fan_out(self, chunk: bytes | None, cursor: int | None) -> None:
+        if cursor is not None:
+            self.cursor = cursor
+        for reader in [reader for reader in self._readers if not reader.offer(chunk)]:
+            self._readers.discard(reader)
+
+    def close(self) -> None:
+        """Every reader's stream ends."""
+        self._closed = True
+        for reader in self._readers:
+            if not reader.offer(None):
+                reader.dropped = True
+
+    def is_full(self) -> bool:
+        """Whether nobody else can be let in."""
+        return self._closed or len(self._readers) >= MOST_READERS
+
+    def stream(
+        self,
+        seen: int | None,
+        missed: Callable[[int, int], Awaitable[Missed]],
+        snapshot: Callable[[], dict[str, Any]],
+        status: Callable[[], dict[str, Any]],
+    ) -> EventSourceResponse:
+        """The answer for a reader who has seen everything up to `seen`, or nothing."""
+        return EventSourceResponse(
+            self._chunks(seen, missed, snapshot, status),
+            ping=PING,
+            send_timeout=SEND_TIMEOUT,
+            ping_message_factory=lambda: ServerSentEvent("{}", event="ping", sep="\n"),
+        )
+
+    async def _chunks(
+        self,
+        seen: int | None,
+        missed: Callable[[int, int], Awaitable[Missed]],
+        snapshot: Callable[[], dict[str, Any]],
+        status: Callable[[], dict[str, Any]],
+    ) -> AsyncIterator[bytes]:
+        reader = Reader()
+        # Before the past is read: what happens meanwhile waits in the reader's queue.
+        cursor = self.cursor
+        self._readers.add(reader)
+        if self._closed:
+            return
+        try:
+            yield f"retry: {RECONNECT_MS}\n\n".encode()
+            caught_up = None if seen is None else await _caught_up(seen, cursor, missed)
+            if caught_up is None:
+                yield event("snapshot", {"latest": cursor, **snapshot()}, cursor)
+            else:
+                yield caught_up + event("status", status())
+            async for chunk in reader.chunks():
+                yield chunk
+        finally:
+            self._readers.discard(reader)
+
+
+async def _caught_up(seen: int, cursor: int, missed: Callable[[int, int], Awaitable[Missed]]) -> bytes | None:
+    """All moments after `seen`, up to `cursor`; None when they are not known any more."""
+    if not 0 <= seen <= cursor or cursor - seen > _MOST_MISSED:
+        return None
+    parts = []
+    while seen < cursor:
+        try:
+            _newest, oldest, moments = await missed(seen, _PAGE)
+        except HistoryUnreadableError:
+            return None
+        if not moments or oldest > seen + 1:
+            return None
+        parts += [moment_event(moment) for moment in moments if moment.id <= cursor]
+        seen = moments[-1].id
+    return b"".join(parts)

@@ -1,0 +1,311 @@
+"""What every reader sees: the queue and what is under way, looked at by one thread, however many read.
+
+A page never waits for the disk. The thread looks when the folder or the history has changed, and never works
+more than a fifth of the time: with very many jobs, the picture is some seconds old instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from briter_worker.errors import explained
+from briter_worker.job import State
+from briter_worker.queues.watching import FolderWaker
+from briter_worker.sinks.history.reading import HistoryUnreadableError
+from briter_worker.standing import holder, stand
+from briter_worker.web.plots import Figures, figures_of
+from briter_worker.wiring import open_history
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from briter_worker.queues.disk import DiskQueue
+    from briter_worker.queues.steering import Listed
+    from briter_worker.settings import Settings
+    from briter_worker.sinks.history.reading import History, Moment, Receipt
+    from briter_worker.standing import Standing
+
+_GLANCE = 0.2
+_SHARE = 4.0
+"""After a look that took a second, so many seconds pass before the next one."""
+_FULL = 60.0
+"""A file that was written in place moves no time stamp."""
+_YOUNG_NS = 100_000_000
+_WORKER_EVERY = 1.0
+_FIGURES_EVERY = 60.0
+_MOST_MOMENTS = 500
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The queue as it was at `at`."""
+
+    at: float
+    standing: Standing
+    in_flight: Sequence[Listed] = ()
+    pending: Sequence[Listed] = ()
+    retrying: Sequence[Listed] = ()
+    scheduled: Sequence[Listed] = ()
+    """Soonest first."""
+    failed: Sequence[Listed] = ()
+    """The latest save first."""
+    by_id: Mapping[str, Sequence[Listed]] = field(default_factory=dict)
+    by_slug: Mapping[str, Sequence[Listed]] = field(default_factory=dict)
+    turns_at: float | None = None
+    """When a job changes its state by time alone."""
+
+    def of(self, state: State) -> Sequence[Listed]:
+        """All jobs of a state."""
+        return {
+            State.CLAIMED: self.in_flight,
+            State.PENDING: self.pending,
+            State.RETRYING: self.retrying,
+            State.SCHEDULED: self.scheduled,
+            State.FAILED: self.failed,
+        }[state]
+
+    def find(self, wanted: str) -> Sequence[Listed]:
+        """The jobs of this id, else those of this slug, the newest save first."""
+        rows = self.by_id.get(wanted) or self.by_slug.get(wanted) or ()
+        return sorted(rows, key=lambda row: row.job.created_at, reverse=True)
+
+    def standing_at(self, now: float) -> Standing:
+        """Its standing, with ages and waits as of `now`."""
+        passed = max(0.0, now - self.at)
+        standing = self.standing
+        due = standing.next_due_in
+        return dataclasses.replace(
+            standing,
+            now=now,
+            oldest={state: None if age is None else age + passed for state, age in standing.oldest.items()},
+            next_due_in=None if due is None else max(0.0, due - passed),
+        )
+
+
+def picture(settings: Settings, queue: DiskQueue, now: float) -> Snapshot:
+    """Look at the whole queue."""
+    rows = queue.jobs(now)
+    sorted_by: dict[State, list[Listed]] = {state: [] for state in State}
+    by_id: dict[str, list[Listed]] = defaultdict(list)
+    by_slug: dict[str, list[Listed]] = defaultdict(list)
+    turns = []
+    for row in rows:
+        sorted_by[row.state].append(row)
+        by_id[row.job.id].append(row)
+        by_slug[row.job.slug].append(row)
+        if row.state is State.RETRYING:
+            turns.append(row.job.next_attempt_at or now)
+    scheduled = sorted_by[State.SCHEDULED]
+    scheduled.sort(key=lambda row: row.job.scheduled_for or 0.0)
+    if scheduled:
+        turns.append(scheduled[0].job.scheduled_for or now)
+    return Snapshot(
+        at=now,
+        standing=stand(settings, now, queue=queue, rows=rows),
+        in_flight=sorted_by[State.CLAIMED],
+        pending=sorted_by[State.PENDING],
+        retrying=sorted_by[State.RETRYING],
+        scheduled=scheduled,
+        failed=sorted_by[State.FAILED][::-1],
+        by_id=by_id,
+        by_slug=by_slug,
+        turns_at=min(turns, default=None),
+    )
+
+
+class _Stop(threading.Event):
+    """As the waker wants it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(timeout)
+
+
+class Keeper:
+    """Keeps the snapshot, from a thread of its own. `changed` is told of every news, in that thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        queue: DiskQueue,
+        changed: Callable[[Sequence[Moment], dict[str, Any] | None], None],
+        restarted: Callable[[int], None],
+    ) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._changed = changed
+        self._restarted = restarted
+        self._history: History = open_history(settings)
+        self._stop = _Stop()
+        self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
+        self._fresh = threading.Condition()
+        self._wanted = 0
+        self._reached = 0
+        self._dirty = True
+        self._stamp: tuple[int, ...] = ()
+        self._looked = 0.0
+        self._not_before = 0.0
+        self._worker_at = 0.0
+        self._figures_at = 0.0
+        self._figures_for = -1
+        self._told: dict[str, Any] | None = None
+        self.latest = 0
+        """The newest moment that readers were told of."""
+        self.under_way: Sequence[Receipt] = ()
+        self.figures = Figures()
+        self.history_problem: str | None = None
+        self.queue_problem: str | None = None
+        self.beat = time.monotonic()
+        """When the thread was last seen at work."""
+        now = time.time()
+        self.snapshot = Snapshot(at=now, standing=stand(settings, now, queue=queue, rows=()))
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._settings.queue_root.mkdir(parents=True, exist_ok=True)
+        self.latest = self._newest()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stop.set()
+
+    def renew(self, within: float = 1.0) -> None:
+        """Something was just changed: wait for a snapshot that shows it, but not for ever."""
+        with self._fresh:
+            self._wanted += 1
+            wanted = self._wanted
+            self._fresh.wait_for(lambda: self._reached >= wanted, timeout=within)
+
+    def status(self) -> dict[str, Any]:
+        """What readers are told whenever it changes; nothing in it moves by time alone."""
+        standing = self.snapshot.standing.as_json()
+        worker = standing["worker"]
+        return {
+            "jobs": standing["jobs"],
+            "worker": None if worker is None else {"pid": worker["pid"], "alive": worker["alive"]},
+            **{key: standing[key] for key in ("paused", "condition", "failure", "dryRun")},
+            "inFlight": self.progress(),
+        }
+
+    def progress(self) -> list[dict[str, Any]]:
+        """How far each job in flight is."""
+        known = {each.job_id: each for each in self.under_way}
+        rows = []
+        for row in self.snapshot.in_flight[:_MOST_MOMENTS]:
+            each = known.get(row.job.id)
+            rows.append(
+                {
+                    "jobId": row.job.id,
+                    "slug": row.job.slug,
+                    "attempt": row.job.attempts,
+                    "phase": each and each.phase,
+                    "done": each.done if each else 0,
+                    "total": each.total if each else 0,
+                }
+            )
+        return rows
+
+    def _run(self) -> None:
+        waker = FolderWaker(self._settings.queue_root, self._notice)
+        while not self._stop.is_set():
+            self.beat = time.monotonic()
+            moments = self._look_at_history()
+            self._look_at_queue()
+            status = self.status()
+            if moments or status != self._told:
+                self._changed(moments, status if status != self._told else None)
+                self._told = status
+            self._count()
+            waker.wait(_GLANCE if self._reached >= self._wanted else 0.01, self._stop)  # type: ignore[arg-type]
+        self._history.close()
+
+    def _notice(self) -> None:
+        self._queue.notice()
+        self._dirty = True
+
+    def _newest(self) -> int:
+        try:
+            newest, _ = self._history.latest()
+        except HistoryUnreadableError:
+            return 0
+        return newest
+
+    def _look_at_history(self) -> Sequence[Moment]:
+        try:
+            moments = self._history.moments(self.latest, _MOST_MOMENTS)
+            if moments:
+                self.latest = moments[-1].id
+            elif self._newest() < self.latest:
+                # The file was put aside and begun anew.
+                self.latest = self._newest()
+                self._restarted(self.latest)
+            self.under_way = self._history.under_way()
+            self.history_problem = None
+        except HistoryUnreadableError as error:
+            self.history_problem = str(error)
+            return ()
+        return moments
+
+    def _look_at_queue(self) -> None:
+        now, tick = time.time(), time.monotonic()
+        stamp = self._seen()
+        turned = self.snapshot.turns_at is not None and self.snapshot.turns_at <= now
+        if stamp != self._stamp or turned or tick - self._looked > _FULL:
+            self._dirty = True
+        wanted = self._wanted
+        if wanted > self._reached or (self._dirty and tick >= self._not_before):
+            self._renew(now, stamp, wanted)
+        elif tick - self._worker_at > _WORKER_EVERY:
+            self._worker_at = tick
+            standing = dataclasses.replace(
+                self.snapshot.standing, worker=holder(self._settings, now), paused=self._queue.paused(now)
+            )
+            self.snapshot = dataclasses.replace(self.snapshot, standing=standing)
+
+    def _renew(self, now: float, stamp: tuple[int, ...], wanted: int) -> None:
+        began = time.monotonic()
+        try:
+            self.snapshot = picture(self._settings, self._queue, now)
+            self.queue_problem = None
+        except OSError as error:
+            self.queue_problem = explained(error)
+        self._stamp = stamp
+        # A second change in the moment of the first moves no stamp.
+        self._dirty = time.time_ns() - max(stamp) < _YOUNG_NS
+        ended = time.monotonic()
+        self._looked = self._worker_at = ended
+        self._not_before = ended + _SHARE * (ended - began)
+        with self._fresh:
+            self._reached = wanted
+            self._fresh.notify_all()
+
+    def _seen(self) -> tuple[int, ...]:
+        root = self._settings.queue_root
+        stamps = []
+        for path in (root, root / ".claimed", root / ".paused"):
+            try:
+                stamps.append(path.stat().st_mtime_ns)
+            except OSError:
+                stamps.append(0)
+        return tuple(stamps)
+
+    def _count(self) -> None:
+        """The figures: every receipt of a month is read for them, so that is done at most once a minute."""
+        if self.latest == self._figures_for or time.monotonic() < self._figures_at:
+            return
+        began = time.monotonic()
+        try:
+            self.figures = figures_of(self._history, time.time())
+        except HistoryUnreadableError as error:
+            self.history_problem = str(error)
+        self._figures_for = self.latest
+        took = time.monotonic() - began
+        # The first receipts of a new site are worth seeing at once.
+        self._figures_at = time.monotonic() + (
+            min(_FIGURES_EVERY, 100 * took) if took < 1 else _FIGURES_EVERY
+        )

@@ -1,0 +1,112 @@
+// Follows what happens: each piece of news has the page's live part fetched anew, and what matters is said aloud.
+// Without it, the pages are the same and stand still.
+(() => {
+  "use strict";
+  const spoken = {
+    "published": "is live",
+    "nochange": "was live already",
+    "dead-lettered": "failed and needs a hand",
+    "nopaths": "failed and needs a hand",
+    "failed": "did not work and will be tried again",
+    "cancelled": "was cancelled",
+  };
+  const names = ["start", ...Object.keys(spoken), "superseded", "quarantined", "revived", "paused", "resumed",
+    "worker-started", "worker-stopped", "flushed", "warning", "snapshot", "status"];
+  const live = () => document.getElementById("live");
+  let timer = 0;
+  let latest = 0;
+  let kept = null;
+  let said = [];
+
+  function refresh() {
+    timer = 0;
+    const part = live();
+    if (part && part.hasAttribute("data-live") && !document.hidden && window.htmx) {
+      latest = Date.now();
+      window.htmx.trigger(part, "news");
+    }
+  }
+
+  function soon() {
+    if (timer) return;
+    const part = live();
+    const least = part && part.hasAttribute("data-slow") ? 10000 : 400;
+    timer = setTimeout(refresh, Math.max(60, latest + least - Date.now()));
+  }
+
+  function say(text) {
+    said.push(text);
+    if (said.length > 1) return;
+    setTimeout(() => {
+      const box = document.getElementById("announce");
+      if (box) box.textContent = said.length > 3 ? `${said.length} posts have changed.` : said.join(" ");
+      said = [];
+    }, 600);
+  }
+
+  function show(state) {
+    const box = document.getElementById("live-state");
+    if (!box) return;
+    box.hidden = false;
+    document.getElementById("live-word").textContent = state;
+  }
+
+  function count(status) {
+    const badge = document.getElementById("failed-count");
+    if (!badge || !status.jobs) return;
+    badge.hidden = !status.jobs.failed;
+    badge.firstChild.textContent = status.jobs.failed;
+  }
+
+  function listen() {
+    if (!document.getElementById("failed-count") || !window.EventSource) return;
+    const source = new EventSource("/events");
+    source.onopen = () => show("live");
+    source.onerror = () => {
+      show("not connected");
+      // Signed out, or the dashboard is gone for good: the page itself will say which.
+      if (source.readyState === EventSource.CLOSED) setTimeout(() => window.location.reload(), 5000);
+    };
+    let first = true;
+    for (const name of names) {
+      source.addEventListener(name, (event) => {
+        let data = {};
+        try { data = JSON.parse(event.data); } catch { return; }
+        if (name === "snapshot" || name === "status") count(data);
+        if (spoken[name] && data.slug) say(`${data.slug} ${spoken[name]}.`);
+        // The page is as young as its first snapshot.
+        if (!(name === "snapshot" && first)) soon();
+        first = false;
+      });
+    }
+    window.addEventListener("pagehide", () => source.close());
+    window.addEventListener("pageshow", (event) => { if (event.persisted) window.location.reload(); });
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) soon(); });
+  }
+
+  // What a person has opened or begun to type stays so when its surroundings are fetched anew.
+  document.addEventListener("htmx:beforeSwap", () => {
+    const part = live();
+    if (!part) return;
+    kept = {
+      open: [...part.querySelectorAll("details[open][id]")].map((each) => each.id),
+      typed: [...part.querySelectorAll("input[id]:not([type=hidden]), select[id]")].map((each) => [each.id, each.value]),
+    };
+  });
+  document.addEventListener("htmx:afterSwap", () => {
+    if (!kept) return;
+    for (const id of kept.open) {
+      const each = document.getElementById(id);
+      if (each) each.open = true;
+    }
+    for (const [id, value] of kept.typed) {
+      const each = document.getElementById(id);
+      if (each) each.value = value;
+    }
+    kept = null;
+  });
+  // Signed out meanwhile: what came is the sign-in page, which has no such part.
+  document.addEventListener("htmx:responseError", () => show("not connected"));
+
+  listen();
+})();
