@@ -1,0 +1,140 @@
+"""The queue where the system refuses what it mostly grants: links, flushes of folders, its lock."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from queue_engines import NOW, Disk
+
+from briter_worker.job import State
+from briter_worker.queues import files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from briter_worker.ports import Batch
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path)
+
+
+def in_flight(disk: Disk) -> Batch:
+    disk.save("a", ["content/a.md"], mine=1)
+    batch = disk.queue.claim(NOW).batch
+    assert batch is not None
+    return batch
+
+
+def refuse_links(monkeypatch: pytest.MonkeyPatch, code: int, when: Callable[[str], bool]) -> None:
+    link = os.link
+
+    def refusing(source: Any, target: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.link
+        if when(os.path.basename(source)):  # noqa: PTH119 - as os.link gets it
+            raise OSError(code, os.strerror(code), str(source))
+        link(source, target, **keys)
+
+    monkeypatch.setattr(os, "link", refusing)
+
+
+@pytest.mark.parametrize("which", ["of-others", "any"])
+def test_a_job_is_given_back_where_links_are_refused(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Of another's file, as under fs.protected_hardlinks; or of any, as on a file system without links."""
+    batch = in_flight(disk)
+    (held,) = (path for path in (disk.root / ".claimed").glob("*.json") if "job0" in path.name)
+    held.chmod(0o604)
+    refuse_links(monkeypatch, errno.EPERM, lambda name: which == "any" or not name.endswith(".tmp"))
+    disk.queue.release(batch, batch.claims)
+    monkeypatch.undo()
+    disk.queue.close(batch)
+    assert disk.rows("a") == [(State.PENDING, ("content/a.md",))]
+    (waiting,) = disk.root.glob("*.json")
+    assert json.loads(waiting.read_bytes())["mine"] == 1
+    assert stat.S_IMODE(waiting.stat().st_mode) == 0o604
+    assert [path.name for path in (disk.root / ".claimed").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("which", ["of-others", "any"])
+def test_a_copy_overwrites_no_newer_save_either(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    batch = in_flight(disk)
+    disk.save("a", ["content/b.md"], created=NOW + 1, name="job00001")
+    refuse_links(monkeypatch, errno.EPERM, lambda name: which == "any" or not name.endswith(".tmp"))
+    disk.queue.release(batch, batch.claims)
+    monkeypatch.undo()
+    disk.queue.close(batch)
+    assert len(list(disk.root.glob("*.json"))) == 2
+    found = disk.queue.claim(NOW + 2).batch
+    assert found is not None
+    assert {path for claim in found.claims for path in claim.job.paths} == {"content/a.md", "content/b.md"}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_disk_that_fails_at_the_link_leaves_the_job_in_flight(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, *, first: bool
+) -> None:
+    batch = in_flight(disk)
+    refuse_links(monkeypatch, errno.EIO, lambda name: first or name.endswith(".tmp"))
+    if not first:
+        refuse_links(monkeypatch, errno.EPERM, lambda name: not name.endswith(".tmp"))
+    with pytest.raises(OSError, match="Input/output error"):
+        disk.queue.release(batch, batch.claims)
+    monkeypatch.undo()
+    assert [state for state, _ in disk.rows("a")] == [State.CLAIMED]
+    disk.queue.release(batch, batch.claims)
+    assert disk.rows("a") == [(State.PENDING, ("content/a.md",))]
+
+
+def refuse_flushes_of_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    fsync = os.fsync
+
+    def refusing(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refusing)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_flushes_its_folders_by_itself_will_do(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    refuse_flushes_of_folders(monkeypatch, code)
+    batch = in_flight(disk)
+    disk.queue.finish(batch, batch.claims)
+    disk.queue.close(batch)
+    assert disk.rows("a") == []
+
+
+def test_a_folder_that_cannot_be_flushed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_flushes_of_folders(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error") as refused:
+        files.sync_folder(tmp_path)
+    assert refused.value.filename == str(tmp_path)
+
+
+def test_a_queue_that_another_process_keeps_to_itself_is_an_error_that_says_so(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = in_flight(disk)
+    monkeypatch.setattr(files, "_PATIENCE", 0.01)
+    with (disk.root / ".claimed" / ".lock").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="another process has been changing the queue") as busy:
+            disk.queue.release(batch, batch.claims)
+    assert busy.value.errno == errno.EBUSY
+    assert [state for state, _ in disk.rows("a")] == [State.CLAIMED]
+    disk.queue.release(batch, batch.claims)
+    assert [state for state, _ in disk.rows("a")] == [State.PENDING]
