@@ -8,6 +8,7 @@ came from the remote), then the index follows, then the files that the CMS has n
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,13 @@ from briter_worker.git.writeback import WriteBack
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from briter_worker.git.moving import Move
     from briter_worker.git.objects import Objects
     from briter_worker.git.site import Site
     from briter_worker.ports import Plan
+
+_SEEN = re.compile(rb"(?:\A|\n)[0-7]{6} ([0-9a-f]+) 0\t([^\0]+)\0  ctime: [1-9]")
+"""An entry of the index with a status: git has seen the file like that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,17 @@ class Adoption:
 
         Raises PublishError when something could not be done; it is done by a later adoption or `heal`.
         """
+        if not self._site.is_checked_out():
+            self._postpone(plan)
+            raise PublishError(
+                Failure.WRONG_BRANCH,
+                f"it is published, but {self._site.branch} is not checked out any more, so that the branch, "
+                "the index and the files were left as they are. They follow by themselves once it is again: "
+                f"git switch {self._site.branch}",
+            )
+        self._take_over(plan, known)
+
+    def _take_over(self, plan: Plan, known: Mapping[str, Entry | None] | None) -> None:
         foreign: dict[str, Difference] = {}
         if known is None:
             foreign = {
@@ -94,6 +110,32 @@ class Adoption:
             if foreign:
                 self._write_back(foreign, kept, plan.new)
 
+    def _postpone(self, plan: Plan) -> None:
+        """Take note of what has to be known when the branch is checked out again.
+
+        Were it moved before, its posts would be in the way of whoever comes back. Its private ref tells that
+        this was pushed; what is in the work tree, where it was merged with the remote's, nothing else does.
+        """
+        tree = self._objects.tree(plan.new)
+        before = read_bases(self._site, self._objects)
+        entries = {path: tree.entry(path) for path in plan.staged}
+        after = before | {
+            path: Base(plan.staged[path])
+            for path, entry in entries.items()
+            if plan.staged[path] != (entry.sha if entry else None)
+        }
+        changes: list[Move] = []
+        if after != before:
+            changes.append((self._site.bases_ref, write_bases(self._commands, after), None))
+        if not plan.dry_run and self._site.ref(self._site.tracking_ref) != plan.new:
+            changes.append((self._site.tracking_ref, plan.new, None))
+        if plan.old != plan.new == self._site.ref(self._site.branch_ref):
+            # It has moved already, and its worker died before the index.
+            unindexed = self._site.ref(self._site.unindexed_ref) or plan.old
+            changes.append((self._site.unindexed_ref, unindexed, None))
+        if changes:
+            self._site.update(*changes)
+
     def _still_needed(self, bases: Bases, plan: Plan) -> Bases:
         """Without those of files that are, in the work tree, what the branch has now."""
         tree = self._objects.tree(plan.new) if bases else None
@@ -112,6 +154,28 @@ class Adoption:
             self._index_differences(old, tip, own=())
             self._site.update((self._site.unindexed_ref, None, None))
 
+    def forget_given_up(self) -> None:
+        """Forget what files started from that a person has had git bring to what the branch has.
+
+        Adoptions leave no status in the index. Where one is, git has found in the file what the index has:
+        somebody gave the edit up, and what is written there since is an edit of that.
+        """
+        bases = read_bases(self._site, self._objects)
+        if not bases:
+            return
+        tree = self._objects.tree(self._site.tips().local)
+        out = self._commands.run(
+            "ls-files", "-z", "--stage", "--debug", "--", *(f":(top,literal){path}" for path in bases)
+        )
+        kept = dict(bases)
+        for version, name in _SEEN.findall(out):
+            path, sha = os.fsdecode(name), version.decode()
+            now = tree.entry(path)
+            if path in bases and sha != bases[path].start and now is not None and now.sha == sha:
+                del kept[path]
+        if kept != bases:
+            self._site.update((self._site.bases_ref, write_bases(self._commands, kept), None))
+
     def differences(self, old: str, new: str) -> dict[str, Difference]:
         """What changed between two commits, by path."""
         return _differences(
@@ -126,7 +190,7 @@ class Adoption:
                 f"it is published, but {self._site.branch} was changed by somebody meanwhile. "
                 f"Fix: git pull --rebase {self._site.remote} {self._site.branch}",
             )
-        changes: list[tuple[str, str | None, str | None]] = []
+        changes: list[Move] = []
         if before != after:
             # First: git moves one after the other, and may be ended in between.
             changes.append((self._site.bases_ref, write_bases(self._commands, after), None))

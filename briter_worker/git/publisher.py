@@ -144,6 +144,8 @@ class GitPublisher:
         late = self._late.copy()
         if not late and not has_late_adoption(self._commands.worktree, site.branch, site.remote):
             return
+        if not site.is_checked_out():
+            return  # somebody is away on another branch, maybe for days
         self._late.clear()
         with site.working() as tips:
             writer = Writer(self._commands, tip=tips.local)
@@ -159,7 +161,9 @@ class GitPublisher:
         self._upkeep.make_way()
         with self._site.working() as tips, Objects(self._commands) as objects:
             with suppress(PublishError):  # whoever holds the index still does; this publication needs none
-                Adoption(self._site, objects).heal()
+                adoption = Adoption(self._site, objects)
+                adoption.heal()
+                adoption.forget_given_up()
             yield tips, objects
 
     def _flush(self, objects: Objects, tips: Tips, now: float) -> str | None:

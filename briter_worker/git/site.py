@@ -190,8 +190,19 @@ class Site:
             and name not in keep
             and now - self._changed(common / name, int(made or 0)) > _OLD_PUSH
         ]
-        if old:
-            self.update(*((name, None, None) for name in old))
+        needed = self._not_adopted() if old else set()
+        if moves := [(name, None, None) for name in old if name not in needed]:
+            self.update(*moves)
+
+    def _not_adopted(self) -> set[str]:
+        """The private refs of what the remote has, and the branch here has not: its person may be away."""
+        here, there = self.ref(self.branch_ref), self.ref(self.tracking_ref)
+        if here is None or there is None:
+            return set()
+        out = self.commands.run(
+            "for-each-ref", "--format=%(refname)", f"--merged={there}", f"--no-merged={here}", PRIVATE
+        )
+        return set(out.decode().splitlines())
 
     def _changed(self, loose: Path, made: float) -> float:
         """When a ref was last written, at the latest; a packed one has only its commit's time."""

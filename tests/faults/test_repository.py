@@ -251,6 +251,19 @@ def test_old_refs_of_dead_workers_are_swept_and_no_others(site: Site, packed: bo
     assert private(site) == [flight, young, conflict]
 
 
+def test_the_ref_of_what_landed_is_kept_for_as_long_as_the_branch_has_not_got_it(site: Site) -> None:
+    landed = site.git("commit-tree", "-p", "main", "-m", "landed", "main^{tree}")
+    ref = f"{refs.PRIVATE}/{'1' * 32}"
+    site.git("update-ref", ref, landed)
+    site.git("update-ref", "refs/remotes/origin/main", landed)
+    long_after = time.time() + 300_000
+    repository(site).tidy(long_after)
+    assert private(site) == [ref]
+    site.git("update-ref", "refs/heads/main", landed)
+    repository(site).tidy(long_after)
+    assert private(site) == []
+
+
 def test_a_branch_that_is_gone_from_the_remote_is_said_to_be_gone(site: Site) -> None:
     site.git("config", "receive.denyDeleteCurrent", "ignore", cwd=site.remote)
     site.git("update-ref", "-d", "refs/heads/main", cwd=site.remote)
