@@ -244,9 +244,16 @@ def hopeless(
             text = f"no plugin handles the type {claim.job.type!r}. Fix: leave type out, or install it"
             outcomes.append(Outcome(claim.key, failure=Failure.UNKNOWN_TYPE, text=text))
         elif claim.attempt > max(max_attempts, claim.job.attempts + 1):
-            text = "the worker died each time it tried this job. Fix: look at its files, save it again"
-            outcomes.append(Outcome(claim.key, failure=Failure.KILLED_WORKER, text=text))
+            outcomes.append(Outcome(claim.key, failure=Failure.KILLED_WORKER, text=_deadly(claim)))
     return outcomes
+
+
+def _deadly(claim: Claim) -> str:
+    deaths = claim.attempt - claim.job.attempts - 1
+    times = "once" if deaths == 1 else f"{deaths} times"
+    besides = f", and {claim.job.attempts} of its attempts failed" if claim.job.attempts else ""
+    what = f"the worker died {times} while it tried this job alone{besides}"
+    return f"{what}. Fix: look at its files, save it again"
 
 
 def _mistake(error: Exception) -> str:

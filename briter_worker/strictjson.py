@@ -7,7 +7,10 @@ import re
 from typing import Any
 
 MAX_BYTES = 1 << 20
-"""A job file larger than this is not read."""
+"""A job file larger than this is not read, unless the worker has written it."""
+MAX_REWRITTEN = 16 << 20
+"""What the worker writes anew grows: by its own keys, by the paths of older saves. That makes no job bad."""
+_REWRITTEN = b'"updatedAt"'
 MAX_DEPTH = 64
 
 Document = dict[str, Any]
@@ -34,7 +37,7 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
         UnreadableJobError: it is not JSON (torn, empty, no UTF-8).
         MalformedJobError: it is, but not as a careful writer writes it (a key twice, NaN, NUL, …).
     """
-    if len(data) > MAX_BYTES:
+    if len(data) > (MAX_REWRITTEN if _REWRITTEN in data else MAX_BYTES):
         raise MalformedJobError(f"the file has {len(data)} bytes; a job file has at most {MAX_BYTES}")
     try:
         text = data.decode("utf-8-sig")
@@ -126,5 +129,12 @@ def encode(document: Any) -> bytes:  # noqa: ANN401 - any JSON value
             return {key: marked(each) for key, each in value.items()}
         return [marked(each) for each in value] if isinstance(value, list) else value
 
-    text = json.dumps(marked(document), ensure_ascii=False, indent=2)
-    return (_SPELLED.sub(lambda found: spellings[int(found.group(1))], text) + "\n").encode()
+    plain = marked(document)
+
+    def spelled(text: str) -> bytes:
+        return (_SPELLED.sub(lambda found: spellings[int(found.group(1))], text) + "\n").encode()
+
+    readable = spelled(json.dumps(plain, ensure_ascii=False, indent=2))
+    if len(readable) <= MAX_BYTES:
+        return readable
+    return spelled(json.dumps(plain, ensure_ascii=False, separators=(",", ":")))

@@ -106,7 +106,7 @@ MEANINGS = {
     Failure.PLUGIN: "A plugin does not let this post through, and says why.",
     Failure.LOST_RACE: "Somebody else pushed first, several times in a row.",
     Failure.UNSETTLED: "A file kept changing while it was read.",
-    Failure.KILLED_WORKER: "The worker died while it published this job, each time it tried.",
+    Failure.KILLED_WORKER: "The worker died while it published this job, time and again.",
     Failure.INTERNAL: "A mistake in the worker itself; please report it.",
     Failure.NETWORK: "The remote cannot be reached.",
     Failure.TIMEOUT: "Git made no progress for `BRITER_GIT_TIMEOUT_MS`.",

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from briter_worker.job import format_time
 from briter_worker.queues import files
 from briter_worker.queues.sighting import Sighting, look
-from briter_worker.strictjson import encode
+from briter_worker.strictjson import MAX_BYTES, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,7 +93,11 @@ class Flight:
     def rewrite(self, held: Held, document: Document) -> Held:
         """The job in flight with another document, durable once its folder is flushed."""
         path = self.claimed / held.name
-        files.replace(path, encode(document), held.stat)
+        data = encode(document)
+        if len(data) > MAX_BYTES and "updatedAt" not in document:
+            # By this it is known as the worker's writing, which may be larger than a writer's.
+            data = encode({**document, "updatedAt": format_time(held.stat.st_mtime)})
+        files.replace(path, data, held.stat)
         return self.read(held.name) or held
 
     def give_back(self, names: Iterable[str]) -> None:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from briter_worker.errors import Failure
 from briter_worker.jobfile import parse_job
 from briter_worker.queues.files import SUFFIX, naming, stem
-from briter_worker.strictjson import MAX_BYTES, Document, MalformedJobError, UnreadableJobError, read_document
+from briter_worker.strictjson import (
+    MAX_REWRITTEN,
+    Document,
+    MalformedJobError,
+    UnreadableJobError,
+    read_document,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,10 +107,10 @@ def _read(path: Path | str) -> tuple[bytes, os.stat_result]:
         if not stat.S_ISREG(found.st_mode):
             return b"", found
         with naming(path):
-            data = os.read(descriptor, min(found.st_size, MAX_BYTES) + 1)
+            data = os.read(descriptor, min(found.st_size, MAX_REWRITTEN) + 1)
             # Should it have grown, or grow from now on, its size will tell: it is read again then.
-            while len(data) != found.st_size and len(data) <= MAX_BYTES:
-                chunk = os.read(descriptor, MAX_BYTES + 1 - len(data))
+            while len(data) != found.st_size and len(data) <= MAX_REWRITTEN:
+                chunk = os.read(descriptor, MAX_REWRITTEN + 1 - len(data))
                 if not chunk:
                     break
                 data += chunk

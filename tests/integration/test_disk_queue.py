@@ -45,6 +45,39 @@ def claimed(disk: Disk, now: float = NOW) -> Batch:
     return batch
 
 
+def large(slug: str, first: int, size: int) -> bytes:
+    """A job of many short paths, nearly as large as a job may be."""
+    paths = [f"p{number}" for number in range(first, first + size // 11)]
+    data = json.dumps({"id": f"{slug}{first}", "slug": slug, "paths": paths}, separators=(",", ":")).encode()
+    assert len(data) < 1 << 20
+    return data
+
+
+def test_a_job_that_is_nearly_too_large_stays_a_job_however_often_it_is_written_anew(disk: Disk) -> None:
+    put(disk, "a.json", large("a", 1_000_000, 1_045_000))
+    batch = claimed(disk)
+    disk.queue.put_off(batch, batch.claims[0], Failure.NETWORK, "\N{SNOWMAN}" * 2_000, NOW)
+    disk.queue.close(batch)
+    batch = claimed(disk, NOW + 1)
+    assert len(batch.claims[0].job.paths) == 1_045_000 // 11
+    disk.queue.bury(batch, batch.claims[0], Failure.NETWORK, "no network")
+    disk.queue.close(batch)
+    assert [job.status.value for job in disk.queue.retry_all(NOW + 2)] == ["pending"]
+    (claim,) = claimed(disk, NOW + 3).claims
+    assert claim.job.id == "a1000000"
+
+
+def test_jobs_that_are_too_large_together_are_one_job_all_the_same(disk: Disk) -> None:
+    put(disk, "a.json", large("a", 1_000_000, 1_000_000), age=20)
+    put(disk, "b.json", large("a", 5_000_000, 1_000_000), age=10)
+    batch = claimed(disk)
+    assert len(batch.claims[0].job.paths) == 2 * (1_000_000 // 11)
+    disk.queue.release(batch, batch.claims)
+    disk.queue.close(batch)
+    (claim,) = claimed(disk, NOW + 1).claims
+    assert len(claim.job.paths) == 2 * (1_000_000 // 11)
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b'{"slug": "a"', b"\xff\xfe{}", b"hello"])
 def test_what_does_not_parse_is_left_alone_for_two_seconds_and_then_put_aside(
     disk: Disk, data: bytes

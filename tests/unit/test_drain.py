@@ -44,6 +44,18 @@ def test_only_deaths_make_a_job_a_killer(attempt: int, attempts: int, word: Fail
     assert [outcome.failure for outcome in found] == ([] if word is None else [word])
 
 
+@pytest.mark.parametrize(
+    ("attempt", "attempts", "said"),
+    [
+        (4, 0, "the worker died 3 times while it tried this job alone. Fix: "),
+        (4, 2, "the worker died once while it tried this job alone, and 2 of its attempts failed. Fix: "),
+    ],
+)
+def test_what_died_and_what_failed_is_told_apart(attempt: int, attempts: int, said: str) -> None:
+    (outcome,) = hopeless([claim(attempt, attempts)], 3)
+    assert outcome.text.startswith(said)
+
+
 def test_a_kind_of_job_that_nobody_handles_is_not_tried() -> None:
     (found,) = hopeless([claim(1, 0, type="newsletter")], 3)
     assert found.failure is Failure.UNKNOWN_TYPE
