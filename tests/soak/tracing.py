@@ -74,6 +74,8 @@ class Call:
     name: str
     number: int
     """Among the calls of this name in this thread, counted from 1."""
+    turn: int
+    """Among the calls of this process that do the same."""
     does: str
     """The call and its paths, without what is random in them."""
     changes: bool
@@ -173,18 +175,26 @@ class Tracer:
         except FileNotFoundError:
             return ""
 
+    def like(self, call: Call) -> Call:
+        """The call that does the same as often in the run that was followed; itself, if there is none."""
+        if not self.said(call.process):
+            return call
+        again = read(self._at / "logs" / call.process, self._root)
+        return next((each for each in again if (each.does, each.turn) == (call.does, call.turn)), call)
+
     def reached(self, call: Call, fault: Fault) -> bool:
         """Whether the fault came over this very call."""
         if fault.sign not in self.said(call.process):
             return False
         again = read(self._at / "logs" / call.process, self._root)
         first = next((each for each in again if (each.name, each.number) == (call.name, call.number)), None)
-        return first is not None and first.does == call.does
+        return first is not None and (first.does, first.turn) == (call.does, call.turn)
 
 
 def read(log: Path, root: Path) -> Iterator[Call]:
     """The calls in a log of strace's, in the order in which they began."""
     counts: dict[tuple[str, str], int] = {}
+    turns: dict[str, int] = {}
     found: list[Call] = []
     open_calls: dict[tuple[str, str], int] = {}
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -198,11 +208,14 @@ def read(log: Path, root: Path) -> Iterator[Call]:
         key = (entry["thread"], entry["name"])
         counts[key] = counts.get(key, 0) + 1
         paths = _paths(entry["name"], entry["rest"])
+        does = f"{entry['name']} {' '.join(_plain(path, root) for path in paths)}".strip()
+        turns[does] = turns.get(does, 0) + 1
         call = Call(
             process=log.name,
             name=entry["name"],
             number=counts[key],
-            does=f"{entry['name']} {' '.join(_plain(path, root) for path in paths)}".strip(),
+            turn=turns[does],
+            does=does,
             changes=_changes(entry["name"], entry["rest"], paths, root),
             paths=tuple(path.removeprefix(f"{root}/") for path in paths),
             begun=float(entry["clock"] or 0),
