@@ -6,6 +6,11 @@ import io
 import os
 import signal
 import sys
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib comes later
 
@@ -16,6 +21,7 @@ def main() -> None:
     _forget_current_folder()
     _fill_standard_descriptors()
     _speak_utf8()
+    _tell_no_secrets()
     # Pydantic would look through every installed package for plugins, which takes longer than the rest of it.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from briter_worker.cli import main as run_command  # noqa: PLC0415 - its imports may open files
@@ -60,6 +66,20 @@ def _speak_utf8() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def _tell_no_secrets() -> None:
+    """A traceback, for whoever asked for it (BRITER_DEBUG), has the texts of libraries' exceptions in it."""
+
+    def show(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+        import traceback  # noqa: PLC0415 - for the rare case
+
+        from briter_worker.errors import paragraphs  # noqa: PLC0415 - as above
+
+        sys.stderr.write(paragraphs("".join(traceback.format_exception(kind, error, trace))))
+
+    sys.excepthook = show
+    threading.excepthook = lambda told: show(told.exc_type, told.exc_value, told.exc_traceback)
 
 
 if __name__ == "__main__":

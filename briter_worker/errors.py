@@ -9,6 +9,10 @@ from __future__ import annotations
 import errno
 import re
 from enum import Enum, StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_TEXT = 2_000
 """The most characters `lastError` may have."""
@@ -186,12 +190,33 @@ _KNOWN_TOKENS = (
     r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
 )
 _ANSI = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
+_LONG = 8
+"""So long a secret is no part of another word by chance."""
 _READ = 4 * MAX_TEXT
 """More than this is not looked at: what is shown is shorter, even where much of it is redacted."""
 
 
+_concealed: tuple[str, ...] = ()
+
+
+def conceal(secrets: Iterable[str]) -> None:
+    """From now on, no text of this process shows these; also when they have been replaced by others."""
+    global _concealed  # noqa: PLW0603 - whoever shows something need not be told whose secrets there are
+    known = {*_concealed, *secrets}
+    if len(known) > len(_concealed):
+        _concealed = tuple(sorted(known, key=len, reverse=True))
+
+
 def redacted(text: str) -> str:
-    """`text` without credentials: userinfo and query strings of URLs, tokens, headers, private keys."""
+    """`text` without credentials: what is known for one, and what looks like one.
+
+    The latter are the userinfo and query strings of URLs, tokens, headers, private keys.
+    """
+    for secret in _concealed:
+        if secret in text:
+            edge = "" if len(secret) >= _LONG else r"\b"
+            start, end = edge if secret[0].isalnum() else "", edge if secret[-1].isalnum() else ""
+            text = re.sub(f"{start}{re.escape(secret)}{end}", "***", text)
     text = re.sub(_URL_USER, "://***@", text)
     text = re.sub(_BARE_USER, "***@", text)
     text = re.sub(_URL_QUERY, lambda found: found["url"] + "?***" if found["query"] else found["url"], text)
@@ -210,6 +235,12 @@ def for_people(text: str) -> str:
     text = "".join(c if c.isprintable() else " " for c in text)
     text = " ".join(redacted(text).split())
     return text if len(text) <= MAX_TEXT and not cut else f"{text[: MAX_TEXT - 2]} …".lstrip()
+
+
+def paragraphs(text: str) -> str:
+    """As `for_people`, of any length, with its lines: a traceback, for whoever asked for it."""
+    text = redacted(re.sub(_ANSI, "", text))
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
 def _beginning(text: str) -> str:

@@ -159,6 +159,7 @@ _HERE = (
         r"index file (?:corrupt|smaller)|bad (?:index|signature)|index uses [^\n]{1,80} extension",
         "cache entry has null sha1",
     ),
+    _cause(Failure.CORRUPT, "correct that line of the file", "bad config line"),
     _cause(
         Failure.CORRUPT,
         "look at what is damaged with git fsck --full, and restore it from the remote or a backup",

@@ -8,6 +8,7 @@ SIGTERM when we die, so that they remove their own lock files.
 
 from __future__ import annotations
 
+import configparser
 import os
 import selectors
 import subprocess
@@ -16,19 +17,20 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import git
 from git.cmd import Git
 
-from briter_worker.errors import Failure, PublishError, Stopped
-from briter_worker.git import causes
+from briter_worker.errors import Failure, PublishError, Stopped, conceal
+from briter_worker.git import causes, configuration
+from briter_worker.git.credentials import LISTED, secrets_in
 from briter_worker.git.ending import await_exit, dying_with_parent, end, until_exit
-from briter_worker.git.environment import environment, parse_helpers
+from briter_worker.git.environment import environment, helpers_of, parsed, proxies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from git.config import GitConfigParser
 
@@ -39,7 +41,6 @@ _LAST_WORDS = 0.5
 """How long a process that has closed its output may take to exit."""
 _LOOK = 1.0
 """How often what runs is looked at, at least."""
-_HELPERS = r"^credential\.(.*\.)?helper$"
 
 
 Process = subprocess.Popen[bytes]
@@ -123,6 +124,8 @@ class Commands:
                     f"{self.worktree} is not the top of a git repository. "
                     "Fix: clone the site there, or point BRITER_GIT_WORKTREE at its clone",
                 ) from error
+            except configparser.Error as error:
+                raise configuration.unreadable(error) from None
             repo.git = self._shell
             self._repo = repo
         return self._repo
@@ -131,13 +134,13 @@ class Commands:
     def config(self) -> GitConfigParser:
         """What git is configured to do here. It is read once until `refresh`, as each reading takes 1 ms."""
         if self._config is None:
-            self._config = self.repo.config_reader()
+            self._config = configuration.read(self.repo)
         return self._config
 
     def refresh(self) -> None:
         """Forget what was read of the configuration, if a person may have changed it since."""
         if self._repo is not None:
-            found = _signature(self._repo)
+            found = configuration.signature(self._repo)
             if found == self._configured and time.monotonic() < self._read_again_at:
                 return
         self._repo = None
@@ -374,33 +377,14 @@ class Commands:
                 hooks=self._hooks,
                 fds=self._fds,
             )
-            self._configured = _signature(self.repo)
+            self._configured = configuration.signature(self.repo)
             self._read_again_at = time.monotonic() + _BELIEVED
             self._environment = make()
+            listed = parsed(self.run("config", "--null", "--get-regexp", LISTED, ok=(0, 1)))
+            conceal(secrets_in([*listed, *proxies()]))
             if self._fds:
-                listed = self.run("config", "--null", "--get-regexp", _HELPERS, ok=(0, 1))
-                self._environment = make(helpers=parse_helpers(listed))
+                self._environment = make(helpers=helpers_of(listed))
         return self._environment
-
-
-def _signature(repo: git.Repo) -> list[tuple[int, int, int] | None]:
-    """What changes with git's configuration; but for files that it includes."""
-    home = Path.home()
-    xdg = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    found: list[tuple[int, int, int] | None] = []
-    for path in (
-        Path(repo.common_dir, "config"),
-        Path(repo.git_dir, "config.worktree"),
-        home / ".gitconfig",
-        xdg / "git" / "config",
-        Path("/etc/gitconfig"),
-    ):
-        try:
-            status = path.stat()
-            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        except OSError:
-            found.append(None)
-    return found
 
 
 def _close(pipe: IO[Any] | None) -> None:

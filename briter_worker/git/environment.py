@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 KEPT = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK"),
     *("LANG", "LC_CTYPE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE"),
-    *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+    *(*_PROXIES, "no_proxy", "NO_PROXY"),
 )
 _SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
 _VARIANTS = ("ssh", "plink", "putty", "tortoiseplink")
@@ -135,7 +135,17 @@ def _variant(ssh: str) -> str:
     return name if name in _VARIANTS else "auto"
 
 
-def parse_helpers(listed: bytes) -> list[Setting]:
+def parsed(listed: bytes) -> list[Setting]:
     """The settings that `git config --null --get-regexp` printed; a key without a value is skipped."""
     pairs = (each.partition("\n") for each in os.fsdecode(listed).split("\0"))
     return [(key, value) for key, given, value in pairs if given]
+
+
+def helpers_of(settings: Iterable[Setting]) -> list[Setting]:
+    """Those of them that name credential helpers."""
+    return [(key, value) for key, value in settings if key.startswith("credential.")]
+
+
+def proxies() -> list[Setting]:
+    """The addresses that git gets by its environment."""
+    return [("http.proxy", os.environ[name]) for name in _PROXIES if name in os.environ]
