@@ -17,8 +17,15 @@ CONDITION = "condition"
 TOPICS = frozenset({PUBLISHED, DEAD_LETTERED, CONDITION})
 _PORTS = {"https": 443, "http": 80}
 _MAX_URL = 2000
-_ALSO_INSIDE = frozenset({ipaddress.ip_address("168.63.129.16")})
-"""Azure's platform: a public number that each of its machines reaches as its own host."""
+_ALSO_INSIDE = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # Azure's platform: a public number that each of its machines reaches as its host
+        # Not all of these are private to every Python.
+        *("0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4"),
+        *("64:ff9b:1::/48", "100::/64", "2001::/23", "3fff::/20", "5f00::/16", "fc00::/7", "fec0::/10"),
+    )
+)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -103,4 +110,5 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
         # Ways to write an IPv4 address as another one; no resolver answers with them.
         if address.ipv4_mapped or address.sixtofour or address.teredo:
             return False
-    return address.is_global and not address.is_multicast and address not in _ALSO_INSIDE
+    inside = address.is_multicast or any(address in network for network in _ALSO_INSIDE)
+    return address.is_global and not inside
