@@ -57,7 +57,7 @@ def tell(text: str) -> None:
     """One line for a person, on standard error."""
     if sys.stderr is not None:
         try:
-            sys.stderr.write(f"briter-worker: {text}\n")
+            sys.stderr.write(f"briter-worker: {for_people(text)}\n")
             sys.stderr.flush()
         except OSError:
             pass
