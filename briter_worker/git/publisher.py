@@ -78,7 +78,7 @@ class GitPublisher:
         """See `ports.Publisher`."""
         with self._looked() as (found, objects):
             tips = found
-            if self.pending_flush():
+            if self.pending_flush() and not self._is_merged(tips):  # else it goes along with the posts
                 self._flush(objects, tips, now)
                 tips = self._site.look()
             writer = Writer(self._commands, tip=tips.local, progress=self._progress)
@@ -180,6 +180,20 @@ class GitPublisher:
             return self._transaction(objects, writer, lambda _: None, now).flush(tips, dry)
         finally:
             writer.give_up()
+
+    def _is_merged(self, tips: Tips) -> bool:
+        """Whether a person has put what the remote has on top of the commits of dry runs.
+
+        Those alone must not be pushed then: they would take the remote's back.
+        """
+        dry = self._site.ref(self._site.dry_run_ref)
+        return (
+            dry is not None
+            and tips.remote is not None
+            and not self._site.is_ancestor(tips.remote, dry)
+            and self._site.is_ancestor(dry, tips.local)
+            and self._site.is_ancestor(tips.remote, tips.local)
+        )
 
     def _transaction(
         self,

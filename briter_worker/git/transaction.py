@@ -127,6 +127,8 @@ class Transaction:
     def flush(self, tips: Tips, dry: str) -> str:
         """Push the commits of dry runs, up to `dry`, and nothing of a person's that came after."""
         ground = Ground(tips, dry)
+        if tips.remote is not None and not self._site.is_ancestor(tips.remote, dry):
+            ground = self._under(dry, tips)  # somebody has fetched: what the remote has must not be lost
         for _ in range(_RACES + 1):
             ref = _private_ref()
             built = self._building.build(ground.along, ground.base, ref)
@@ -149,10 +151,22 @@ class Transaction:
             if pushed is Pushed.DONE:
                 self._adopt_flushed(plan, dry)
                 return plan.new
-            ground = self._catch_up(ground.tips)
-            if ground.base == tips.local:
-                ground = Ground(ground.tips, dry)
+            ground = self._under(dry, ground.tips)
         raise _lost_race()
+
+    def _under(self, dry: str, tips: Tips) -> Ground:
+        """What to push the commits of dry runs on, now that the remote has others."""
+        ground = self._catch_up(tips)
+        if ground.base != ground.tips.local:
+            return ground
+        if not self._site.is_ancestor(str(ground.tips.remote), dry):
+            remote, branch = self._site.remote, self._site.branch
+            raise PublishError(
+                Failure.DIVERGED,
+                f"{branch} has what dry runs committed, merged with what the remote had. The merge is a "
+                f"person's: it goes out with the next post, or by hand. Fix: git push {remote} {branch}",
+            )
+        return Ground(ground.tips, dry)
 
     def _publish(self, items: Sequence[Item], tips: Tips) -> tuple[list[Outcome], Tips]:
         """One push, if nobody else pushes; the outcomes, and the tips after it."""

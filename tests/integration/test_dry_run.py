@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from sites import Site
 
@@ -97,6 +99,74 @@ def test_a_flush_is_put_on_top_of_a_remote_that_moved(site: Site) -> None:
     assert [subject for _, subject in site.remote_log()] == ["Publish a", "Theirs", "Start the site"]
     assert (site.worktree / "theirs.txt").read_text() == "theirs\n"
     assert site.git("status", "--porcelain") == ""
+
+
+def somebody_else_pushes(site: Site, name: str) -> None:
+    other = site.root / name
+    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+    (other / f"{name}.txt").write_text("theirs\n")
+    site.git("add", "-A", cwd=other)
+    site.git("commit", "-qm", f"Theirs: {name}", cwd=other)
+    site.git("push", "-q", cwd=other)
+
+
+def test_a_remote_that_moved_on_and_was_fetched_is_not_overwritten_by_a_flush(site: Site) -> None:
+    dry_publish(site, "a")
+    somebody_else_pushes(site, "one")
+    site.git("fetch", "-q")
+    assert site.run_once().returncode == 0
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Theirs: one", "Start the site"]
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_merge_with_a_remote_that_was_never_fetched_by_its_name_is_not_overwritten_either(
+    site: Site,
+) -> None:
+    dry_publish(site, "a")
+    somebody_else_pushes(site, "one")
+    site.git("pull", "-q", "--no-rebase", "--no-edit", str(site.remote), "main")
+    theirs = site.remote_log()
+    assert "Fix: git push origin main" in site.run_once().of("warning")[0]["error"]
+    assert site.remote_log() == theirs
+
+
+def test_what_a_person_has_merged_goes_out_with_the_next_post(site: Site) -> None:
+    dry_publish(site, "a")
+    somebody_else_pushes(site, "one")
+    site.git("pull", "-q", "--no-rebase", "--no-edit")
+    site.write_post("content/posts/b.md", "b\n")
+    site.save("b", ["content/posts/b.md"])
+    assert site.run_once().of("published")
+    assert site.run_once().names() == ["worker-started", "worker-stopped"]
+    subjects = [subject for _, subject in site.remote_log()]
+    assert {"Publish a", "Publish b", "Theirs: one"} <= set(subjects)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["", "and the remote moves on"])
+def test_what_a_person_has_merged_with_the_remote_is_for_that_person_to_push(
+    site: Site,
+    again: bool,  # noqa: FBT001
+) -> None:
+    dry_publish(site, "a")
+    somebody_else_pushes(site, "one")
+    site.git("pull", "-q", "--no-rebase", "--no-edit")
+    if again:
+        somebody_else_pushes(site, "two")
+    theirs = site.remote_log()
+    for _ in range(2):
+        result = site.run_once()
+        assert site.remote_log() == theirs, "nothing of theirs is overwritten"
+        (warning,) = result.of("warning")
+        assert f"Fix: git {'pull --rebase' if again else 'push'} origin main" in warning["error"]
+    if again:
+        site.git("pull", "-q", "--no-rebase", "--no-edit")
+    site.git("push", "-q", "origin", "main")
+    site.write_post("content/posts/b.md", "b\n")
+    site.save("b", ["content/posts/b.md"])
+    result = site.run_once()
+    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
+    subjects = [subject for _, subject in site.remote_log()]
+    assert {"Publish a", "Publish b", "Theirs: one"} <= set(subjects)
 
 
 def test_a_dry_runs_commit_that_a_person_took_back_is_not_pushed(site: Site) -> None:
