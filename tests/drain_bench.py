@@ -102,6 +102,7 @@ class Bench:
     progress: list[tuple[str, int, int]] = field(default_factory=list)
     stopping: bool = False
     dry_run: bool = False
+    plugins: tuple[object, ...] = ()
     timer: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -115,7 +116,7 @@ class Bench:
             emit=self.tell,
             backoff=Backoff((60.0,)),
             max_attempts=MAX_ATTEMPTS,
-            extensions=Plugins({}),
+            extensions=Plugins({}, self.plugins),
             dry_run=self.dry_run,
             clock=lambda: NOW,
             timer=self.timer,

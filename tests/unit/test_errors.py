@@ -13,6 +13,8 @@ from briter_worker.errors import (
     Kind,
     LockLostError,
     PublishError,
+    RefusedError,
+    SnoozedError,
     explained,
     for_people,
 )
@@ -244,3 +246,14 @@ def test_only_what_no_repetition_helps_is_refused_and_the_surroundings_are_blame
 ) -> None:
     named = [kind for kind, words in KINDS.items() if failure.value in words.split()]
     assert [failure.kind] == (named or [Kind.ENVIRONMENT])
+
+
+def test_what_a_plugin_says_is_safe_to_show_too() -> None:
+    refused = RefusedError(f"see https://u:{CANARY}@h/")
+    assert (refused.failure, refused.text, str(refused)) == (
+        Failure.PLUGIN,
+        "see https://***@h/",
+        "see https://***@h/",
+    )
+    snoozed = SnoozedError(7.0, f"see https://u:{CANARY}@h/")
+    assert (snoozed.until, snoozed.text, str(snoozed)) == (7.0, "see https://***@h/", "see https://***@h/")

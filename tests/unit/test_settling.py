@@ -6,7 +6,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from drain_bench import COMMIT, Bench, plan_of
@@ -19,17 +19,20 @@ from briter_worker.events import (
     DeadLettered,
     Failed,
     Flushed,
+    Handled,
     JobStarted,
     NoChange,
     NoPaths,
     Published,
     Quarantined,
     Revived,
+    Snoozed,
     Superseded,
     Warned,
 )
 from briter_worker.job import Job, State, format_time
-from briter_worker.ports import Claim, Outcome, Request
+from briter_worker.plugins import hookimpl
+from briter_worker.ports import Claim, JobKind, Outcome, Request
 from briter_worker.settling import Tally
 
 if TYPE_CHECKING:
@@ -278,6 +281,109 @@ def test_each_group_of_outcomes_is_a_step_of_the_progress(bench: Bench) -> None:
     bench.publisher.parts = 3
     bench.drain.run()
     assert bench.progress == [("settle", 1, 3), ("settle", 2, 3), ("settle", 3, 3)]
+
+
+# Plugins
+
+
+class Newsletters:
+    """A plugin with a type of job of its own."""
+
+    def __init__(self, **rules: Any) -> None:  # noqa: ANN401 - as JobKind has them
+        self.rules = rules
+        self.sent: list[str] = []
+        self.broken = False
+
+    @hookimpl
+    def job_kinds(self, settings: object) -> dict[str, JobKind]:  # noqa: ARG002 - the hook's signature
+        return {"newsletter": JobKind(self.send, **self.rules)}
+
+    def send(self, job: Job) -> None:
+        if self.broken:
+            raise ConnectionError("no answer")
+        self.sent.append(job.slug)
+
+
+def with_newsletters(bench: Bench, *, broken: bool = False, **rules: object) -> Newsletters:
+    plugin = Newsletters(**rules)
+    plugin.broken = broken
+    bench.plugins = (plugin,)
+    bench.start()
+    return plugin
+
+
+def test_a_job_of_a_plugins_own_type_is_its_plugins_and_not_the_publishers(bench: Bench) -> None:
+    plugin = with_newsletters(bench)
+    bench.disk.save("a", ["content/a.md"], id="one", type="newsletter")
+    bench.disk.save("old", ["content/old.md"], status="failed", failure="network", attempts=3)
+    assert bench.drain.run() == Tally(settled=1)
+    assert plugin.sent == ["a"]
+    assert bench.publisher.published == []
+    (handled,) = bench.events[1:]
+    assert isinstance(handled, Handled)
+    assert replace(handled, duration_ms=0) == Handled(
+        job_id="one", slug="a", attempt=1, dry_run=False, duration_ms=0, kind="newsletter"
+    )
+    assert gone(bench, "a")
+
+
+@pytest.mark.parametrize(
+    ("rules", "attempts", "delay"),
+    [
+        ({}, 0, 60.0),
+        ({"delays": (7.0, 9.0)}, 0, 7.0),
+        ({"delays": (7.0, 9.0)}, 1, 9.0),
+        ({"delays": (7000.0,)}, 0, 60.0),  # further away, it would be taken for a clock that was set back
+        ({"max_attempts": MAX_ATTEMPTS + 2}, MAX_ATTEMPTS, 60.0),
+        ({"max_attempts": 1}, 0, None),
+        ({"delays": (7.0,)}, MAX_ATTEMPTS - 1, None),
+    ],
+)
+def test_a_plugins_type_has_its_own_attempts_and_delays_or_everybodys(
+    bench: Bench, rules: dict[str, object], attempts: int, delay: float | None
+) -> None:
+    with_newsletters(bench, broken=True, **rules)
+    bench.disk.save("a", ["content/a.md"], type="newsletter", attempts=attempts)
+    assert bench.drain.run() == Tally(settled=1, failed=1)
+    last = bench.events[-1]
+    if delay is None:
+        assert isinstance(last, DeadLettered)
+    else:
+        assert isinstance(last, Failed)
+        assert last.retry_at == NOW + delay
+
+
+def test_the_rules_of_a_plugins_type_are_for_no_other(bench: Bench) -> None:
+    with_newsletters(bench, delays=(7.0,), max_attempts=1)
+    bench.save("a")
+    bench.publisher.outcome = lambda each: Outcome(each.key, failure=Failure.LOST_RACE, text="again")
+    bench.drain.run()
+    last = bench.events[-1]
+    assert isinstance(last, Failed)
+    assert last.retry_at == NOW + 60
+
+
+@pytest.mark.parametrize(("wish", "until"), [(NOW + 30, NOW + 30), (NOW + 9_999, NOW + 60)])
+def test_what_a_plugin_puts_off_waits_as_long_as_it_may_and_costs_no_attempt(
+    bench: Bench, wish: float, until: float
+) -> None:
+    bench.disk.save("a", ["content/a.md"], id="one")
+    bench.save("b")
+    bench.publisher.outcome = lambda each: Outcome(each.key, snooze_until=wish, text="not at night")
+    assert bench.drain.run() == Tally(settled=2, failed=2)
+    told = next(event for event in bench.events if isinstance(event, Snoozed) and event.slug == "a")
+    assert replace(told, duration_ms=0) == Snoozed(
+        job_id="one",
+        slug="a",
+        attempt=1,
+        dry_run=False,
+        duration_ms=0,
+        error="not at night",
+        retry_at=until,
+    )
+    document = bench.disk.document("a")
+    assert (document["attempts"], document["nextAttemptAt"]) == (0, format_time(until))
+    assert document["lastError"] == "not at night"
 
 
 # Cancelled while in flight
