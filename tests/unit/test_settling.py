@@ -265,7 +265,7 @@ def test_a_batch_without_hope_is_not_brought_to_the_publisher(bench: Bench) -> N
             4,
             "git-sync",
             Failure.KILLED_WORKER,
-            "the worker died each time it tried this job. Fix: look at its files, save it again",
+            "the worker died 3 times while it tried this job alone. Fix: look at its files, save it again",
         ),
     ],
 )
@@ -294,7 +294,7 @@ class Newsletters:
         self.sent: list[str] = []
         self.broken = False
 
-    @hookimpl
+    @hookimpl  # type: ignore[untyped-decorator]  # pluggy is imported when it is needed
     def job_kinds(self, settings: object) -> dict[str, JobKind]:  # noqa: ARG002 - the hook's signature
         return {"newsletter": JobKind(self.send, **self.rules)}
 
