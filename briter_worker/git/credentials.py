@@ -121,7 +121,8 @@ def _of_user(userinfo: str, *, alone: bool) -> Iterator[str]:
 def _parts(secret: str) -> Iterator[str]:
     """Also by itself, as whoever reads the address otherwise than we do takes a part for a host or a port."""
     yield secret
-    yield from re.split("[/:@?#]", secret)
+    for each in (secret, unquote(secret)):
+        yield from re.split("[/:@?#]", each)
 
 
 def _of_path(parts: list[str]) -> Iterator[str]:

@@ -158,7 +158,7 @@ def test_a_remote_writes_nothing_outside_the_work_tree_nor_into_gits_own_folder(
     elsewhere.mkdir()
     (site.worktree / "link").symlink_to(elsewhere)
     out: dict[str, Any] = {"out.sh": "out"}
-    hostile = {
+    hostile: dict[str, Any] = {
         **dict.fromkeys(("..", ".", "../..", "../site", "a/../..", str(elsewhere), "git~1"), out),
         "../out.sh": "out",
         ".git": {"hooks": out},
