@@ -140,16 +140,12 @@ class Actions:
 def until_of(seconds: int | None, until: str | None) -> float | None:
     """When a pause ends. Raises ProblemError."""
     now = time.time()
-    if seconds is not None and until is not None:
-        raise ProblemError(422, "a pause takes one of seconds and until")
-    if seconds is not None:
-        return now + seconds
-    if until is None:
-        return None
-    try:
-        end = parse_time(until)
-    except ValueError as error:
-        raise ProblemError(422, str(error)) from None
-    if end <= now:
-        raise ProblemError(422, f"{until} is over already")
-    return end
+    ends = [] if seconds is None else [now + seconds]
+    if until is not None:
+        try:
+            ends.append(parse_time(until))
+        except ValueError as error:
+            raise ProblemError(422, str(error)) from None
+        if ends[-1] <= now:
+            raise ProblemError(409, f"{until} is over already")
+    return min(ends, default=None)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 _TEXT = r"^[^\x00-\x1f\x7f]+$"
+_TIME: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
 
 
 class _Model(BaseModel):
@@ -17,8 +18,8 @@ class _Model(BaseModel):
 class Author(_Model):
     """Who wrote the post; git shows it as the commit's author."""
 
-    name: Annotated[str, Field(min_length=1, max_length=500)]
-    email: Annotated[str, Field(min_length=1, max_length=500)]
+    name: Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f<>]+$")]
+    email: Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x20\x7f<>]+$")]
 
 
 class NewJob(BaseModel):
@@ -34,9 +35,11 @@ class NewJob(BaseModel):
         ),
     ]
     message: Annotated[
-        str | None, Field(max_length=100_000, description="The commit message. Absent: `Publish <slug>`.")
+        str | None, Field(max_length=100_000, pattern=r"^[^\x00]*$", description="Absent: `Publish <slug>`.")
     ] = None
-    scheduled_for: Annotated[str | None, Field(description="Held until then (ISO-8601). Absent: now.")] = None
+    scheduled_for: Annotated[
+        str | None, Field(description="Held until then. Absent: now.", json_schema_extra=_TIME)
+    ] = None
     author: Author | None = None
 
 
@@ -173,7 +176,10 @@ class PauseRequest(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
     seconds: Annotated[int | None, Field(ge=1, le=366 * 86400, description="For so long.")] = None
-    until: Annotated[str | None, Field(description="Until then (ISO-8601).")] = None
+    until: Annotated[
+        str | None,
+        Field(description="Until then; with `seconds`, the earlier holds.", json_schema_extra=_TIME),
+    ] = None
     reason: Annotated[str, Field(max_length=500)] = ""
 
 

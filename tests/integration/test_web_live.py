@@ -1,0 +1,196 @@
+"""The live stream: real readers over real connections, across a restart, gone, slow, and at the end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from dashboards import Dashboard, events, serving
+from sites import Site, eventually
+
+from briter_worker.events import Warned
+from briter_worker.sinks.history.recording import Target
+from briter_worker.sinks.history.retention import Retention
+from briter_worker.sinks.history.sink import HistorySink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def dashboard(site: Site) -> Iterator[Dashboard]:
+    with serving(site) as served:
+        yield served
+
+
+def publish(site: Site, slug: str) -> None:
+    site.write_post(f"content/posts/{slug}.md", f"# {slug}\n")
+    site.save(slug, [f"content/posts/{slug}.md"])
+    assert site.run_once().returncode == 0
+
+
+def until(stream: Iterator[tuple[str, int | None, Any]], name: str) -> list[tuple[str, int | None, Any]]:
+    """What comes, up to and with the first event of this name."""
+    found = []
+    for each in stream:
+        found.append(each)
+        if each[0] == name:
+            return found
+    raise AssertionError(found)
+
+
+def happen(site: Site, number: int, size: int = 10) -> None:
+    """Fill the history as a worker does."""
+    sink = HistorySink(
+        site.storage / "history.db",
+        Target("main", "origin", ""),
+        Retention(30, 365),
+        announce=lambda _: None,
+        complain=pytest.fail,
+    )
+    for index in range(number):
+        sink(Warned(error=f"{index} ".ljust(size, "x")))
+    sink.close()
+
+
+def test_a_reader_gets_a_snapshot_then_each_moment_with_its_id(site: Site, dashboard: Dashboard) -> None:
+    with dashboard.api.stream("GET", "/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        stream = events(response)
+        name, number, data = next(stream)
+        assert (name, number) == ("snapshot", 0)
+        assert data["jobs"]["pending"] == 0
+        publish(site, "hello")
+        seen = until(stream, "worker-stopped")
+    ids = [number for _, number, _ in seen if number is not None]
+    assert ids == sorted(set(ids))
+    told = {name: data for name, _, data in seen}
+    assert told["published"]["slug"] == "hello"
+    assert told["published"]["commit"] == site.remote_log()[0][0]
+    assert told["status"]["jobs"]["failed"] == 0
+
+
+def test_who_comes_back_gets_what_it_missed_also_after_a_restart(site: Site) -> None:
+    with serving(site) as first, first.api.stream("GET", "/events") as response:
+        stream = events(response)
+        next(stream)
+        publish(site, "one")
+        last = until(stream, "worker-stopped")[-1][1]
+    publish(site, "two")
+    with serving(site) as second:
+        headers = {"Last-Event-ID": str(last)}
+        with second.api.stream("GET", "/events", headers=headers) as response:
+            stream = events(response)
+            missed = until(stream, "status")
+            names = [name for name, _, _ in missed]
+            assert names[0] == "start"
+            assert "snapshot" not in names
+            assert [data["slug"] for name, _, data in missed if name == "published"] == ["two"]
+            ids = [number for _, number, _ in missed if number is not None]
+            assert ids == list(range(last + 1, last + 1 + len(ids)))  # type: ignore[operator]
+            publish(site, "three")
+            assert until(stream, "published")[-1][2]["slug"] == "three"
+
+
+@pytest.mark.parametrize("last", ["99999", "-1", "x", "9" * 30])
+def test_who_says_nonsense_gets_a_snapshot(site: Site, dashboard: Dashboard, last: str) -> None:
+    happen(site, 3)
+    eventually(lambda: dashboard.json("/api/status")["latest"] == 3)
+    with dashboard.api.stream("GET", "/events", headers={"Last-Event-ID": last}) as response:
+        assert next(events(response))[:2] == ("snapshot", 3)
+
+
+def test_who_was_away_too_long_gets_a_snapshot(site: Site, dashboard: Dashboard) -> None:
+    happen(site, 5200)
+    eventually(lambda: dashboard.json("/api/status")["latest"] == 5200)
+    with dashboard.api.stream("GET", "/events", headers={"Last-Event-ID": "1"}) as response:
+        assert next(events(response))[:2] == ("snapshot", 5200)
+    with dashboard.api.stream("GET", "/events", headers={"Last-Event-ID": "1000"}) as response:
+        stream = events(response)
+        assert [next(stream)[1] for _ in range(4200)] == list(range(1001, 5201))
+
+
+def test_a_history_that_begins_anew_sends_readers_away_to_come_again(
+    site: Site, dashboard: Dashboard
+) -> None:
+    happen(site, 5)
+    eventually(lambda: dashboard.json("/api/status")["latest"] == 5)
+    with dashboard.api.stream("GET", "/events") as response:
+        stream = events(response)
+        next(stream)
+        for file in site.storage.glob("history.db*"):
+            file.unlink()
+        happen(site, 2)
+        list(stream)  # it ends
+    with dashboard.api.stream("GET", "/events", headers={"Last-Event-ID": "5"}) as response:
+        assert next(events(response))[:2] == ("snapshot", 2)
+
+
+def readers(dashboard: Dashboard) -> int:
+    return int(dashboard.json("/api/status")["readers"])
+
+
+def test_a_reader_that_leaves_is_forgotten(dashboard: Dashboard) -> None:
+    with dashboard.api.stream("GET", "/events") as response:
+        stream = events(response)
+        next(stream)
+        assert readers(dashboard) == 1
+    eventually(lambda: readers(dashboard) == 0)
+
+
+def test_a_reader_that_does_not_read_is_dropped_and_holds_up_nobody(site: Site, dashboard: Dashboard) -> None:
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", dashboard.port))
+        slow.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        eventually(lambda: readers(dashboard) == 1)
+        seen = threading.Event()
+
+        def read() -> None:
+            with httpx.stream("GET", f"{dashboard.base}/events", timeout=30) as response:
+                for _, number, _ in events(response):
+                    if number == 6000:
+                        seen.set()
+                        return
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        eventually(lambda: readers(dashboard) == 2)
+        happen(site, 6000, size=1900)
+        assert seen.wait(40), "the other reader gets everything meanwhile"
+        reader.join()
+        eventually(lambda: readers(dashboard) == 0, within=40)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_at_once_when_told_to_with_readers_and_all(
+    dashboard: Dashboard, number: signal.Signals
+) -> None:
+    with dashboard.api.stream("GET", "/events") as response:
+        stream = events(response)
+        next(stream)
+        began = time.monotonic()
+        dashboard.process.send_signal(number)
+        assert list(stream) == []
+        assert dashboard.process.wait(10) == 0
+        assert time.monotonic() - began < 5
+    assert dashboard.process.stderr is not None
+    assert dashboard.process.stderr.read() == ""
+
+
+def test_it_follows_a_worker_that_runs_beside_it(site: Site, dashboard: Dashboard) -> None:
+    with site.running() as worker:
+        eventually(lambda: (dashboard.json("/api/status")["worker"] or {}).get("pid") == worker.pid)
+        site.write_post("content/posts/hello.md", "# Hello\n")
+        made = dashboard.api.post(
+            "/api/jobs", json={"slug": "hello", "paths": ["content/posts/hello.md"]}
+        ).json()
+        eventually(lambda: dashboard.json(f"/api/jobs/{made['id']}")["state"] == "published")
+        worker.terminate()
+        worker.wait(20)
+    eventually(lambda: not (dashboard.json("/api/status")["worker"] or {}).get("alive"))

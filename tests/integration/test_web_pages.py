@@ -1,0 +1,259 @@
+"""The pages: what an editor reads on them, and what becomes of an action, without JavaScript."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from dashboards import Dashboard, serving
+from sites import Site, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PAGES = ("/", "/scheduled", "/failed", "/published", "/figures", "/site")
+NASTY = "<script>alert(1)</script>\"'&"
+TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+
+
+@pytest.fixture
+def dashboard(site: Site) -> Iterator[Dashboard]:
+    with serving(site) as served:
+        yield served
+
+
+def refuse_everything(site: Site, words: str) -> None:
+    """The remote's hook refuses any push, in these words."""
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text(f"#!/bin/sh\ncat <<'END'\n{words}\nEND\nexit 1\n")
+    hook.chmod(0o755)
+
+
+def publish(site: Site, slug: str, **keys: object) -> None:
+    """Save a post, and have it published."""
+    site.write_post(f"content/posts/{slug}.md", f"# {slug}\n")
+    site.save(slug, [f"content/posts/{slug}.md"], **keys)
+    assert site.run_once().returncode in {0, 1}
+
+
+def text_of(page: str) -> str:
+    """What a person reads."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def test_every_page_of_a_new_site_says_what_will_be_there(dashboard: Dashboard) -> None:
+    for path in PAGES:
+        answer = dashboard.page.get(path)
+        assert answer.status_code == 200, path
+        assert 'class="empty' in answer.text, path
+        assert "<h1" in answer.text
+        assert '<html lang="en">' in answer.text
+        assert '<main id="main"' in answer.text
+        assert path == "/" or f'href="{path}" aria-current="page"' in answer.text
+    assert "Everything that was saved is live." in text_of(dashboard.page.get("/").text)
+
+
+def test_every_field_has_a_label_and_every_id_is_used_once(site: Site, dashboard: Dashboard) -> None:
+    site.save("held", ["content/posts/held.md"], scheduledFor=TOMORROW)
+    site.save("bad", ["../outside"])
+    site.run_once()
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["failed"] == 1)
+    for path in (*PAGES, "/post?slug=held"):
+        page = dashboard.page.get(path).text
+        ids = re.findall(r'\bid="([^"]+)"', page)
+        assert len(ids) == len(set(ids)), path
+        for tag in re.findall(r"<(?:input|select)\b[^>]*>", page):
+            if 'type="hidden"' not in tag:
+                found = re.search(r'id="([^"]+)"', tag)
+                assert found, tag
+                assert f'for="{found[1]}"' in page, tag
+        for label in re.findall(r'aria-(?:labelledby|describedby)="([^"]+)"', page):
+            assert label in ids, path
+
+
+def test_no_page_has_inline_script_or_style_and_all_it_loads_is_our_own(dashboard: Dashboard) -> None:
+    for path in PAGES:
+        answer = dashboard.page.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert answer.headers["cache-control"] == "no-store"
+        assert not re.search(r"\sstyle=|\son[a-z]+=|<style|<script(?! src)|javascript:", answer.text)
+        for loaded in re.findall(r'(?:src|href)="([^"#]+)"', answer.text):
+            assert loaded.startswith("/"), loaded
+            if loaded.startswith("/static/"):
+                assert dashboard.page.get(loaded).status_code == 200
+
+
+def test_a_published_post_shows_its_commit_its_page_and_how_long_it_took(site: Site) -> None:
+    links = {
+        "BRITER_COMMIT_HREF_TEMPLATE": "https://example.org/commit/{commit}",
+        "BRITER_PUBLISHED_HREF_TEMPLATE": "https://example.org/{slug}",
+    }
+    site = Site(site.root, links)
+    publish(site, "hello", message="Say hello")
+    commit = site.remote_log()[0][0]
+    with serving(site) as dashboard:
+        for path in ("/published", "/post?slug=hello"):
+            page = dashboard.page.get(path).text
+            assert f'href="https://example.org/commit/{commit}"' in page
+            assert 'href="https://example.org/hello"' in page
+            assert "Say hello" in page
+        assert "live" in text_of(page)
+        found = dashboard.page.get("/published", params={"q": "say HELLO"}).text
+        assert commit in found
+        assert "Nothing matches" in dashboard.page.get("/published", params={"q": "other"}).text
+        assert "<rect" in dashboard.page.get("/figures").text
+
+
+def test_receipts_are_turned_over_page_by_page(site: Site, dashboard: Dashboard) -> None:
+    for number in range(60):
+        site.save(f"post-{number:02}", ["../outside"])
+    site.run_once()
+    first = dashboard.page.get("/published", params={"show": "all"}).text
+    older = re.search(r'<a rel="next" href="([^"]+)"', first)
+    assert older
+    second = dashboard.page.get(html.unescape(older[1])).text
+    shown = re.compile(r'class="post"[^>]*>(post-\d\d)<')
+    assert len(shown.findall(first)) == 50
+    assert len(set(shown.findall(first) + shown.findall(second))) == 60
+
+
+def test_a_refused_post_says_why_and_what_to_do_and_is_retried_from_the_page(
+    site: Site, dashboard: Dashboard
+) -> None:
+    refuse_everything(site, "customers are not to be named")
+    publish(site, "hello")
+    page = dashboard.page.get("/failed").text
+    assert "Not live yet: the remote does not accept this post." in text_of(page)
+    assert "customers are not to be named" in page
+    assert "Fix:" in page
+    (site.remote / "hooks" / "pre-receive").unlink()
+
+    answer = dashboard.act("retry", id=site.job("hello")["id"], back="/failed")
+
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/failed?told=retry"
+    assert "will be tried again" in text_of(dashboard.page.get("/failed?told=retry").text)
+    assert site.job("hello")["status"] == "pending"
+    assert site.run_once().returncode == 0
+    assert "Everything that was saved is live" in text_of(dashboard.page.get("/").text)
+
+
+def test_retry_all_takes_every_dead_letter(site: Site, dashboard: Dashboard) -> None:
+    refuse_everything(site, "no")
+    publish(site, "one")
+    publish(site, "two")
+    assert dashboard.act("retry-all").status_code == 303
+    assert {job["status"] for job in site.jobs()} == {"pending"}
+
+
+def test_a_held_post_is_listed_by_day_soonest_first_and_hurried_or_cancelled(
+    site: Site, dashboard: Dashboard
+) -> None:
+    for days, slug in ((9, "later"), (2, "sooner"), (400, "latest")):
+        when = (datetime.now(UTC) + timedelta(days=days)).replace(hour=12)
+        site.save(slug, [f"content/posts/{slug}.md"], scheduledFor=when.isoformat())
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["scheduled"] == 3)
+    page = dashboard.page.get("/scheduled").text
+    assert re.findall(r'class="post"[^>]*>(\w+)<', page) == ["sooner", "later", "latest"]
+    assert len(re.findall(r'<h2 id="day-', page)) == 3
+
+    assert dashboard.act("publish-now", id="sooner").headers["location"] == "/?told=publish-now"
+    assert dashboard.act("cancel", id="later").headers["location"] == "/?told=cancel"
+
+    assert site.job("sooner").get("scheduledFor") is None
+    assert {job["slug"] for job in site.jobs()} == {"sooner", "latest"}
+    assert re.findall(r'class="post"[^>]*>(\w+)<', dashboard.page.get("/scheduled").text) == ["latest"]
+
+
+def test_a_pause_is_shown_and_ended_from_the_page(site: Site, dashboard: Dashboard) -> None:
+    assert dashboard.act("pause", reason="the printer's deadline", **{"for": "30"}).status_code == 303
+    page = text_of(dashboard.page.get("/").text)
+    assert "Publishing is paused until" in page
+    assert "the printer's deadline" in page
+    site.write_post("content/posts/hello.md", "# Hello\n")
+    site.save("hello", ["content/posts/hello.md"])
+    site.run_once()
+    assert len(site.remote_log()) == 1
+    assert dashboard.act("resume").status_code == 303
+    assert "paused" not in text_of(dashboard.page.get("/").text)
+    assert dashboard.act("pause", **{"for": "1e9"}).status_code == 422
+
+
+def test_what_cannot_be_done_is_said_on_a_page(dashboard: Dashboard) -> None:
+    answer = dashboard.act("retry", id="nobody")
+    assert answer.status_code == 404
+    assert "The queue has no job with the id or slug 'nobody'" in text_of(answer.text)
+    assert dashboard.page.get("/nowhere").status_code == 404
+    assert "There is nothing here" in text_of(dashboard.page.get("/nowhere").text)
+    assert dashboard.page.get("/post?slug=nobody").status_code == 404
+
+
+def test_nothing_that_a_writer_or_the_remote_says_becomes_part_of_the_page(
+    site: Site, dashboard: Dashboard
+) -> None:
+    refuse_everything(site, f"{NASTY} <img src=x onerror=alert(2)>")
+    site.write_post("content/posts/a.md", "# A\n")
+    site.save(NASTY, ["content/posts/a.md"], id=NASTY, message=NASTY, extra=NASTY)
+    site.save(f"b{NASTY}", [f"content/{NASTY}"], scheduledFor=TOMORROW, message=NASTY)
+    site.save(f"c{NASTY}", [f"../{NASTY}"])
+    site.run_once()
+    dashboard.act("pause", reason=NASTY, **{"for": ""})
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["failed"] == 2)
+    addresses: list[tuple[str, dict[str, str]]] = [(path, {}) for path in PAGES]
+    addresses += [("/published", {"show": "all"}), ("/published", {"q": NASTY, "show": "<b>'\""})]
+    addresses += [("/post", {"id": NASTY}), ("/post", {"slug": f"b{NASTY}"})]
+    for path, query in addresses:
+        answer = dashboard.page.get(path, params=query or None)
+        assert answer.status_code == 200, path
+        assert "<script>alert" not in answer.text, path
+        assert "<img" not in answer.text, path
+        for value in re.findall(r'(?:value|href|title|aria-label|hx-get)="([^"]*)"', answer.text):
+            assert not re.search(r"[<>']", value), value
+    assert "&lt;script&gt;" in answer.text
+
+
+@pytest.mark.parametrize("job_id", ["a/b", "..", ".", "a?b=c&d#e", "100%", "ü ñ 漢", "a//b/retry", "%2e%2e"])
+def test_a_job_of_any_name_has_a_page_and_can_be_steered(site: Site, job_id: str, tmp_path: Path) -> None:
+    site.write_post("content/posts/a.md", "# A\n")
+    waiting = site.save("a", ["content/posts/a.md"], id="plain", scheduledFor=TOMORROW)
+    waiting.write_text(waiting.read_text().replace('"plain"', f'"{job_id}"'))
+    with serving(site) as dashboard:
+        link = re.search(r'class="post" href="([^"]+)"', dashboard.page.get("/scheduled").text)
+        assert link
+        page = dashboard.page.get(html.unescape(link[1]))
+        assert page.status_code == 200
+        assert html.escape(job_id) in page.text
+        assert dashboard.act("publish-now", id=job_id).status_code == 303
+    assert site.jobs()[0]["scheduledFor"] is None
+    assert tmp_path.exists()
+
+
+def test_the_site_page_shows_settings_and_what_the_doctor_finds_but_no_secret(site: Site) -> None:
+    with serving(site, BRITER_ALLOWED_PATHS="media") as dashboard:
+        page = dashboard.page.get("/site").text
+        assert "BRITER_ALLOWED_PATHS" in page
+        assert "<td>media</td>" in page
+        assert dashboard.act("examine", back="/site").status_code == 303
+        eventually(lambda: "Looked at" in dashboard.page.get("/site").text)
+        assert 'id="verdict">Yes.' in dashboard.page.get("/site").text
+
+
+def test_the_pages_say_so_when_the_history_cannot_be_read(site: Site) -> None:
+    (site.storage / "history.db").write_bytes(b"this is no database" * 1000)
+    with serving(site) as dashboard:
+        for path in ("/", "/published"):
+            answer = dashboard.page.get(path)
+            assert answer.status_code == 200
+            assert "cannot be read" in answer.text
+        refused = dashboard.api.get("/api/history")
+        assert refused.status_code == 503
+        assert "cannot be read" in refused.json()["detail"]
