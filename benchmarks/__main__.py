@@ -15,6 +15,7 @@ from benchmarks import (
     nested,
     processes,
     queue,
+    sinks,
     start,
 )
 from benchmarks.lab import Scale, laboratory
@@ -28,6 +29,7 @@ _BENCHMARKS = {
     "queue": queue.measure,
     "memory": memory.measure,
     "processes": processes.measure,
+    "sinks": sinks.measure,
     "import": imports.measure,
     "nested": nested.measure,
     "growth": growth.measure,

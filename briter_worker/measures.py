@@ -12,7 +12,7 @@ from briter_worker.standing import stand
 from briter_worker.wiring import open_history, open_queue
 
 try:
-    from briter_worker.sinks.metrics import Measures, Meters, MetricsSink
+    from briter_worker.sinks.metrics import ANY_KIND, Measures, Meters, MetricsSink
 except ImportError as missing:
     raise UsageError("metrics are not installed. Fix: pip install 'briter-worker[metrics]'") from missing
 
@@ -29,6 +29,7 @@ _ENDED = frozenset(
     {"published", "nochange", "nopaths", "failed", "dead-lettered", "snoozed", "handled"}
     | {"cancelled", "superseded", "quarantined"}
 )
+_ANY = frozenset({"handled", "cancelled", "superseded", "quarantined"})
 _AT_ONCE = 1000
 
 
@@ -95,7 +96,8 @@ class Onlooker:
             for moment in moments:
                 if moment.event not in _ENDED:
                     continue
-                self._meters.count(moment.data.get("kind", GIT_SYNC), moment.event)
+                # The history does not tell the type of what a plugin has tried.
+                self._meters.count(ANY_KIND if moment.event in _ANY else GIT_SYNC, moment.event)
                 if moment.event == "published":
                     self._publication(moment.data["jobId"])
             self._seen = moments[-1].id

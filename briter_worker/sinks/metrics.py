@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PHASES = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _WAITS = (0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600, 14_400)
 _FIRST_PHASE = "validate"
-_ANY_KIND = "any"
+ANY_KIND = "any"
 """Of what never came to an attempt, the type is not told."""
 _FRESH = 1.0
 """Seconds for which the site's standing is not looked up anew, however many ask."""
@@ -142,7 +142,7 @@ class MetricsSink:
             self._leave()
 
     def _end(self, event: JobEvent) -> None:
-        self._meters.count(event.kind if isinstance(event, JobOutcome) else _ANY_KIND, event.name)
+        self._meters.count(event.kind if isinstance(event, JobOutcome) else ANY_KIND, event.name)
         started = self._open.pop(event.job_id, None)
         if started is not None and isinstance(event, Published) and not event.dry_run:
             self._meters.wait(self._clock() - max(started.saved_at, started.due_at or 0.0))
