@@ -251,6 +251,10 @@ def healthz(dashboard: Asked) -> Response:
 @router.get("/readyz", response_model=models.Health)
 def readyz(dashboard: Asked) -> Response:
     """Whether the queue can be used. What is wrong is told to those who are signed in: /api/doctor."""
+    if dashboard.keeper.snapshot.is_first and dashboard.keeper.queue_problem is None:
+        raise ProblemError(
+            503, "the queue is being looked at for the first time", headers={"Retry-After": "1"}
+        )
     if ailments(dashboard.settings, time.time(), expect_worker=False) or dashboard.keeper.queue_problem:
         raise ProblemError(503, "the queue cannot be used. Fix: briter-worker doctor, on the server")
     return Json({"status": "ok"})

@@ -53,6 +53,7 @@ class Dashboard:
     def open(self) -> None:
         """Begin to look; in the loop that will serve."""
         self.keeper.start()
+        self.keeper.renew()  # of most queues, the first reader sees all
         self.hub.open(asyncio.get_running_loop(), self.keeper.latest)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from briter_worker.queues.watching import FolderWaker
 from briter_worker.sinks.history.reading import HistoryUnreadableError
 from briter_worker.standing import holder, stand
 from briter_worker.web.plots import Figures, figures_of
-from briter_worker.wiring import open_history
+from briter_worker.wiring import open_history, open_queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +58,8 @@ class Snapshot:
     by_slug: Mapping[str, Sequence[Listed]] = field(default_factory=dict)
     turns_at: float | None = None
     """When a job changes its state by time alone."""
+    is_first: bool = False
+    """Nobody has looked yet: it knows nothing."""
 
     def of(self, state: State) -> Sequence[Listed]:
         """All jobs of a state."""
@@ -118,6 +120,16 @@ def picture(settings: Settings, queue: DiskQueue, now: float) -> Snapshot:
     )
 
 
+def _nothing_known(settings: Settings, now: float) -> Standing:
+    """What can be said before the queue was looked at, which may take its time: who is there, and where."""
+    nowhere = open_queue(dataclasses.replace(settings, queue_root=settings.queue_root / ".none"))
+    return dataclasses.replace(
+        stand(settings, now, queue=nowhere, rows=()),
+        paused=open_queue(settings).paused(now),
+        queue=str(settings.queue_root),
+    )
+
+
 class _Stop(threading.Event):
     """As the waker wants it."""
 
@@ -162,7 +174,7 @@ class Keeper:
         self.beat = time.monotonic()
         """When the thread was last seen at work."""
         now = time.time()
-        self.snapshot = Snapshot(at=now, standing=stand(settings, now, queue=queue, rows=()))
+        self.snapshot = Snapshot(at=now, standing=_nothing_known(settings, now), is_first=True)
 
     def start(self) -> None:
         """Begin to look."""

@@ -111,6 +111,8 @@ def condition(snapshot: Snapshot, problem: str | None) -> Condition:
 def _conditions(snapshot: Snapshot, problem: str | None) -> Iterator[Condition]:
     standing = snapshot.standing
     waiting, again, dead = len(snapshot.pending), len(snapshot.retrying), len(snapshot.failed)
+    if snapshot.is_first and problem is None:
+        yield Condition("busy", "The queue is being looked at", "This page shows it in a moment.")
     if problem is not None:
         yield Condition("bad", "The queue cannot be read", problem)
     if standing.paused is not None:

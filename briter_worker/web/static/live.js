@@ -84,6 +84,24 @@
     document.addEventListener("visibilitychange", () => { if (!document.hidden) soon(); });
   }
 
+  // Where the keyboard is in the live part, said so that it is found in the part's next version.
+  function focused(part) {
+    const each = document.activeElement;
+    if (!each || each === part || !part.contains(each)) return null;
+    if (each.id) return { selector: `#${CSS.escape(each.id)}`, start: each.selectionStart, end: each.selectionEnd };
+    const box = each.closest("[id]").id;
+    const href = each.getAttribute("href");
+    const which = href ? `[href="${CSS.escape(href)}"]` : "";
+    return { selector: `#${CSS.escape(box)} ${each.localName}${which}` };
+  }
+
+  function refocus(place) {
+    const each = place && document.querySelector(place.selector);
+    if (!each || each === document.activeElement) return;
+    each.focus({ preventScroll: true });
+    if (typeof place.start === "number") each.setSelectionRange(place.start, place.end);
+  }
+
   // What a person has opened or begun to type stays so when its surroundings are fetched anew.
   document.addEventListener("htmx:beforeSwap", () => {
     const part = live();
@@ -91,6 +109,7 @@
     kept = {
       open: [...part.querySelectorAll("details[open][id]")].map((each) => each.id),
       typed: [...part.querySelectorAll("input[id]:not([type=hidden]), select[id]")].map((each) => [each.id, each.value]),
+      focus: focused(part),
     };
   });
   document.addEventListener("htmx:afterSwap", () => {
@@ -103,6 +122,7 @@
       const each = document.getElementById(id);
       if (each) each.value = value;
     }
+    refocus(kept.focus);
     kept = null;
   });
   // Signed out meanwhile: what came is the sign-in page, which has no such part.
