@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from briter_worker.git.commits import Writer
     from briter_worker.git.objects import Entry, Objects
-    from briter_worker.git.site import Site
+    from briter_worker.git.site import Site, Tips
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +135,7 @@ class Building:
                     f"{branch} has a commit of a person's ({sha[:10]}) that the remote lacks, and the remote "
                     f"has others. Fix: git pull --rebase {remote} {branch}",
                 )
-            changes = tuple(
-                Change(
-                    path,
-                    each.new.mode if each.new else "",
-                    each.new.sha if each.new else None,
-                    each.old.sha if each.old else None,
-                )
-                for path, each in adoption.differences(parents[0], sha).items()
-            )
+            changes = _changes(adoption.differences(parents[0], sha))
             paths = {change.path for change in changes}
             if any(
                 (by, said) == (author, message) and paths == set(self._touched(there))
@@ -152,6 +144,22 @@ class Building:
                 continue  # it was put there before, by a worker that died before it could say so
             items.append(Item("", "", message, author, changes))
         return items
+
+    def dry_runs_between(self, tips: Tips) -> list[tuple[str, Item]]:
+        """The commits that the remote lacks, oldest first; nothing where one of them is a person's."""
+        out = self._site.commands.run(
+            "rev-list", "--reverse", "--topo-order", "--parents", f"{tips.remote}..{tips.local}"
+        )
+        adoption = Adoption(self._site, self._objects)
+        found: list[tuple[str, Item]] = []
+        for line in out.decode().splitlines():
+            sha, *parents = line.split()
+            header, message = self._commit(sha)
+            if len(parents) != 1 or b"\n" + self._signature not in header:
+                return []
+            changes = _changes(adoption.differences(parents[0], sha))
+            found.append((sha, Item("", "", message, _author(header) or b"", changes)))
+        return found
 
     def landed_as(self, item: Item, old: str, new: str) -> str | None:
         """Our commit of this item among those that came from the remote: a push whose answer was lost."""
@@ -196,6 +204,18 @@ class Building:
         found = self._objects.read(sha)
         header, _, message = found[1].partition(b"\n\n") if found else (b"", b"", b"")
         return header, message
+
+
+def _changes(differences: Mapping[str, Difference]) -> tuple[Change, ...]:
+    return tuple(
+        Change(
+            path,
+            each.new.mode if each.new else "",
+            each.new.sha if each.new else None,
+            each.old.sha if each.old else None,
+        )
+        for path, each in differences.items()
+    )
 
 
 def _author(header: bytes) -> bytes | None:

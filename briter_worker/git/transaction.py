@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, LockLostError, PublishError
 from briter_worker.git.adopt import Adoption
 from briter_worker.git.conflicts import Conflicts
 from briter_worker.git.refs import PRIVATE
+from briter_worker.git.rejection import Rejection, blocked
 from briter_worker.git.remote import UNCERTAIN, Pushed
 from briter_worker.git.site import Tips
 from briter_worker.ports import Outcome, Plan
@@ -129,7 +130,11 @@ class Transaction:
         ground = Ground(tips, dry)
         if tips.remote is not None and not self._site.is_ancestor(tips.remote, dry):
             ground = self._under(dry, tips)  # somebody has fetched: what the remote has must not be lost
-        for _ in range(_RACES + 1):
+        races = 0
+        while races <= _RACES:
+            if ground.base == tips.remote == dry:
+                self._site.update((self._site.dry_run_ref, None, None))
+                return dry  # all that the remote takes of it was pushed one by one
             ref = _private_ref()
             built = self._building.build(ground.along, ground.base, ref)
             if built.conflicts:
@@ -142,17 +147,33 @@ class Transaction:
             except PublishError as failure:
                 if failure.failure is not Failure.REJECTED:
                     raise
-                raise PublishError(
-                    Failure.REMOTE_REFUSED,
-                    f"a dry run has committed what the remote does not take ({plan.new[:10]} or below). "
-                    f"Fix: git reset --keep {self._site.remote}/{self._site.branch} drops what dry runs "
-                    f"committed; save those posts again. {failure.text}",
-                ) from failure
+                tips = self._without_rejected(plan, dry, failure)
+                dry = tips.local
+                ground = Ground(tips, dry)
+                continue
             if pushed is Pushed.DONE:
                 self._adopt_flushed(plan, dry)
                 return plan.new
             ground = self._under(dry, ground.tips)
+            races += 1
         raise _lost_race()
+
+    def _without_rejected(self, plan: Plan, dry: str, failure: PublishError) -> Tips:
+        """The dry runs' commits without the first that the remote rejects."""
+        if plan.old != dry:
+            raise blocked(self._site, plan.new, failure) from failure
+        if plan.new != dry:
+            # They were put on a remote that moved: so they are here, from now on.
+            self.adopt(replace(plan, dry_run=True), None)
+        rejection = Rejection(
+            self._site,
+            self._objects,
+            self._building,
+            push=self._push,
+            adopt=self.adopt,
+            warn=self._warn,
+        )
+        return rejection.leave_out_first(Tips(plan.new, plan.remote), failure)
 
     def _under(self, dry: str, tips: Tips) -> Ground:
         """What to push the commits of dry runs on, now that the remote has others."""

@@ -98,22 +98,43 @@ def test_a_branch_that_is_switched_during_the_push_keeps_its_index_and_its_files
     assert drafts.git("status", "--porcelain") == ""
 
 
-def test_a_persons_commit_during_the_push_is_kept_and_goes_out_with_the_next_post(site: Site) -> None:
-    save(site, "a")
+@pytest.mark.parametrize(
+    ("post", "edited"),
+    [("a", False), ("welcome", False), ("welcome", True)],
+    ids=["a new post", "an edited one", "edited again since"],
+)
+def test_a_persons_commit_during_the_push_is_kept_and_goes_out_with_the_next_post(
+    site: Site,
+    post: str,
+    edited: bool,  # noqa: FBT001
+) -> None:
+    lines = "".join(f"line {number}\n" for number in range(9))
+    site.write_post(f"content/posts/{post}.md", lines)
+    site.save(post, [f"content/posts/{post}.md"])
     person = "git -c user.name=P -c user.email=p@example.org"
     while_pushing(site, f"{person} commit -q --allow-empty -m Theirs")
     result = site.run_once()
-    assert_published(site, result)
+    assert_published(site, result, post)
     assert "Fix: git pull --rebase origin main" in result.of("warning")[0]["error"]
     theirs = site.git("log", "-1", "--format=%s", "main")
     assert theirs == "Theirs", "the branch moved under us, and was left where its owner put it"
-    (site.worktree / "content/posts/a.md").unlink()
-    site.git("pull", "-q", "--rebase", "origin", "main")
     save(site, "b")
+    held = site.run_once(BRITER_WORKER_BACKOFF_MS="60000")
+    assert "Fix: git pull --rebase origin main" in assert_put_off(site, held, Failure.DIVERGED, slug="b")
+    if edited:
+        site.write_post("content/posts/welcome.md", lines + "more\n")
+
+    # As docs/how-to/failed-posts.md has it.
+    site.git("add", "content")
+    site.git("pull", "-q", "--rebase", "--autostash", "origin", "main")
+    site.git("reset", "-q")
+    site.command("retry", "b")
     assert_published(site, site.run_once(**DELAYS), "b")
     assert [subject for _, subject in site.remote_log()] == [
         "Publish b",
         "Theirs",
-        "Publish a",
+        f"Publish {post}",
         "Start the site",
     ]
+    left = "M content/posts/welcome.md" if edited else ""
+    assert site.git("status", "--porcelain") == left

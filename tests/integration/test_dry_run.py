@@ -194,3 +194,99 @@ def test_a_person_who_commits_during_a_dry_run_costs_no_post(site: Site) -> None
     site.run_once()
     assert site.remote_file("content/posts/a.bin") == "A\n"
     assert [subject for _, subject in site.remote_log()].count("Publish a") == 1
+
+
+_REFUSES = """#!/bin/sh
+while read -r old new ref; do
+  git log --format=%s "$old..$new" | grep -q "Publish bad" && { echo "policy: not this one"; exit 1; }
+done
+exit 0
+"""
+
+
+def refuse(site: Site, text: str = _REFUSES) -> None:
+    file = site.remote / "hooks" / "pre-receive"
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+def subjects(site: Site) -> list[str]:
+    return [subject for _, subject in site.remote_log()][::-1]
+
+
+@pytest.mark.parametrize("others", [0, 1, 6])
+@pytest.mark.parametrize("moved", [False, True], ids=["", "and the remote moved"])
+def test_what_a_live_remote_rejects_of_dry_runs_is_left_out_alone_and_kept(
+    site: Site,
+    others: int,
+    moved: bool,  # noqa: FBT001
+) -> None:
+    slugs = [f"a{number}" for number in range(others)]
+    for slug in slugs[: others // 2]:
+        dry_publish(site, slug)
+    bad = dry_publish(site, "bad")
+    for slug in slugs[others // 2 :]:
+        dry_publish(site, slug)
+    if moved:
+        somebody_else_pushes(site, "one")
+    refuse(site)
+
+    result = site.run_once()
+    expected = ["Start the site", *(["Theirs: one"] if moved else []), *(f"Publish {slug}" for slug in slugs)]
+    assert subjects(site) == expected
+    (warning,) = result.of("warning")
+    assert "'Publish bad' is left out" in warning["error"]
+    assert "policy: not this one" in warning["error"]
+    (kept,) = site.git("for-each-ref", "--format=%(objectname)", "refs/briter/rejected").splitlines()
+    assert kept in warning["error"]
+    assert site.git("show", f"{kept}:content/posts/bad.md") == "bad"
+    if not moved:
+        assert kept == bad
+    assert (site.worktree / "content/posts/bad.md").read_text() == "bad\n"
+    assert site.git("status", "--porcelain") == "?? content/posts/bad.md"
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert site.run_once().names() == ["worker-started", "worker-stopped"]
+
+    site.save("bad", ["content/posts/bad.md"], message="Better")
+    assert site.run_once().names() == ["worker-started", "start", "published", "worker-stopped"]
+    assert subjects(site) == [*expected, "Better"]
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_later_dry_run_of_the_rejected_post_goes_out_as_it_was_written(site: Site) -> None:
+    site.write_post("content/posts/welcome.md", "# Welcome\n\nbad\n")
+    site.save("bad", ["content/posts/welcome.md"])
+    site.run_once(**DRY)
+    site.write_post("content/posts/welcome.md", "# Welcome\n\nbetter\n")
+    site.save("good", ["content/posts/welcome.md"])
+    site.run_once(**DRY)
+    refuse(site)
+    dry_publish(site, "b")
+    site.run_once()
+    assert subjects(site) == ["Start the site", "Publish good", "Publish b"]
+    assert site.remote_file("content/posts/welcome.md") == "# Welcome\n\nbetter\n"
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_each_rejected_commit_of_dry_runs_is_left_out_while_posts_wait(site: Site) -> None:
+    for slug in ("bad1", "a", "bad2", "bad3"):
+        dry_publish(site, slug)
+    refuse(site)
+    site.write_post("content/posts/b.md", "b\n")
+    site.save("b", ["content/posts/b.md"])
+    result = site.run_once()
+    assert [event["slug"] for event in result.of("published")] == ["b"]
+    assert len(result.of("warning")) == 3
+    assert subjects(site) == ["Start the site", "Publish a", "Publish b"]
+    assert len(site.git("for-each-ref", "refs/briter/rejected").splitlines()) == 3
+
+
+def test_a_remote_that_rejects_dry_runs_below_a_persons_commit_is_for_that_person(site: Site) -> None:
+    dry_publish(site, "bad")
+    site.git("commit", "-q", "--allow-empty", "-m", "By hand")
+    tip = site.git("rev-parse", "main")
+    refuse(site)
+    (warning,) = site.run_once().of("warning")
+    assert "Fix: git rebase --autostash -i origin/main" in warning["error"]
+    assert site.git("rev-parse", "main") == tip
+    assert subjects(site) == ["Start the site"]
