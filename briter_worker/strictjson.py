@@ -118,7 +118,10 @@ _SPELLED = re.compile(r'"\\u0000(\d+)"')
 
 
 def encode(document: Any) -> bytes:  # noqa: ANN401 - any JSON value
-    """A job file's bytes: readable, the same for the same document, numbers as their writer spelled them."""
+    """A job file's bytes: readable, the same for the same document, numbers as their writer spelled them.
+
+    What a terminal might obey is an escape of the same value, as far as there is room.
+    """
     spellings: list[str] = []
 
     def marked(value: Any) -> Any:  # noqa: ANN401 - any JSON value
@@ -131,10 +134,20 @@ def encode(document: Any) -> bytes:  # noqa: ANN401 - any JSON value
 
     plain = marked(document)
 
-    def spelled(text: str) -> bytes:
-        return (_SPELLED.sub(lambda found: spellings[int(found.group(1))], text) + "\n").encode()
+    def spelled(text: str) -> str:
+        return _SPELLED.sub(lambda found: spellings[int(found.group(1))], text) + "\n"
 
-    readable = spelled(json.dumps(plain, ensure_ascii=False, indent=2))
+    readable = visible(spelled(json.dumps(plain, ensure_ascii=False, indent=2))).encode()
     if len(readable) <= MAX_BYTES:
         return readable
-    return spelled(json.dumps(plain, ensure_ascii=False, separators=(",", ":")))
+    short = spelled(json.dumps(plain, ensure_ascii=False, separators=(",", ":")))
+    seen = visible(short).encode()
+    return seen if len(seen) <= MAX_BYTES else short.encode()
+
+
+def visible(text: str) -> str:
+    """The same JSON, with an escape in place of each character that is no visible one."""
+    if text.replace("\n", "").isprintable():
+        return text
+    text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    return text.replace("\x7f", "\\u007f")

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.errors import for_people
-from briter_worker.strictjson import encode
+from briter_worker.strictjson import encode, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,10 +65,7 @@ def tell(text: str) -> None:
 
 def put_json(value: object) -> None:
     """Print the value as JSON; what a terminal might obey is written as an escape of the same value."""
-    text = encode(value).decode().rstrip("\n")
-    if not text.replace("\n", "").isprintable():
-        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    put(text.replace("\x7f", "\\u007f"))
+    put(visible(encode(value).decode().rstrip("\n")))
 
 
 def put_columns(rows: Iterable[Sequence[str]]) -> None:
