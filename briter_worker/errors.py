@@ -202,7 +202,7 @@ _concealed: tuple[str, ...] = ()
 def conceal(secrets: Iterable[str]) -> None:
     """From now on, no text of this process shows these; also when they have been replaced by others."""
     global _concealed  # noqa: PLW0603 - whoever shows something need not be told whose secrets there are
-    known = {*_concealed, *secrets}
+    known = {*_concealed, *filter(None, secrets)}  # nothing at all is in every text
     if len(known) > len(_concealed):
         _concealed = tuple(sorted(known, key=len, reverse=True))
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from briter_worker.allowlist import Allowlist, PathRefusedError, holds
+from briter_worker.allowlist import Allowlist, PathRefusedError, holds, may_be_checked_out
 from briter_worker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -245,6 +245,33 @@ def test_a_folder_holds_itself_and_what_is_under_it_part_by_part() -> None:
     assert holds("content", "content/a/b")
     assert not holds("content", "content2")
     assert not holds("content/a", "content")
+
+
+@pytest.mark.parametrize("path", ["a", "a/b.md", "a/.gitmodules", "a/.gitattributes", "a b/..c", "été/.x"])
+def test_what_git_would_check_out_may_be_written(path: str) -> None:
+    assert may_be_checked_out(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/a",
+        "a/",
+        "a//b",
+        "./a",
+        "a/./b",
+        "..",
+        "a/../b",
+        ".git",
+        "a/.git/config",
+        ".GIT/x",
+        "git~1",
+        "a/.git.",
+    ],
+)
+def test_what_git_would_not_check_out_is_not_written(path: str) -> None:
+    assert not may_be_checked_out(path)
 
 
 def _accepts(path: str) -> bool:

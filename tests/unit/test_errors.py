@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from briter_worker import errors
 from briter_worker.errors import (
     MAX_TEXT,
     Failure,
@@ -17,6 +18,7 @@ from briter_worker.errors import (
     SnoozedError,
     explained,
     for_people,
+    paragraphs,
 )
 
 CANARY = "cAnArY0123456789abcdef"
@@ -257,3 +259,36 @@ def test_what_a_plugin_says_is_safe_to_show_too() -> None:
     )
     snoozed = SnoozedError(7.0, f"see https://u:{CANARY}@h/")
     assert (snoozed.until, snoozed.text, str(snoozed)) == (7.0, "see https://***@h/", "see https://***@h/")
+
+
+@pytest.fixture
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "_concealed", ())
+
+
+@pytest.mark.usefixtures("_nothing_is_known")
+def test_what_is_known_for_a_secret_is_shown_by_nobody_any_more() -> None:
+    text = "the word sesame-open-9 is in sesame-open-9-and-more, and so is sesame"
+    assert for_people(text) == text
+    errors.conceal(["sesame", "sesame-open-9"])
+    errors.conceal(["sesame-open-9-and-more"])  # the longest first, or its rest would be shown
+    errors.conceal(["sesame"])
+    assert for_people(text) == "the word *** is in ***, and so is ***"
+    assert paragraphs(text) == for_people(text)
+
+
+@pytest.mark.usefixtures("_nothing_is_known")
+def test_a_short_secret_is_no_part_of_another_word() -> None:
+    errors.conceal(["pass", "+x"])
+    assert for_people("to pass a compass, or a+x") == "to *** a compass, or a***"
+
+
+@pytest.mark.usefixtures("_nothing_is_known")
+def test_no_secret_at_all_conceals_nothing() -> None:
+    errors.conceal(["", "sesame-open"])
+    assert for_people("the word sesame-open") == "the word ***"
+
+
+def test_paragraphs_keep_their_lines_and_their_length_and_nothing_else() -> None:
+    text = f"at \x1b[31mhttps://u:{CANARY}@h/\x1b[0m\n  line\t2\u202e\n" + "x" * 5 * MAX_TEXT
+    assert paragraphs(text) == "at https://***@h/\n  line 2 \n" + "x" * 5 * MAX_TEXT
