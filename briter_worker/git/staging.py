@@ -11,7 +11,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import Failure, PublishError
+from briter_worker.errors import Failure, PublishError, explained
 from briter_worker.git.declared import Declared
 from briter_worker.git.folders import Folders, Refused, read_all
 from briter_worker.git.objects import FOLDER, LINK, NESTED, Entry
@@ -109,10 +109,7 @@ class Staging:
         except PublishError as error:
             return error
         except OSError as error:
-            return PublishError(
-                Failure.DISK,
-                f"{path} cannot be read: {error.strerror}. Fix: make it readable for the worker's user",
-            )
+            return PublishError(Failure.DISK, f"{path} cannot be read: {explained(error, where=False)}")
 
     def _read_still(self, path: str, sha: str | None) -> tuple[Entry, tuple[int, ...]]:
         """Read a file that holds still. With `sha`, git has read it; only see that it held still."""
@@ -228,10 +225,20 @@ class Staging:
             if above is not None and above not in draft.gone:
                 draft.rejected[path] = f"it would replace the file {above}; declare that path, too"
                 continue
+            if was is not None and was.is_folder and (stays := self._stays_below(path, draft)):
+                draft.rejected[path] = (
+                    f"it would take the place of a folder in which {stays} stays, as that is on hold, left out or "
+                    "not allowed"
+                )
+                changes = [each for each in changes if not each.path.startswith(f"{path}/")]
+                continue
             changes.append(Change(path, known[0].mode, known[0].sha, base))
         if all(self._is_rejected(draft, declared) for declared in draft.request.paths):
             return Staged(rejected=draft.rejected, failure=Failure.NO_PATHS, text=self._why(draft.rejected))
         return Staged(tuple(changes), draft.rejected, tuple(draft.missing))
+
+    def _stays_below(self, folder: str, draft: Draft) -> str | None:
+        return next((path for path, _ in self._tree.files(folder) if path not in draft.gone), None)
 
     def _is_rejected(self, draft: Draft, declared: str) -> bool:
         return declared in draft.rejected or draft.places.get(declared) in draft.rejected

@@ -235,6 +235,26 @@ def test_an_io_error_under_a_job_file_is_shown_and_the_others_go_on(site: Site) 
     assert_published(site, site.run_once())
 
 
+def test_a_post_that_cannot_be_read_says_what_is_wrong_with_the_disk(site: Site) -> None:
+    save(site, "a", "b")
+    with unreadable() as broken, over(site.worktree / "content/posts/a.md", broken):
+        result = site.run_once()
+        assert [entry["slug"] for entry in result.of("published")] == ["b"]
+        reason = assert_put_off(site, result, Failure.DISK)
+    assert "content/posts/a.md cannot be read: Input/output error. Fix: check the disk" in reason
+
+
+def test_a_limit_that_ends_git_without_a_word_as_it_moves_a_ref_is_the_sites_condition(site: Site) -> None:
+    save(site, "a")
+    git = site.root / "bin" / "git"
+    git.parent.mkdir()
+    limited = 'case " $* " in *" update-ref "*) exec prlimit --fsize=0 /usr/bin/git "$@";; esac'
+    git.write_text(f'#!/bin/sh\n{limited}\nexec /usr/bin/git "$@"\n')
+    git.chmod(0o755)
+    result = site.run_once(PATH=f"{git.parent}:{os.environ['PATH']}")
+    assert "ulimit -f" in assert_put_off(site, result, Failure.DISK)
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [("EIO", "Input/output error"), ("EDQUOT", "Disk quota exceeded")],

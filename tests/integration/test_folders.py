@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
+
+import pytest
+from outcomes import assert_published, assert_refused
+
+from briter_worker.errors import Failure
 
 if TYPE_CHECKING:
     from sites import Site
@@ -40,3 +46,30 @@ def test_a_file_that_takes_a_folders_place_is_a_file_where_modes_are_not_to_be_t
     assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
     assert site.git("ls-tree", "main", "content/posts/note", cwd=site.remote).startswith("100644 blob ")
     site.git("fsck", "--strict", cwd=site.remote)
+
+
+@pytest.mark.parametrize("why", ["on hold", "left out"])
+def test_a_file_does_not_take_the_place_of_a_folder_in_which_another_job_or_person_keeps_something(
+    site: Site, why: str
+) -> None:
+    for name in ("kept", "other"):
+        site.write_post(f"content/posts/note/{name}.md", f"{name}\n")
+    site.git("add", "content")
+    site.git("commit", "--quiet", "--message=A note in a folder of its own")
+    site.git("push", "--quiet")
+    if why == "on hold":
+        site.save("kept", ["content/posts/note/kept.md"], scheduledFor="2999-01-01")
+    else:
+        site.git("update-index", "--skip-worktree", "content/posts/note/kept.md")
+    shutil.rmtree(site.worktree / "content/posts/note")
+    site.write_post("content/posts/note", "A file now\n")
+    site.write_post("content/posts/b.md", "B\n")
+    site.save("note", ["content/posts/note"])
+    site.save("b", ["content/posts/b.md", "content/posts/note"])
+    result = site.run_once()
+    reason = assert_refused(site, result, Failure.NO_PATHS, slug="note")
+    assert "a folder in which content/posts/note/kept.md stays" in reason
+    assert_published(site, result, "b")
+    assert result.of("published")[0]["rejectedPaths"] == ["content/posts/note"]
+    assert site.remote_file("content/posts/note/kept.md") == "kept\n"
+    assert site.remote_file("content/posts/note/other.md") == "other\n"
