@@ -252,6 +252,9 @@ def test_an_odd_repository_is_published_from_or_refused_and_runs_nothing(
         each(site)
     mark.unlink(missing_ok=True)
     save(site)
+    # What git itself looks for in the work tree, it finds in this one.
+    site.write_post(".gitattributes", "*.md text eol=lf\n")
+    (site.worktree / "content/posts/a.md").write_bytes(b"a\r\n")
     result = site.run_once()
     assert bool(result.of("published")) == published, result.stdout
     assert not mark.exists(), mark.read_text()
