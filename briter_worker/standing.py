@@ -154,7 +154,11 @@ def _condition(rows: Sequence[Listed], well: float) -> Listed | None:
         except OSError:
             return 0.0  # it has just moved on
 
-    ill = [row for row in rows if row.state is not State.CLAIMED and is_environment(row.job.failure)]
+    ill = [
+        row
+        for row in rows
+        if row.job.failure and row.state is not State.CLAIMED and is_environment(row.job.failure)
+    ]
     last = max(ill, key=failed_at, default=None)
     return last if last is not None and failed_at(last) > well else None
 

@@ -38,7 +38,13 @@ class Listed:
     job: Job
     """With the paths of the older saves that it will supersede; in flight, with the running attempt."""
     state: State
-    path: Path
+    folder: Path
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """Where its file is. Made when it is asked for: of most of many jobs it never is."""
+        return self.folder / self.name
 
     @property
     def document(self) -> Document:
@@ -82,17 +88,17 @@ class Steering:
         waiting = [self._effective(names) for names in self._index.pending.values()]
         in_flight = {(listed.job.id, listed.job.slug, listed.job.created_at) for listed in claimed}
         rest = [
-            Listed(job, job.state(now), self._flight.root / name)
+            Listed(job, job.state(now), self._flight.root, name)
             for job, name in waiting
             if (job.id, job.slug, job.created_at) not in in_flight
         ]
-        rest.sort(key=lambda row: (row.job.due_at(now, float("inf")), row.job.created_at, row.path))
+        rest.sort(key=lambda row: (row.job.due_at(now, float("inf")), row.job.created_at, row.name))
         dead = [
-            Listed(self._index.job(name), State.FAILED, self._flight.root / name)
+            Listed(self._index.job(name), State.FAILED, self._flight.root, name)
             for names in self._index.failed.values()
             for name in names
         ]
-        dead.sort(key=lambda row: (row.job.created_at, row.path))
+        dead.sort(key=lambda row: (row.job.created_at, row.name))
         return [*claimed, *rest, *dead]
 
     def find(self, wanted: str, now: float) -> list[Listed]:
@@ -128,7 +134,7 @@ class Steering:
         if not chosen:
             text = f"{wanted!r} is not on hold: it is {rows[0].state.value}"
             raise SteeringError(f"{text}; use retry" if rows[0].state is State.FAILED else text)
-        taken = self._take([row.path.name for row in chosen])
+        taken = self._take([row.name for row in chosen])
         jobs = []
         for held in taken:
             job = held.job
@@ -154,13 +160,13 @@ class Steering:
         rows = self._existing(wanted, now)
         asked = [row for row in rows if row.state is State.CLAIMED]
         for row in asked:
-            self._flight.mark(row.path.name)
+            self._flight.mark(row.name)
         chosen = [row for row in rows if row.state is not State.CLAIMED]
         if not chosen:
             return Cancellation(asked=tuple(row.job for row in asked))
         names = []
         for row in chosen:
-            names += [row.path.name] if row.state is State.FAILED else self._index.pending[row.job.slug]
+            names += [row.name] if row.state is State.FAILED else self._index.pending[row.job.slug]
         taken = self._take(names)
         self._flight.drop(held.name for held in taken)
         if not taken:
@@ -178,7 +184,7 @@ class Steering:
         return rows
 
     def _retry(self, rows: list[Listed], now: float) -> list[Job]:
-        taken = self._take([row.path.name for row in rows])
+        taken = self._take([row.name for row in rows])
         jobs = []
         for held in taken:
             document = rewritten(held.document, status=Status.PENDING, attempts=0, now=now)
@@ -212,7 +218,7 @@ class Steering:
             held = self._flight.read(name)
             if held is not None:
                 job = dataclasses.replace(held.job, attempts=attempts.get(name, held.job.attempts))
-                found.append(Listed(job, State.CLAIMED, self._flight.claimed / name))
+                found.append(Listed(job, State.CLAIMED, self._flight.claimed, name))
         return found
 
     def _effective(self, names: list[str]) -> tuple[Job, str]:

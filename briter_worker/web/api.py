@@ -84,7 +84,7 @@ def jobs(
     order = [State.CLAIMED, State.PENDING, State.RETRYING, State.SCHEDULED, State.FAILED]
     parts = [snapshot.of(each) for each in order if each in states]
     if slug is not None:
-        known = snapshot.by_slug.get(slug, ())
+        known = snapshot.of_slug(slug)
         parts = [[row for row in known if row.state in states]]
     total = sum(map(len, parts))
     rows = _slice(parts, offset, limit)

@@ -138,7 +138,7 @@ def post(request: Request, dashboard: Asked, id: Text = "", slug: Text = "") -> 
     wanted = id or slug
     rows = dashboard.keeper.snapshot.find(wanted) if wanted else ()
     if not id:
-        rows = dashboard.keeper.snapshot.by_slug.get(slug, ())
+        rows = dashboard.keeper.snapshot.of_slug(slug)
 
     def ask(history: History) -> list[Receipt]:
         found = history.attempts(id) if id else []

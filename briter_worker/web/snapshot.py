@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +53,8 @@ class Snapshot:
     """Soonest first."""
     failed: Sequence[Listed] = ()
     """The latest save first."""
-    by_id: Mapping[str, Sequence[Listed]] = field(default_factory=dict)
-    by_slug: Mapping[str, Sequence[Listed]] = field(default_factory=dict)
+    by_id: Mapping[str, Listed | list[Listed]] = field(default_factory=dict)
+    by_slug: Mapping[str, Listed | list[Listed]] = field(default_factory=dict)
     turns_at: float | None = None
     """When a job changes its state by time alone."""
     is_first: bool = False
@@ -73,8 +72,11 @@ class Snapshot:
 
     def find(self, wanted: str) -> Sequence[Listed]:
         """The jobs of this id, else those of this slug, the newest save first."""
-        rows = self.by_id.get(wanted) or self.by_slug.get(wanted) or ()
-        return sorted(rows, key=lambda row: row.job.created_at, reverse=True)
+        return _newest_first(self.by_id.get(wanted) or self.by_slug.get(wanted))
+
+    def of_slug(self, slug: str) -> Sequence[Listed]:
+        """The jobs of this slug, the newest save first."""
+        return _newest_first(self.by_slug.get(slug))
 
     def standing_at(self, now: float) -> Standing:
         """Its standing, with ages and waits as of `now`."""
@@ -89,17 +91,33 @@ class Snapshot:
         )
 
 
+def _newest_first(found: Listed | list[Listed] | None) -> Sequence[Listed]:
+    if found is None:
+        return ()
+    rows = found if isinstance(found, list) else [found]
+    return sorted(rows, key=lambda row: row.job.created_at, reverse=True)
+
+
+def _file(place: dict[str, Listed | list[Listed]], key: str, row: Listed) -> None:
+    """Nearly every job is the only one of its slug: of a hundred thousand lists, none is made."""
+    known = place.setdefault(key, row)
+    if isinstance(known, list):
+        known.append(row)
+    elif known is not row:
+        place[key] = [known, row]
+
+
 def picture(settings: Settings, queue: DiskQueue, now: float) -> Snapshot:
     """Look at the whole queue."""
     rows = queue.jobs(now)
     sorted_by: dict[State, list[Listed]] = {state: [] for state in State}
-    by_id: dict[str, list[Listed]] = defaultdict(list)
-    by_slug: dict[str, list[Listed]] = defaultdict(list)
+    by_id: dict[str, Listed | list[Listed]] = {}
+    by_slug: dict[str, Listed | list[Listed]] = {}
     turns = []
     for row in rows:
         sorted_by[row.state].append(row)
-        by_id[row.job.id].append(row)
-        by_slug[row.job.slug].append(row)
+        _file(by_id, row.job.id, row)
+        _file(by_slug, row.job.slug, row)
         if row.state is State.RETRYING:
             turns.append(row.job.next_attempt_at or now)
     scheduled = sorted_by[State.SCHEDULED]
