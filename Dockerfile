@@ -11,7 +11,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY briter_worker ./briter_worker
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir wheels . \
  && pip --python /opt/briter-worker/bin/python install --no-cache-dir --disable-pip-version-check \
-    --constraint constraints.txt wheels/*.whl
+    --constraint constraints.txt "$(echo wheels/*.whl)[metrics,web,webhooks]"
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update \

@@ -1,7 +1,7 @@
 """What every reader sees: the queue and what is under way, looked at by one thread, however many read.
 
-A page never waits for the disk. The thread looks when the folder or the history has changed, and never works
-more than a fifth of the time: with very many jobs, the picture is some seconds old instead.
+A page never waits for the disk. The thread looks when the folder or the history has changed, and leaves the
+processor to others most of the time: with very many jobs, the picture is some seconds old instead.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from briter_worker.standing import Standing
 
 _GLANCE = 0.2
-_SHARE = 4.0
-"""After a look that took a second, so many seconds pass before the next one."""
+_SHARE = 3.0
+"""After a look that cost a second of the processor, so many seconds pass before the next one."""
+_MOST_APART = 10.0
 _FULL = 60.0
 """A file that was written in place moves no time stamp."""
 _YOUNG_NS = 100_000_000
@@ -298,7 +299,7 @@ class Keeper:
             self.snapshot = dataclasses.replace(self.snapshot, standing=standing)
 
     def _renew(self, now: float, stamp: tuple[int, ...], wanted: int) -> None:
-        began = time.monotonic()
+        began = time.thread_time()
         try:
             self.snapshot = picture(self._settings, self._queue, now)
             self.queue_problem = None
@@ -307,9 +308,8 @@ class Keeper:
         self._stamp = stamp
         # A second change in the moment of the first moves no stamp.
         self._dirty = time.time_ns() - max(stamp) < _YOUNG_NS
-        ended = time.monotonic()
-        self._looked = self._worker_at = ended
-        self._not_before = ended + _SHARE * (ended - began)
+        self._looked = self._worker_at = time.monotonic()
+        self._not_before = self._looked + min(_MOST_APART, _SHARE * (time.thread_time() - began))
         with self._fresh:
             self._reached = wanted
             self._fresh.notify_all()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import yaml
+from dashboards import TOKEN, serving
 from machine import provide, unavailable
 from sites import Site, eventually, lines_of
 
@@ -34,6 +35,8 @@ CONTRACT = {
     *("BRITER_WORKER_BACKOFF_MS", "BRITER_WORKER_BACKOFF_JITTER", "BRITER_WORKER_LOCK_STALE_MS"),
     *("BRITER_WORKER_SHUTDOWN_TIMEOUT_MS", "BRITER_WORKER_MAX_FILE_BYTES"),
     "BRITER_PUBLISHED_HREF_TEMPLATE",
+    *("BRITER_COMMIT_HREF_TEMPLATE", "BRITER_DASHBOARD_HOST", "BRITER_DASHBOARD_PORT"),
+    "BRITER_DASHBOARD_TOKEN",
 }
 
 
@@ -152,6 +155,27 @@ def test_the_cron_service_drains_once_and_is_healthy_without_a_daemon(site: Site
     live = site.command(*command, **_environment(cron) | {"BRITER_WORKER_DRY_RUN": "false"})
     assert live.returncode == 0, live.stderr
     assert site.remote_file("content/posts/hello.md") == "# Hello\n"
+
+
+def test_the_dashboard_is_no_freer_than_the_worker_and_does_not_start_without_a_token(site: Site) -> None:
+    dashboard, worker = _compose()["services"]["dashboard"], _services()["worker"]
+    for key in ("image", "volumes", "read_only", "cap_drop", "security_opt", "tmpfs"):
+        assert dashboard[key] == worker[key]
+    (port,) = dashboard["ports"]
+    assert port == "127.0.0.1:8320:8320", "it is published on this machine only"
+    command = _by_hand([*json.loads(_last("ENTRYPOINT")), *dashboard["command"]])
+    env = _environment(dashboard)
+    assert env["BRITER_DASHBOARD_TOKEN"] == ""
+    refused = site.command(*command, **env)
+    assert refused.returncode == 2
+    assert "BRITER_DASHBOARD_TOKEN" in refused.stderr
+    with serving(site, *command[1:], token=TOKEN) as running:
+        assert running.api.get("/healthz").status_code == 200
+
+
+def test_the_image_has_what_its_commands_need() -> None:
+    installed = next(rest for word, rest in _instructions() if word == "RUN" and "wheels/*.whl" in rest)
+    assert "[metrics,web,webhooks]" in installed
 
 
 def test_the_health_check_passes_beside_a_running_worker(site: Site) -> None:
