@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 
 from benchmarks import (
     drain,
@@ -13,17 +14,20 @@ from benchmarks import (
     latency,
     memory,
     nested,
+    network,
     processes,
     queue,
+    shown,
     sinks,
     start,
 )
-from benchmarks.lab import Scale, laboratory
+from benchmarks.lab import PROJECT, Scale, laboratory, say
 from benchmarks.report import Section, machine, write
 
 _BENCHMARKS = {
     "drain": drain.measure,
     "latency": latency.measure,
+    "network": network.measure,
     "start": start.measure,
     "held": held.measure,
     "queue": queue.measure,
@@ -37,21 +41,37 @@ _BENCHMARKS = {
 
 
 def main() -> int:
-    """Measure what was asked for; 1 when a target is missed."""
+    """Measure what was asked for; 1 when a target is missed, or with `show --check` a file is behind."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("what", choices=[*_BENCHMARKS, "all"])
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions: about a minute each")
+    parser.add_argument("what", choices=[*_BENCHMARKS, "all", "show"])
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer: all in about two minutes")
+    parser.add_argument(
+        "--check", action="store_true", help="of show: write nothing, 1 when a file is behind"
+    )
     asked = parser.parse_args()
+    if asked.what == "show":
+        return _show(check=asked.check)
     names = list(_BENCHMARKS) if asked.what == "all" else [asked.what]
     about = machine()
     sections: list[Section] = []
     with laboratory(Scale(quick=asked.quick)) as lab:
         for name in names:
+            began = time.monotonic()
             sections.append(_BENCHMARKS[name](lab))
+            say(f"{name} took {time.monotonic() - began:.0f} s")
             print(sections[-1].plain(), flush=True)
     for file in write(asked.what + ("-quick" if asked.quick else ""), sections, about):
         print(f"    written: benchmarks/results/{file.name}")
+    if asked.what == "all":
+        _show(check=False)
     return 0 if all(check.met for section in sections for check in section.checks) else 1
+
+
+def _show(*, check: bool) -> int:
+    files = shown.behind() if check else shown.show()
+    for file in files:
+        print(f"    {'behind, run scripts/bench show' if check else 'written'}: {file.relative_to(PROJECT)}")
+    return 1 if check and files else 0
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.lab import daemon, say, wait_for
-from benchmarks.report import Check, Section, Series
+from benchmarks.report import Check, Plot, Section, Series
 
 if TYPE_CHECKING:
     from benchmarks.lab import Lab, Site
@@ -17,11 +17,12 @@ published, so that the service never rests; then nothing for a while. Packs and 
 `git count-objects -v`."""
 _POSTS = 100
 _REST = 90.0
+_LOOK = 20
 
 
 def measure(lab: Lab) -> Section:
     """See `_WHAT`."""
-    saves = 400 if lab.scale.quick else 10_000
+    saves = 200 if lab.scale.quick else 10_000
     packs: list[float] = []
     loose: list[float] = []
     with lab.site(_POSTS) as site, daemon(site) as process:
@@ -31,7 +32,7 @@ def measure(lab: Lab) -> Section:
             partial = site.save(number % _POSTS)
             partial.rename(partial.with_suffix(".json"))
             wait_for(process, "published")
-            if number % 20 == 0:
+            if number % _LOOK == 0:
                 _count(site, packs, loose)
         say("growth, at rest")
         deadline = time.monotonic() + _REST
@@ -54,7 +55,23 @@ def measure(lab: Lab) -> Section:
             Series("packs after a rest", "", rested[-1:]),
             Series("size of all packs", "MiB", [size]),
         ],
+        plots=[
+            Plot(
+                "bench-growth",
+                "What the site's repository keeps while it never rests",
+                "publications",
+                "number",
+                {
+                    "packs": _every(packs),
+                    "loose objects": _every(loose[: len(packs)]),
+                },
+            )
+        ],
     )
+
+
+def _every(counted: list[float]) -> list[tuple[float, float]]:
+    return [(_LOOK * number, value) for number, value in enumerate(counted)]
 
 
 def _count(site: Site, packs: list[float], loose: list[float]) -> None:

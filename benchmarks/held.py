@@ -9,58 +9,97 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.lab import daemon, memory_of, say, timed, worker
-from benchmarks.report import Check, Section, Series, ratio
+from benchmarks.report import Check, Plot, Section, Series, ratio
 
 if TYPE_CHECKING:
     from benchmarks.lab import Lab, Site
 
 _WHAT = """\
-{jobs:,} jobs on hold, the worker as a service, the folder polled each second for {seconds} s after it had \
-read them all. The cold start is `run --once` with these jobs, less an empty one, beside reading and parsing \
-the files in plain Python."""
+Jobs on hold, the worker as a service, the folder polled each second for {seconds} s after it had read them \
+all. Where the kernel tells of every write, all files are looked at once in five minutes; a fifth of such a \
+look is counted as part of a minute. The cold start is `run --once` with these jobs, less an empty one, \
+beside reading and parsing the files in plain Python, in turns."""
 _POSTS = 100
 _TICK = os.sysconf("SC_CLK_TCK")
 _SETTLED = 0.05
 _LONGEST = 60.0
+_LOOKS_PER_MINUTE = 1 / 5
 
 
 def measure(lab: Lab) -> Section:
     """See `_WHAT`."""
-    seconds = 10 if lab.scale.quick else 60
-    jobs = 20_000 if lab.scale.quick else 100_000
+    seconds = 5 if lab.scale.quick else 60
+    counts = (0, 1_000, 5_000) if lab.scale.quick else (0, 1_000, 10_000, 100_000)
+    jobs = counts[-1]
+    idle: dict[int, float] = {}
+    memory: dict[int, float] = {}
+    cold: list[float] = []
+    plain: list[float] = []
     with lab.site(_POSTS) as site:
-        empty = [timed(worker("run", "--once"), site.root, site.environment()) for _ in range(3)]
-        say(f"held, writing {jobs:,} jobs")
-        for number in range(jobs):
-            partial = site.save(number, scheduledFor="2100-01-01T00:00:00Z")
-            partial.rename(partial.with_suffix(".json"))
-        os.sync()
+        there = 0
+        for count in counts:
+            say(f"held, {count:,} jobs")
+            for number in range(there, count):
+                partial = site.save(number, scheduledFor="2100-01-01T00:00:00Z")
+                partial.rename(partial.with_suffix(".json"))
+            there = count
+            os.sync()
+            idle[count], look, memory[count], peak = _watched(site, seconds if count == jobs else seconds / 3)
         say("held, cold starts")
-        full = [timed(worker("run", "--once"), site.root, site.environment()) for _ in range(3)]
-        cold = [a - b for a, b in zip(full, empty, strict=True)]
-        plain = [_read_all(site) for _ in range(3)]
-        with daemon(site, BRITER_WORKER_POLL_INTERVAL_MS="1000") as process:
-            settle(process.pid)
-            say(f"held, watching for {seconds} s")
-            before, began = _cpu(process.pid), time.perf_counter()
-            time.sleep(seconds)
-            minute = 60 * (_cpu(process.pid) - before) / (time.perf_counter() - began)
-            memory = memory_of(process.pid, "VmRSS")
-            peak = memory_of(process.pid, "VmHWM")
+        nowhere = site.environment(BRITER_QUEUE_ROOT=str(site.root / "empty"))
+        for _ in range(3 if lab.scale.quick else 5):
+            full = timed(worker("run", "--once"), site.root, site.environment())
+            cold.append(1000 * (full - timed(worker("run", "--once"), site.root, nowhere)))
+            plain.append(1000 * _read_all(site))
     return Section(
         f"Held: {jobs:,} jobs, polled each second",
-        _WHAT.format(jobs=jobs, seconds=seconds),
+        _WHAT.format(seconds=seconds),
         [
-            Check("processor time of an idle minute", minute, " s", 0.5),
-            Check("resident memory", memory, " MiB", 200),
-            Check("cold start, of reading and json.loads", ratio(cold, plain), "×", 3),
+            Check("processor time of an idle minute", idle[jobs], " s", 0.5, headline=True),
+            Check("resident memory", memory[jobs], " MiB", 200, headline=True),
+            Check("cold start, of reading and json.loads", ratio(cold, plain), "×", 3, headline=True),
         ],
         [
-            Series("cold start", "ms", [1000 * each for each in cold]),
-            Series("reading and json.loads", "ms", [1000 * each for each in plain]),
+            Series("cold start", "ms", cold),
+            Series("reading and json.loads", "ms", plain),
+            Series("a look at all files, processor time", "ms", [1000 * look]),
             Series("resident memory at most", "MiB", [peak]),
+            *(Series(f"an idle minute, {count:,} on hold", "s", [value]) for count, value in idle.items()),
+            *(Series(f"resident, {count:,} on hold", "MiB", [value]) for count, value in memory.items()),
+        ],
+        plots=[
+            Plot(
+                "bench-idle",
+                "What an idle minute costs",
+                "jobs on hold",
+                "seconds of processor time",
+                {"the worker, polling each second": list(idle.items())},
+            ),
+            Plot(
+                "bench-held-memory",
+                "Memory of a service at rest",
+                "jobs on hold",
+                "MiB resident",
+                {"the worker": list(memory.items())},
+            ),
         ],
     )
+
+
+def _watched(site: Site, seconds: float) -> tuple[float, float, float, float]:
+    """Of a service at rest: processor seconds a minute and for a look at all files, MiB now and at most."""
+    with daemon(site, BRITER_WORKER_POLL_INTERVAL_MS="1000") as process:
+        settle(process.pid)
+        before, began = _cpu(process.pid), time.perf_counter()
+        time.sleep(seconds)
+        minute = 60 * (_cpu(process.pid) - before) / (time.perf_counter() - began)
+        before = _cpu(process.pid)
+        (site.queue / ".touched").touch()
+        time.sleep(1)
+        settle(process.pid)
+        look = _cpu(process.pid) - before
+        memory = memory_of(process.pid, "VmRSS"), memory_of(process.pid, "VmHWM")
+    return minute + look * _LOOKS_PER_MINUTE, look, *memory
 
 
 def _read_all(site: Site) -> float:

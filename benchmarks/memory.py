@@ -1,4 +1,4 @@
-"""What the worker keeps in memory, against the jobs on hold and the jobs that are due."""
+"""What the worker keeps in memory, against the jobs that are due; `held` has those on hold."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks.held import settle
-from benchmarks.lab import PROJECT, daemon, memory_of, say
-from benchmarks.report import Check, Section, Series
+from benchmarks.lab import PROJECT, say
+from benchmarks.report import Check, Plot, Section, Series
 
 if TYPE_CHECKING:
     from benchmarks.lab import Lab, Site
 
 _WHAT = """\
-Resident memory of the service with jobs on hold, once it has read them all; and the most that a \
-`run --once` (the worker itself, not its git processes) takes for jobs that are all due at once."""
+The most that a `run --once` (the worker itself, not its git processes) has resident for jobs that are all \
+due at once."""
 _POSTS = 100
 _PEAK = """\
 import resource, runpy, sys
@@ -30,32 +29,23 @@ finally:
 
 def measure(lab: Lab) -> Section:
     """See `_WHAT`."""
-    held = (0, 1_000, 20_000) if lab.scale.quick else (0, 1_000, 10_000, 100_000)
-    due = (1, 1_000) if lab.scale.quick else (1, 1_000, 10_000)
-    resident = {count: _resident(lab, count) for count in held}
+    due = (1, 100, 500) if lab.scale.quick else (1, 100, 1_000, 3_000)
     peaks = {count: _peak(lab, count) for count in due}
-    most_held, most_due = held[-1], due[-1]
     return Section(
-        "Memory: jobs on hold, and jobs due at once",
+        "Memory: jobs due at once",
         _WHAT,
-        [
-            Check(f"{most_held:,} jobs on hold", resident[most_held], " MiB", 200),
-            Check(f"{most_due:,} jobs due at once", peaks[most_due], " MiB", 200),
-        ],
-        [
-            *(Series(f"{count:,} on hold", "MiB", [value]) for count, value in resident.items()),
-            *(Series(f"{count:,} due", "MiB", [value]) for count, value in peaks.items()),
+        [Check(f"{due[-1]:,} jobs due at once", peaks[due[-1]], " MiB", 200)],
+        [Series(f"{count:,} due", "MiB", [value]) for count, value in peaks.items()],
+        plots=[
+            Plot(
+                "bench-memory",
+                "Memory of one drain, at most",
+                "due jobs",
+                "MiB resident",
+                {"the worker": list(peaks.items())},
+            )
         ],
     )
-
-
-def _resident(lab: Lab, count: int) -> float:
-    say(f"memory, {count:,} jobs on hold")
-    with lab.site(_POSTS) as site:
-        _write(site, count, scheduledFor="2100-01-01T00:00:00Z")
-        with daemon(site) as process:
-            settle(process.pid)
-            return memory_of(process.pid, "VmRSS")
 
 
 def _peak(lab: Lab, count: int) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from benchmarks.lab import PROJECT, say
+from benchmarks import others, postgres
+from benchmarks.lab import say
 from benchmarks.report import Check, Section, Series, ratio
 from briter_worker.client import enqueue
 from briter_worker.queues.disk import DiskQueue
@@ -24,66 +24,108 @@ _WHAT = """\
 {jobs} jobs each, in turns, in fresh folders of one file system: put in, taken, done. Ours flushes each job \
 and each folder to the disk, counts the attempt durably before the work, and keeps one job per post, which \
 no other does. The limit of `enqueue()` is writing, flushing and renaming one file; the second one flushes \
-its folder as well, as `enqueue()` does, so that the name survives a power cut, too."""
+its folder as well, as `enqueue()` does, so that the name survives a power cut, too. Procrastinate's jobs \
+are put in one by one, then taken by one worker, in a Postgres that flushes. Looking at a folder is beside \
+`scandir` alone, for {many:,} jobs on hold of which none has changed."""
+_BARE = "write + fsync + rename"
+_DURABLE = "write + fsync + rename + fsync of the folder"
+_ROWS = "persist-queue, SQLite"
+_POSTGRES = "Procrastinate, Postgres"
 
 
 def measure(lab: Lab) -> Section:
     """See `_WHAT`."""
-    jobs, times = (50, 3) if lab.scale.quick else (200, 7)
-    python = _peers(lab)
+    jobs, times, many = (20, 2, 2_000) if lab.scale.quick else (200, 5, 20_000)
     ways: dict[str, Callable[[Path, int], float]] = {
-        "write + fsync + rename": lambda folder, count: _limit(folder, count, sync_folder=False),
-        "write + fsync + rename + fsync of the folder": lambda folder, count: _limit(
-            folder, count, sync_folder=True
-        ),
+        _BARE: lambda folder, count: _limit(folder, count, sync_folder=False),
+        _DURABLE: lambda folder, count: _limit(folder, count, sync_folder=True),
         "enqueue()": _enqueue,
         "ours, job by job": _one_by_one,
         "ours, all at once": _at_once,
     }
     taken: dict[str, list[float]] = {}
-    say(f"queue, {times} times {jobs} jobs each")
-    for turn in range(times):
-        for number, (name, way) in enumerate(ways.items()):
-            folder = lab.root / f"queue-{turn}-{number}"
+    notes: list[str] = []
+    with ExitStack() as stack:
+        others.python(lab)
+        try:
+            connection = stack.enter_context(postgres.server(lab))
+        except postgres.MissingError as why:
+            connection = None
+            notes.append(f"Procrastinate: not measured: {why}")
+        say(f"queue, {times} times {jobs} jobs each")
+        for turn in range(times):
+            for number, (name, way) in enumerate(ways.items()):
+                folder = lab.root / f"queue-{turn}-{number}"
+                folder.mkdir()
+                taken.setdefault(name, []).append(1000 * way(folder, jobs) / jobs)
+            folder = lab.root / f"peers-{turn}"
             folder.mkdir()
-            taken.setdefault(name, []).append(1000 * way(folder, jobs) / jobs)
-        folder = lab.root / f"peers-{turn}"
-        folder.mkdir()
-        told = _run([python, str(PROJECT / "benchmarks" / "peers.py"), str(folder), str(jobs)], lab)
-        for name, seconds in json.loads(told).items():
-            taken.setdefault(name, []).append(1000 * seconds / jobs)
-    bare, durable = taken["write + fsync + rename"], taken["write + fsync + rename + fsync of the folder"]
-    batched, rows = taken["ours, all at once"], taken["persist-queue, SQLite"]
+            told = json.loads(others.script(lab, "peers.py", folder, jobs))
+            if connection is not None:
+                told[_POSTGRES] = float(others.script(lab, "procrastinated.py", connection, jobs))
+            for name, seconds in told.items():
+                taken.setdefault(name, []).append(1000 * seconds / jobs)
+    looks = _looks(lab, many, times)
+    batched = taken["ours, all at once"]
+    checks = [
+        Check("enqueue(), of write + fsync + rename", ratio(taken["enqueue()"], taken[_BARE]), "×", 1.5),
+        Check(
+            "enqueue(), of the same with the folder flushed, too",
+            ratio(taken["enqueue()"], taken[_DURABLE]),
+            "×",
+            1.5,
+            headline=True,
+        ),
+        Check("all at once, of persist-queue on SQLite", ratio(batched, taken[_ROWS]), "×", 1),
+    ]
+    if _POSTGRES in taken:
+        checks.append(Check("all at once, of Procrastinate", ratio(batched, taken[_POSTGRES]), "×", 1))
     return Section(
         "Queue: put in, taken, done, without git",
-        _WHAT.format(jobs=jobs),
+        _WHAT.format(jobs=jobs, many=many),
+        checks,
         [
-            Check("enqueue(), of write + fsync + rename", ratio(taken["enqueue()"], bare), "×", 1.5),
-            Check("enqueue(), with the folder flushed as well", ratio(taken["enqueue()"], durable), "×", 1.5),
-            Check("all at once, of persist-queue on SQLite", ratio(batched, rows), "×", 1),
+            *(Series(name, "ms a job", values) for name, values in taken.items()),
+            *(Series(f"{name}, {many:,} jobs", "ms", values) for name, values in looks.items()),
         ],
-        [Series(name, "ms a job", values) for name, values in taken.items()],
+        notes,
     )
 
 
-def _peers(lab: Lab) -> str:
-    """The Python of an environment that has them, in the bench's folder; gone with it."""
-    say("queue, installing what it is compared with")
-    place = lab.root / "peers"
-    _run([sys.executable, "-m", "venv", str(place)], lab)
-    python = str(place / "bin" / "python")
-    wanted = ["--requirement", str(PROJECT / "benchmarks" / "peers.txt")]
-    # pip's own settings (an index of one's own) are the user's to have.
-    _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], None)
-    return python
+def _looks(lab: Lab, jobs: int, times: int) -> dict[str, list[float]]:
+    """Milliseconds that a look at a folder takes."""
+    folder = lab.root / "queue-looks"
+    folder.mkdir()
+    queue = _queue(folder)
+    for number in range(jobs):
+        document = {
+            "slug": f"post-{number}",
+            "paths": ["content/posts/post.md"],
+            "scheduledFor": "2100-01-01",
+        }
+        (folder / "queue" / f"{number}.json").write_text(json.dumps(document), encoding="utf-8")
+    time.sleep(0.1)  # what has just been written is looked at again
+    queue.claim(time.time())
+    ways: dict[str, Callable[[], object]] = {
+        "a poll, nothing noticed": lambda: queue.claim(time.time()),
+        "a look at every file, none changed": lambda: _look(queue),
+        "scandir and a stat of each": lambda: [
+            entry.stat(follow_symlinks=False) for entry in os.scandir(folder / "queue")
+        ],
+        "scandir alone": lambda: list(os.scandir(folder / "queue")),
+    }
+    taken: dict[str, list[float]] = {}
+    for _ in range(times):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            taken.setdefault(name, []).append(1000 * (time.perf_counter() - began))
+    return taken
 
 
-def _run(command: list[str], lab: Lab | None) -> str:
-    env = dict(os.environ) if lab is None else lab.env
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
-    return done.stdout
+def _look(queue: DiskQueue) -> None:
+    queue.notice()
+    queue.claim(time.time())
 
 
 def _limit(folder: Path, jobs: int, *, sync_folder: bool) -> float:

@@ -13,49 +13,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-_RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results"
 _PERCENT = 99
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A figure that has something to reach. `aim` is where we want to be, `target` where we must be."""
+    """A figure that has something to reach. The README shows those that are `headline`."""
 
     name: str
     value: float
     unit: str
     target: float
-    aim: float | None = None
     at_least: bool = False
+    headline: bool = False
 
     @property
     def met(self) -> bool:
         """Whether the target is reached."""
-        return self._reaches(self.target)
-
-    @property
-    def verdict(self) -> str:
-        """For a person."""
-        if not self.met:
-            return "MISSED"
-        return "pass" if self.aim is None or self._reaches(self.aim) else "pass, short of the aim"
+        return self.value >= self.target if self.at_least else self.value <= self.target
 
     def row(self) -> list[str]:
         """Its line of the table."""
         sign = "≥" if self.at_least else "≤"
-        aim = "" if self.aim is None else f"{sign} {number(self.aim)}{self.unit}"
         return [
             self.name,
             f"{number(self.value)}{self.unit}",
             f"{sign} {number(self.target)}{self.unit}",
-            aim,
-            self.verdict,
+            "met" if self.met else "MISSED",
         ]
 
-    def _reaches(self, bound: float) -> bool:
-        return self.value >= bound if self.at_least else self.value <= bound
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Figures to be drawn: curves of points, on logarithmic axes where those are named."""
+
+    file: str
+    title: str
+    x: str
+    y: str
+    curves: dict[str, list[tuple[float, float]]]
+    logarithmic: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +91,42 @@ class Section:
     what: str
     checks: list[Check] = field(default_factory=list)
     series: list[Series] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What could not be measured here, and why."""
+    plots: list[Plot] = field(default_factory=list)
 
     def plain(self) -> str:
         """For the terminal."""
-        parts = [self.title, "", *_aligned(self._checks()), "", *_aligned(self._series()), ""]
-        return "\n".join(parts)
+        tables = [lines for rows in self._tables() for lines in (*aligned(rows), "")]
+        return "\n".join([self.title, "", *tables, *(f"    {note}" for note in self.notes), ""])
 
     def markdown(self) -> str:
         """For the repository."""
-        parts = [f"## {self.title}", "", self.what, "", *_marked(self._checks()), ""]
-        return "\n".join([*parts, *_marked(self._series()), ""])
+        tables = [lines for rows in self._tables() for lines in (*marked(rows), "")]
+        return "\n".join(
+            [f"## {self.title}", "", self.what, "", *tables, *(f"- {note}" for note in self.notes), ""]
+        )
 
     def data(self) -> dict[str, Any]:
         """For programs."""
         return {
             "title": self.title,
+            "what": self.what,
+            "notes": self.notes,
             "checks": [asdict(check) | {"met": check.met} for check in self.checks],
             "series": [asdict(each) | {"median": each.median} for each in self.series],
+            "plots": [asdict(plot) for plot in self.plots],
         }
 
-    def _checks(self) -> list[list[str]]:
-        return [
-            ["ratios and limits", "measured", "target", "aim", ""],
-            *(check.row() for check in self.checks),
-        ]
+    def _tables(self) -> list[list[list[str]]]:
+        """Ratios first."""
+        checks = [CHECKED, *(check.row() for check in self.checks)]
+        head = ["measured", "median", "least", "most", "times"]
+        series = [head, *(each.row() for each in self.series)]
+        return [rows for rows in (checks, series) if len(rows) > 1]
 
-    def _series(self) -> list[list[str]]:
-        return [["measured", "median", "least", "most", "times"], *(each.row() for each in self.series)]
+
+CHECKED = ["ratios and limits", "measured", "target", ""]
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> float:
@@ -139,18 +148,24 @@ def machine() -> dict[str, str | int]:
     }
 
 
+def described(about: Mapping[str, str | int]) -> str:
+    """The machine in one sentence."""
+    return (
+        f"Measured on {about['date']}: {about['cores']} cores ({about['cpu']}), {about['system']}, "
+        f"Python {about['python']}, git {about['git']}; load at the start {about['load']}."
+    )
+
+
 def write(name: str, sections: Sequence[Section], about: dict[str, str | int]) -> list[Path]:
     """Write the figures into `results/`; the files."""
-    _RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(exist_ok=True)
     data = {"machine": about, "sections": [section.data() for section in sections]}
     line = (
-        f"Measured on {about['date']}: {about['cores']} cores ({about['cpu']}), {about['system']}, "
-        f"Python {about['python']}, git {about['git']}; load at the start {about['load']}. "
-        "Repetitions are interleaved; ratios are taken within a repetition, then their median. "
-        "Repeat it with `scripts/bench`."
+        f"{described(about)} Repetitions are interleaved; ratios are taken within a repetition, then their "
+        "median. Repeat it with `scripts/bench`."
     )
     text = "\n".join(["# Benchmarks", "", line, "", *(section.markdown() for section in sections)])
-    files = [_RESULTS / f"{name}.json", _RESULTS / f"{name}.md"]
+    files = [RESULTS / f"{name}.json", RESULTS / f"{name}.md"]
     files[0].write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     files[1].write_text(text.rstrip() + "\n", encoding="utf-8")
     return files
@@ -170,7 +185,8 @@ def _cpu() -> str:
     return next(names, platform.machine())
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def aligned(rows: list[list[str]]) -> list[str]:
+    """A table for a terminal."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -182,6 +198,7 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     return lines
 
 
-def _marked(rows: list[list[str]]) -> list[str]:
+def marked(rows: list[list[str]]) -> list[str]:
+    """A table in Markdown."""
     head, *body = ["| " + " | ".join(row) + " |" for row in rows]
     return [head, "|---" + "|--:" * (len(rows[0]) - 1) + "|", *body]

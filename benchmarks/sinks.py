@@ -26,7 +26,7 @@ _WHAT = """\
 the history, one signed webhook for each post to a receiver in a process of its own, and metrics. Behind \
 that the worker gives its receivers a bounded time: until the process ends. What a processor was busy for is \
 of the whole process, git included."""
-_JOBS, _QUICK_JOBS = 1000, 300
+_JOBS, _QUICK_JOBS = 1_000, 100
 _LOG_ALONE = """\
 import sys
 from briter_worker import wiring
@@ -56,7 +56,7 @@ def measure(lab: Lab) -> Section:
     """See `_WHAT`."""
     jobs = _QUICK_JOBS if lab.scale.quick else _JOBS
     posts = lab.scale.posts
-    repetitions = 3 if lab.scale.quick else 7
+    repetitions = 1 if lab.scale.quick else 5
     ways = ("log alone", "log and history", "all: history, webhooks, metrics")
     drained: dict[str, list[float]] = {name: [] for name in ways}
     ended: dict[str, list[float]] = {name: [] for name in ways}

@@ -21,7 +21,7 @@ _POSTS = 100
 
 def measure(lab: Lab) -> Section:
     """See `_WHAT`."""
-    times = 7 if lab.scale.quick else 25
+    times = 5 if lab.scale.quick else 25
     say(f"start, {times} times each")
     with lab.site(_POSTS) as site:
         live, dry = site.environment(), site.environment(BRITER_WORKER_DRY_RUN="true")
