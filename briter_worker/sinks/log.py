@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import io
 import json
 import select
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 PREFIX = "[briter-worker] "
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EIO})
 """Nobody reads any more, and nobody will."""
+_SHORT = 100
 _TIMES = frozenset({"retry_at", "until"})
 
 
@@ -111,7 +113,7 @@ def entry(event: Event, now: float) -> dict[str, Any]:
 def _shown(name: str, value: object) -> object:
     match value:
         case str():
-            return for_people(value)
+            return _for_people_again(value) if len(value) <= _SHORT else for_people(value)
         case tuple():
             return [for_people(str(item)) for item in value]
         case float() | int() if name in _TIMES:
@@ -120,6 +122,13 @@ def _shown(name: str, value: object) -> object:
             return value
 
 
+@functools.lru_cache(maxsize=4096)
+def _for_people_again(text: str) -> str:
+    """A job's id and slug come with each of its events, and each event to several sinks."""
+    return for_people(text)
+
+
+@functools.cache
 def _camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
