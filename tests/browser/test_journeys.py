@@ -1,0 +1,267 @@
+"""What an editor does on the pages, from a save to the remote: with a browser, a worker and a remote."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from browsers import Running, Visitor, visiting, working
+from dashboards import serving
+from playwright.sync_api import expect
+from sites import Site, eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Locator, Page
+
+TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+
+
+def stay(page: Page) -> None:
+    """Leave a mark that a page loaded anew would not have."""
+    page.evaluate("window.stayed = true")
+
+
+def stayed(page: Page) -> bool:
+    """Whether it is the same page still: what changed on it came by itself."""
+    return bool(page.evaluate("window.stayed === true"))
+
+
+def row(page: Page, slug: str) -> Locator:
+    """The entry of a post in a list."""
+    return page.get_by_role("listitem").filter(has=page.get_by_role("link", name=slug, exact=True))
+
+
+def receipt(page: Page, slug: str) -> Locator:
+    """Its newest entry in a list of what happened."""
+    return page.locator(".receipts > li").filter(has=page.get_by_role("link", name=slug, exact=True)).first
+
+
+def test_a_saved_post_is_seen_on_its_way_and_goes_live_on_the_open_page(
+    running: Running, visitor: Visitor
+) -> None:
+    page = visitor.page
+    page.goto("/")
+    expect(page.locator("#live-word")).to_have_text("live")
+    stay(page)
+    with running.closed_gate():
+        path = running.save("hello", message="Say hello")
+
+        expect(page.get_by_role("heading", name="1 post on the way to the remote.")).to_be_visible()
+        expect(row(page, "hello").locator(".phase")).to_contain_text("sending it to the remote")
+
+        running.save("next")
+        expect(page.locator("#count-pending")).to_have_text("1")
+        expect(page.locator("#oldest")).to_contain_text("next")
+
+    expect(receipt(page, "hello")).to_contain_text("published")
+    expect(receipt(page, "next")).to_contain_text("published")
+    expect(page.locator("#announce")).to_contain_text("next is live.")
+    commit = next(commit for commit, subject in running.site.remote_log() if subject == "Say hello")
+    link = receipt(page, "hello").get_by_role("link", name=f"{commit[:10]} commit of hello")
+    expect(link).to_have_attribute("href", f"https://example.org/commit/{commit}")
+    seen = receipt(page, "hello").get_by_role("link", name="See it")
+    expect(seen).to_have_attribute("href", "https://example.org/hello")
+    assert running.site.remote_file(path) is not None
+    assert stayed(page)
+
+
+def test_an_editor_finds_why_a_post_is_not_live_mends_it_retries_it_and_sees_it_go_live(
+    running: Running, visitor: Visitor
+) -> None:
+    page = visitor.page
+    path = running.save("lighthouse", "TODO: who built it?")
+
+    page.goto("/")
+    expect(page.get_by_role("heading", name=re.compile("needs? a hand"))).to_be_visible()
+    page.get_by_role("link", name="See why, and what to do").click()
+    entry = row(page, "lighthouse")
+    expect(entry).to_contain_text("Not live yet: the remote does not accept this post.")
+    expect(entry).to_contain_text("A post still says TODO. Write that passage first.")
+    expect(entry).to_contain_text("Fix: Change the post, save it again")
+    assert running.site.remote_file(path) is None
+
+    running.site.write_post(path, "# Lighthouse\n\nAda built it.\n")
+    entry.get_by_role("button", name="Retry").click()
+
+    expect(page.locator("#told")).to_have_text("It will be tried again now.")
+    expect(row(page, "lighthouse")).to_have_count(0)
+    page.get_by_role("link", name="Published", exact=True).click()
+    expect(receipt(page, "lighthouse")).to_contain_text("published")
+    page.get_by_role("link", name="lighthouse", exact=True).first.click()
+    attempts = page.locator(".attempts > li")
+    expect(attempts.first).to_contain_text("Published")
+    expect(attempts.last).to_contain_text("Failed")
+    assert running.site.remote_file(path) == "# Lighthouse\n\nAda built it.\n"
+
+
+def test_a_post_with_a_wrong_path_says_which_and_leaves_the_list_once_saved_with_the_right_one(
+    running: Running, visitor: Visitor
+) -> None:
+    page = visitor.page
+    page.goto("/failed")
+    stay(page)
+    running.site.save("concerts", ["drafts/concerts.md"])
+
+    entry = row(page, "concerts")
+    expect(entry).to_contain_text("Not live yet: none of its files may be published.")
+    expect(entry).to_contain_text("drafts/concerts.md")
+    expect(entry).to_contain_text("Fix: Declare files under content/")
+    expect(page.locator("#failed-count")).to_contain_text("1")
+
+    running.save("concerts")
+
+    expect(entry).to_have_count(0)
+    expect(page.locator("#failed-count")).to_be_hidden()
+    assert stayed(page)
+    assert running.site.remote_file("content/posts/concerts.md") is not None
+
+
+def test_a_held_post_is_cancelled_after_a_question_and_never_goes_live(
+    running: Running, visitor: Visitor
+) -> None:
+    page = visitor.page
+    path = running.save("regrets", scheduledFor=TOMORROW)
+    page.goto("/scheduled")
+    entry = row(page, "regrets")
+    sure = entry.get_by_role("button", name="Yes, cancel it")
+    expect(sure).to_be_hidden()
+
+    entry.get_by_text("Cancel", exact=False).first.click()
+    sure.click()
+
+    expect(page.locator("#told")).to_contain_text("It is cancelled")
+    expect(entry).to_have_count(0)
+    assert not [job for job in running.site.jobs() if job["slug"] == "regrets"]
+    assert running.site.remote_file(path) is None
+    assert (running.site.worktree / path).exists()
+
+
+def test_a_held_post_is_published_now(running: Running, visitor: Visitor) -> None:
+    page = visitor.page
+    path = running.save("early", scheduledFor=TOMORROW)
+    page.goto("/scheduled")
+
+    row(page, "early").get_by_role("button", name="Publish now").click()
+
+    expect(page.locator("#told")).to_have_text("It will be published now.")
+    expect(row(page, "early")).to_have_count(0)
+    page.goto("/published")
+    expect(receipt(page, "early")).to_contain_text("published")
+    assert running.site.remote_file(path) is not None
+
+
+def test_publishing_is_paused_with_a_reason_that_all_see_and_resumed(
+    running: Running, visitor: Visitor
+) -> None:
+    page = visitor.page
+    page.goto("/")
+    page.get_by_text("Pause publishing").click()
+    page.get_by_label("For how long").select_option("2 hours")
+    page.get_by_label("Why").fill("The printers are on strike")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.get_by_role("heading", name="Publishing is paused until")).to_be_visible()
+    expect(page.locator(".condition")).to_contain_text("The printers are on strike")
+
+    running.save("patient")
+    expect(page.locator("#oldest")).to_contain_text("patient")
+    assert running.site.remote_file("content/posts/patient.md") is None
+
+    page.get_by_role("button", name="Resume publishing").click()
+    expect(receipt(page, "patient")).to_contain_text("published")
+    expect(page.get_by_role("button", name="Resume publishing")).to_have_count(0)
+
+
+def test_what_is_done_in_one_tab_is_seen_in_the_other(running: Running, visitor: Visitor) -> None:
+    running.save("shared", scheduledFor=TOMORROW)
+    one, other = visitor.page, visitor.another_tab()
+    one.goto("/scheduled")
+    other.goto("/scheduled")
+    expect(row(other, "shared")).to_be_visible()
+    expect(other.locator("#live-word")).to_have_text("live")
+    stay(other)
+
+    row(one, "shared").get_by_role("button", name="Publish now").click()
+
+    expect(row(other, "shared")).to_have_count(0)
+    assert stayed(other)
+
+
+def test_what_somebody_has_opened_and_typed_outlasts_the_news(running: Running, visitor: Visitor) -> None:
+    page = visitor.page
+    page.goto("/")
+    expect(page.locator("#live-word")).to_have_text("live")
+    page.get_by_text("Pause publishing").click()
+    page.get_by_label("Why").press_sequentially("The prin")
+
+    running.save("meanwhile")
+
+    expect(receipt(page, "meanwhile")).to_contain_text("published")
+    expect(page.get_by_label("Why")).to_have_value("The prin")
+    expect(page.get_by_label("Why")).to_be_focused()
+    page.keyboard.type("ters")
+    expect(page.get_by_label("Why")).to_have_value("The printers")
+
+
+def test_all_of_it_works_without_scripts(running: Running, plain_visitor: Visitor) -> None:
+    page = plain_visitor.page
+    for slug in ("plain-now", "plain-never"):
+        running.save(slug, scheduledFor=TOMORROW)
+    running.save("plain-todo", "TODO")
+    page.goto("/failed")
+    eventually(lambda: page.reload() and row(page, "plain-todo").count())
+    page.goto("/scheduled")
+    row(page, "plain-now").get_by_role("button", name="Publish now").click()
+    expect(page.locator("#told")).to_have_text("It will be published now.")
+    row(page, "plain-never").get_by_text("Cancel", exact=False).first.click()
+    row(page, "plain-never").get_by_role("button", name="Yes, cancel it").click()
+    expect(page.locator("#told")).to_contain_text("It is cancelled")
+
+    running.site.write_post("content/posts/plain-todo.md", "done")
+    page.goto("/failed")
+    row(page, "plain-todo").get_by_role("button", name="Retry").click()
+    expect(page.locator("#told")).to_have_text("It will be tried again now.")
+
+    def found() -> int:
+        page.goto("/published")
+        page.get_by_label("Search").fill("plain")
+        page.get_by_role("button", name="Search").click()
+        return page.locator(".receipts > li").count()
+
+    eventually(lambda: found() == 2)
+
+    page.goto("/")
+    page.get_by_text("Pause publishing").click()
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.get_by_role("heading", name="Publishing is paused")).to_be_visible()
+    page.get_by_role("button", name="Resume publishing").click()
+    expect(page.get_by_role("heading", name="Everything that was saved is live.")).to_be_visible()
+
+
+def test_an_open_page_finds_a_dashboard_that_was_restarted_and_acts_on_it(
+    browser: Browser, tmp_path: Path
+) -> None:
+    site = Site.make(tmp_path)
+    with serving(site) as first, visiting(browser, first.base) as visitor:
+        page = visitor.page
+        page.goto("/")
+        expect(page.locator("#live-word")).to_have_text("live")
+        stay(page)
+        first.process.kill()
+        first.process.wait()
+        expect(page.locator("#live-word")).to_have_text("not connected")
+        site.write_post("content/posts/late.md", "late")
+        site.save("late", ["content/posts/late.md"])
+        site.run_once()
+
+        with serving(site, BRITER_DASHBOARD_PORT=str(first.port)), working(site):
+            expect(receipt(page, "late")).to_contain_text("published")
+            expect(page.locator("#live-word")).to_have_text("live")
+            assert stayed(page)
+            page.get_by_text("Pause publishing").click()
+            page.get_by_role("button", name="Pause", exact=True).click()
+            expect(page.get_by_role("heading", name="Publishing is paused")).to_be_visible()
+            assert all("ERR_" in each for each in visitor.wrong)
+            visitor.wrong.clear()

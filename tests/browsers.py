@@ -1,0 +1,177 @@
+"""A real browser for tests: Debian's Chromium, without a screen, on a dashboard that really serves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dashboards import Dashboard, serving
+from machine import provide
+from playwright.sync_api import expect, sync_playwright
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page
+    from sites import Site
+
+# Only loopback is spoken to; the rest are what Chromium would ask the world for.
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PATIENCE = 20_000
+"""How long, in ms, a page may take for what it will do: longer than any busy machine needs."""
+PAGES = ("/", "/scheduled", "/failed", "/published", "/figures", "/site")
+HOOK = """#!/bin/sh
+while [ -e gate ]; do sleep 0.05; done
+while read -r old new ref; do
+  if git grep -q TODO "$new" -- content; then
+    echo "A post still says TODO. Write that passage first."
+    exit 1
+  fi
+  if git grep -q HOSTILE "$new" -- content; then
+    echo "<script>alert(1)</script><img src=x onerror=alert(1)> no"
+    exit 1
+  fi
+done
+"""
+"""The remote takes no post that says TODO, and tells why; for HOSTILE, there is markup in its words.
+While the file `gate` is there, it does not answer."""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium. Skips where there is none; fails in CI."""
+    provide("chromium", package="chromium")
+    expect.set_options(timeout=PATIENCE)
+    program = shutil.which("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Visitor:
+    """A person at a page; `wrong` is all that a browser complains of, or that pops up."""
+
+    page: Page
+    wrong: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.watch(self.page)
+
+    def watch(self, page: Page) -> None:
+        """Note what goes wrong in this page too."""
+
+        def on_console(message: ConsoleMessage) -> None:
+            if message.type in {"error", "warning"}:
+                self.wrong.append(f"console: {message.text} {message.location.get('url', '')}")
+
+        def on_dialog(dialog: Dialog) -> None:
+            self.wrong.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
+        page.on("console", on_console)
+        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        page.on("dialog", on_dialog)
+
+    def another_tab(self) -> Page:
+        """A second page of the same person."""
+        page = self.page.context.new_page()
+        self.watch(page)
+        return page
+
+
+@contextmanager
+def visiting(browser: Browser, base: str, **options: Any) -> Iterator[Visitor]:  # noqa: ANN401 - of a context
+    """Somebody with a browser of their own; nothing may have gone wrong in it by the end."""
+    options = {"viewport": {"width": 1100, "height": 780}, "color_scheme": "light", **options}
+    context = browser.new_context(base_url=base, **options)
+    context.set_default_timeout(PATIENCE)
+    try:
+        visitor = Visitor(context.new_page())
+        yield visitor
+        assert visitor.wrong == []
+    finally:
+        context.close()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A site, its worker and its dashboard."""
+
+    site: Site
+    dashboard: Dashboard
+
+    @property
+    def base(self) -> str:
+        return self.dashboard.base
+
+    def save(self, slug: str, text: str = "", **keys: object) -> str:
+        """Write a post and its job, as the CMS does; the path."""
+        path = f"content/posts/{slug}.md"
+        self.site.write_post(path, f"# {slug}\n\n{text}\n")
+        self.site.save(slug, [path], **keys)
+        return path
+
+    @contextmanager
+    def closed_gate(self) -> Iterator[None]:
+        """Meanwhile the remote takes its time."""
+        gate = self.site.remote / "gate"
+        gate.touch()
+        try:
+            yield
+        finally:
+            gate.unlink()
+
+    def knows(self, slug: str) -> bool:
+        """Whether the dashboard has seen the post's job."""
+        return self.dashboard.page.get("/post", params={"slug": slug}).status_code == 200
+
+
+@contextmanager
+def working(site: Site, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """The site's worker, whose log is read so that it never fills its pipe."""
+    with site.running("run", **env) as worker, ExitStack() as stack:
+        assert worker.stdout is not None
+        thread = threading.Thread(target=worker.stdout.read, daemon=True)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(worker.kill)
+        yield worker
+
+
+@contextmanager
+def open_site(site: Site, *, before: Callable[[Running], None] | None = None) -> Iterator[Running]:
+    """The site with its remote's rule, a dashboard, and a worker; `before` comes first."""
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text(HOOK)
+    hook.chmod(0o755)
+    with serving(site) as dashboard:
+        running = Running(site, dashboard)
+        if before is not None:
+            before(running)
+        with working(site):
+            yield running
+
+
+def picture(page: Page, file: Path, **options: Any) -> None:  # noqa: ANN401 - of a screenshot
+    """Keep a picture of the page, when the run was asked to."""
+    if os.environ.get("BRITER_SCREENSHOTS"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=file, animations="disabled", **options)
