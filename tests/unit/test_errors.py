@@ -279,8 +279,10 @@ def test_what_is_known_for_a_secret_is_shown_by_nobody_any_more() -> None:
 
 @pytest.mark.usefixtures("_nothing_is_known")
 def test_a_short_secret_is_no_part_of_another_word() -> None:
-    errors.conceal(["pass", "+x"])
-    assert for_people("to pass a compass, or a+x") == "to *** a compass, or a***"
+    errors.conceal(["pass", "+x", "y+", "sesame1", "sesame12"])
+    assert for_people("to pass a compass, or a+x, +x, y+, y+a") == "to *** a compass, or a***, ***, ***, ***a"
+    assert for_people("a sesame1 xsesame1y") == "a *** xsesame1y"
+    assert for_people("xsesame12y") == "x***y"
 
 
 @pytest.mark.usefixtures("_nothing_is_known")
