@@ -31,6 +31,8 @@ DELAYS = (5.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 _LONGEST_REST = 60.0
 _TROUBLE = 5.0
 _TELL_AGAIN = 600.0
+_QUIET, _LONGEST_QUIET = 0.2, 1.0
+"""Nothing is sent until so long after the last news, and not for longer than that."""
 _LAST_POST = 0.5
 """With less time left than this, no POST is begun."""
 _OK, _REDIRECTS, _CLIENT_ERRORS = range(200, 300), range(300, 400), range(400, 500)
@@ -62,6 +64,7 @@ class Sender:
         self._delays = delays
         self._wake = threading.Condition()
         self._news = False
+        self._quiet_at = 0.0
         self._thread: threading.Thread | None = None
         self._until: float | None = None
         """When it has to end, by the monotonic clock; None: not yet."""
@@ -71,6 +74,7 @@ class Sender:
         """There is something to send."""
         with self._wake:
             self._news = True
+            self._quiet_at = time.monotonic() + _QUIET
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
                 self._thread.start()
@@ -114,6 +118,8 @@ class Sender:
             connection.execute("PRAGMA busy_timeout = 5000")
             outbox = Outbox(connection, self._mark, build_interval=self._build_interval)
             while self._is_to_go_on():
+                if self._news:
+                    self._let_drain_end()
                 delivery = outbox.take(self._clock())
                 if delivery is not None:
                     self._send(poster, outbox, delivery)
@@ -128,6 +134,14 @@ class Sender:
             return True
         finally:
             connection.close()
+
+    def _let_drain_end(self) -> None:
+        """A thousand messages would compete with the thousand publications that they are about."""
+        latest = time.monotonic() + _LONGEST_QUIET
+        with self._wake:
+            while self._until is None and (left := min(self._quiet_at, latest) - time.monotonic()) > 0:
+                self._wake.wait(left)
+            self._news = False
 
     def _is_to_go_on(self) -> bool:
         return self._until is None or time.monotonic() < self._until - _LAST_POST
