@@ -82,6 +82,7 @@ class Dashboard:
             **standing,
             "inFlight": keeper.progress(),
             "latest": keeper.latest,
+            "revision": keeper.revision,
             "readers": len(self.hub),
             "problems": [text for text in (keeper.queue_problem, keeper.history_problem) if text],
         }

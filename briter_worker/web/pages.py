@@ -197,7 +197,7 @@ def site(request: Request, dashboard: Asked) -> Response:
             text = ", ".join(map(str, value))
         else:
             text = str(value).lower() if isinstance(value, bool) else str(value)
-        rows.append((what["title"], key, for_people(text), what["description"]))
+        rows.append((what["title"], key, for_people(text), what["description"].replace("`", "")))
     return page(request, dashboard, "site.html", rows=rows, examination=dashboard.examination)
 
 

@@ -142,8 +142,11 @@ def error_page(dashboard: Dashboard) -> Callable[[int, str], HTMLResponse]:
 
 
 def _everywhere(dashboard: Dashboard) -> dict[str, Any]:
-    snapshot = dashboard.keeper.snapshot
+    keeper = dashboard.keeper
+    seen = f"{keeper.revision}-{keeper.latest}"  # before the snapshot: at worst, the page is fetched twice
+    snapshot = keeper.snapshot
     return {
+        "seen": seen,
         "now": time.time(),
         "snapshot": snapshot,
         "standing": snapshot.standing,

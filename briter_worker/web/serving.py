@@ -106,7 +106,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind)
+        # With the protocol's number: without it, asyncio does not turn off Nagle's algorithm, and each answer
+        # waits 40 ms for an acknowledgement.
+        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             # Connections have what the listener has.

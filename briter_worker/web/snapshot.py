@@ -186,6 +186,8 @@ class Keeper:
         self._told: dict[str, Any] | None = None
         self.latest = 0
         """The newest moment that readers were told of."""
+        self.revision = 0
+        """Grows with each look at the queue: a post saved again changes no count, yet it is news."""
         self.under_way: Sequence[Receipt] = ()
         self.figures = Figures()
         self.history_problem: str | None = None
@@ -213,10 +215,11 @@ class Keeper:
             self._fresh.wait_for(lambda: self._reached >= wanted, timeout=within)
 
     def status(self) -> dict[str, Any]:
-        """What readers are told whenever it changes; nothing in it moves by time alone."""
+        """What readers are told whenever it changes; by time alone, nothing in it moves but the revision."""
         standing = self.snapshot.standing.as_json()
         worker = standing["worker"]
         return {
+            "revision": self.revision,
             "jobs": standing["jobs"],
             "worker": None if worker is None else {"pid": worker["pid"], "alive": worker["alive"]},
             **{key: standing[key] for key in ("paused", "condition", "failure", "dryRun")},
@@ -302,6 +305,7 @@ class Keeper:
         began = time.thread_time()
         try:
             self.snapshot = picture(self._settings, self._queue, now)
+            self.revision += 1
             self.queue_problem = None
         except OSError as error:
             self.queue_problem = explained(error)

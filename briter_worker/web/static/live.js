@@ -74,8 +74,9 @@
         try { data = JSON.parse(event.data); } catch { return; }
         if (name === "snapshot" || name === "status") count(data);
         if (spoken[name] && data.slug) say(`${data.slug} ${spoken[name]}.`);
-        // The page is as young as its first snapshot.
-        if (!(name === "snapshot" && first)) soon();
+        // Nothing happened between the page and the stream when both have seen the same.
+        const same = first && `${data.revision}-${data.latest}` === document.getElementById("main").dataset.seen;
+        if (!same) soon();
         first = false;
       });
     }
