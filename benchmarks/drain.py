@@ -54,7 +54,7 @@ class Field:
 
 def measure(lab: Lab) -> Section:
     """See `_WHAT`."""
-    few = 5 if lab.scale.quick else 20
+    few = 3 if lab.scale.quick else 10
     ways = {
         OURS: Way(ours),
         LIMIT: Way(limit),
@@ -121,7 +121,7 @@ def measure(lab: Lab) -> Section:
 def _fields(lab: Lab) -> list[Field]:
     """The first two are those that the targets are of."""
     if lab.scale.quick:
-        return [Field(1_000, 100, 2), Field(1_000, 300, 1, batches_only=True), Field(300, 100, 1)]
+        return [Field(1_000, 100, 1), Field(1_000, 300, 1, batches_only=True), Field(300, 100, 1)]
     return [
         Field(10_000, 200, 5),
         Field(10_000, 1_000, 3, batches_only=True),

@@ -44,7 +44,7 @@ def measure(lab: Lab) -> Section:
                 partial.rename(partial.with_suffix(".json"))
             there = count
             os.sync()
-            idle[count], look, memory[count], peak = _watched(site, seconds if count == jobs else seconds / 3)
+            idle[count], look, memory[count], peak = _watched(site, seconds if count == jobs else seconds / 4)
         say("held, cold starts")
         nowhere = site.environment(BRITER_QUEUE_ROOT=str(site.root / "empty"))
         for _ in range(3 if lab.scale.quick else 5):
