@@ -30,6 +30,7 @@ class Attributes:
         self._commands = commands
         self._tree = tree
         self._folders: dict[str, bool] = {}
+        self._absent: dict[str, bool] = {}
         self.automatic: set[str] = set()
         """Those whose only filter is git's own guess at line ends: it spares what has CRLF committed."""
         self.uses_lfs = False
@@ -87,6 +88,20 @@ class Attributes:
                 or (bool(folder) and self._below(folder.rpartition("/")[0]))
             )
             self._folders[folder] = known
+        return known
+
+    def is_unseen(self, path: str) -> bool:
+        """Whether a `.gitattributes` that may concern it is committed, and not in the work tree."""
+        folder = path.rpartition("/")[0]
+        above = ["", *(folder[:i] for i, c in enumerate(f"{folder}/") if c == "/" and i)]
+        return any(self._is_absent(f"{each}/.gitattributes" if each else ".gitattributes") for each in above)
+
+    def _is_absent(self, path: str) -> bool:
+        known = self._absent.get(path)
+        if known is None:
+            known = self._absent[path] = (
+                self._tree.entry(path) is not None and not (self._commands.worktree / path).exists()
+            )
         return known
 
 

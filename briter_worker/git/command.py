@@ -236,16 +236,23 @@ class Commands:
         ok: Iterable[int] = (0,),
         doing: str = "",
         discover: bool = False,
+        extra: Mapping[str, str] | None = None,
     ) -> bytes:
         """Git's standard output. Raises PublishError when it exits with a status that is not `ok`."""
-        status, out, err = self.attempt(*args, stdin=stdin, discover=discover)
+        status, out, err = self.attempt(*args, stdin=stdin, discover=discover, extra=extra)
         if status not in ok:
             raise causes.from_git(doing or f"git {args[0]} failed", err or causes.wordless(status))
         return out
 
-    def attempt(self, *args: str, stdin: bytes = b"", discover: bool = False) -> tuple[int, bytes, str]:
+    def attempt(
+        self,
+        *args: str,
+        stdin: bytes = b"",
+        discover: bool = False,
+        extra: Mapping[str, str] | None = None,
+    ) -> tuple[int, bytes, str]:
         """Git's exit status, standard output and standard error."""
-        process = self.spawn(args, feed=bool(stdin), discover=discover)
+        process = self.spawn(args, feed=bool(stdin), discover=discover, extra=extra)
         with self.watched(process, args[0]):
             out, err = self.converse(process, stdin)
         return process.returncode, out, err.decode(errors="replace")

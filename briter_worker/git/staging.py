@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
@@ -153,28 +154,55 @@ class Staging:
         before = {path: self._tried(path, "") for path in paths}
         sound = [path for path in paths if isinstance(before[path], tuple)]
         self._read.update({path: before[path] for path in paths})
-        for path, sha in self._hashes(sound).items():
+        unseen = [path for path in sound if self._attributes.is_unseen(path)]
+        seen = [path for path in sound if path not in set(unseen)] if unseen else sound
+        found = self._hashes(seen, self._by_hash_object) | self._hashes(unseen, self._by_index)
+        for path, sha in found.items():
             after = self._tried(path, sha) if isinstance(sha, str) else sha
             first = before[path]
             if isinstance(after, tuple) and isinstance(first, tuple) and after[1] != first[1]:
                 after = PublishError(Failure.UNSETTLED, f"{path} changed while git read it")
             self._read[path] = after
 
-    def _hashes(self, paths: Sequence[str]) -> dict[str, str | PublishError]:
+    def _hashes(
+        self, paths: Sequence[str], by: Callable[[Sequence[str]], Sequence[str]]
+    ) -> dict[str, str | PublishError]:
         if not paths:
             return {}
-        lines = b"".join(os.fsencode(path) + b"\n" for path in paths)
         try:
-            out = self._commands.run(
-                "hash-object", "-w", "--stdin-paths", stdin=lines, doing=f"git could not read {paths[0]}"
-            )
+            return dict(zip(paths, by(paths), strict=True))
         except PublishError as failure:
             # One file that a filter cannot take stops git: find it, and let the others through.
             if len(paths) == 1:
                 return {paths[0]: failure}
             middle = len(paths) // 2
-            return self._hashes(paths[:middle]) | self._hashes(paths[middle:])
-        return dict(zip(paths, out.decode().split(), strict=True))
+            return self._hashes(paths[:middle], by) | self._hashes(paths[middle:], by)
+
+    def _by_hash_object(self, paths: Sequence[str]) -> Sequence[str]:
+        lines = b"".join(os.fsencode(path) + b"\n" for path in paths)
+        doing = f"git could not read {paths[0]}"
+        return (
+            self._commands.run("hash-object", "-w", "--stdin-paths", stdin=lines, doing=doing)
+            .decode()
+            .split()
+        )
+
+    def _by_index(self, paths: Sequence[str]) -> Sequence[str]:
+        """As `git add` does, which reads a `.gitattributes` that is not checked out; hash-object does not."""
+        with tempfile.TemporaryDirectory(prefix="briter-index-") as folder:
+            index = {"GIT_INDEX_FILE": f"{folder}/index"}
+            self._commands.run("read-tree", self._tree.sha, extra=index)
+            lines = b"".join(os.fsencode(path) + b"\0" for path in paths)
+            add = ("update-index", "--add", "--replace", "-z", "--stdin")
+            doing = f"git could not read {paths[0]}"
+            self._commands.run(*add, stdin=lines, extra=index, doing=doing)
+            out = self._commands.run("ls-files", "--stage", "-z", extra=index)
+        found = {
+            name: about.split()[1]
+            for about, _, name in (each.partition(b"\t") for each in out.split(b"\0"))
+            if name
+        }
+        return [found[os.fsencode(path)].decode() for path in paths]
 
     def _look_again(self, drafts: Sequence[Draft]) -> None:
         """What was rewritten, or came back, while the others were read is read again."""
@@ -227,8 +255,8 @@ class Staging:
                 continue
             if was is not None and was.is_folder and (stays := self._stays_below(path, draft)):
                 draft.rejected[path] = (
-                    f"it would take the place of a folder in which {stays} stays, as that is on hold, left out or "
-                    "not allowed"
+                    f"it would take the place of a folder in which {stays} stays, as that is on hold, "
+                    "left out or not allowed"
                 )
                 changes = [each for each in changes if not each.path.startswith(f"{path}/")]
                 continue

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from machine import provide
 from sites import eventually
 
 if TYPE_CHECKING:
@@ -182,6 +183,50 @@ def test_line_ends_are_changed_as_gitattributes_says(site: Site) -> None:
     site.save("a", ["content/posts/a.md"])
     assert site.run_once().of("published")
     assert site.remote_file("content/posts/a.md") == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("how", ["removed", "skip-worktree", "sparse"])
+@pytest.mark.parametrize("said", ["*.md text=auto", "*.md filter=upper"])
+def test_attributes_that_are_not_checked_out_count_as_git_add_counts_them(
+    site: Site, how: str, said: str
+) -> None:
+    site.git("config", "filter.upper.clean", "tr -d '\\r' | tr a-z A-Z")
+    site.write_post("content/.gitattributes", f"{said}\n")
+    site.write_post("content/posts/b/.gitattributes", "*.md -text -filter\n")
+    site.git("add", "content")
+    site.git("commit", "-qm", "attributes")
+    site.git("push", "-q")
+    if how == "sparse":
+        site.git("sparse-checkout", "set", "--no-cone", "/content/posts/")
+    elif how == "skip-worktree":
+        site.git("update-index", "--skip-worktree", "content/.gitattributes")
+    (site.worktree / "content/.gitattributes").unlink(missing_ok=True)
+    posts = ["content/posts/a \N{SNOWMAN}.md", "content/posts/welcome.md", "content/posts/b/plain.md"]
+    for post in posts:
+        site.write_post(post, "one\r\ntwo\r\n")
+    site.save("a", posts)
+    assert site.run_once().of("published")
+    site.git("add", *posts)
+    assert site.git("diff", "--cached", "--name-only", "--", *posts) == "", "as git add has it"
+    changed = "one\ntwo\n" if "auto" in said else "ONE\nTWO\n"
+    assert [site.remote_file(post) for post in posts] == [changed, changed, "one\r\ntwo\r\n"]
+
+
+def test_a_large_file_is_lfs_s_also_where_its_attributes_are_not_checked_out(site: Site) -> None:
+    provide("git-lfs", package="git-lfs")
+    site.git("lfs", "install", "--local")
+    site.git("config", "core.hooksPath", "/dev/null")
+    site.git("remote", "set-url", "origin", f"file://{site.remote}")
+    site.write_post(".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n")
+    site.git("add", ".gitattributes")
+    site.git("commit", "-qm", "attributes")
+    site.git("push", "-q", "origin", "main")
+    (site.worktree / ".gitattributes").unlink()
+    site.write_post("content/posts/large.bin", "large\n" * 1000)
+    site.save("large", ["content/posts/large.bin"])
+    assert site.run_once().of("published")
+    assert str(site.remote_file("content/posts/large.bin")).startswith("version https://git-lfs")
+    assert [file for file in site.remote.glob("lfs/objects/*/*/*") if file.stat().st_size == 6000]
 
 
 def test_nothing_new_is_nochange(site: Site) -> None:
