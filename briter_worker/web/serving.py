@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from briter_worker.web.dashboard import Hook
 
 _GRACE = 1
-_GONE_MS = 30_000
+_GONE_MS = 60_000
 """A reader whose machine takes nothing for so long is gone, whatever its connection says."""
 _SWITCH = 0.0005
 """A request waits so long for a thread that computes; several times Python's 5 ms is a slow page."""

@@ -24,6 +24,8 @@ HEADLINES = {
     Failure.MALFORMED: "what the editor's program wrote is not a job",
     Failure.UNREADABLE: "what the editor's program wrote cannot be read",
     Failure.UNKNOWN_TYPE: "nothing here knows this kind of job",
+    Failure.PLUGIN: "one of the site's own rules does not let it through",
+    Failure.PLUGIN_BROKEN: "a plugin of the site is broken",
     Failure.TOO_LARGE: "one of its files is too large",
     Failure.REJECTED: "the remote does not accept this post",
     Failure.CONFLICT: "somebody changed the same lines elsewhere",
@@ -57,6 +59,8 @@ OUTCOMES = {
     "quarantined": "put aside",
     "interrupted": "interrupted",
     "cancelled": "cancelled",
+    "snoozed": "put off",
+    "handled": "done",
     "superseded": "replaced by a newer save",
 }
 PHASES = {
@@ -82,11 +86,12 @@ class Reason:
 def reason(failure: str | None, error: str | None) -> Reason:
     """A failure in words."""
     detail, _, fix = for_people(error or "").partition(" Fix: ")
+    detail = detail.rstrip(".")
     try:
         headline = HEADLINES[Failure(failure or "")]
     except ValueError:
         headline, detail = detail or "it did not work", ""
-    return Reason(headline, _sentence(detail.rstrip(".")), _sentence(fix))
+    return Reason(headline, _sentence(detail), _sentence(fix))
 
 
 def _sentence(text: str) -> str:
@@ -159,7 +164,7 @@ def outcome_in_words(receipt: Receipt) -> str:
 
 def tone_of(outcome: str | None) -> str:
     """Its colour."""
-    if outcome in {"published", "nochange"}:
+    if outcome in {"published", "nochange", "handled"}:
         return "good"
     if outcome in {"failed", "interrupted"}:
         return "warn"

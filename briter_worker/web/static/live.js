@@ -9,9 +9,10 @@
     "nopaths": "failed and needs a hand",
     "failed": "did not work and will be tried again",
     "cancelled": "was cancelled",
+    "handled": "is done",
   };
-  const names = ["start", ...Object.keys(spoken), "superseded", "quarantined", "revived", "paused", "resumed",
-    "worker-started", "worker-stopped", "flushed", "warning", "snapshot", "status"];
+  const names = ["start", ...Object.keys(spoken), "snoozed", "superseded", "quarantined", "revived", "paused", "resumed",
+    "worker-started", "worker-stopped", "flushed", "warning", "condition", "snapshot", "status"];
   const live = () => document.getElementById("live");
   let timer = 0;
   let latest = 0;
