@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import may_be_checked_out
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git.bases import Base, Bases, read_bases, write_bases
+from briter_worker.git.differences import Difference, between
+from briter_worker.git.indexing import Index
 from briter_worker.git.objects import FOLDER, LINK, NESTED, Entry
 from briter_worker.git.writeback import WriteBack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from briter_worker.git.moving import Move
     from briter_worker.git.objects import Objects
@@ -30,14 +31,6 @@ _SEEN = re.compile(rb"(?:\A|\n)[0-7]{6} ([0-9a-f]+) 0\t([^\0]+)\0  ctime: [1-9]"
 """An entry of the index with a status: git has seen the file like that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One path that differs between two commits."""
-
-    old: Entry | None
-    new: Entry | None
-
-
 class Adoption:
     """Takes over what was pushed. Used within one batch."""
 
@@ -45,6 +38,7 @@ class Adoption:
         self._site = site
         self._commands = site.commands
         self._objects = objects
+        self._index = Index(site)
 
     def adopt(self, plan: Plan, known: Mapping[str, Entry | None] | None) -> None:
         """Take over `plan.new`. `known`: all that it changes, where nothing came from the remote.
@@ -66,10 +60,10 @@ class Adoption:
         if known is None:
             foreign = {
                 path: each
-                for path, each in self.differences(plan.old, plan.new).items()
+                for path, each in between(self._commands, plan.old, plan.new).items()
                 if path not in plan.staged or plan.staged[path] != (each.new.sha if each.new else None)
             }
-        left_out = self._left_out() if foreign else set()
+        left_out = self._index.left_out() if foreign else set()
         foreign = {
             path: each
             for path, each in foreign.items()
@@ -81,6 +75,20 @@ class Adoption:
             started = plan.staged.get(path, each.old.sha if each.old else None)
             if path in plan.staged or path not in kept:
                 kept[path] = Base(started)
+        try:
+            with self._index.held():
+                self._move_all(plan, known, bases, kept)
+        finally:
+            if foreign and self._has_moved(plan):
+                self._write_back(foreign, kept, plan.new)
+
+    def _has_moved(self, plan: Plan) -> bool:
+        return self._site.is_checked_out() and self._site.ref(self._site.branch_ref) == plan.new
+
+    def _move_all(
+        self, plan: Plan, known: Mapping[str, Entry | None] | None, bases: Bases, kept: Bases
+    ) -> None:
+        """The branch and the index, with nobody's commit between them."""
         try:
             self._move(plan, bases, kept)
         except PublishError:
@@ -98,17 +106,14 @@ class Adoption:
             )
         try:
             if known is None:
-                self._index_differences(plan.old, plan.new, own=plan.staged.keys())
+                self._index.follow(plan.old, plan.new, own=plan.staged.keys())
             else:
-                self._index(known)
+                self._index.put(known)
         except PublishError:
             self._site.update(
                 (self._site.unindexed_ref, self._site.ref(self._site.unindexed_ref) or plan.old, None)
             )
             raise
-        finally:
-            if foreign:
-                self._write_back(foreign, kept, plan.new)
 
     def _postpone(self, plan: Plan) -> None:
         """Take note of what has to be known when the branch is checked out again.
@@ -151,7 +156,8 @@ class Adoption:
         """Finish what an earlier adoption could not do to the index."""
         old, tip = self._site.ref(self._site.unindexed_ref), self._site.ref(self._site.branch_ref)
         if old is not None and tip is not None and self._site.is_checked_out():
-            self._index_differences(old, tip, own=())
+            with self._index.held():
+                self._index.follow(old, tip)
             self._site.update((self._site.unindexed_ref, None, None))
 
     def forget_given_up(self) -> None:
@@ -175,12 +181,6 @@ class Adoption:
                 del kept[path]
         if kept != bases:
             self._site.update((self._site.bases_ref, write_bases(self._commands, kept), None))
-
-    def differences(self, old: str, new: str) -> dict[str, Difference]:
-        """What changed between two commits, by path."""
-        return _differences(
-            self._commands.run("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", old, new)
-        )
 
     def _move(self, plan: Plan, before: Bases, after: Bases) -> None:
         tip = self._site.ref(self._site.branch_ref)
@@ -208,39 +208,6 @@ class Adoption:
         if changes:
             self._site.update(*changes)
 
-    # The index
-
-    def _index(self, entries: Mapping[str, Entry | None]) -> None:
-        gone = "0" * len(self._site.tips().local)
-        lines = b"".join(
-            (f"0 {gone}\t" if entry is None else f"{entry.mode} {entry.sha}\t").encode()
-            + os.fsencode(path)
-            + b"\0"
-            for path, entry in sorted(entries.items(), key=lambda item: item[1] is not None)
-        )
-        if lines:
-            self._commands.run(
-                "update-index",
-                *("-z", "--add", "--replace", "--index-info"),
-                stdin=lines,
-                doing="it is published, but the index could not be written",
-            )
-
-    def _index_differences(self, old: str, new: str, *, own: Iterable[str]) -> None:
-        """Bring the index from one commit to the other, but for what somebody else has staged."""
-        differences = self.differences(old, new)
-        out = self._commands.run("diff-index", "--cached", "-z", "--raw", "--no-renames", "--no-abbrev", old)
-        staged = _differences(out).keys() - set(own)
-        left_out = self._left_out()
-        self._index({path: each.new for path, each in differences.items() if path not in staged})
-        again = sorted(path for path, each in differences.items() if path in left_out and each.new)
-        if again:
-            self._commands.run(
-                "update-index",
-                *("-z", "--skip-worktree", "--stdin"),
-                stdin=b"".join(os.fsencode(path) + b"\0" for path in again),
-            )
-
     def _write_back(self, foreign: Mapping[str, Difference], bases: Bases, new: str) -> None:
         wanted = {path: (each.new, bases[path].start) for path, each in foreign.items()}
         written = WriteBack(self._commands, self._objects, new).write(wanted)
@@ -248,23 +215,6 @@ class Adoption:
         if left != bases:
             self._site.update((self._site.bases_ref, write_bases(self._commands, left), None))
 
-    def _left_out(self) -> set[str]:
-        """What a sparse checkout keeps out of the work tree."""
-        marks = self._commands.run("ls-files", "-z", "-t")
-        return {os.fsdecode(line[2:]) for line in marks.split(b"\0") if line.startswith(b"S ")}
-
 
 def _is_special(each: Difference) -> bool:
     return any(entry is not None and entry.mode in (LINK, NESTED, FOLDER) for entry in (each.old, each.new))
-
-
-def _differences(raw: bytes) -> dict[str, Difference]:
-    fields = raw.split(b"\0")[:-1]
-    found: dict[str, Difference] = {}
-    for header, name in zip(fields[::2], fields[1::2], strict=True):
-        old_mode, new_mode, old, new, _ = header[1:].decode().split(" ")
-        found[os.fsdecode(name)] = Difference(
-            None if set(old_mode) == {"0"} else Entry(old_mode, old),
-            None if set(new_mode) == {"0"} else Entry(new_mode, new),
-        )
-    return found

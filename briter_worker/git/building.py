@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, PublishError
-from briter_worker.git.adopt import Adoption, Difference
 from briter_worker.git.commits import Commit, Person
+from briter_worker.git.differences import between
 from briter_worker.git.objects import FOLDER, NESTED
 from briter_worker.git.reconcile import Placing
 from briter_worker.ports import Change
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from briter_worker.git.commits import Writer
+    from briter_worker.git.differences import Difference
     from briter_worker.git.objects import Entry, Objects
     from briter_worker.git.site import Site, Tips
 
@@ -121,7 +122,6 @@ class Building:
         out = commands.run("rev-list", "--reverse", "--topo-order", "--parents", f"{theirs}..{local}")
         dry = self._site.ref(self._site.dry_run_ref)
         ours = dry is not None and self._site.is_ancestor(local, dry)
-        adoption = Adoption(self._site, self._objects)
         landed = self._ours(local, theirs)
         items: list[Item] = []
         for line in out.decode().splitlines():
@@ -135,7 +135,7 @@ class Building:
                     f"{branch} has a commit of a person's ({sha[:10]}) that the remote lacks, and the remote "
                     f"has others. Fix: git pull --rebase {remote} {branch}",
                 )
-            changes = _changes(adoption.differences(parents[0], sha))
+            changes = _changes(between(self._site.commands, parents[0], sha))
             paths = {change.path for change in changes}
             if any(
                 (by, said) == (author, message) and paths == set(self._touched(there))
@@ -150,14 +150,13 @@ class Building:
         out = self._site.commands.run(
             "rev-list", "--reverse", "--topo-order", "--parents", f"{tips.remote}..{tips.local}"
         )
-        adoption = Adoption(self._site, self._objects)
         found: list[tuple[str, Item]] = []
         for line in out.decode().splitlines():
             sha, *parents = line.split()
             header, message = self._commit(sha)
             if len(parents) != 1 or b"\n" + self._signature not in header:
                 return []
-            changes = _changes(adoption.differences(parents[0], sha))
+            changes = _changes(between(self._site.commands, parents[0], sha))
             found.append((sha, Item("", "", message, _author(header) or b"", changes)))
         return found
 
@@ -171,7 +170,7 @@ class Building:
         return None
 
     def _touched(self, sha: str) -> dict[str, Difference]:
-        return Adoption(self._site, self._objects).differences(f"{sha}^", sha)
+        return between(self._site.commands, f"{sha}^", sha)
 
     def landed_versions(self, old: str, new: str) -> dict[str, str | None]:
         """The versions of files that the worker's own commits between two have brought, and nobody else's.

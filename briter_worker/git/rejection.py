@@ -9,7 +9,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, PublishError
-from briter_worker.git.adopt import Adoption
+from briter_worker.git.differences import between
 from briter_worker.git.refs import PRIVATE
 from briter_worker.git.remote import Pushed
 from briter_worker.git.site import Tips
@@ -103,7 +103,7 @@ class Rejection:
         if built.tip == at:
             self._site.update((ref, at, None))
         plan = Plan(local, built.tip, ref, {}, {}, dry_run=True, remote=at)
-        differences = Adoption(self._site, self._objects).differences(local, built.tip)
+        differences = between(self._site.commands, local, built.tip)
         # All known: nothing came from the remote, so that no file is touched.
         self._adopt(plan, {path: each.new for path, each in differences.items()})
         return built.tip

@@ -1,0 +1,58 @@
+"""A person commits in the very moment in which the worker moves the branch and the index."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from sites import PERSON
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sites import Site
+
+REAL = shutil.which("git")
+
+
+def committing_before(site: Site, folder: Path, command: str) -> str:
+    """A PATH on which a person's `git commit` comes just before the worker's first `git <command>`."""
+    folder.mkdir()
+    person = " ".join(f"'{word}'" for word in PERSON)
+    shim = folder / "git"
+    shim.write_text(
+        f"""#!/bin/sh
+index=$GIT_INDEX_FILE
+case " $* " in *" {command} "*)
+  if mkdir '{folder}/done' 2>/dev/null; then
+    unset GIT_INDEX_FILE GIT_DIR
+    {REAL} -C '{site.worktree}' {person} commit -qm 'A note' >'{folder}/said' 2>&1
+    echo $? >'{folder}/status'
+  fi;;
+esac
+[ -z "$index" ] || export GIT_INDEX_FILE="$index"
+exec {REAL} "$@"
+"""
+    )
+    shim.chmod(0o755)
+    return f"{folder}:/usr/bin:/bin"
+
+
+def test_a_commit_between_the_branch_and_the_index_takes_no_post_back(site: Site, tmp_path: Path) -> None:
+    site.write_post("content/posts/a.md", "published")
+    site.write_post("notes.txt", "mine")
+    site.git("add", "notes.txt")
+    site.save("a", ["content/posts/a.md"])
+    done = site.run_once(PATH=committing_before(site, tmp_path / "bin", "update-index"))
+    assert done.of("published")
+    assert (tmp_path / "bin" / "status").exists(), "the person never came"
+    if site.git("diff", "--cached", "--name-only"):
+        site.git("commit", "--quiet", "--message=A note, again")
+    for commit in site.git("rev-list", "HEAD").splitlines():
+        changed = site.git("show", "--format=", "--name-status", commit).splitlines()
+        assert "D\tcontent/posts/a.md" not in changed
+    site.run_once()
+    site.git("pull", "--quiet", "--rebase")
+    assert site.git("show", "HEAD:content/posts/a.md") == "published"
+    assert site.git("show", "HEAD:notes.txt") == "mine"
+    assert site.git("status", "--porcelain", "--untracked-files=no") == ""
