@@ -273,6 +273,8 @@ def test_what_is_known_for_a_secret_is_shown_by_nobody_any_more() -> None:
     errors.conceal(["sesame", "sesame-open-9"])
     errors.conceal(["sesame-open-9-and-more"])  # the longest first, or its rest would be shown
     errors.conceal(["sesame"])
+    errors.conceal(["zebra-zebra", "a-zebra-zebra-b"])
+    assert for_people("a-zebra-zebra-b") == "***"
     assert for_people(text) == "the word *** is in ***, and so is ***"
     assert paragraphs(text) == for_people(text)
 
@@ -281,6 +283,7 @@ def test_what_is_known_for_a_secret_is_shown_by_nobody_any_more() -> None:
 def test_a_short_secret_is_no_part_of_another_word() -> None:
     errors.conceal(["pass", "+x", "y+", "sesame1", "sesame12"])
     assert for_people("to pass a compass, or a+x, +x, y+, y+a") == "to *** a compass, or a***, ***, ***, ***a"
+    assert for_people("the passage") == "the passage"
     assert for_people("a sesame1 xsesame1y") == "a *** xsesame1y"
     assert for_people("xsesame12y") == "x***y"
 
