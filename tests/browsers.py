@@ -7,6 +7,7 @@ import shutil
 import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dashboards import Dashboard, serving
@@ -16,7 +17,6 @@ from playwright.sync_api import expect, sync_playwright
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page
     from sites import Site
@@ -34,6 +34,7 @@ FLAGS = (
 PATIENCE = 20_000
 """How long, in ms, a page may take for what it will do: longer than any busy machine needs."""
 PAGES = ("/", "/scheduled", "/failed", "/published", "/figures", "/site")
+PICTURES = Path(__file__).parents[1] / "docs" / "images"
 HOOK = """#!/bin/sh
 while [ -e gate ]; do sleep 0.05; done
 while read -r old new ref; do
@@ -106,7 +107,7 @@ def visiting(browser: Browser, base: str, **options: Any) -> Iterator[Visitor]: 
     try:
         visitor = Visitor(context.new_page())
         yield visitor
-        assert visitor.wrong == []
+        assert not visitor.wrong, "\n".join(visitor.wrong)
     finally:
         context.close()
 
@@ -170,8 +171,15 @@ def open_site(site: Site, *, before: Callable[[Running], None] | None = None) ->
             yield running
 
 
-def picture(page: Page, file: Path, **options: Any) -> None:  # noqa: ANN401 - of a screenshot
-    """Keep a picture of the page, when the run was asked to."""
-    if os.environ.get("BRITER_SCREENSHOTS"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=file, animations="disabled", **options)
+def follows(page: Page) -> None:
+    """From now on the page is told of what happens."""
+    expect(page.locator("#live-state")).to_be_visible()
+    expect(page.locator("#live-word")).to_have_text("live")
+
+
+def picture(page: Page, name: str, folder: Path) -> Path:
+    """What the window shows, in the folder; with BRITER_SCREENSHOTS=1, where the docs have theirs."""
+    file = (PICTURES if os.environ.get("BRITER_SCREENSHOTS") else folder) / name
+    # What Playwright would stop or hide, it does by a style that the page's policy refuses.
+    page.screenshot(path=file, animations="allow", caret="initial")
+    return file

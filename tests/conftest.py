@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Seal the environment before anything of the worker is imported, in every process of the run."""
     home = tempfile.mkdtemp(prefix="briter-home-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
-    kept = "BRITER_SOAK_"  # how much a proof repeats
+    kept = ("BRITER_SOAK_", "BRITER_SCREENSHOTS")  # how much a proof repeats; whether pictures are kept
     for name in [n for n in os.environ if n.startswith(("GIT_", "BRITER_", "XDG_", "SSH_"))]:
         if name.startswith(kept):
             continue

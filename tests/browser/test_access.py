@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browsers import PAGES, Running, Visitor, open_site, visiting
+from browsers import PAGES, Running, Visitor, follows, open_site, visiting
 from playwright.sync_api import expect
 from sites import Site, eventually
 
@@ -160,7 +160,7 @@ def test_a_post_is_cancelled_with_the_keyboard_alone(running: Running, visitor: 
 def test_the_keyboards_place_outlasts_the_news(running: Running, visitor: Visitor, which: str) -> None:
     page = visitor.page
     page.goto("/scheduled")
-    expect(page.locator("#live-word")).to_have_text("live")
+    follows(page)
     entry = page.get_by_role("listitem").filter(has=page.get_by_role("link", name="held-07", exact=True))
     place = {
         "summary": entry.locator("summary"),

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from browsers import PAGES, Running, Visitor, visiting
+from browsers import PAGES, Running, Visitor, follows, visiting
 from dashboards import TOKEN, serving
 from playwright.sync_api import expect
 from sites import eventually
@@ -118,7 +118,7 @@ def test_listening_for_others_demands_a_token(running: Running) -> None:
 def test_words_of_jobs_and_remotes_stay_words(running: Running, visitor: Visitor) -> None:
     page, site = visitor.page, running.site
     page.goto("/")
-    expect(page.locator("#live-word")).to_have_text("live")
+    follows(page)
     everywhere = {"message": NASTY, NASTY: NASTY, "webhook": NASTY, "author": {"name": "A", "email": "a@b.c"}}
     site.save(f"held {NASTY}", [f"content/posts/{NASTY}.md"], scheduledFor=TOMORROW, **everywhere)
     site.save(f"wrong {NASTY}", [NASTY], **everywhere)
