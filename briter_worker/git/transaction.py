@@ -51,7 +51,7 @@ class Transaction:
     To `late` is added what is on the remote and could not be adopted, but may be soon.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a push stands between
         self,
         site: Site,
         remote: Remote,
