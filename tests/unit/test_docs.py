@@ -133,6 +133,17 @@ def test_the_unit_lets_a_running_push_end_and_does_not_repeat_a_wrong_setting() 
     assert settings["ExecStart"].endswith("/briter-worker run")
 
 
+def test_the_figures_in_readme_and_docs_are_those_of_the_last_run_of_the_benchmarks() -> None:
+    checked = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "show", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 def test_the_readme_begins_with_the_two_commands() -> None:
     first = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0]
     commands = [line.split()[0] for line in first.splitlines()]
