@@ -77,10 +77,16 @@ def open_to_read(path: Path, *, patience: float = 1.0) -> sqlite3.Connection:
     return connection
 
 
+def storable(text: str) -> str:
+    """As SQLite can take it: a job's id may be a file's name, and that may be bytes that are no text."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 def is_damage(error: sqlite3.Error) -> bool:
     """Whether the file itself is spoilt: waiting, space or rights would not help."""
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(
-        error, sqlite3.OperationalError | sqlite3.IntegrityError | sqlite3.ProgrammingError
+        error,
+        sqlite3.OperationalError | sqlite3.IntegrityError | sqlite3.ProgrammingError | sqlite3.DataError,
     )
 
 

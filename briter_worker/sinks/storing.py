@@ -2,7 +2,8 @@
 
 All that has gathered is stored in one transaction: one save costs one small write, and a drain of thousands a
 few large ones. What cannot be stored (the file is locked, the disk is full) is kept for the next try, up to a
-limit; the first failure is told.
+limit; the first failure is told. What no file could take is told and left out, whoever handed it in: it
+must not stand in the way of what comes after it.
 """
 
 from __future__ import annotations
@@ -82,10 +83,11 @@ class Storing(Generic[Item]):
                     self._wake.wait(_REST_EVERY)
                 closing = self._closing
                 gathered = [self._items.popleft() for _ in range(min(_AT_ONCE, len(self._items)))]
-            stored = self._store(gathered)
-            if not stored:
+            left = self._store(gathered)
+            if left:
                 with self._wake:
-                    self._items.extendleft(reversed(gathered[: _KEPT - len(self._items)]))
+                    room = _KEPT - len(self._items)
+                    self._items.extendleft(reversed(left[max(0, len(left) - room) :]))
                     if closing:
                         break
                     self._wake.wait(_AGAIN)
@@ -96,28 +98,47 @@ class Storing(Generic[Item]):
         if self._connection is not None:
             self._connection.close()
 
-    def _store(self, gathered: list[Item]) -> bool:
-        """Whether these are in the file, all of them; else none is."""
-        if not gathered:
-            return True
+    def _store(self, items: list[Item]) -> list[Item]:
+        """What is to be tried again: nothing, or all from the first that the file did not take."""
+        if not items:
+            return []
         try:
-            if self._connection is None:
-                self._connection = open_to_write(self.path, self._schema, mode=self._mode)
-            connection = self._connection
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                self.record(connection, gathered)
-                connection.execute("COMMIT")
-            except BaseException:
-                self.forget()
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-        except (sqlite3.Error, OSError) as error:
+            self._commit(items)
+        except OSError as error:
             self._give_up(error)
-            return False
+            return items
+        except Exception as error:  # noqa: BLE001 - the thread's end would be the end of all receipts
+            if isinstance(error, sqlite3.Error) and (
+                isinstance(error, sqlite3.OperationalError) or is_damage(error)
+            ):
+                self._give_up(error)
+                return items
+            return self._without_the_one_at_fault(items, error)
         self._complained = False
-        return True
+        return []
+
+    def _commit(self, items: list[Item]) -> None:
+        """All of these are in the file when it returns; none, when it raises."""
+        if self._connection is None:
+            self._connection = open_to_write(self.path, self._schema, mode=self._mode)
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            self.record(connection, items)
+            connection.execute("COMMIT")
+        except BaseException:
+            self.forget()
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _without_the_one_at_fault(self, items: list[Item], error: Exception) -> list[Item]:
+        if len(items) == 1:
+            self._complain(f"the {self._what} {self.path} misses something: {type(error).__name__}: {error}")
+            return []
+        middle = len(items) // 2
+        left = self._store(items[:middle])
+        return left + items[middle:] if left else self._store(items[middle:])
 
     def _rest(self) -> None:
         if self._connection is not None:

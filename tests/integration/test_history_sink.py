@@ -271,6 +271,30 @@ def test_events_wait_for_a_locked_file_and_the_worker_does_not(book: Book) -> No
     assert "publishing goes on" in book.complaints[0]
 
 
+def test_a_job_whose_file_has_a_name_that_is_no_text_has_a_receipt_too(book: Book) -> None:
+    odd = "caf\udce9"  # what Python makes of the byte 0xe9
+    book.write(start(odd), published(odd), start(), published())
+    assert len(book.receipts()) == 2
+    assert book.reader.attempts(odd)[0].outcome == "published"
+    assert len(book.reader.receipts(slug=f"post-{odd}")) == 1
+    assert book.complaints == []
+
+
+def test_what_no_file_could_take_costs_no_other_receipt(book: Book) -> None:
+    sink = book.open()
+    sink(start("a"))
+    sink(published("a"))
+    sink(published("b", attempt=2**63))  # more than SQLite's integers hold
+    sink(published("c"))
+    sink.close()
+    sink = book.open()
+    sink(published("d"))
+    sink.close()
+    assert [each.job_id for each in book.receipts()] == ["d", "c", "a"]
+    (complaint,) = book.complaints
+    assert "OverflowError" in complaint
+
+
 def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     book = Book(tmp_path / "missing" / "history.db")
     book.write(start(), published())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.job import format_time
-from briter_worker.sinks.sqlite import open_to_read
+from briter_worker.sinks.sqlite import open_to_read, storable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -165,9 +165,9 @@ class History:
             wheres.append("+a.stale = 0")
         if slug is not None:
             wheres.append("a.slug = ?")
-            values.append(slug)
+            values.append(storable(slug))
         if search:
-            text = re.sub(r"([\\%_])", r"\\\1", search)
+            text = re.sub(r"([\\%_])", r"\\\1", storable(search))
             wheres.append(
                 r"(a.slug LIKE ? ESCAPE '\' OR a.title LIKE ? ESCAPE '\'"
                 r""" OR a."commit" LIKE ? ESCAPE '\')"""
@@ -190,7 +190,9 @@ class History:
 
     def attempts(self, job_id: str) -> list[Receipt]:
         """Every attempt of one job, newest first."""
-        return self._receipts(f"{_RECEIPT} WHERE a.job_id = ? ORDER BY a.id DESC LIMIT 100", (job_id,))
+        return self._receipts(
+            f"{_RECEIPT} WHERE a.job_id = ? ORDER BY a.id DESC LIMIT 100", (storable(job_id),)
+        )
 
     def under_way(self) -> list[Receipt]:
         """Attempts that have no outcome: being worked on, or left by a worker that died."""

@@ -22,6 +22,7 @@ from briter_worker.events import (
     Superseded,
 )
 from briter_worker.sinks.log import entry
+from briter_worker.sinks.sqlite import storable
 
 if TYPE_CHECKING:
     import sqlite3
@@ -45,7 +46,11 @@ class Target:
         """The published post's address, when the site has a template for it."""
         from urllib.parse import quote  # noqa: PLC0415 - not for a drain without a template
 
-        return self.href_template.replace("{slug}", quote(slug)) if self.href_template else None
+        return (
+            self.href_template.replace("{slug}", quote(slug, errors="replace"))
+            if self.href_template
+            else None
+        )
 
 
 class Recorder:
@@ -93,14 +98,14 @@ class Recorder:
         # One that its worker did not live to end.
         connection.execute(
             "UPDATE attempts SET outcome = ?, ended = ? WHERE job_id = ? AND outcome IS NULL",
-            (INTERRUPTED, at, event.job_id),
+            (INTERRUPTED, at, storable(event.job_id)),
         )
         self._insert(
             connection,
             drain=self._drain,
-            job_id=event.job_id,
-            slug=event.slug,
-            title=event.title,
+            job_id=storable(event.job_id),
+            slug=storable(event.slug),
+            title=storable(event.title),
             attempt=event.attempt,
             saved_at=event.saved_at,
             due_at=event.due_at,
@@ -133,10 +138,10 @@ class Recorder:
         # A batch that a dead worker left is settled without a new start.
         changed = connection.execute(
             f"UPDATE attempts SET {names} WHERE job_id = :job_id AND outcome IS NULL",  # noqa: S608 - our own names
-            {**facts, "job_id": event.job_id},
+            {**facts, "job_id": storable(event.job_id)},
         ).rowcount
         if not changed:
-            self._insert(connection, job_id=event.job_id, slug=event.slug, **facts)
+            self._insert(connection, job_id=storable(event.job_id), slug=storable(event.slug), **facts)
 
     def _insert(self, connection: sqlite3.Connection, **row: object) -> None:
         names = ", ".join(f'"{name}"' for name in row)
@@ -172,7 +177,7 @@ def _outcome(event: JobOutcome) -> dict[str, Any]:
 def _fate(event: Superseded | Cancelled | Quarantined) -> dict[str, Any]:
     match event:
         case Superseded():
-            return {"superseded_by": event.superseded_by}
+            return {"superseded_by": storable(event.superseded_by)}
         case Quarantined():
             return {"error": for_people(event.error)}
         case Cancelled():
