@@ -15,6 +15,7 @@ from briter_worker.sinks.history.reading import History, HistoryUnreadableError,
 from briter_worker.views import document_of
 from briter_worker.web import plots, words
 from briter_worker.web.api import MEANT, Asked
+from briter_worker.web.condition import condition_of
 from briter_worker.web.dashboard import Dashboard
 from briter_worker.web.problems import ProblemError
 from briter_worker.web.rendering import address, error_page, page
@@ -56,7 +57,7 @@ def now(request: Request, dashboard: Asked) -> Response:
         request,
         dashboard,
         "now.html",
-        condition=words.condition(snapshot, keeper.queue_problem),
+        condition=condition_of(snapshot, keeper.queue_problem),
         progress=keeper.progress()[:_FIRST],
         oldest=oldest,
         receipts=_linked(dashboard, receipts),
