@@ -68,6 +68,8 @@ class Flight:
     def take(self, name: str) -> str | None:
         """Move a waiting file out of every other program's reach; its name there, or None when it is gone."""
         held = name if name.isprintable() and not self._has(name) else f"{uuid4().hex}{files.SUFFIX}"
+        # Who died between the two removals of `drop` has left it: this is another save, and is wanted.
+        self._unmark(held)
         try:
             os.rename(self.root / name, self.claimed / held)  # noqa: PTH104 - Path.rename builds a Path
         except FileNotFoundError:
@@ -144,8 +146,7 @@ class Flight:
         """These are in flight no more, durably."""
         for name in names:
             (self.claimed / name).unlink(missing_ok=True)
-            if self.is_marked(name):
-                (self.claimed / f"{name}{_MARK}").unlink(missing_ok=True)
+            self._unmark(name)
         files.sync_folder(self.claimed)
         # Nor do the names come back that they had before they were taken.
         files.sync_folder(self.root)
@@ -159,6 +160,10 @@ class Flight:
     def is_marked(self, held: str) -> bool:
         """Whether somebody has asked for this one to be cancelled."""
         return os.path.lexists(self.claimed / f"{held}{_MARK}")
+
+    def _unmark(self, held: str) -> None:
+        if self.is_marked(held):
+            (self.claimed / f"{held}{_MARK}").unlink(missing_ok=True)
 
     def sync(self) -> None:
         """What was taken and rewritten survives a power cut."""

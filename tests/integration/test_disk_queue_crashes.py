@@ -10,6 +10,7 @@ import errno
 import os
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -270,6 +271,25 @@ def test_dying_while_finishing_leaves_a_job_in_flight_or_gone(folder: Path) -> N
         assert (found["plain"], found["held"]) == ({"p2"}, {"h1", "h2"})
         if not went_on:
             return
+
+
+def test_dying_while_dropping_what_was_cancelled_never_cancels_the_next_save(folder: Path) -> None:
+    for step in range(1, 100):
+        disk = Disk(folder / str(step))
+        disk.save("a", ["a"], name="a")
+        batch = batch_of(disk)
+        disk.queue.cancel("a", NOW)
+        died = killed_at(step, partial(disk.queue.drop, batch, batch.claims))
+        disk.die()
+        for left in disk.queue.recover(NOW):
+            disk.queue.drop(left, left.claims)
+            disk.queue.close(left)
+        disk.save("a", ["again"], name="a")
+        again = batch_of(disk)
+        assert disk.queue.cancelled(again) == set(), f"step {step}"
+        if not died:
+            return
+    pytest.fail("it never ends")
 
 
 def test_dying_while_cancelling_leaves_the_job_waiting_or_gone(folder: Path) -> None:
