@@ -85,6 +85,14 @@ class Folders:
                 os.mkdir(name, dir_fd=self.make(parent))
             return self.open(folder)
 
+    def remove(self, folder: str) -> None:
+        """Remove an empty folder. Raises OSError for one that is not empty."""
+        parent, _, name = folder.rpartition("/")
+        os.rmdir(name, dir_fd=self.open(parent))
+        known = self._open.pop(folder, None)
+        if known is not None:
+            os.close(known)  # of what is gone: another folder may get the name
+
     def listing(self, folder: str) -> list[tuple[str, int]]:
         """Names and kinds (`st_mode`) of what a folder holds."""
         with os.scandir(self.open(folder)) as entries:

@@ -61,10 +61,10 @@ class WriteBack:
             return False
         parent, _, name = path.rpartition("/")
         os.unlink(name, dir_fd=self._folders.open(parent))
-        full = self._commands.worktree / path
-        with suppress(OSError):
-            while (full := full.parent) != self._commands.worktree:
-                full.rmdir()
+        with suppress(OSError, Refused):
+            while parent:
+                self._folders.remove(parent)
+                parent = parent.rpartition("/")[0]
         return True
 
     def _put(self, path: str, entry: Entry, expected: str | None, *, filtered: bool) -> bool:

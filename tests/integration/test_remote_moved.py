@@ -289,6 +289,19 @@ def test_an_unchanged_save_does_not_forget_what_its_file_started_from(site: Site
     assert "line one" in str(site.remote_file("content/posts/b.md"))
 
 
+def test_a_file_that_the_remote_renamed_within_its_own_folder_arrives_here(site: Site, other: Path) -> None:
+    site.write_post("content/posts/x/index.md", "x\n")
+    site.save("x", ["content/posts/x"])
+    site.run_once()
+    push(site, other, "content/posts/x/index.md", None)
+    push(site, other, "content/posts/x/index.mdx", "x\n")
+    site.write_post("content/posts/b.md", "B\n")
+    site.save("b", ["content/posts/b.md"])
+    assert site.run_once().of("published")
+    assert (site.worktree / "content/posts/x/index.mdx").read_text() == "x\n"
+    assert site.git("status", "--porcelain") == ""
+
+
 def test_the_remotes_folder_gives_way_to_its_file_here_too(site: Site, other: Path) -> None:
     site.write_post("content/posts/x/a.md", "a\n")
     site.save("x", ["content/posts/x"])
