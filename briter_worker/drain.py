@@ -158,8 +158,7 @@ class Drain:
         except LockLostError:
             # Raised before a push, so that none of these is on the remote.
             with suppress(OSError):
-                work.cancel()
-                self._queue.release(batch, list(work.open.values()))
+                self._release(batch, work)
                 self._queue.close(batch)
             raise
         except Stopped:
@@ -210,9 +209,12 @@ class Drain:
         except PublishError as failure:
             self._emit(Warned(error=f"what became of the last push is not known yet: {failure.text}"))
             return False
-        work.cancel()
-        self._queue.release(batch, list(work.open.values()))
+        self._release(batch, work)
         return True
+
+    def _release(self, batch: Batch, work: Work) -> None:
+        self._queue.release(batch, list(work.open.values()))
+        work.cancel()  # after it: until then, somebody may want one of them cancelled
 
     def _landed(self, batch: Batch, plans: Sequence[Plan]) -> list[Outcome]:
         keys = {claim.key for claim in batch.claims}

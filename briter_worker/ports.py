@@ -144,23 +144,27 @@ class Queue(Protocol):
         """These are on the remote: they leave the queue, with any older dead letter of their slugs."""
         ...
 
-    def put_off(self, batch: Batch, claim: Claim, failure: Failure, text: str, until: float) -> None:
+    def put_off(self, batch: Batch, claim: Claim, failure: Failure, text: str, until: float) -> bool:
         """Back to waiting, to be tried again at `until`; a newer save of the post takes it over.
 
-        Taking over is the next `claim`'s doing, which is due at once and reports it.
+        Taking over is the next `claim`'s doing, which is due at once and reports it. False when somebody
+        wants it cancelled: then nothing was done, and it is to be dropped. So for the next two.
         """
         ...
 
-    def snooze(self, batch: Batch, claim: Claim, text: str, until: float) -> None:
+    def snooze(self, batch: Batch, claim: Claim, text: str, until: float) -> bool:
         """Back to waiting until then, this attempt not counted."""
         ...
 
-    def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> None:
+    def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> bool:
         """Dead-letter it, with its reason; but if a newer save of the post waits, that one takes it over."""
         ...
 
     def release(self, batch: Batch, claims: Sequence[Claim]) -> None:
-        """Back to waiting as if it had not been claimed: the attempt does not count."""
+        """Back to waiting as if they had not been claimed: the attempt does not count.
+
+        Those that somebody wants cancelled stay, to be dropped.
+        """
         ...
 
     def cancelled(self, batch: Batch) -> Collection[str]:

@@ -24,8 +24,9 @@ from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
+    from briter_worker.events import Event
     from briter_worker.ports import Batch, Claim, EventSink, Extensions, Plan, Queue
 
 
@@ -86,13 +87,10 @@ class Work:
         done = [self.open[each.key] for each in known if _is_done(each)]
         if done:
             self._desk.queue.finish(self.batch, done)
-        unwanted = self._unwanted(known)
-        if unwanted:
-            self._desk.queue.drop(self.batch, [self.open[key] for key in unwanted])
         for outcome in known:
             claim = self.open[outcome.key]
-            if outcome.key in unwanted:
-                self._desk.emit(Cancelled(job_id=claim.job.id, slug=claim.job.slug))
+            if outcome.cancelled:
+                self._drop(claim)
             elif outcome.snooze_until is not None:
                 self._snooze(claim, outcome, outcome.snooze_until)
             elif outcome.failure is None:
@@ -111,17 +109,16 @@ class Work:
         """The same failure for every claim that has no outcome yet."""
         self.settle([Outcome(key, failure=failure, text=for_people(text)) for key in self.open])
 
-    def _unwanted(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """What was left out as it was cancelled, and what has failed and is not wanted again."""
-        marked: Collection[str] = ()
-        if any(outcome.failure is not None for outcome in outcomes):
-            marked = self._desk.queue.cancelled(self.batch)
-        return [each.key for each in outcomes if each.cancelled or (each.failure and each.key in marked)]
+    def _drop(self, claim: Claim) -> None:
+        self._desk.queue.drop(self.batch, [claim])
+        self._desk.emit(Cancelled(job_id=claim.job.id, slug=claim.job.slug))
 
     def _snooze(self, claim: Claim, outcome: Outcome, until: float) -> None:
         # Further away than any backoff, it would be taken for a clock that was set back.
         until = min(until, self._desk.clock() + self._desk.backoff.longest)
-        self._desk.queue.snooze(self.batch, claim, outcome.text, until)
+        if not self._desk.queue.snooze(self.batch, claim, outcome.text, until):
+            self._drop(claim)
+            return
         self._desk.emit(Snoozed(**self._facts(claim, outcome), error=outcome.text, retry_at=until))
         self.tally.failed += 1
 
@@ -136,21 +133,23 @@ class Work:
 
     def _fail(self, claim: Claim, outcome: Outcome, failure: Failure) -> None:
         desk = self._desk
-        self.tally.failed += 1
         facts = self._facts(claim, outcome) | {"error": outcome.text}
         kind = None if claim.job.type == GIT_SYNC else desk.extensions.kind(claim.job.type)
         most = (kind and kind.max_attempts) or desk.max_attempts
         if failure.kind is not Kind.REFUSED and claim.attempt < most:
             backoff = Backoff(kind.delays) if kind and kind.delays else desk.backoff
             until = desk.clock() + min(backoff.delay(claim.attempt), desk.backoff.longest)
-            desk.queue.put_off(self.batch, claim, failure, outcome.text, until)
-            desk.emit(Failed(**facts, failure=failure.value, retry_at=until))
-            return
-        desk.queue.bury(self.batch, claim, failure, outcome.text)
-        if failure is Failure.NO_PATHS:
-            desk.emit(NoPaths(**facts))
+            told: Event = Failed(**facts, failure=failure.value, retry_at=until)
+            is_wanted = desk.queue.put_off(self.batch, claim, failure, outcome.text, until)
         else:
-            desk.emit(DeadLettered(**facts, failure=failure.value))
+            is_nopaths = failure is Failure.NO_PATHS
+            told = NoPaths(**facts) if is_nopaths else DeadLettered(**facts, failure=failure.value)
+            is_wanted = desk.queue.bury(self.batch, claim, failure, outcome.text)
+        if not is_wanted:
+            self._drop(claim)
+            return
+        desk.emit(told)
+        self.tally.failed += 1
 
     def _facts(self, claim: Claim, outcome: Outcome) -> dict[str, Any]:
         return {

@@ -143,22 +143,25 @@ class DiskQueue:
         self._flight.give_back(resaved)
         self._flight.drop(claim.key for claim in claims if claim.key not in resaved)
 
-    def put_off(self, batch: Batch, claim: Claim, failure: Failure, text: str, until: float) -> None:  # noqa: ARG002
+    def put_off(self, batch: Batch, claim: Claim, failure: Failure, text: str, until: float) -> bool:  # noqa: ARG002
         """Back to waiting, to be tried again at `until`; a newer save takes it over at the next claim."""
-        self._settle(claim, Status.PENDING, failure, text, until)
+        return self._settle(claim, Status.PENDING, failure, text, until)
 
-    def snooze(self, batch: Batch, claim: Claim, text: str, until: float) -> None:  # noqa: ARG002
+    def snooze(self, batch: Batch, claim: Claim, text: str, until: float) -> bool:  # noqa: ARG002
         """Back to waiting until then, this attempt not counted."""
-        self._settle(replace(claim, attempt=claim.attempt - 1), Status.PENDING, None, text, until)
+        return self._settle(replace(claim, attempt=claim.attempt - 1), Status.PENDING, None, text, until)
 
-    def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> None:  # noqa: ARG002
+    def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> bool:  # noqa: ARG002
         """Dead-letter it, with its reason; but if a newer save waits, that takes it over."""
-        self._settle(claim, Status.FAILED, failure, text, None)
+        return self._settle(claim, Status.FAILED, failure, text, None)
 
     def _settle(
         self, claim: Claim, status: Status, failure: Failure | None, text: str, until: float | None
-    ) -> None:
+    ) -> bool:
         with self._alone():
+            # Here, where nobody can mark it any more: given back, it would lose its mark.
+            if self._flight.is_marked(claim.key):
+                return False
             held = self._flight.read(claim.key)
             if status is Status.FAILED:
                 # A newer save has come meanwhile: it takes this one's paths over, at the next claim.
@@ -177,16 +180,18 @@ class DiskQueue:
                 )
                 self._flight.rewrite(held, document)
             self._flight.give_back([claim.key])
+            return True
 
     def release(self, batch: Batch, claims: Sequence[Claim]) -> None:  # noqa: ARG002 - the port's signature
-        """Back to waiting as if it had not been claimed: the attempt does not count."""
+        """Back to waiting as if they had not been claimed, but for those that are to be cancelled."""
         with self._alone():
-            for claim in claims:
+            wanted = [claim for claim in claims if not self._flight.is_marked(claim.key)]
+            for claim in wanted:
                 held = self._flight.read(claim.key)
                 # Deaths of earlier workers were counted in the journal only.
                 if held is not None and held.job.attempts < claim.attempt - 1:
                     self._flight.rewrite(held, {**held.document, "attempts": claim.attempt - 1})
-            self._flight.give_back(claim.key for claim in claims)
+            self._flight.give_back(claim.key for claim in wanted)
 
     def cancelled(self, batch: Batch) -> Collection[str]:
         """Of these claims, by their keys, those that a person wants cancelled."""

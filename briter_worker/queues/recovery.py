@@ -55,7 +55,8 @@ class Recovery:
                 if owner[name] != entry.key:
                     continue
                 held = self._flight.read(name)
-                if held is None or self._twin(held) or _is_settled(held, attempt):
+                is_wanted = not self._flight.is_marked(name)
+                if held is None or self._twin(held) or (is_wanted and _is_settled(held, attempt)):
                     settled.append(name)
                 else:
                     claims.append(Claim(name, held.job, attempt))

@@ -548,6 +548,25 @@ def test_a_wish_to_cancel_outlives_the_worker_that_was_at_it(engine: Engine) -> 
     assert engine.rows("a") == []
 
 
+def test_what_nobody_wants_any_more_is_not_given_back(engine: Engine) -> None:
+    queue = engine.queue
+    for slug in ("put-off", "snoozed", "buried", "released", "wanted"):
+        engine.save(slug, [slug])
+    batch = claimed(engine)
+    claim = {each.job.slug: each for each in batch.claims}
+    for slug in claim.keys() - {"wanted"}:
+        queue.cancel(slug, NOW)
+    assert not queue.put_off(batch, claim["put-off"], Failure.NETWORK, "down", NOW + 60)
+    assert not queue.snooze(batch, claim["snoozed"], "later", NOW + 60)
+    assert not queue.bury(batch, claim["buried"], Failure.REJECTED, "no")
+    queue.release(batch, [claim["released"], claim["wanted"]])
+    assert {slug: engine.rows(slug)[0][0] for slug in claim} == {
+        **dict.fromkeys(claim, CLAIMED),
+        "wanted": PENDING,
+    }
+    assert queue.cancelled(batch) == {each.key for slug, each in claim.items() if slug != "wanted"}
+
+
 def test_what_is_dropped_never_takes_a_newer_save_along(engine: Engine) -> None:
     engine.save("a", ["a"], created=NOW - 2)
     batch = claimed(engine)

@@ -431,6 +431,24 @@ def test_what_fails_and_is_not_wanted_any_more_is_gone_and_no_failure(bench: Ben
     assert bench.state("b") == (State.RETRYING, 1)
 
 
+@pytest.mark.parametrize(
+    "outcome", [{"snooze_until": NOW + 30}, {"failure": Failure.NETWORK}, {"failure": Failure.REJECTED}]
+)
+def test_what_is_cancelled_at_the_last_moment_does_not_wait_again(
+    bench: Bench, outcome: dict[str, Any]
+) -> None:
+    bench.disk.save("a", ["content/a.md"], id="one")
+
+    def settled(request: Request) -> Outcome:
+        bench.disk.queue.cancel("a", NOW)
+        return Outcome(request.key, **outcome)
+
+    bench.publisher.outcome = settled
+    assert bench.drain.run() == Tally(settled=1)
+    assert bench.events[1:] == [Cancelled(job_id="one", slug="a")]
+    assert gone(bench, "a")
+
+
 @pytest.mark.parametrize("error", [LockLostError(), Stopped()])
 def test_what_is_given_back_is_not_given_back_when_it_is_not_wanted_any_more(
     bench: Bench, error: Exception
