@@ -11,7 +11,7 @@ origin. A program that sends the token as Bearer needs neither.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -31,6 +31,7 @@ CSRF_HEADER = "x-csrf-token"
 CSRF_FIELD = "csrf"
 SIGN_IN = "/sign-in"
 MOST_BYTES = 2 << 20
+MOST_BYTES_OF_STRANGERS = 16 << 10
 _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
 _FOR_PROGRAMS = ("/api/", "/events", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -47,6 +48,10 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+
+
+class _LeftError(Exception):
+    """The visitor was gone before all was said."""
 
 
 def is_loopback(host: str) -> bool:
@@ -110,12 +115,19 @@ class Guard:
             await send(message)
 
         try:
-            body = await _read(scope, receive)
-            answer = problem(413, f"at most {MOST_BYTES} bytes") if body is None else self._admit(scope, body)
+            answer = self._admit(scope)
+            if answer is None and not _reads(scope):
+                # Not before: who has no business here does not get to fill the memory.
+                limit = MOST_BYTES_OF_STRANGERS if _is_public(scope["path"]) else MOST_BYTES
+                body = await _read(receive, limit)
+                answer = problem(413, f"at most {limit} bytes") if body is None else self._change(scope, body)
+                receive = _again(body or b"", receive)
             if answer is None:
-                await self._app(scope, receive if _reads(scope) else _again(body or b"", receive), protected)
+                await self._app(scope, receive, protected)
             else:
                 await answer(scope, receive, protected)
+        except _LeftError:
+            pass  # nobody is there to be answered
         except Exception as error:
             self._complain(f"{scope['method']} {scope['path']}: {type(error).__name__}: {error}")
             if started:
@@ -123,8 +135,8 @@ class Guard:
             text = "The dashboard made a mistake; its log says more"
             await self._refuse(scope, 500, text)(scope, receive, protected)
 
-    def _admit(self, scope: Scope, body: bytes) -> Response | None:
-        """The refusal, or None when the request may pass."""
+    def _admit(self, scope: Scope) -> Response | None:
+        """The refusal of who may not come in, told by the headers alone; None when the visitor may."""
         headers = Headers(scope=scope)
         cookie = _cookie(headers)
         signed_in = bool(self._door.token) and self.sessions.knows(cookie)
@@ -141,9 +153,14 @@ class Guard:
             return self._let_program_in(scope, bearer)
         if self._door.token and not signed_in and not _is_public(scope["path"]):
             return _sign_in_first(scope, headers)
-        if not _reads(scope):
-            return self._forged(scope, headers, body, visit)
         return None
+
+    def _change(self, scope: Scope, body: bytes) -> Response | None:
+        """The refusal of a change that somebody else may have sent in the visitor's name."""
+        headers = Headers(scope=scope)
+        if self._door.token and _bearer(headers) is not None:
+            return None  # no browser sends it by itself
+        return self._forged(scope, headers, body, scope["state"]["visit"])
 
     def _refuse(self, scope: Scope, status: int, text: str) -> Response:
         return (self._error_page if wants_page(scope["path"], Headers(scope=scope)) else problem)(
@@ -201,9 +218,16 @@ def _reads(scope: Scope) -> bool:
 
 
 def address_of(scope: Scope) -> str:
-    """Who asks, for counting failures."""
+    """Who asks, for counting failures: of IPv6 the network, as each visitor has 2^64 addresses."""
     client = scope.get("client")
-    return str(client[0]) if client else "unknown"
+    text = str(client[0]) if client else "unknown"
+    try:
+        number = ip_address(text.partition("%")[0])
+    except ValueError:
+        return text
+    if isinstance(number, IPv6Address) and number.ipv4_mapped is None:
+        return str(IPv6Address(int(number) >> 64 << 64))
+    return text
 
 
 def wants_page(path: str, headers: Headers) -> bool:
@@ -259,15 +283,18 @@ def _cookie(headers: Headers) -> str | None:
     return None
 
 
-async def _read(scope: Scope, receive: Receive) -> bytes | None:
-    """The body of a change, which is checked before it is believed; None when it is too long."""
-    if _reads(scope):
-        return b""
+async def _read(receive: Receive, limit: int) -> bytes | None:
+    """The body of a change, which is checked before it is believed; None when it is too long.
+
+    Raises _LeftError when it did not come to its end: half of it might be another change.
+    """
     parts = bytearray()
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _LeftError
         parts += message.get("body", b"")
-        if len(parts) > MOST_BYTES:
+        if len(parts) > limit:
             return None
         if not message.get("more_body", False):
             return bytes(parts)

@@ -170,6 +170,14 @@ def test_without_a_token_too_a_change_needs_the_csrf_token(site: Site, open_to_a
     assert open_to_all.api.post("/api/pause").status_code == 200
 
 
+def test_who_is_not_let_in_is_not_listened_to(closed: Dashboard) -> None:
+    for path, status in (("/api/jobs", b"401"), ("/sign-in", b"413")):
+        with socket.create_connection(("127.0.0.1", closed.port), timeout=20) as stranger:
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n"
+            stranger.sendall(head.encode() + bytes(20_000))  # and there it stops
+            assert status in stranger.recv(1000).split(b"\r\n")[0]
+
+
 @pytest.mark.parametrize(
     "headers",
     [

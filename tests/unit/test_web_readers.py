@@ -1,11 +1,18 @@
-"""A reader holds no more than its queue, and whoever guesses waits no longer than is said."""
+"""A reader holds no more than its queue, half a change is none, and who guesses waits a minute at most."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
 
 from briter_worker.web.live import Hub, Reader
+from briter_worker.web.security import Door, Guard, address_of
 from briter_worker.web.sessions import LASTS, TRIES, WITHIN, Sessions, Tries
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
 
 
 def test_a_reader_whose_queue_is_full_is_dropped_and_gets_no_more() -> None:
@@ -26,6 +33,35 @@ def test_a_hub_that_is_closed_lets_nobody_in() -> None:
     assert not hub.is_full()
     hub.close()
     assert hub.is_full()
+
+
+def test_a_change_whose_sender_left_in_the_middle_is_none() -> None:
+    passed, sent = [], []
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        passed.append(scope["path"])
+        await Response()(scope, _receive, send)
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    guard = Guard(app, Door("", "127.0.0.1"), sent.append, lambda status, text: Response(text, status))
+    form = f"csrf={guard.sessions.csrf(None)}&id=hello".encode()  # the rest was to be: -world
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/x-www-form-urlencoded")]
+
+    def ask(*messages: Message) -> None:
+        left = list(messages)
+
+        async def receive() -> Message:
+            return left.pop(0)
+
+        scope = {"type": "http", "method": "POST", "path": "/actions/cancel", "headers": headers}
+        asyncio.run(guard(scope, receive, send))
+
+    ask({"type": "http.request", "body": form, "more_body": True}, {"type": "http.disconnect"})
+    assert (passed, sent) == ([], [])
+    ask({"type": "http.request", "body": form, "more_body": False})
+    assert passed == ["/actions/cancel"]
 
 
 def test_a_session_ends_by_itself() -> None:
@@ -57,3 +93,12 @@ def test_who_guessed_too_often_may_try_again_after_a_minute() -> None:
     assert tries.wait("192.0.2.2") == 0
     now[0] = WITHIN
     assert tries.wait("192.0.2.1") == 0
+
+
+def test_guesses_are_counted_by_what_one_visitor_has_of_addresses() -> None:
+    def counted(number: str) -> str:
+        return address_of({"client": (number, 4711)})
+
+    assert counted("2001:db8:1:2::3") == counted("2001:db8:1:2:ffff::4") != counted("2001:db8:1:3::3")
+    assert counted("192.0.2.1") != counted("192.0.2.2")
+    assert counted("::ffff:192.0.2.1") != counted("::ffff:192.0.2.2")
