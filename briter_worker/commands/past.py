@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from briter_worker.sinks.history.reading import History, Receipt
 
 _GLANCE = 0.2
+_RECEIPT_LATE = 3.0
+"""A receipt that is not there by then is not coming."""
 
 
 class Outcome(StrEnum):
@@ -97,8 +99,9 @@ class _Found:
         if self.rows:
             document = views.document_of(self.rows[0])
         else:
-            last = self.receipts[0]
-            document = {"id": last.job_id, "slug": last.slug, "state": last.outcome}
+            last = self.receipts[0] if self.receipts else self.under_way
+            assert last is not None  # noqa: S101 - else nothing was found
+            document = {"id": last.job_id, "slug": last.slug, "state": last.outcome or "claimed"}
         progress = None if self.under_way is None else self.under_way.as_json()
         return {**document, "progress": progress, "receipts": [each.as_json() for each in self.receipts]}
 
@@ -123,7 +126,7 @@ def _look(settings: Settings, wanted: str) -> _Found:
     with _reading(settings) as past:
         receipts = past.attempts(wanted) or past.receipts(slug=wanted, limit=20, stale=True)
         under_way = next((each for each in past.under_way() if wanted in (each.job_id, each.slug)), None)
-    if not rows and not receipts:
+    if not rows and not receipts and under_way is None:
         raise DeclinedError(f"neither the queue nor the history has a job with the id or slug {wanted!r}")
     return _Found(rows, [each for each in receipts if each.outcome], under_way)
 
@@ -131,20 +134,26 @@ def _look(settings: Settings, wanted: str) -> _Found:
 def _watch(settings: Settings, wanted: str) -> None:
     """Print each change of the post's until it has come to an end."""
     told = ""
+    gone_at: float | None = None
     while True:
         found = _look(settings, wanted)
         text = _standing(found)
         if text != told:
             views.put(text)
             told = text
-        if not any(row.state.value != "failed" for row in found.rows):
+        ended = not any(row.state.value != "failed" for row in found.rows)
+        if ended and not found.rows and found.under_way is not None:
+            # It has left the queue, and its receipt is about to be written; unless the worker died just then.
+            gone_at = gone_at or time.monotonic()
+            ended = time.monotonic() - gone_at > _RECEIPT_LATE
+        if ended:
             raise typer.Exit(0 if not found.rows else 1)
         time.sleep(_GLANCE)
 
 
 def _standing(found: _Found) -> str:
     now = time.time()
-    if found.under_way is not None and found.rows and found.rows[0].state.value == "claimed":
+    if found.under_way is not None and (not found.rows or found.rows[0].state.value == "claimed"):
         return words.progress_in_words(found.under_way)
     if found.rows:
         return words.row_in_words(found.rows[0], now)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +45,20 @@ def test_what_left_the_queue_is_still_shown(site: Site) -> None:
     watched = site.command("show", "a", "--watch")
     assert watched.returncode == 0
     assert site.remote_log()[0][0] in watched.stdout
+
+
+def test_a_post_whose_receipt_was_never_written_can_be_looked_at(site: Site) -> None:
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    with closing(sqlite3.connect(site.storage / "history.db")) as history:  # as of a worker killed just then
+        history.execute("UPDATE attempts SET outcome = NULL, ended = NULL")
+        history.commit()
+    shown = site.command("show", "a", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["state"] == "claimed"
+    watched = site.command("show", "a", "--watch")
+    assert (watched.returncode, watched.stdout.strip()) == (0, "settle"), watched.stderr
 
 
 def test_each_failed_attempt_is_kept_with_its_reason(site: Site) -> None:
