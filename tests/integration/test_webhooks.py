@@ -294,6 +294,28 @@ def test_after_the_last_attempt_a_message_is_given_up_and_that_is_told(
     assert "given up after attempt 3: it answers 500" in station.complaints[0]
 
 
+def test_what_waited_as_long_behind_a_message_is_given_up_with_it(
+    station: Station, receiver: Receiver
+) -> None:
+    receiver.replies += [Reply(500)] * 9
+    delays = (5.0, 30.0)
+    station.tell(station.open(receiver.url, delays=delays), published("a"), published("b"), published("c"))
+    station.later(5.0, station.open(delays=delays))
+    station.now += 29.0
+    station.tell(station.open(receiver.url, delays=delays), published("late"))
+    station.later(9.0, station.open(delays=delays))
+    assert station.unsent() == 1, "only the one that has not waited as long"
+    assert "a webhook and 2 more to" in station.complaints[0]
+
+
+def test_an_address_that_is_too_long_is_told_and_nothing_like_it_is_called(
+    station: Station, receiver: Receiver
+) -> None:
+    station.tell(station.open(), published(webhook=f"{receiver.url}/{'a' * 2000}"))
+    assert receiver.received == []
+    assert "too many" in station.complaints[0]
+
+
 def test_nobody_listening_is_a_failure_like_any_other(station: Station) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -322,9 +344,9 @@ def test_an_answer_without_end_is_not_read_to_its_end(receiver: Receiver) -> Non
 
 def test_a_name_with_a_password_sends_it_and_shows_it_to_nobody(station: Station, receiver: Receiver) -> None:
     receiver.replies.append(Reply(410))
-    url = receiver.url.replace("//", "//ada:pa55@")
+    url = receiver.url.replace("//", "//ada:pa55%2F@")
     station.tell(station.open(url), published())
-    assert receiver.received[0].headers["authorization"] == "Basic YWRhOnBhNTU="
+    assert receiver.received[0].headers["authorization"] == "Basic YWRhOnBhNTUv", "as its owner wrote it"
     assert "pa55" not in station.complaints[0]
 
 

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,14 +16,24 @@ DEAD_LETTERED = "dead-lettered"
 CONDITION = "condition"
 TOPICS = frozenset({PUBLISHED, DEAD_LETTERED, CONDITION})
 _PORTS = {"https": 443, "http": 80}
-_MAX_URL = 2000
+MAX_URL = 2000
 _ALSO_INSIDE = tuple(
     ipaddress.ip_network(network)
     for network in (
         "168.63.129.16/32",  # Azure's platform: a public number that each of its machines reaches as its host
         # Not all of these are private to every Python.
         *("0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4"),
-        *("64:ff9b:1::/48", "100::/64", "2001::/23", "3fff::/20", "5f00::/16", "fc00::/7", "fec0::/10"),
+        # All of `::/8` but NAT64's: IPv4 numbers written as IPv6 ones, in ways that nobody uses any more.
+        *(
+            "::/8",
+            "64:ff9b:1::/48",
+            "100::/64",
+            "2001::/23",
+            "3fff::/20",
+            "5f00::/16",
+            "fc00::/7",
+            "fec0::/10",
+        ),
     )
 )
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -70,7 +80,7 @@ class Address:
             raise AddressRefusedError("it is no address such as https://example.org/hook")
         if parts.scheme == "http" and not allow_http:
             raise AddressRefusedError("it has to begin with https://")
-        if not re.fullmatch(r"[!-~]+", url) or len(url) > _MAX_URL:
+        if not re.fullmatch(r"[!-~]+", url) or len(url) > MAX_URL:
             raise AddressRefusedError("it has characters that no address has, or too many of them")
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return cls(
@@ -78,8 +88,8 @@ class Address:
             parts.hostname,
             _PORTS[parts.scheme] if port is None else port,
             target,
-            parts.username or "",
-            parts.password or "",
+            unquote(parts.username or ""),
+            unquote(parts.password or ""),
         )
 
 

@@ -135,6 +135,14 @@ class Outbox:
         with _transaction(self._connection) as connection:
             connection.execute("DELETE FROM deliveries WHERE id = ?", (delivery.id,))
 
+    def give_up(self, delivery: Delivery, *, also_before: float) -> int:
+        """It, and what has waited for its receiver since before then, is not sent; how many those are."""
+        with _transaction(self._connection) as connection:
+            return connection.execute(
+                "DELETE FROM deliveries WHERE id = ? OR (url = ? AND created < ? AND leased = 0)",
+                (delivery.id, delivery.url, also_before),
+            ).rowcount
+
     def put_off(self, delivery: Delivery, due: float, error: str, *, all_of_url: bool) -> None:
         """To be tried again then; with `all_of_url`, nothing else is sent there before."""
         with _transaction(self._connection) as connection:

@@ -6,6 +6,7 @@ overloaded, gets nothing else meanwhile. After the last attempt a message is giv
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import threading
 import time
@@ -182,14 +183,21 @@ class Sender:
         self, outbox: Outbox, delivery: Delivery, error: str, *, busy: bool, wait: float | None = None
     ) -> None:
         if delivery.attempts > len(self._delays):
-            self._give_up(outbox, delivery, error)
+            # Nothing else was sent there meanwhile. What has waited behind this message for as long as it may
+            # goes with it: else one would be given up each day, and a thousand a day may come.
+            waited = self._clock() - sum(self._delays) if busy else -math.inf
+            self._give_up(outbox, delivery, error, also_before=waited)
             return
         delay = self._delays[delivery.attempts - 1] if wait is None else wait
         outbox.put_off(delivery, self._clock() + delay, error, all_of_url=busy)
 
-    def _give_up(self, outbox: Outbox, delivery: Delivery, error: str) -> None:
-        outbox.remove(delivery)
+    def _give_up(
+        self, outbox: Outbox, delivery: Delivery, error: str, *, also_before: float = -math.inf
+    ) -> None:
+        others = outbox.give_up(delivery, also_before=also_before) - 1
         what = "build hook" if delivery.build else "webhook"
+        if others > 0:
+            what += f" and {others} more"
         where = origin_of(delivery.url)
         self._tell(where, f"a {what} to {where} is given up after attempt {delivery.attempts}: {error}")
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from briter_worker.events import Event, Flushed, JobOutcome, Published
 from briter_worker.sinks.storing import Storing
-from briter_worker.sinks.webhooks.endpoints import Endpoint
+from briter_worker.sinks.webhooks.endpoints import MAX_URL, Endpoint
 from briter_worker.sinks.webhooks.messages import TEMPLATES, Message, as_json, topic_of
 from briter_worker.sinks.webhooks.outbox import MODE, SCHEMA, Delivery, add
 from briter_worker.sinks.webhooks.sender import Sender
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _LAST_POSTS = 15.0
 """How long the worker's end may wait for receivers; what is left then is for the next run."""
-_LONGEST_URL = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,8 @@ class WebhookSink(Storing[tuple[float, Event]]):
                     yield Delivery(message.id, endpoint.url, at, content_type, body)
             own = event.webhook if isinstance(event, JobOutcome) else None
             if own:
-                yield Delivery(message.id, own[:_LONGEST_URL], at, *as_json(message))
+                # A longer one is cut so that it is still too long: half an address is another address.
+                yield Delivery(message.id, own[: MAX_URL + 1], at, *as_json(message))
         if self._receivers.build_hook and _changes_the_site(event):
             yield Delivery(f"build_{uuid4().hex}", self._receivers.build_hook, at, build=True)
 
