@@ -113,6 +113,8 @@ class Index:
                 shutil.copy(self._file, self._copy)
             extra = {"GIT_INDEX_FILE": str(self._copy)}
             self._commands.run("update-index", *options, stdin=stdin, doing=doing, extra=extra)
+            with self._copy.open("rb") as copy:
+                os.fsync(copy)
             self._copy.replace(self._file)
         except OSError as error:
             raise causes.from_os(doing, error) from error

@@ -67,6 +67,7 @@ def test_a_healthy_site_has_no_finding_to_mend(site: Site) -> None:
         *("configuration", "dry-run", "queue", "quarantine", "storage", "lock", "disk", "clock"),
         *("dead-letters", "unreadable-files", "worker", "worktree", "git", "ownership", "branch"),
         *("unfinished", "repository", "identity", "folders", "storage-place", "hooks", "remote"),
+        *("plugins",),
     }
 
 

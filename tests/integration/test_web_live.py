@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -127,6 +128,7 @@ def test_a_history_that_begins_anew_sends_readers_away_to_come_again(
             file.unlink()
         happen(site, 2)
         list(stream)  # it ends
+    eventually(lambda: dashboard.json("/api/status")["latest"] == 2)
     with dashboard.api.stream("GET", "/events", headers={"Last-Event-ID": "5"}) as response:
         assert next(events(response))[:2] == ("snapshot", 2)
 
@@ -177,7 +179,8 @@ def test_it_ends_at_once_when_told_to_with_readers_and_all(
         next(stream)
         began = time.monotonic()
         dashboard.process.send_signal(number)
-        assert list(stream) == []
+        with suppress(httpx.RemoteProtocolError):  # cut off between two chunks
+            assert list(stream) == []
         assert dashboard.process.wait(10) == 0
         assert time.monotonic() - began < 5
     assert dashboard.process.stderr is not None

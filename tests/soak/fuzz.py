@@ -6,6 +6,7 @@ Each share of a target is a process of its own (`fuzz_target`), as libFuzzer end
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from soak.report import Options
 
+_TESTS = Path(__file__).resolve().parents[1]
 RUNS = {"job": (10_000_000, 20_000), "text": (2_000_000, 10_000), "path": (2_000_000, 10_000)} | {
     "queue": (200_000, 1_000)
 }
@@ -74,6 +76,7 @@ def fuzz(target: str, runs: int, seed: int) -> tuple[str, int, float, str]:
             text=True,
             errors="replace",
             check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_TESTS.parent), str(_TESTS)])},
         )
         said = done.stdout + done.stderr
         counted = _DONE.search(said)

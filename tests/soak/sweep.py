@@ -56,7 +56,7 @@ DELICATE = {
     "the plan": ("worker", "write storage/queue/.claimed/.journal-"),
     "the plan's flush": ("worker", "fsync storage/queue/.claimed/.journal-"),
     "the branch": ("update-ref", "rename site/.git/refs/heads/main.lock"),
-    "the index": ("update-index", "rename site/.git/index.lock"),
+    "the index": ("worker", "rename site/.git/briter-new-#"),
     "the settled job": ("worker", "unlink storage/queue/.claimed/"),
     "the settled plan": ("worker", "unlink storage/queue/.claimed/.journal-"),
 }
