@@ -141,7 +141,7 @@ class SnoozedError(Exception):
     """A plugin wants this job tried again at a later time; that costs it no attempt."""
 
     def __init__(self, until: float, text: str) -> None:
-        self.until = until
+        self.until = float(until)  # a mistake is the plugin's, and is made where the plugin can be seen
         self.text = for_people(text)
         super().__init__(self.text)
 

@@ -7,8 +7,11 @@ They run in the worker's process, with all that the worker may do: install only 
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from briter_worker.allowlist import Allowlist
+from briter_worker.backoff import Backoff
 from briter_worker.errors import Failure, PublishError, RefusedError, SnoozedError
 from briter_worker.ports import Change, JobKind, Publication
 
@@ -84,12 +87,18 @@ class Plugins:
 
     def allowed_paths(self) -> tuple[str, ...]:
         """Folders that plugins add to the adapter's."""
-        found = self._call("allowed_paths")
-        return tuple(path for paths in found for path in paths)
+        with _blamed():
+            found = tuple(path for paths in self._call("allowed_paths") for path in paths)
+            Allowlist(found)
+            return found
 
     def kind(self, name: str) -> JobKind | None:
         """See `ports.Extensions`."""
-        self._manager()
+        try:
+            self._manager()
+        except PublishError as broken:
+            # Whose kind it is cannot be known: its attempt fails for that reason, as everybody's does.
+            return JobKind(partial(_fail, broken))
         return self._kinds.get(name)
 
     def before_publish(self, job: Job, changes: Sequence[Change]) -> None:
@@ -119,7 +128,8 @@ class Plugins:
 
             found = sorted(entry_points(group=GROUP), key=lambda point: point.name)
             if found or self._extra:
-                self._loaded = self._load([(point.name, _loaded(point)) for point in found])
+                with _blamed():
+                    self._loaded = self._load([(point.name, _loaded(point)) for point in found])
             self._looked = True
         return self._loaded
 
@@ -135,8 +145,35 @@ class Plugins:
             manager.register(plugin, name)
         manager.check_pending()
         for kinds in manager.hook.job_kinds(settings=self._settings):
-            self._kinds.update(kinds)
+            self._kinds.update({name: _sound(name, kind) for name, kind in kinds.items()})
         return manager
+
+
+def _sound(name: str, kind: JobKind) -> JobKind:
+    """Raises what is wrong with it now: when its job has to be settled, it would be too late."""
+    if not isinstance(kind, JobKind):
+        raise TypeError(f"the kind {name!r} is no JobKind")
+    if kind.delays:
+        Backoff(kind.delays)
+    return kind
+
+
+def _fail(why: PublishError, _job: Job) -> NoReturn:
+    raise why
+
+
+@contextmanager
+def _blamed() -> Iterator[None]:
+    """What a plugin raises inside is the site's condition: without it, nobody knows what may be published."""
+    try:
+        yield
+    except PublishError:
+        raise
+    except Exception as error:
+        raise PublishError(
+            Failure.PLUGIN_BROKEN,
+            f"a plugin cannot be used: {type(error).__name__}: {error}. Fix: correct it, or uninstall it",
+        ) from error
 
 
 def _loaded(point: EntryPoint) -> object:

@@ -114,8 +114,11 @@ class Work:
         self._desk.emit(Cancelled(job_id=claim.job.id, slug=claim.job.slug))
 
     def _snooze(self, claim: Claim, outcome: Outcome, until: float) -> None:
+        now, backoff = self._desk.clock(), self._desk.backoff
+        if until <= now:
+            until = now + backoff.delay(1)  # it would be due at once, again and again
         # Further away than any backoff, it would be taken for a clock that was set back.
-        until = min(until, self._desk.clock() + self._desk.backoff.longest)
+        until = min(until, now + backoff.longest)
         if not self._desk.queue.snooze(self.batch, claim, outcome.text, until):
             self._drop(claim)
             return

@@ -363,7 +363,44 @@ def test_the_rules_of_a_plugins_type_are_for_no_other(bench: Bench) -> None:
     assert last.retry_at == NOW + 60
 
 
-@pytest.mark.parametrize(("wish", "until"), [(NOW + 30, NOW + 30), (NOW + 9_999, NOW + 60)])
+class Broken:
+    """A plugin whose mistake shows when it is asked for its types of job."""
+
+    def __init__(self, kinds: object) -> None:
+        self.kinds = kinds
+
+    @hookimpl  # type: ignore[untyped-decorator]  # as above
+    def job_kinds(self) -> object:
+        if isinstance(self.kinds, Exception):
+            raise self.kinds
+        return self.kinds
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (KeyError("smtp_host"), "smtp_host"),
+        ({"newsletter": print}, "no JobKind"),
+        ({"newsletter": JobKind(print, delays=(-1.0,))}, "delays"),
+        ([], "AttributeError"),
+    ],
+)
+def test_jobs_of_a_broken_plugin_wait_for_its_repair_and_stop_no_worker(
+    bench: Bench, kinds: object, words: str
+) -> None:
+    bench.plugins = (Broken(kinds),)
+    bench.start()
+    bench.disk.save("a", ["content/a.md"], type="newsletter")
+    bench.save("b")
+    assert bench.drain.run() == Tally(settled=2, failed=2)
+    failed = [event for event in bench.events if isinstance(event, Failed)]
+    assert [(each.slug, each.failure) for each in failed] == [("a", "plugin-broken"), ("b", "plugin-broken")]
+    assert all(words in each.error for each in failed)
+
+
+@pytest.mark.parametrize(
+    ("wish", "until"), [(NOW + 30, NOW + 30), (NOW + 9_999, NOW + 60), (NOW - 1, NOW + 60)]
+)
 def test_what_a_plugin_puts_off_waits_as_long_as_it_may_and_costs_no_attempt(
     bench: Bench, wish: float, until: float
 ) -> None:
