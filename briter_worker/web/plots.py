@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from briter_worker.web.words import clock, day_of, span
+from briter_worker.web.words import clock, day_of, offset, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,20 +47,29 @@ def figures_of(history: History, now: float) -> Figures:
     """Count what the history holds."""
     return Figures(
         _columns(history, now, HOUR, 24, lambda began: (clock(began), f"{day_of(began)}, {clock(began)}")),
-        _columns(history, now, DAY, 30, lambda began: (day_of(began, short=True), day_of(began))),
+        # By its noon: where the clocks have changed since, a day does not begin at midnight.
+        _columns(
+            history,
+            now,
+            DAY,
+            30,
+            lambda began: (day_of(began + DAY / 2, short=True), day_of(began + DAY / 2)),
+        ),
     )
 
 
 def _columns(
     history: History, now: float, width: float, number: int, names: Callable[[float], tuple[str, str]]
 ) -> Sequence[Column]:
-    first = math.floor(now / width) - number + 1
+    # Hours and days begin when the server's own do, as everywhere on the pages.
+    ahead = offset(now)
+    first = (math.floor((now + ahead) / width) - number + 1) * width - ahead
     known: dict[int, Bucket] = {
-        round(bucket.began / width): bucket for bucket in history.throughput(first * width, width)
+        round((bucket.began - first) / width): bucket for bucket in history.throughput(first, width)
     }
     columns = []
-    for index in range(first, first + number):
-        label, full = names(index * width)
+    for index in range(number):
+        label, full = names(first + index * width)
         bucket = known.get(index)
         if bucket is None:
             columns.append(Column(label, full))

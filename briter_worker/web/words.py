@@ -169,6 +169,12 @@ def zone() -> str:
     return datetime.now(UTC).astimezone().tzname() or "UTC"
 
 
+def offset(seconds: float) -> float:
+    """How many seconds the server's clock is ahead of UTC at that moment."""
+    ahead = local(seconds).utcoffset()
+    return ahead.total_seconds() if ahead else 0.0
+
+
 def clock(seconds: float) -> str:
     """`14:05`."""
     return f"{local(seconds):%H:%M}"

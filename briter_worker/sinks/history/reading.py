@@ -230,16 +230,16 @@ class History:
         return {(row[0], bool(row[1])): row[2] for row in rows}
 
     def throughput(self, since: float, span: float) -> list[Bucket]:
-        """What ended since then, in buckets of `span` seconds, those in which something did."""
+        """What ended since then, in buckets of `span` seconds from then on, those in which something did."""
         with self._reading() as connection:
             if connection is None:
                 return []
             rows = connection.execute(
-                "SELECT CAST(ended / ? AS INTEGER), outcome, "
+                "SELECT CAST((ended - ?) / ? AS INTEGER), outcome, "
                 "CASE WHEN outcome = 'published' AND dry_run = 0 "
                 "THEN max(0.0, ended - max(saved_at, coalesce(due_at, 0.0))) END "
                 "FROM attempts WHERE stale IN (0, 1) AND ended >= ? AND outcome IS NOT NULL",
-                (span, since),
+                (since, span, since),
             ).fetchall()
         counts: dict[int, dict[str, int]] = {}
         waits: dict[int, list[float]] = {}
@@ -249,7 +249,7 @@ class History:
             if waited is not None:
                 waits.setdefault(number, []).append(waited)
         return [
-            Bucket(number * span, counts[number], tuple(sorted(waits.get(number, ()))))
+            Bucket(since + number * span, counts[number], tuple(sorted(waits.get(number, ()))))
             for number in sorted(counts)
         ]
 
