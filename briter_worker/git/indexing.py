@@ -109,6 +109,9 @@ class Index:
             self._commands.run("update-index", *options, stdin=stdin, doing=doing)
             return
         try:
+            # Only who holds the site has these names: what is there was left by a git that was killed.
+            for left in (self._copy, Path(f"{self._copy}.lock")):
+                left.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 shutil.copy(self._file, self._copy)
             extra = {"GIT_INDEX_FILE": str(self._copy)}

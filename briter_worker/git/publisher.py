@@ -17,7 +17,7 @@ from briter_worker.git.bases import Bases, read_bases
 from briter_worker.git.building import Building, Item
 from briter_worker.git.commits import Person, Writer
 from briter_worker.git.objects import Objects
-from briter_worker.git.pending import has_late_adoption
+from briter_worker.git.pending import has_late_adoption, has_late_index
 from briter_worker.git.remote import Remote
 from briter_worker.git.site import Site, Tips
 from briter_worker.git.staging import Staging
@@ -131,7 +131,10 @@ class GitPublisher:
         self._site.tidy(now)
         with Objects(self._commands) as objects:
             self._adopt_late(objects)
-            Adoption(self._site, objects).heal()
+            if has_late_index(self._commands.worktree, self._site.branch):
+                # Marked as at work: the lock of the index, if we die here, is known for ours by that.
+                with self._site.finishing():
+                    Adoption(self._site, objects).heal()
         self._upkeep.begin()
 
     def close(self, stopping: Callable[[], bool], *, wait: float) -> None:

@@ -56,3 +56,37 @@ def test_a_commit_between_the_branch_and_the_index_takes_no_post_back(site: Site
     assert site.git("show", "HEAD:content/posts/a.md") == "published"
     assert site.git("show", "HEAD:notes.txt") == "mine"
     assert site.git("status", "--porcelain", "--untracked-files=no") == ""
+
+
+def test_a_death_while_the_index_is_made_up_for_leaves_no_lock_in_a_persons_way(
+    site: Site, tmp_path: Path
+) -> None:
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    site.git("read-tree", "HEAD~1")
+    site.git("update-ref", "refs/briter/branches/main/unindexed", "HEAD~1")
+    shim = tmp_path / "bin" / "git"
+    shim.parent.mkdir()
+    shim.write_text(
+        f"""#!/bin/sh
+case " $* " in *" update-index "*) touch '{shim.parent}/died'; kill -KILL $PPID; exit 1;; esac
+exec {REAL} "$@"
+"""
+    )
+    shim.chmod(0o755)
+    site.run_once(PATH=f"{shim.parent}:/usr/bin:/bin")
+    assert (shim.parent / "died").exists(), "the worker did not get that far"
+    site.run_once()
+    assert not (site.worktree / ".git" / "index.lock").exists()
+    assert site.git("status", "--porcelain", "--untracked-files=no") == ""
+
+
+def test_what_a_killed_git_left_beside_the_index_is_in_nobodys_way(site: Site) -> None:
+    (site.worktree / ".git" / "briter-new-index.lock").write_text("half an index")
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert result.of("published")
+    assert not result.of("warning")
+    assert site.git("status", "--porcelain") == ""
