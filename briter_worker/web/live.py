@@ -151,29 +151,41 @@ class Hub:
             return
         try:
             yield f"retry: {RECONNECT_MS}\n\n".encode()
-            caught_up = None if seen is None else await _caught_up(seen, cursor, missed)
-            if caught_up is None:
-                yield event("snapshot", {"latest": cursor, **snapshot()}, cursor)
+            caught_up = seen is not None
+            if seen is not None:
+                async for page in _missed_pages(seen, cursor, missed):
+                    if page is None:
+                        caught_up = False
+                        break
+                    yield page
+            if caught_up:
+                yield event("status", status())
             else:
-                yield caught_up + event("status", status())
+                yield event("snapshot", {"latest": cursor, **snapshot()}, cursor)
             async for chunk in reader.chunks():
                 yield chunk
         finally:
             self._readers.discard(reader)
 
 
-async def _caught_up(seen: int, cursor: int, missed: Callable[[int, int], Awaitable[Missed]]) -> bytes | None:
-    """All moments after `seen`, up to `cursor`; None when they are not known any more."""
+async def _missed_pages(
+    seen: int, cursor: int, missed: Callable[[int, int], Awaitable[Missed]]
+) -> AsyncIterator[bytes | None]:
+    """All moments after `seen`, up to `cursor`; None where they are not known any more.
+
+    Page by page: after a restart, everybody comes back at once, and each would hold all of it.
+    """
     if not 0 <= seen <= cursor or cursor - seen > _MOST_MISSED:
-        return None
-    parts = []
+        yield None
+        return
     while seen < cursor:
         try:
             _newest, oldest, moments = await missed(seen, _PAGE)
         except HistoryUnreadableError:
-            return None
+            yield None
+            return
         if not moments or oldest > seen + 1:
-            return None
-        parts += [moment_event(moment) for moment in moments if moment.id <= cursor]
+            yield None
+            return
+        yield b"".join(moment_event(moment) for moment in moments if moment.id <= cursor)
         seen = moments[-1].id
-    return b"".join(parts)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
+from briter_worker.sinks.history.reading import Moment
 from briter_worker.web.live import Hub, Reader
 from briter_worker.web.security import Door, Guard, address_of
 from briter_worker.web.sessions import LASTS, TRIES, WITHIN, Sessions, Tries
@@ -33,6 +35,29 @@ def test_a_hub_that_is_closed_lets_nobody_in() -> None:
     assert not hub.is_full()
     hub.close()
     assert hub.is_full()
+
+
+def test_who_was_away_long_gets_what_it_missed_in_portions() -> None:
+    past = [Moment(number, 0.0, "published", {"slug": "x" * 100}) for number in range(1, 5001)]
+
+    async def missed(after: int, number: int) -> tuple[int, int, list[Moment]]:
+        return 5000, 1, past[after : after + number]
+
+    async def catch_up() -> list[bytes]:
+        hub = Hub()
+        hub.open(asyncio.get_running_loop(), 5000)
+        chunks = []
+        async for chunk in hub.stream(0, missed, dict, dict).body_iterator:
+            assert isinstance(chunk, bytes)
+            chunks.append(chunk)
+            if b"event: status" in chunk:
+                break
+        return chunks
+
+    chunks = asyncio.run(catch_up())
+    numbers = [int(number) for number in re.findall(rb"^id: (\d+)$", b"".join(chunks), re.MULTILINE)]
+    assert numbers == list(range(1, 5001))
+    assert max(map(len, chunks)) < sum(map(len, chunks)) / 5
 
 
 def test_a_change_whose_sender_left_in_the_middle_is_none() -> None:
