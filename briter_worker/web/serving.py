@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ import uvicorn
 
 from briter_worker.errors import UsageError
 from briter_worker.web.app import Application
+from briter_worker.web.live import MOST_READERS
 from briter_worker.web.security import is_loopback
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ _GONE_MS = 60_000
 _SWITCH = 0.0005
 """A request waits so long for a thread that computes; several times Python's 5 ms is a slow page."""
 _BACKLOG = 1024
+_FILES = MOST_READERS + 500
+"""Each connection is an open file; a shell and a service begin with 1,024, and may have far more."""
 
 
 class PortTakenError(Exception):
@@ -77,6 +81,7 @@ def serve(
             "Fix: set BRITER_DASHBOARD_TOKEN (openssl rand -hex 32 makes one), or listen on 127.0.0.1"
         )
     listener = _listen(host, port)
+    _allow_files(_FILES)
     # What these would say of a reader that left is nobody's business; mistakes are told by the application.
     for name in ("uvicorn", "uvicorn.error", "asyncio", "sse_starlette"):
         logger = logging.getLogger(name)
@@ -99,6 +104,17 @@ def serve(
     ready(f"http://{f'[{name}]' if ':' in name else name}:{bound}")
     with suppress(KeyboardInterrupt):
         _Server(config, application).run(sockets=[listener])
+
+
+def _allow_files(wanted: int) -> None:
+    """Else many readers would leave none for the queue and the history."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (wanted if hard == unlimited else min(wanted, hard), hard)
+            )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from dashboards import TOKEN, Dashboard, serving, sign_in
+
+from briter_worker.web.live import MOST_READERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +63,17 @@ def test_a_port_that_is_taken_is_one_line(site: Site) -> None:
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert "Fix:" in line
+
+
+def test_many_readers_leave_files_for_the_queue(site: Site) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
+    try:
+        with serving(site) as served:
+            soft, hard = resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert soft >= min(MOST_READERS + 100, hard)
 
 
 def test_without_its_extra_it_says_what_to_install(site: Site) -> None:
