@@ -53,4 +53,13 @@ def _conditions(snapshot: Snapshot, problem: str | None) -> Iterator[Condition]:
         yield Condition("warn", f"{words.count(again, 'post')} will be tried again soon")
     if waiting:
         yield Condition("busy", f"{words.count(waiting, 'post')} about to be published")
-    yield Condition("good", "Everything that was saved is live")
+    yield _nothing_to_do(dry_run=standing.dry_run)
+
+
+def _nothing_to_do(*, dry_run: bool) -> Condition:
+    if not dry_run:
+        return Condition("good", "Everything that was saved is live")
+    fix = "Set BRITER_WORKER_DRY_RUN=false on the server: what was tried so far goes live then, too."
+    return Condition(
+        "busy", "Everything that was saved was tried, but in a dry run nothing goes live", "", fix
+    )

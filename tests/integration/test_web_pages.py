@@ -57,6 +57,16 @@ def test_every_page_of_a_new_site_says_what_will_be_there(dashboard: Dashboard) 
     assert "Everything that was saved is live." in text_of(dashboard.page.get("/").text)
 
 
+def test_in_a_dry_run_no_page_says_that_something_is_live(site: Site) -> None:
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once(BRITER_WORKER_DRY_RUN="true")
+    with serving(site, BRITER_WORKER_DRY_RUN="true") as tried:
+        said = text_of(tried.page.get("/").text)
+    assert "Everything that was saved is live" not in said
+    assert "BRITER_WORKER_DRY_RUN=false" in said
+
+
 def test_every_field_has_a_label_and_every_id_is_used_once(site: Site, dashboard: Dashboard) -> None:
     site.save("held", ["content/posts/held.md"], scheduledFor=TOMORROW)
     site.save("bad", ["../outside"])
