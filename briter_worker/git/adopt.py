@@ -110,10 +110,14 @@ class Adoption:
             else:
                 self._index.put(known)
         except PublishError:
-            self._site.update(
-                (self._site.unindexed_ref, self._site.ref(self._site.unindexed_ref) or plan.old, None)
-            )
+            self._site.update(self._unindexed(plan))
             raise
+        if not plan.commits and self._site.ref(self._site.unindexed_ref) == plan.old:
+            self._site.update((self._site.unindexed_ref, None, None))
+
+    def _unindexed(self, plan: Plan) -> Move:
+        """What the index has to be brought up from, by `heal`."""
+        return self._site.unindexed_ref, self._site.ref(self._site.unindexed_ref) or plan.old, None
 
     def _postpone(self, plan: Plan) -> None:
         """Take note of what has to be known when the branch is checked out again.
@@ -136,8 +140,7 @@ class Adoption:
             changes.append((self._site.tracking_ref, plan.new, None))
         if plan.old != plan.new == self._site.ref(self._site.branch_ref):
             # It has moved already, and its worker died before the index.
-            unindexed = self._site.ref(self._site.unindexed_ref) or plan.old
-            changes.append((self._site.unindexed_ref, unindexed, None))
+            changes.append(self._unindexed(plan))
         if changes:
             self._site.update(*changes)
 
@@ -195,6 +198,9 @@ class Adoption:
             # First: git moves one after the other, and may be ended in between.
             changes.append((self._site.bases_ref, write_bases(self._commands, after), None))
         if tip != plan.new:
+            if not plan.commits:
+                # No journal tells of it: should we die before the index follows, nobody would make up for it.
+                changes.append(self._unindexed(plan))
             changes.append((self._site.branch_ref, plan.new, plan.old))
         on_remote = plan.remote if plan.dry_run else plan.new
         if on_remote is not None and self._site.ref(self._site.tracking_ref) != on_remote:

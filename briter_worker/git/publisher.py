@@ -154,7 +154,7 @@ class GitPublisher:
             writer = Writer(self._commands, tip=tips.local)
             transaction = self._transaction(objects, writer, lambda _: None, 0.0)
             for plan in late:
-                transaction.adopt(plan, None)
+                transaction.adopt(replace(plan, commits={}), None)  # their journal is closed by now
             now = site.tips()
             if now.remote not in (None, now.local):
                 transaction.adopt_landed(now, str(now.remote))

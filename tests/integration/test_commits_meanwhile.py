@@ -58,6 +58,35 @@ def test_a_commit_between_the_branch_and_the_index_takes_no_post_back(site: Site
     assert site.git("status", "--porcelain", "--untracked-files=no") == ""
 
 
+def die_before_update_index(site: Site, folder: Path) -> None:
+    """A run whose worker is killed when the branch has moved and the index has not."""
+    folder.mkdir()
+    shim = folder / "git"
+    shim.write_text(
+        f"""#!/bin/sh
+case " $* " in *" update-index "*) touch '{folder}/died'; kill -KILL $PPID; exit 1;; esac
+exec {REAL} "$@"
+"""
+    )
+    shim.chmod(0o755)
+    site.run_once(PATH=f"{folder}:/usr/bin:/bin")
+    assert (folder / "died").exists(), "the worker did not get that far"
+
+
+def test_a_death_before_the_index_follows_the_remote_alone_is_made_up_for(site: Site, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    site.git("clone", "-q", str(site.remote), str(other), cwd=tmp_path)
+    (other / "content/posts/theirs.md").parent.mkdir(parents=True, exist_ok=True)
+    (other / "content/posts/theirs.md").write_text("theirs")
+    site.git("add", "-A", cwd=other)
+    site.git("commit", "-qm", "Theirs", cwd=other)
+    site.git("push", "-q", "origin", "HEAD:main", cwd=other)
+    site.save("nothing-new", ["content"])
+    die_before_update_index(site, tmp_path / "bin")
+    assert site.run_once().of("nochange")
+    assert site.git("diff", "--cached", "--name-only") == ""
+
+
 def test_a_death_while_the_index_is_made_up_for_leaves_no_lock_in_a_persons_way(
     site: Site, tmp_path: Path
 ) -> None:
@@ -66,17 +95,7 @@ def test_a_death_while_the_index_is_made_up_for_leaves_no_lock_in_a_persons_way(
     assert site.run_once().of("published")
     site.git("read-tree", "HEAD~1")
     site.git("update-ref", "refs/briter/branches/main/unindexed", "HEAD~1")
-    shim = tmp_path / "bin" / "git"
-    shim.parent.mkdir()
-    shim.write_text(
-        f"""#!/bin/sh
-case " $* " in *" update-index "*) touch '{shim.parent}/died'; kill -KILL $PPID; exit 1;; esac
-exec {REAL} "$@"
-"""
-    )
-    shim.chmod(0o755)
-    site.run_once(PATH=f"{shim.parent}:/usr/bin:/bin")
-    assert (shim.parent / "died").exists(), "the worker did not get that far"
+    die_before_update_index(site, tmp_path / "bin")
     site.run_once()
     assert not (site.worktree / ".git" / "index.lock").exists()
     assert site.git("status", "--porcelain", "--untracked-files=no") == ""
