@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from briter_worker.errors import for_people
 from briter_worker.settings import settings_schema
 from briter_worker.sinks.history.reading import History, HistoryUnreadableError, Receipt
+from briter_worker.sinks.webhooks.endpoints import origin_of
 from briter_worker.views import document_of
 from briter_worker.web import plots, words
 from briter_worker.web.api import MEANT, Asked
@@ -168,7 +169,9 @@ def post(request: Request, dashboard: Asked, id: Text = "", slug: Text = "") -> 
 def _keys(document: dict[str, Any]) -> list[tuple[str, str]]:
     shown = []
     for key, value in document.items():
-        if value is not None:
+        if key == "webhook" and isinstance(value, str):
+            shown.append((key, for_people(origin_of(value))))  # the rest of it is often a secret
+        elif value is not None:
             parts = value if isinstance(value, list) else [value]
             shown.append((for_people(key), ", ".join(for_people(str(part)) for part in parts[:_FIRST])))
     return shown

@@ -247,6 +247,14 @@ def test_a_job_of_any_name_has_a_page_and_can_be_steered(site: Site, job_id: str
     assert tmp_path.exists()
 
 
+def test_of_whom_a_job_wants_told_a_page_shows_the_host_alone(site: Site, dashboard: Dashboard) -> None:
+    site.save("a", ["content/a.md"], scheduledFor=TOMORROW, webhook="https://hooks.example.org/T0KEN")
+    eventually(lambda: dashboard.page.get("/post?slug=a").status_code == 200)
+    page = dashboard.page.get("/post?slug=a").text
+    assert "https://hooks.example.org" in page
+    assert "T0KEN" not in page
+
+
 def test_the_site_page_shows_settings_and_what_the_doctor_finds_but_no_secret(site: Site) -> None:
     with serving(site, BRITER_ALLOWED_PATHS="media") as dashboard:
         page = dashboard.page.get("/site").text
