@@ -294,6 +294,16 @@ def test_after_the_last_attempt_a_message_is_given_up_and_that_is_told(
     assert "given up after attempt 3: it answers 500" in station.complaints[0]
 
 
+def test_what_was_put_off_before_the_clock_was_set_back_is_sent_all_the_same(
+    station: Station, receiver: Receiver
+) -> None:
+    receiver.replies.append(Reply(500))
+    station.tell(station.open(receiver.url), published())
+    assert station.unsent() == 1
+    station.later(-30 * 86400.0)
+    assert station.unsent() == 0
+
+
 def test_what_waited_as_long_behind_a_message_is_given_up_with_it(
     station: Station, receiver: Receiver
 ) -> None:

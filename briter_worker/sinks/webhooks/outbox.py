@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LEASE = 60.0
+_FURTHEST = 2 * 86400.0
+"""Nothing is put off for longer: what seems to be was put off before the clock was set back."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS deliveries (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -99,8 +101,8 @@ class Outbox:
         with _transaction(self._connection) as connection:
             for row in connection.execute(
                 "SELECT id, message, url, created, content_type, body, build, attempts FROM deliveries "
-                "WHERE due <= ? ORDER BY due, id LIMIT 100",
-                (now,),
+                "WHERE due <= ? OR due > ? ORDER BY due, id LIMIT 100",
+                (now, now + _FURTHEST),
             ).fetchall():
                 number, message, url, created, content_type, body, build, attempts = row
                 if build and not self._may_build(connection, number, url, now):
