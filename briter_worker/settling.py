@@ -87,7 +87,8 @@ class Work:
         done = [self.open[each.key] for each in known if _is_done(each)]
         if done:
             self._desk.queue.finish(self.batch, done)
-        for outcome in known:
+        # These first: they have left the queue, and an error with the others must not keep it untold.
+        for outcome in sorted(known, key=_is_done, reverse=True):
             claim = self.open[outcome.key]
             if outcome.cancelled:
                 self._drop(claim)

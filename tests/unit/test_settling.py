@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -421,6 +423,25 @@ def test_what_a_plugin_puts_off_waits_as_long_as_it_may_and_costs_no_attempt(
     document = bench.disk.document("a")
     assert (document["attempts"], document["nextAttemptAt"]) == (0, format_time(until))
     assert document["lastError"] == "not at night"
+
+
+def test_what_is_published_is_told_also_when_its_neighbour_cannot_be_put_off(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def settled(request: Request) -> Outcome:
+        monkeypatch.setattr(os, "write", full)
+        if request.slug == "a":
+            return Outcome(request.key, failure=Failure.LOST_RACE, text="again")
+        return Outcome(request.key, COMMIT)
+
+    bench.save("a", "b")
+    bench.publisher.outcome = settled
+    with pytest.raises(OSError, match="No space"):
+        bench.drain.run()
+    assert bench.names() == ["start", "start", "published"]
 
 
 # Cancelled while in flight
