@@ -35,19 +35,6 @@ def open_outlets(
     def complain(text: str) -> None:
         log(Warned(error=text))
 
-    def history() -> HistorySink:
-        from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - not for a run of cron
-        from briter_worker.sinks.history.retention import Retention  # noqa: PLC0415
-        from briter_worker.sinks.history.sink import HistorySink  # noqa: PLC0415
-
-        return HistorySink(
-            settings.history_path,
-            Target(settings.git_branch, settings.git_remote, settings.published_href_template),
-            Retention(settings.history_stale_days, settings.history_keep_days),
-            announce=log,
-            complain=complain,
-        )
-
     def webhooks() -> WebhookSink:
         from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - as above
         from briter_worker.sinks.webhooks.outbox import Mark  # noqa: PLC0415
@@ -69,12 +56,31 @@ def open_outlets(
         return sink
 
     stores: list[Sink] = [
-        AtFirstJob(history),
+        AtFirstJob(lambda: _history(settings, log)),
         Later(webhooks, lambda event: _tells_somebody(settings, event, once=once)),
     ]
     if metrics is not None:
         stores.append(Later(metrics, lambda event: isinstance(event, WorkerStarted)))
     return ConditionWatch(settings.condition_path, Fan(stores, log))
+
+
+def open_record(settings: Settings, log: EventSink) -> Fan:
+    """For who steers beside the worker: what is done to a job is in the history, then in the log."""
+    return Fan([AtFirstJob(lambda: _history(settings, log))], log)
+
+
+def _history(settings: Settings, log: EventSink) -> HistorySink:
+    from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - not for a run of cron
+    from briter_worker.sinks.history.retention import Retention  # noqa: PLC0415
+    from briter_worker.sinks.history.sink import HistorySink  # noqa: PLC0415
+
+    return HistorySink(
+        settings.history_path,
+        Target(settings.git_branch, settings.git_remote, settings.published_href_template),
+        Retention(settings.history_stale_days, settings.history_keep_days),
+        announce=log,
+        complain=lambda text: log(Warned(error=text)),
+    )
 
 
 def _tells_somebody(settings: Settings, event: Event, *, once: bool) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from briter_worker.job import Job
+    from briter_worker.settings import Settings
 
 
 def retry(
@@ -50,6 +51,7 @@ def cancel(wanted: Wanted, *, as_json: Json = False) -> None:
 
     with _declining():
         done = open_queue(settings).cancel(wanted, time.time())
+    _record_cancelled(settings, done.gone, print_lines=not as_json and not views.is_terminal())
     if as_json:
         views.put_json(
             [{"id": job.id, "slug": job.slug, "cancelled": True} for job in done.gone]
@@ -65,14 +67,28 @@ def cancel(wanted: Wanted, *, as_json: Json = False) -> None:
         views.put(
             "".join(f"{for_people(job.slug)} cancelled (job {for_people(job.id)})\n" for job in done.gone)
         )
-    else:
-        # A cancelled job is gone without a trace: this line is what a log keeps of it.
-        from briter_worker.events import Cancelled  # noqa: PLC0415
-        from briter_worker.sinks.log import LogSink, standard_output  # noqa: PLC0415
 
-        log = LogSink(standard_output(), complain=views.tell)
-        for job in done.gone:
-            log(Cancelled(job_id=job.id, slug=job.slug))
+
+def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: bool) -> None:
+    """What is gone is in the history; and in the log, where one is kept of what is printed."""
+    if not jobs:
+        return
+    from briter_worker.events import Cancelled, Event, Warned  # noqa: PLC0415
+    from briter_worker.outlets import open_record  # noqa: PLC0415
+    from briter_worker.sinks.log import LogSink, standard_output  # noqa: PLC0415
+
+    lines = LogSink(standard_output(), complain=views.tell)
+
+    def log(event: Event) -> None:
+        if isinstance(event, Warned):
+            views.tell(event.error)
+        elif print_lines:
+            lines(event)
+
+    record = open_record(settings, log)
+    for job in jobs:
+        record(Cancelled(job_id=job.id, slug=job.slug))
+    record.close()
 
 
 def publish_now(wanted: Wanted, *, as_json: Json = False) -> None:

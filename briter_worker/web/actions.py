@@ -32,13 +32,21 @@ class Actions:
     """Steers one site. Safe in several threads."""
 
     def __init__(
-        self, settings: Settings, queue: DiskQueue, keeper: Keeper, readers: Readers, log: EventSink
+        self,
+        settings: Settings,
+        queue: DiskQueue,
+        keeper: Keeper,
+        readers: Readers,
+        *,
+        log: EventSink,
+        record: EventSink,
     ) -> None:
         self._settings = settings
         self._queue = queue
         self._keeper = keeper
         self._readers = readers
         self._log = log
+        self._record = record
         self._requests = Requests(settings.storage_root, settings.queue_root, self._is_known)
         self._one_request = threading.Lock()
 
@@ -58,11 +66,11 @@ class Actions:
             return self._queue.publish_now(wanted, time.time())
 
     def cancel(self, wanted: str) -> Cancellation:
-        """Take it out of the queue. What is gone leaves no other trace than the log's line."""
+        """Take it out of the queue. What is gone is in the history, and in the log."""
         with self._changing():
             done = self._queue.cancel(wanted, time.time())
         for job in done.gone:
-            self._log(Cancelled(job_id=job.id, slug=job.slug))
+            self._record(Cancelled(job_id=job.id, slug=job.slug))
         return done
 
     def pause(self, until: float | None, reason: str) -> Pause:

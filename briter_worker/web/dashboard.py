@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from briter_worker.outlets import open_record
 from briter_worker.web.actions import Actions
 from briter_worker.web.examination import Examination
 from briter_worker.web.live import Hub
@@ -45,7 +46,9 @@ class Dashboard:
         self.queue = open_queue(settings)
         self.readers = Readers(settings)
         self.keeper = Keeper(settings, self.queue, self.hub.publish, self.hub.restart)
-        self.actions = Actions(settings, self.queue, self.keeper, self.readers, log)
+        # A pause is the worker's to tell: it notices the file, whoever wrote it.
+        self._record = open_record(settings, log)
+        self.actions = Actions(settings, self.queue, self.keeper, self.readers, log=log, record=self._record)
         self.examination = Examination(settings, complain)
         self._metrics = metrics and metrics(lambda: self.keeper.snapshot.standing_at(time.time()))
         self._one_reading = threading.Lock()
@@ -61,6 +64,7 @@ class Dashboard:
         self.hub.close()
         self.keeper.stop()
         self.readers.close()
+        self._record.close()
 
     def metrics(self) -> tuple[bytes, str] | None:
         """The numbers as text, and its media type; None where they are not installed."""

@@ -7,6 +7,9 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from dashboards import serving
+from sites import eventually
+
 if TYPE_CHECKING:
     from sites import Site
 
@@ -59,6 +62,20 @@ def test_a_post_whose_receipt_was_never_written_can_be_looked_at(site: Site) -> 
     assert json.loads(shown.stdout)["state"] == "claimed"
     watched = site.command("show", "a", "--watch")
     assert (watched.returncode, watched.stdout.strip()) == (0, "settle"), watched.stderr
+
+
+def test_what_was_cancelled_while_it_waited_has_a_receipt_too(site: Site) -> None:
+    site.save("a", ["content/posts/a.md"], scheduledFor="2099-01-01")
+    site.save("b", ["content/posts/b.md"], scheduledFor="2099-01-01")
+    cancelled = site.command("cancel", "a")
+    assert [line for line in cancelled.stdout.splitlines() if '"event":"cancelled"' in line], cancelled.stderr
+    with serving(site) as dashboard:
+        assert dashboard.act("cancel", id="b").status_code == 303
+        eventually(lambda: len(dashboard.json("/api/history")["items"]) == 2)
+    assert [(each["slug"], each["outcome"]) for each in receipts(site)] == [
+        ("b", "cancelled"),
+        ("a", "cancelled"),
+    ]
 
 
 def test_each_failed_attempt_is_kept_with_its_reason(site: Site) -> None:
