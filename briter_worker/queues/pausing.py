@@ -40,7 +40,7 @@ class Pausing:
                 until=None if until is None else parse_time(until),
                 reason=str(document["reason"]),
             )
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return Pause(since=0.0, until=None, reason=_UNREADABLE)
         return None if pause.until is not None and pause.until <= now else pause
 

@@ -16,7 +16,16 @@ NOW = 1_800_000_000.0
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"null", b'{"since": 1}', b'{"since": "x", "until": null, "reason": ""}', b"\xff\xfe"],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"since": 1}',
+        b'{"since": "x", "until": null, "reason": ""}',
+        b"\xff\xfe",
+        b"[" * 99_999,
+    ],
 )
 def test_damage_does_not_end_a_pause(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
