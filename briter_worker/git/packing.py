@@ -92,6 +92,8 @@ class Pack:
         pack = b"".join([b"PACK", (2).to_bytes(4), self._count.to_bytes(4), *self._parts])
         self._parts, self._count, self._bytes = [], 0, 0
         pack += self._hash(pack, usedforsecurity=False).digest()
+        # Where git does not take it, the batch may go on all the same: it was to keep a conflict's version.
+        written, self._written = self._written, set()
         with self._commands.watched(process, "index-pack"):
             _, err = self._commands.converse(process, pack)
             process.wait()
@@ -99,6 +101,7 @@ class Pack:
             raise causes.from_git(
                 "the commits could not be written", _words(err) or causes.wordless(process.returncode)
             )
+        self._written = written
 
     def give_up(self) -> None:
         """Forget what was not sent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from briter_worker.errors import PublishError
 from briter_worker.git.command import Commands
 from briter_worker.git.commits import Commit, Person, Writer
 from briter_worker.git.objects import Entry, Folder, Objects
@@ -127,6 +129,21 @@ def test_a_folder_of_thousands_grows_by_a_few_bytes_a_commit(repository: Path) -
     assert len(run(repository, "ls-tree", "-r", "--name-only", names[-1]).split()) == len(
         {*range(300), *(number * 7 % 400 for number in range(200))}
     )
+
+
+def test_what_git_has_not_taken_is_written_again(repository: Path) -> None:
+    commands = Commands(repository, remote="origin", timeout=60)
+    writer = Writer(commands, tip=start(repository, {}))
+    content = b"not taken at first\n"
+    sha = writer.hash(content)
+    writer.blob(sha, content)
+    for pid in commands.running():
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(PublishError):
+        writer.close()
+    writer.blob(sha, content)
+    writer.close()
+    assert run(repository, "cat-file", "blob", sha) == content.decode()
 
 
 @given(
