@@ -21,6 +21,7 @@ from benchmarks import (
     shown,
     sinks,
     start,
+    web,
 )
 from benchmarks.lab import PROJECT, Scale, laboratory, say
 from benchmarks.report import Section, machine, write
@@ -35,6 +36,7 @@ _BENCHMARKS = {
     "memory": memory.measure,
     "processes": processes.measure,
     "sinks": sinks.measure,
+    "web": web.measure,
     "import": imports.measure,
     "nested": nested.measure,
     "growth": growth.measure,
