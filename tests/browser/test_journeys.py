@@ -222,6 +222,37 @@ def test_what_is_done_in_one_tab_is_seen_in_the_other(running: Running, visitor:
     assert stayed(other)
 
 
+def looked_at(page: Page, *, seen: bool) -> None:
+    """Have the browser say that the tab is in front, or behind others: without a screen, all are in front."""
+    page.evaluate(
+        "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        not seen,
+    )
+
+
+def test_a_tab_nobody_looks_at_holds_no_connection_and_catches_up_when_shown(
+    running: Running, visitor: Visitor
+) -> None:
+    page = visitor.page
+    page.goto("/scheduled")
+    follows(page)
+    stay(page)
+    # Those of earlier pages may be noticed to have left a little later.
+    eventually(lambda: running.dashboard.json("/api/status")["readers"] == 1)
+
+    looked_at(page, seen=False)
+    eventually(lambda: running.dashboard.json("/api/status")["readers"] == 0)
+    running.save("meanwhile", scheduledFor=TOMORROW)
+    eventually(lambda: running.knows("meanwhile"))
+    looked_at(page, seen=True)
+
+    expect(row(page, "meanwhile")).to_be_visible()
+    follows(page)
+    eventually(lambda: running.dashboard.json("/api/status")["readers"] == 1)
+    assert stayed(page)
+
+
 def test_what_somebody_has_opened_and_typed_outlasts_the_news(running: Running, visitor: Visitor) -> None:
     page = visitor.page
     page.goto("/")

@@ -59,8 +59,7 @@
     badge.firstChild.textContent = status.jobs.failed;
   }
 
-  function listen() {
-    if (!document.getElementById("failed-count") || !window.EventSource) return;
+  function open() {
     const source = new EventSource("/events");
     source.onopen = () => show("live");
     source.onerror = () => {
@@ -81,9 +80,31 @@
         first = false;
       });
     }
-    window.addEventListener("pagehide", () => source.close());
+    return source;
+  }
+
+  // Only while somebody looks: over HTTP/1.1 a browser has six connections to a host for all its tabs, and a
+  // seventh tab would wait for ever.
+  function listen() {
+    if (!document.getElementById("failed-count") || !window.EventSource) return;
+    let source = document.hidden ? null : open();
+    const leave = () => {
+      if (source) source.close();
+      source = null;
+    };
+    window.addEventListener("pagehide", leave);
     window.addEventListener("pageshow", (event) => { if (event.persisted) window.location.reload(); });
-    document.addEventListener("visibilitychange", () => { if (!document.hidden) soon(); });
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) {
+        leave();
+        return;
+      }
+      if (!source) {
+        show("connecting");
+        source = open();
+      }
+      soon();
+    });
   }
 
   // Where the keyboard is in the live part, said so that it is found in the part's next version.
