@@ -35,6 +35,7 @@ own reads them all on the same machine, and each reader must have been told of e
 on a site with 100 jobs on hold and 100 receipts, every page asked for once before, then left alone for \
 {seconds} s."""
 _READY_WITHIN = 120.0
+_TOLD_WITHIN = 60.0
 _SMALL = 100
 _PAUSE = 0.5
 _PAGES = (
@@ -276,7 +277,10 @@ def _reading(port: int, count: int, posts: int) -> Iterator[None]:
             if process.stdout.readline().strip() != "ready":
                 raise RuntimeError(f"the readers: {process.communicate()[1].strip()}")
             yield
-            complaint = process.communicate(timeout=60)[1]
+            try:
+                complaint = process.communicate(timeout=_TOLD_WITHIN)[1]
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"not every reader was told of {posts} posts") from None
             if process.returncode:
                 raise RuntimeError(f"the readers: {complaint.strip()}")
         finally:
