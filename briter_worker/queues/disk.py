@@ -185,7 +185,8 @@ class DiskQueue:
     def release(self, batch: Batch, claims: Sequence[Claim]) -> None:  # noqa: ARG002 - the port's signature
         """Back to waiting as if they had not been claimed, but for those that are to be cancelled."""
         with self._alone():
-            wanted = [claim for claim in claims if not self._flight.is_marked(claim.key)]
+            marked = self._flight.marked()
+            wanted = [claim for claim in claims if claim.key not in marked]
             for claim in wanted:
                 held = self._flight.read(claim.key)
                 # Deaths of earlier workers were counted in the journal only.
@@ -195,7 +196,7 @@ class DiskQueue:
 
     def cancelled(self, batch: Batch) -> Collection[str]:
         """Of these claims, by their keys, those that a person wants cancelled."""
-        return {claim.key for claim in batch.claims if self._flight.is_marked(claim.key)}
+        return self._flight.marked() & {claim.key for claim in batch.claims}
 
     def drop(self, batch: Batch, claims: Sequence[Claim]) -> None:  # noqa: ARG002 - the port's signature
         """These leave the queue as if they had never been asked for; a newer save of theirs stays."""

@@ -144,9 +144,11 @@ class Flight:
 
     def drop(self, names: Iterable[str]) -> None:
         """These are in flight no more, durably."""
+        marked = self.marked()
         for name in names:
             (self.claimed / name).unlink(missing_ok=True)
-            self._unmark(name)
+            if name in marked:
+                self._unmark(name)
         files.sync_folder(self.claimed)
         # Nor do the names come back that they had before they were taken.
         files.sync_folder(self.root)
@@ -160,6 +162,14 @@ class Flight:
     def is_marked(self, held: str) -> bool:
         """Whether somebody has asked for this one to be cancelled."""
         return os.path.lexists(self.claimed / f"{held}{_MARK}")
+
+    def marked(self) -> set[str]:
+        """All of which somebody has asked to be cancelled: one look, however many are in flight."""
+        try:
+            names = os.listdir(self.claimed)  # noqa: PTH208 - iterdir builds a Path of each
+        except FileNotFoundError:
+            return set()
+        return {name.removesuffix(_MARK) for name in names if name.endswith(_MARK)}
 
     def _unmark(self, held: str) -> None:
         if self.is_marked(held):
