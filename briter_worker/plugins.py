@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.backoff import Backoff
@@ -45,28 +45,28 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - pluggy's marker
     raise AttributeError(name)
 
 
-class Specs:
+class Specs(Protocol):
     """What a plugin may have. Each is called with the arguments that it names."""
 
     def allowed_paths(self) -> Sequence[str]:
         """Folders that may be published besides the adapter's."""
-        raise NotImplementedError
+        ...
 
     def before_publish(self, job: Job, changes: Sequence[Change]) -> None:
         """Look at what is about to be published. Raise RefusedError or SnoozedError to keep it back."""
-        raise NotImplementedError
+        ...
 
     def around_attempt(self, job: Job, attempt: int) -> AbstractContextManager[None]:
         """What surrounds each attempt, the first registered outermost."""
-        raise NotImplementedError
+        ...
 
     def after_publish(self, publication: Publication) -> None:
         """The post is on the remote. What this raises is told, and changes nothing."""
-        raise NotImplementedError
+        ...
 
     def job_kinds(self, settings: Mapping[str, Any]) -> Mapping[str, JobKind]:
         """Types of job that this plugin handles. `settings` is `plugins` in config.json, by plugin's name."""
-        raise NotImplementedError
+        ...
 
 
 class Plugins:
