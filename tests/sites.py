@@ -25,6 +25,7 @@ PREFIX = "[briter-worker] "
 PERSON = ("-c", "user.name=A Person", "-c", "user.email=person@example.org")
 """Who commits in tests when it is not the worker; never written to the clone's configuration."""
 _numbers = count(1)
+_TESTS_OWN = ("BRITER_SOAK", "BRITER_SCREENSHOTS")
 
 
 def events_in(stdout: str) -> list[dict[str, Any]]:
@@ -129,8 +130,10 @@ class Site:
 
     def environment(self, **env: str) -> dict[str, str]:
         """What the worker is started with: this site, live, and `env` on top."""
+        # What steers the tests themselves is nothing of the worker's: its doctor would wonder.
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(_TESTS_OWN)}
         return {
-            **os.environ,
+            **ours,
             "BRITER_APP_ROOT": str(self.worktree),
             "BRITER_STORAGE_ROOT": str(self.storage),
             "BRITER_WORKER_DRY_RUN": "false",
