@@ -32,7 +32,7 @@ _GIT = {
     "version": 2,  # GitPython, when it is imported
 }
 """The git commands that the worker starts for a drain, and how many of each."""
-_CALLS, _CALLS_PER_JOB = 75, 16
+_CALLS, _CALLS_PER_JOB = 76, 16
 """System calls that touch the queue's folder."""
 _BYTES, _BYTES_PER_JOB = 550, 160
 """Bytes written there: the journal of what is being pushed."""
