@@ -126,13 +126,14 @@ def test_a_drain_starts_the_same_git_commands_for_one_job_and_for_many(drains: d
 
 def test_each_job_costs_the_queue_a_few_calls_and_bytes(drains: dict[int, Cost]) -> None:
     for jobs, cost in drains.items():
-        assert cost.calls <= _CALLS + _CALLS_PER_JOB * (jobs - 1)
+        # The heartbeat writes when it is time, not when a job asks for it.
+        assert cost.calls <= _CALLS + _BEATS + _CALLS_PER_JOB * (jobs - 1)
         assert cost.written <= _BYTES + _BYTES_PER_JOB * (jobs - 1)
         assert cost.looks <= _LOOKS_PER_JOB * jobs
 
 
 def test_how_often_the_disk_is_waited_for_does_not_grow_with_the_jobs(drains: dict[int, Cost]) -> None:
-    assert {cost.syncs for cost in drains.values()} == {_SYNCS}
+    assert max(cost.syncs for cost in drains.values()) <= _SYNCS
 
 
 def test_a_site_five_times_as_large_costs_no_more_calls(drains: dict[int, Cost], tmp_path: Path) -> None:
