@@ -46,8 +46,10 @@ class Json(Response):
 
 
 def dashboard_of(request: Request) -> Dashboard:
-    """The dashboard that is asked."""
+    """The dashboard that is asked; who reads is shown what was saved before they asked."""
     dashboard: Dashboard = request.app.state.dashboard
+    if request.method == "GET":
+        dashboard.keeper.catch_up()
     return dashboard
 
 
