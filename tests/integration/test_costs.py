@@ -19,6 +19,7 @@ from machine import provide
 from sites import Site
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 _GIT = {
@@ -45,6 +46,8 @@ _BEATS = 10
 _CHANCE = 64
 """Bytes by which numbers of processes and moments in the journal and the lock differ in length."""
 _TRACED = "trace=%file,fsync,fdatasync,write,pwrite64,getdents64"
+_UNFINISHED = " <unfinished ...>"
+_RESUMED = re.compile(r"\d+\s+<\.\.\. \w+ resumed>(.*)")
 _CALL = re.compile(r"^\d+\s+(\w+)\(.*= (-?\d+)", re.MULTILINE)
 
 
@@ -92,7 +95,7 @@ def costs(root: Path, *, jobs: int, posts: int) -> Cost:
         pytest.skip("strace may not trace here")
     assert done.returncode == 0, done.stderr
     assert len(site.remote_log()) == 2 + jobs
-    lines = calls.read_text(errors="replace").splitlines()
+    lines = list(_whole(calls.read_text(errors="replace").splitlines()))
     stored = [found for line in lines if str(site.queue) in line and (found := _CALL.match(line))]
     return Cost(
         git=Counter(name for trace in traces.iterdir() if (name := _command(trace))),
@@ -103,6 +106,19 @@ def costs(root: Path, *, jobs: int, posts: int) -> Cost:
             1 for line in lines if re.search(r"\d+\.md", line) and "write" not in line.partition("(")[0]
         ),
     )
+
+
+def _whole(lines: Iterable[str]) -> Iterator[str]:
+    """The calls, each on one line: strace tells one in two parts where another thread's came in between."""
+    begun: dict[str, str] = {}
+    for line in lines:
+        thread = line.partition(" ")[0]
+        if line.endswith(_UNFINISHED):
+            begun[thread] = line.removesuffix(_UNFINISHED)
+        elif found := _RESUMED.match(line):
+            yield begun.pop(thread, f"{thread} ") + found[1]
+        else:
+            yield line
 
 
 def _command(trace: Path) -> str | None:
