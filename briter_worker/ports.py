@@ -284,6 +284,44 @@ class Publication:
     rejected_paths: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Delivered:
+    """One file as it was when its job was saved, where jobs carry their contents. `blob` None: it was gone."""
+
+    path: str
+    mode: str
+    blob: str | None
+    saved_at: float
+    base: str | None = None
+    """The version its author started from (None: there was none), where `knows_base`."""
+    knows_base: bool = False
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """All that came with one job: its declared files, and everything below each of its declared folders."""
+
+    files: tuple[Delivered, ...] = ()
+    folders: tuple[str, ...] = ()
+    """Declared paths that were folders: what the branch has below them and `files` has not is deleted."""
+
+
+class Deliveries(Protocol):
+    """The contents that jobs carry, for a publisher that has no work tree of the CMS to read."""
+
+    def of(self, keys: Collection[str]) -> Mapping[str, Delivery]:
+        """What came with these claims."""
+        ...
+
+    def content(self, blob: str) -> Iterator[bytes]:
+        """A content, part by part."""
+        ...
+
+    def published(self, paths: Collection[str]) -> Mapping[str, float]:
+        """When the version was saved that was published last, of those paths that ever were."""
+        ...
+
+
 class Extensions(Protocol):
     """What plugins add. Each may raise RefusedError and SnoozedError; what else it raises is transient."""
 
