@@ -286,7 +286,7 @@ class Publication:
 
 @dataclass(frozen=True)
 class Delivered:
-    """One file as it was when its job was saved, where jobs carry their contents. `blob` None: it was gone."""
+    """A file as it was when its job was saved, where jobs carry contents. `blob` None: it was gone."""
 
     path: str
     mode: str
