@@ -70,6 +70,11 @@ class Folders:
         if _is_repository(fd):
             os.close(fd)
             raise Refused("it is inside a nested repository; publish it from there")
+        for rules in (".gitignore", ".gitattributes"):
+            mode = kind_of(fd, rules)
+            if mode is not None and stat.S_ISFIFO(mode):
+                os.close(fd)
+                raise Refused(f"{folder}/{rules} is a pipe, on which git would wait for ever; remove that")
         if len(self._open) >= _OPEN_AT_ONCE:
             self._forget()
         self._open[folder] = fd
