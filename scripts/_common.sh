@@ -74,7 +74,7 @@ ensure_venv() {
   printf '%s\n' "$root" >"$venv/.briter-root"
   rm -f "$stamp"
   local project=$root
-  [ "$want" = runtime ] || project="$root[$want,web,webhooks,metrics]"
+  [ "$want" = runtime ] || project="$root[$want,web,webhooks,metrics,postgres]"
   # The build backend is pinned like all else: it is installed first, and pip builds with it.
   pip_install hatchling editables
   pip_install --no-build-isolation --editable "$project"
