@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +38,8 @@ class _Kind(NamedTuple):
     parse: Callable[[Any, Mapping[str, Any]], object]
     """From the text of a variable or any JSON value, and the settings that stand above it."""
     schema: Mapping[str, Any]
+    lenient: bool = False
+    """Whether what is not accepted is passed over with a warning: no start fails for it."""
 
 
 def _absolute(path: Path, base: Path | None = None) -> Path:
@@ -160,6 +162,8 @@ _INK = rf"[^\s{_NO_LINE}]"
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*(?<!\.lock)"
 _NAME = rf"(?!refs/|HEAD$)(?=.{{1,200}}$){_PART}(?:/{_PART})*"
 _WEB_ADDRESS = r"://(?:[!-~]*@)?(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-+\--~]*)?"
+SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+"""It names a folder of the cache, too."""
 _TOPIC = "(?:published|dead-lettered|condition)"
 
 
@@ -212,17 +216,34 @@ _SIGNING_SECRET = _matching(
     r"whsec_(?:[A-Za-z0-9+/]{4}){8,21}(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?|",
     "whsec_ and 24 to 64 bytes as base64: echo whsec_$(openssl rand -base64 32) makes one",
 )
+_SITE = _matching(
+    rf"{SITE_NAME}|", "a site's name: up to 100 letters, digits, and after the first also . _ and -"
+)
+_DATABASE = _matching(
+    r"postgres(?:ql)?://[!-~]+|", "an address of Postgres, such as postgresql://briter@localhost/briter"
+)
 _TOKEN = _matching(
     r"[!-~]{16,200}|", "at least 16 characters, without spaces: openssl rand -hex 32 makes one"
 )
 
 
-def _setting(kind: _Kind, default: object, description: str, *, secret: bool = False) -> Any:  # noqa: ANN401 - as dataclasses.field
+def _setting(
+    kind: _Kind, default: object, description: str, *, secret: bool = False, per_site: bool = False
+) -> Any:  # noqa: ANN401 - as dataclasses.field
     """A line of the table. A default that can be called is made of the settings above it.
 
-    A secret's value is never shown, not even a wrong one.
+    A secret's value is never shown, not even a wrong one. In a cluster, each site may have a value of its own
+    for what is `per_site`.
     """
-    return field(metadata={"kind": kind, "default": default, "description": description, "secret": secret})
+    return field(
+        metadata={
+            "kind": kind,
+            "default": default,
+            "description": description,
+            "secret": secret,
+            "per_site": per_site,
+        }
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -244,33 +265,39 @@ class Settings:
         _Kind(_adapter, {"type": "string"}),
         "local-mdx",
         "The kind of site: which folders may be published.",
+        per_site=True,
     )
     allowed_paths: tuple[str, ...] = _setting(
-        _list_of(_folders, "string"), (), "Folders added to the adapter's."
+        _list_of(_folders, "string"), (), "Folders added to the adapter's.", per_site=True
     )
     git_worktree: Path = _setting(
         _FOLDER, lambda above: above["app_root"], "The site's repository. Default: the app root."
     )
-    git_branch: str = _setting(_BRANCH, "main", "Asserted, and pushed to.")
+    git_branch: str = _setting(_BRANCH, "main", "Asserted, and pushed to.", per_site=True)
     git_remote: str = _setting(_REMOTE, "origin", "Asserted, and pushed to.")
-    git_author_name: str = _setting(_PERSON, "Briter Worker", "The worker's identity.")
-    git_author_email: str = _setting(_EMAIL, "briter-worker@localhost", "The worker's identity.")
+    git_author_name: str = _setting(_PERSON, "Briter Worker", "The worker's identity.", per_site=True)
+    git_author_email: str = _setting(
+        _EMAIL, "briter-worker@localhost", "The worker's identity.", per_site=True
+    )
     git_timeout_ms: int = _setting(
-        _whole(1, _MONTH_MS), 120_000, "Longest any one git command may take without progress."
+        _whole(1, _MONTH_MS), 120_000, "Longest any one git command may take without progress.", per_site=True
     )
     git_hooks: bool = _setting(_TRUE_OR_FALSE, False, "Whether the work tree's hooks may run.")
-    worker_dry_run: bool = _setting(_TRUE_OR_FALSE, True, "Every step but the real push.")
+    worker_dry_run: bool = _setting(_TRUE_OR_FALSE, True, "Every step but the real push.", per_site=True)
     worker_poll_interval_ms: int = _setting(
         _whole(10, _MONTH_MS), 5_000, "The backstop poll; changes wake the worker at once."
     )
-    worker_max_attempts: int = _setting(_whole(1, 1_000_000), 8, "Attempts before dead-lettering.")
+    worker_max_attempts: int = _setting(
+        _whole(1, 1_000_000), 8, "Attempts before dead-lettering.", per_site=True
+    )
     worker_backoff_ms: tuple[int, ...] = _setting(
         _list_of(_delays, "integer"),
         (60_000, 300_000, 1_800_000),
         "Waits between attempts; the last repeats.",
+        per_site=True,
     )
     worker_backoff_jitter: float = _setting(
-        _fraction(0.5), 0.0, "The fraction by which waits vary, either way."
+        _fraction(0.5), 0.0, "The fraction by which waits vary, either way.", per_site=True
     )
     worker_lock_stale_ms: int = _setting(
         _whole(1, _MONTH_MS), 60_000, "How old a heartbeat may be when nothing live holds the lock."
@@ -279,7 +306,7 @@ class Settings:
         _whole(0, _MONTH_MS), 300_000, "How long a running publication may finish after SIGTERM."
     )
     worker_max_file_bytes: int = _setting(
-        _whole(1, 2**53 - 1), 104_857_600, "A larger file is refused before it is hashed."
+        _whole(1, 2**53 - 1), 104_857_600, "A larger file is refused before it is hashed.", per_site=True
     )
     plugins: Mapping[str, Any] = _setting(
         _Kind(_object, {"type": "object"}),
@@ -291,9 +318,11 @@ class Settings:
         _whole(1, 36_500), 30, "After so many days a receipt is out of sight, unless it is asked for."
     )
     history_keep_days: int = _setting(_whole(1, 36_500), 365, "After so many days a receipt is deleted.")
-    published_href_template: str = _setting(_HREF, "", "`https://example.org/notes/{slug}`, for links.")
+    published_href_template: str = _setting(
+        _HREF, "", "`https://example.org/notes/{slug}`, for links.", per_site=True
+    )
     commit_href_template: str = _setting(
-        _COMMIT_HREF, "", "`https://example.org/commit/{commit}`, for the dashboard's links."
+        _COMMIT_HREF, "", "`https://example.org/commit/{commit}`, for the dashboard's links.", per_site=True
     )
     webhook_allow_private: bool = _setting(
         _TRUE_OR_FALSE, False, "Whether webhooks may reach this machine's own network, and by http."
@@ -330,8 +359,28 @@ class Settings:
     dashboard_token: str = _setting(
         _TOKEN, "", "What readers of the dashboard sign in with, and programs send as Bearer.", secret=True
     )
+    database_url: str = _setting(
+        _DATABASE,
+        "",
+        "The Postgres of a cluster: `postgresql://user@host/name`. Empty: the queue is a folder.",
+        secret=True,
+    )
+    site: str = _setting(_SITE, "", "In a cluster, the site that commands are about, unless told otherwise.")
+    worker_concurrency: int = _setting(
+        _whole(1, 1_000)._replace(lenient=True),
+        4,
+        "In a cluster, how many sites a worker publishes at once. What is no such number counts for nothing.",
+    )
+    cache_root: Path = _setting(
+        _FOLDER,
+        lambda above: above["storage_root"] / "cache",
+        "In a cluster, where a worker keeps what it has fetched of the sites, which may be deleted at any "
+        "time. Default: `cache` in the storage root.",
+    )
     config_path: Path
     """The config.json that was looked for. Not a setting."""
+    warnings: tuple[str, ...] = ()
+    """What was passed over, in one line each. Not a setting."""
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -414,15 +463,16 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         document = _read(path)
         configured = _said({each.name: document.get(_key(each.name)) for each in table})
         values: dict[str, Any] = {}
+        warnings: list[str] = []
         for each in table:
-            values[each.name] = _value(each, given, configured, values, path)
+            values[each.name] = _value(each, given, configured, values, path, warnings)
     except OSError as error:
         raise UsageError(for_people(f"no current folder ({error}): set BRITER_APP_ROOT")) from None
     if values["adapter"] == CUSTOM and not values["allowed_paths"]:
         raise UsageError(
             "BRITER_ADAPTER is custom, which has no folders of its own: name them in BRITER_ALLOWED_PATHS"
         )
-    return Settings(**values, config_path=path)
+    return Settings(**values, config_path=path, warnings=tuple(warnings))
 
 
 def _value(
@@ -431,16 +481,26 @@ def _value(
     configured: Mapping[str, Any],
     above: Mapping[str, Any],
     path: Path,
+    warnings: list[str],
 ) -> object:
     """What the highest layer that says something means by it."""
     name = setting.name
-    if name in environment:
-        source, said = _variable(name), environment[name]
-    elif name in configured:
-        source, said = f"{_key(name)} in {path}", configured[name]
-    else:
-        default = setting.metadata["default"]
-        return default(above) if callable(default) else default
+    layers = ((_variable(name), environment), (f"{_key(name)} in {path}", configured))
+    for source, layer in layers:
+        if name not in layer:
+            continue
+        try:
+            return _parsed(setting, source, layer[name], above)
+        except UsageError as refused:
+            if not setting.metadata["kind"].lenient:
+                raise
+            warnings.append(f"{refused}: passed over")
+    default = setting.metadata["default"]
+    return default(above) if callable(default) else default
+
+
+def _parsed(setting: Field[Any], source: str, said: object, above: Mapping[str, Any]) -> object:
+    """What is meant by what was said there. Raises UsageError."""
     kind: _Kind = setting.metadata["kind"]
     try:
         return kind.parse(said, above)
@@ -450,6 +510,42 @@ def _value(
         # Redacted before it is cut: half a token is not recognised as one.
         value = for_people(json.dumps(said, ensure_ascii=False))[:_SHOWN]
         raise UsageError(for_people(f"{source} is {value}; accepted: {refused}")) from None
+
+
+def per_site() -> tuple[str, ...]:
+    """The keys, as in config.json, for which each site of a cluster may have a value of its own."""
+    return tuple(_key(each.name) for each in _table() if each.metadata["per_site"])
+
+
+def for_site(settings: Settings, own: Mapping[str, object], *, source: str) -> Settings:
+    """The worker's settings with what a site has of its own laid over them.
+
+    Raises UsageError, one line that names the key of `source`, its value and what is accepted.
+    """
+    known = {_key(each.name): each for each in _table() if each.metadata["per_site"]}
+    above = {each.name: getattr(settings, each.name) for each in _table()}
+    changed: dict[str, Any] = {}
+    for key, said in _said(own).items():
+        if key not in known:
+            raise UsageError(
+                for_people(f"{source}: {key} cannot be set for one site; accepted: {', '.join(known)}")
+            )
+        changed[known[key].name] = _parsed(known[key], f"{source}: {key}", said, above | changed)
+    laid = replace(settings, **changed)
+    if laid.adapter == CUSTOM and not laid.allowed_paths:
+        raise UsageError(
+            f"{source}: the adapter is custom, which has no folders of its own: name them in allowedPaths"
+        )
+    return laid
+
+
+def parse_concurrency(said: str) -> int | None:
+    """How many sites at once, as a flag may say it; None for what is no such number."""
+    setting = next(each for each in _table() if each.name == "worker_concurrency")
+    try:
+        return int(setting.metadata["kind"].parse(said, {}))
+    except ValueError:
+        return None
 
 
 def _variable(name: str) -> str:

@@ -238,7 +238,10 @@ class Person:
                 file.unlink(missing_ok=True)
             else:
                 self._git("checkout", "--quiet", "HEAD", "--", path)
-        way = ["merge", "--quiet", "--no-edit"] if self._dice.random() < 0.5 else ["rebase", "--quiet"]
+        # What a dry run has committed may conflict with a colleague's edit: what was saved here is taken.
+        way = ["rebase", "--quiet", "--strategy-option=theirs"]
+        if self._dice.random() < 0.5:
+            way = ["merge", "--quiet", "--no-edit", "--strategy-option=ours"]
         if self._git(*way, "--autostash", "origin/main") is None:
             self.surprises.append(f"git {way[0]} did not work: {self._git('status', '--short')}")
             self._git(way[0], "--abort")
