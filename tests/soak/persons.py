@@ -240,7 +240,9 @@ class Person:
                 self._git("checkout", "--quiet", "HEAD", "--", path)
         # What a dry run has committed may conflict with a colleague's edit: what was saved here is taken.
         way = ["rebase", "--quiet", "--strategy-option=theirs"]
-        if self._dice.random() < 0.5:
+        # And a merge would keep it beside the commit that the worker has put in its place.
+        dry = self._git("log", "--committer=Briter Worker", "--format=%H", "origin/main..main")
+        if not dry and self._dice.random() < 0.5:
             way = ["merge", "--quiet", "--no-edit", "--strategy-option=ours"]
         if self._git(*way, "--autostash", "origin/main") is None:
             self.surprises.append(f"git {way[0]} did not work: {self._git('status', '--short')}")

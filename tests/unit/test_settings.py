@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from briter_worker.adapters import names
 from briter_worker.errors import UsageError
-from briter_worker.settings import load_settings, settings_schema
+from briter_worker.settings import for_site, load_settings, parse_concurrency, per_site, settings_schema
 
 CONTRACT = {
     "BRITER_ADAPTER": "local-mdx",
@@ -50,6 +50,9 @@ CONTRACT = {
     "BRITER_DASHBOARD_HOST": "127.0.0.1",
     "BRITER_DASHBOARD_PORT": 8320,
     "BRITER_DASHBOARD_TOKEN": "",
+    "BRITER_DATABASE_URL": "",
+    "BRITER_SITE": "",
+    "BRITER_WORKER_CONCURRENCY": 4,
 }
 # For each variable: a text, what config.json may hold instead of it, and the value both mean.
 VALUES: list[tuple[str, str, Any, Any]] = [
@@ -83,6 +86,15 @@ VALUES: list[tuple[str, str, Any, Any]] = [
     ("BRITER_BUILD_HOOK_URL", "https://a.org/b?c=d", "https://a.org/b?c=d", "https://a.org/b?c=d"),
     ("BRITER_BUILD_HOOK_MIN_INTERVAL_MS", "0", 0, 0),
     ("BRITER_METRICS_PORT", "9320", 9320, 9320),
+    (
+        "BRITER_DATABASE_URL",
+        "postgresql://b:c@db/briter?sslmode=verify-full",
+        "postgresql://b:c@db/briter?sslmode=verify-full",
+        "postgresql://b:c@db/briter?sslmode=verify-full",
+    ),
+    ("BRITER_SITE", "blog.example.org", "blog.example.org", "blog.example.org"),
+    ("BRITER_WORKER_CONCURRENCY", "16", 16, 16),
+    ("BRITER_CACHE_ROOT", "/srv/c", "/srv/c", Path("/srv/c")),
     (
         "BRITER_PUBLISHED_HREF_TEMPLATE",
         "https://e.org/{slug}/",
@@ -627,12 +639,79 @@ def test_the_schema_says_what_is_a_secret() -> None:
     assert "writeOnly" not in properties["dashboardHost"]
 
 
+# --- the cluster
+
+
+@pytest.mark.parametrize("nonsense", ["many", "0", "-1", "2.5", "1001"])
+def test_a_concurrency_that_makes_no_sense_falls_back_with_a_warning(site: Site, nonsense: str) -> None:
+    variable = "BRITER_WORKER_CONCURRENCY"
+    loaded = load_settings({variable: nonsense})
+    assert loaded.worker_concurrency == 4
+    (warning,) = loaded.warnings
+    assert warning.startswith(f'{variable} is "{nonsense}"; accepted: a whole number from 1 to 1000')
+    site.config({"workerConcurrency": 7})
+    assert site.value(variable, {variable: nonsense}) == 7
+    site.config({"workerConcurrency": [7]})
+    assert site.value(variable) == 4
+    assert parse_concurrency(nonsense) is None
+    assert parse_concurrency("12") == 12
+
+
+def test_what_makes_sense_warns_of_nothing() -> None:
+    assert load_settings({"BRITER_WORKER_CONCURRENCY": "9"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["mysql://a/b", "host=db password=canary", "postgres:///a b", "postgresql://"]
+)
+def test_an_address_of_the_database_that_is_none_is_refused_and_not_shown(site: Site, wrong: str) -> None:
+    line = site.refusal({"BRITER_DATABASE_URL": wrong})
+    assert line.startswith("BRITER_DATABASE_URL is not accepted")
+    assert wrong not in line
+
+
+@pytest.mark.parametrize("wrong", ["..", ".a", "a/b", "-a", "a b", "a" * 101])
+def test_a_sites_name_can_name_a_folder(site: Site, wrong: str) -> None:
+    assert site.refusal({"BRITER_SITE": wrong}).startswith("BRITER_SITE is ")
+
+
+def test_what_a_site_has_of_its_own_lies_over_the_workers_settings(site: Site) -> None:
+    loaded = load_settings({"BRITER_WORKER_MAX_ATTEMPTS": "3", "BRITER_WORKER_DRY_RUN": "true"})
+    own = {"adapter": "hugo", "allowedPaths": ["media"], "workerDryRun": "false", "workerBackoffMs": "5, 6"}
+    laid = for_site(loaded, own, source="the site blog")
+    assert (laid.adapter, laid.allowed_paths, laid.worker_dry_run) == ("hugo", ("media",), False)
+    assert (laid.worker_backoff_ms, laid.worker_max_attempts) == ((5, 6), 3)
+    assert loaded.adapter == "local-mdx"
+    assert (laid.storage_root, laid.config_path) == (site.root / "storage", site.file)
+
+
+def test_no_site_has_a_secret_or_a_place_on_the_worker_of_its_own() -> None:
+    secret = {name for name, what in settings_schema()["properties"].items() if what.get("writeOnly")}
+    placed = {n for n in settings_schema()["properties"] if n.endswith(("Root", "Worktree", "Host", "Port"))}
+    assert not set(per_site()) & (secret | placed)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"gitBranch": "+main"}, 'the site blog: gitBranch is "+main"; accepted: a branch'),
+        ({"storageRoot": "/"}, "the site blog: storageRoot cannot be set for one site; accepted: adapter"),
+        ({"adapter": "custom"}, "the site blog: the adapter is custom"),
+    ],
+)
+@pytest.mark.usefixtures("site")
+def test_what_a_site_may_not_have_of_its_own_is_named(own: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        for_site(load_settings({}), own, source="the site blog")
+    assert str(refused.value).startswith(said)
+
+
 # --- the schema
 
 
 def test_the_schema_names_every_variable_of_the_contract_in_camel_case() -> None:
     properties = settings_schema()["properties"]
-    roots = {"appRoot", "storageRoot", "queueRoot", "gitWorktree"}
+    roots = {"appRoot", "storageRoot", "queueRoot", "gitWorktree", "cacheRoot"}
     assert set(properties) == {key(variable) for variable in CONTRACT} | roots
     for name, described in properties.items():
         assert key(described["title"]) == name
