@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from sites import PERSON
 
@@ -231,7 +232,11 @@ class Person:
             base = self._git("show", f"HEAD:{path}")
             # Of a post whose publication has not come here yet, they look up how it began.
             born = self._git("log", "--diff-filter=A", "--format=%H", "-1", "origin/main", "--", path)
-            first = base or self._git("show", f"{born}:{path}")
+            # And of one that the remote's edit was not merged into yet, what it began as: HEAD has the edit.
+            begun = self._git(
+                "cat-file", "blob", f"refs/briter/branches/main/bases:{quote(path, safe='')}?start"
+            )
+            first = begun or base or self._git("show", f"{born}:{path}")
             bases[path] = f"{first}\n".encode() if first else b""
             if base is None:
                 self._git("rm", "--quiet", "--cached", "--ignore-unmatch", path)
