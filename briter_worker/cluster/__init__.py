@@ -1,0 +1,1 @@
+"""The cluster: many sites on many hosts, with nothing shared but Postgres."""
