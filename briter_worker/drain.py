@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from briter_worker.attempts import Attempts
@@ -17,9 +18,9 @@ from briter_worker.ports import Outcome, Request
 from briter_worker.settling import Desk, Tally, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from briter_worker.ports import Batch, Claim, Found, Plan, Publisher
+    from briter_worker.ports import Batch, Change, Claim, Found, Plan, Publisher
 
 
 _TITLE = 200
@@ -191,16 +192,38 @@ class Drain:
         if not requests:
             return
         now = self._clock()
+        held = self._queue.held_paths(now)
         for outcomes in self._publisher().publish(
             requests,
-            held=self._queue.held_paths(now),
-            examine=attempts.examine,
+            held=held,
+            examine=self._examiner(attempts, held),
             cancelled=lambda: self._queue.cancelled(work.batch),
             record=work.record,
             now=now,
         ):
             work.settle(outcomes)
             attempts.end(outcomes)
+
+    def _examiner(
+        self, attempts: Attempts, held: Collection[str]
+    ) -> Callable[[str, Sequence[Change]], Outcome | None]:
+        """What is asked about each request once all of them have been read.
+
+        A post that was saved on hold meanwhile may have been read with them: those that declare its files
+        wait for the next claim, which knows of it.
+        """
+        since: frozenset[str] | None = None
+
+        def examine(key: str, changes: Sequence[Change]) -> Outcome | None:
+            nonlocal since
+            if since is None:
+                now_held = frozenset(self._queue.held_paths(self._clock())).difference(held)
+                since = frozenset(normpath(path) for path in now_held)
+            if since and any(_is_within(change.path, since) for change in changes):
+                return Outcome(key, overtaken=True)
+            return attempts.examine(key, changes)
+
+        return examine
 
     def _stopped(self, batch: Batch, work: Work) -> bool:
         """Settle what the interrupted push has brought to the remote; whether that could be found out."""
@@ -248,6 +271,11 @@ def hopeless(
         elif claim.attempt > max(max_attempts, claim.job.attempts + 1):
             outcomes.append(Outcome(claim.key, failure=Failure.KILLED_WORKER, text=_deadly(claim)))
     return outcomes
+
+
+def _is_within(path: str, declared: Collection[str]) -> bool:
+    """Whether the path, or a folder above it, is declared."""
+    return path in declared or any(path[:i] in declared for i, c in enumerate(path) if c == "/")
 
 
 def _deadly(claim: Claim) -> str:

@@ -102,6 +102,8 @@ class Outcome:
     """Left out of the push on request: nothing of it is on the remote."""
     snooze_until: float | None = None
     """Not tried: to be tried again then, as if this attempt had not been."""
+    overtaken: bool = False
+    """Not tried: while it was read, a post on hold was saved into the same files."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,9 @@ class Work:
         # These first: they have left the queue, and an error with the others must not keep it untold.
         for outcome in sorted(known, key=_is_done, reverse=True):
             claim = self.open[outcome.key]
-            if outcome.cancelled:
+            if outcome.overtaken:
+                self._put_back(claim)
+            elif outcome.cancelled:
                 self._drop(claim)
             elif outcome.snooze_until is not None:
                 self._snooze(claim, outcome, outcome.snooze_until)
@@ -109,6 +111,12 @@ class Work:
     def fail_rest(self, failure: Failure, text: str) -> None:
         """The same failure for every claim that has no outcome yet."""
         self.settle([Outcome(key, failure=failure, text=for_people(text)) for key in self.open])
+
+    def _put_back(self, claim: Claim) -> None:
+        """Nothing has become of it yet: the next claim decides, knowing what has been saved meanwhile."""
+        self._desk.queue.release(self.batch, [claim])
+        if claim.key in self._desk.queue.cancelled(self.batch):
+            self._drop(claim)
 
     def _drop(self, claim: Claim) -> None:
         self._desk.queue.drop(self.batch, [claim])
@@ -169,4 +177,5 @@ class Work:
 
 
 def _is_done(outcome: Outcome) -> bool:
-    return outcome.failure is None and not outcome.cancelled and outcome.snooze_until is None
+    put_back = outcome.cancelled or outcome.overtaken or outcome.snooze_until is not None
+    return outcome.failure is None and not put_back

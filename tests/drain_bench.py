@@ -14,7 +14,7 @@ from briter_worker.backoff import Backoff
 from briter_worker.drain import Drain
 from briter_worker.events import Progress
 from briter_worker.plugins import Plugins
-from briter_worker.ports import Outcome, Plan
+from briter_worker.ports import Change, Outcome, Plan
 from briter_worker.settling import Desk
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from briter_worker.events import Event
     from briter_worker.job import State
-    from briter_worker.ports import Change, Request
+    from briter_worker.ports import Request
 
 COMMIT = "c" * 40
 
@@ -54,6 +54,7 @@ class FakePublisher:
     flushed: str | None = None
     published: list[list[str]] = field(default_factory=list)
     before_push: Callable[[], None] = lambda: None
+    while_reading: Callable[[], None] = lambda: None
 
     def publish(
         self,
@@ -62,11 +63,19 @@ class FakePublisher:
         held: Collection[str],
         record: Callable[[Plan], None],
         now: float,
-        examine: Callable[[str, Sequence[Change]], Outcome | None],  # noqa: ARG002 - no plugins here
+        examine: Callable[[str, Sequence[Change]], Outcome | None],
         cancelled: Callable[[], Collection[str]],
     ) -> Iterator[Sequence[Outcome]]:
         self.requests, self.held, self.now, self.cancelled = list(requests), held, now, cancelled
-        for part in range(self.parts):
+        self.while_reading()
+        read = {
+            r.key: examine(r.key, [Change(path, "100644", COMMIT, None) for path in r.paths])
+            for r in requests
+        }
+        if ended := [outcome for outcome in read.values() if outcome]:
+            yield ended
+        requests = [request for request in requests if read[request.key] is None]
+        for part in range(self.parts if requests else 0):
             pushed = requests[part :: self.parts]
             record(plan_of(pushed))
             self.before_push()

@@ -10,7 +10,7 @@ from queue_engines import MAX_ATTEMPTS, NOW, Disk
 
 from briter_worker.drain import hopeless
 from briter_worker.errors import Failure, LockLostError, PublishError, Stopped
-from briter_worker.job import Job, State
+from briter_worker.job import Job, State, format_time
 from briter_worker.ports import Claim
 from briter_worker.settling import Tally
 
@@ -213,3 +213,41 @@ def test_dead_letters_of_the_surroundings_come_back_when_a_push_succeeds(bench: 
     bench.drain.run()
     assert bench.names() == ["start", "published", "revived"]
     assert bench.state("old") == (State.PENDING, 0)
+
+
+@pytest.mark.parametrize(
+    ("slug", "held"), [("a", "content/a.md"), ("other", "content/a.md"), ("other", "./content//a.md/")]
+)
+def test_what_is_saved_on_hold_while_it_is_read_does_not_go_out_early(
+    bench: Bench, slug: str, held: str
+) -> None:
+    bench.save("a", "b")
+
+    def hold() -> None:
+        bench.disk.save(slug, [held], created=NOW + 1, scheduledFor=format_time(NOW + 600))
+
+    bench.publisher.while_reading = hold
+    bench.drain.run()
+    assert bench.publisher.published == [["b"]]
+    assert {type(event).__name__ for event in bench.events} == {"JobStarted", "Published"}
+    bench.publisher.while_reading = lambda: None
+    bench.drain.run()
+    if slug == "a":
+        assert [type(event).__name__ for event in bench.events][-1] == "Superseded"
+        assert bench.disk.rows("a") == [(State.SCHEDULED, ("content/a.md",))]
+    else:  # by now it is known: a file that both declare is the due one's to publish
+        assert bench.publisher.published == [["b"], ["a"]]
+        assert held in bench.publisher.held
+
+
+def test_what_is_cancelled_while_it_is_overtaken_is_gone(bench: Bench) -> None:
+    bench.save("a")
+
+    def hold_and_cancel() -> None:
+        bench.disk.queue.cancel("a", NOW)
+        bench.disk.save("other", ["content/a.md"], created=NOW + 1, scheduledFor=format_time(NOW + 600))
+
+    bench.publisher.while_reading = hold_and_cancel
+    bench.drain.run()
+    assert bench.disk.rows("a") == []
+    assert [type(event).__name__ for event in bench.events] == ["JobStarted", "Cancelled"]
