@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from briter_worker.errors import for_people
-from briter_worker.events import Event, Progress
+from briter_worker.events import Event, Progress, Warned
 from briter_worker.job import format_time
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 PREFIX = "[briter-worker] "
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EIO})
 """Nobody reads any more, and nobody will."""
+_PATIENCE = 10.0
+"""How long a reader may take nothing before it is not waited for any more."""
+_AT_ONCE = 4096
+"""So much fits into a pipe that says it has room, on any system: writing it waits for nobody."""
 _SHORT = 100
 _TIMES = frozenset({"retry_at", "until"})
 
@@ -42,13 +46,23 @@ class Writer(Protocol):
 class LogSink:
     """Writes each event at once. Whatever becomes of the stream, nothing is raised and nobody waits in vain.
 
-    A line that cannot be written is lost; the first such loss is told to `complain`. Safe to use from
+    A line that cannot be written is lost; the first such loss is told to `complain`. A reader that stalls is
+    waited for once, then not before it has read on; it is told how many lines it missed. Safe to use from
     several threads.
     """
 
-    def __init__(self, stream: Writer | None, complain: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        stream: Writer | None,
+        complain: Callable[[str], None] = lambda _: None,
+        *,
+        patience: float = _PATIENCE,
+    ) -> None:
         self._stream = stream
         self._complain = complain
+        self._patience = patience
+        self._lost = 0
+        """Lines that a reader which stalls has missed."""
         self._torn = False
         self._complained = False
         self._guard = threading.Lock()
@@ -63,29 +77,58 @@ class LogSink:
         with self._guard:
             if self._stream is None:
                 return
-            # What a full disk has cut short stays a line of its own.
-            start = "\n" if self._torn else ""
-            data = memoryview(f"{start}{text}\n".encode())
-            left = data
             try:
-                while left:
-                    taken = self._stream.write(left)
-                    if taken is None:
-                        # A parent has made the stream non-blocking: it is slow, not gone.
-                        select.select([], [self._stream], [])
-                    else:
-                        left = left[taken:]
-                self._torn = False
+                if self._lost:
+                    self._catch_up(self._stream)
+                self._put(self._stream, text, self._patience)
+            except _StalledError:
+                self._lost += 1  # not told to `complain`, which may speak to the same reader
             except (OSError, ValueError) as error:
-                self._torn = self._torn or 0 < len(left) < len(data)
                 if isinstance(error, ValueError) or error.errno in _GONE:
                     self._stream = None
                 self._tell(error)
+
+    def _catch_up(self, stream: Writer) -> None:
+        """Tell a reader that stalled, and reads on, what it has missed."""
+        lost = Warned(
+            error=f"{self._lost} lines of the log are lost: nobody read on for {self._patience:g} s"
+        )
+        self._put(stream, line(lost, time.time()), 0.0)
+        self._lost = 0
+
+    def _put(self, stream: Writer, text: str, patience: float) -> None:
+        # What was cut short stays a line of its own.
+        data = memoryview(f"{chr(10) if self._torn else ''}{text}\n".encode())
+        left = data
+        try:
+            while left:
+                _await_room(stream, patience)
+                # None: a parent has made the stream non-blocking, and another writer was quicker.
+                left = left[stream.write(left[:_AT_ONCE]) or 0 :]
+            self._torn = False
+        except (OSError, ValueError, _StalledError):
+            self._torn = self._torn or 0 < len(left) < len(data)
+            raise
 
     def _tell(self, error: Exception) -> None:
         if not self._complained:
             self._complained = True
             self._complain(f"the log cannot be written: {error}; publishing goes on without it")
+
+
+class _StalledError(Exception):
+    """Whoever reads the log does not read on."""
+
+
+def _await_room(stream: Writer, patience: float) -> None:
+    """Return as soon as the stream takes something. Raises _StalledError when patience is over before."""
+    try:
+        room = select.poll()
+        room.register(stream.fileno(), select.POLLOUT)
+    except io.UnsupportedOperation:
+        return  # no file, so there is nobody to wait for
+    if not room.poll(1000 * patience):
+        raise _StalledError
 
 
 def standard_output() -> Writer | None:

@@ -180,6 +180,33 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_loses_nothing() -> None:
     assert complaints == []
 
 
+def test_a_reader_that_stalls_is_waited_for_once_and_then_told_what_it_missed() -> None:
+    pipe = Pipe()
+    complaints: list[str] = []
+    log = LogSink(pipe.stream, complaints.append, patience=0.05)
+    began = time.monotonic()
+    write_many(log, "x" * 1900, 100)  # more than a pipe holds, twice over
+    assert time.monotonic() - began < 2
+    os.set_blocking(pipe.reader, False)
+    first = b"".join(iter(lambda: _some(pipe.reader), b""))
+    log(published(slug="again"))
+    pipe.stream.close()
+    lines = (first.decode() + read_from(pipe.reader)).splitlines()
+    whole = [parsed(text) for text in lines if text.endswith("}")]
+    kept = [entry["slug"] for entry in whole if entry["event"] == "published"]
+    (missed,) = [entry["error"] for entry in whole if entry["event"] == "warning"]
+    assert kept[-1] == "again"
+    assert missed.startswith(f"{100 - len(kept[:-1])} lines of the log are lost")
+    assert 0 < len(kept) < 100
+
+
+def _some(reader: int) -> bytes:
+    try:
+        return os.read(reader, 1 << 20)
+    except BlockingIOError:
+        return b""
+
+
 def test_a_reader_that_went_away_is_told_once_and_stops_nobody() -> None:
     pipe = Pipe()
     os.close(pipe.reader)
