@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker import views
 from briter_worker.commands import DeclinedError, plain
-from briter_worker.errors import PublishError, UsageError, explained
+from briter_worker.errors import PublishError, UsageError, explained, for_people
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +64,8 @@ def _explained(error: Exception) -> tuple[str, int]:
             return str(error), 1
         case OSError(strerror=str()):
             return explained(error), 1
+        case OSError(errno=None):  # said by us, or by a library, in words of its own
+            return for_people(str(error)) or type(error).__name__, 1
         case _:
             what = f"{type(error).__name__}: {error} ({_place(error)})"
             return f"a mistake in the worker itself: {what}. BRITER_DEBUG=1 shows more; please report it", 1

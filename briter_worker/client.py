@@ -163,12 +163,17 @@ def _time(at: datetime | str) -> str:
     return format_time(moment.timestamp())
 
 
+def parse_author(author: str) -> dict[str, str]:
+    """The name and email of `Ada Lovelace <ada@example.org>`. Raises ValueError."""
+    match = _AUTHOR.fullmatch(author)
+    if match is None:
+        raise ValueError(f"{author!r} is no author such as 'Ada Lovelace <ada@example.org>'")
+    return match.groupdict()
+
+
 def _author(author: tuple[str, str] | str) -> dict[str, str]:
     if isinstance(author, str):
-        match = _AUTHOR.fullmatch(author)
-        if match is None:
-            raise ValueError(f"{author!r} is no author such as 'Ada Lovelace <ada@example.org>'")
-        return match.groupdict()
+        return parse_author(author)
     name, email = author
     return {"name": name, "email": email}
 

@@ -218,6 +218,17 @@ class Progress(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reaped(Event):
+    """In a cluster: a worker died, or was cut off, while it had the site; another one takes it up."""
+
+    name = "reaped"
+    level = "warning"
+    site: str
+    worker: int | None
+    """The number of the one that had it, where it is still known."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerStarted(Event):
     """The worker holds the site's lock and begins."""
 

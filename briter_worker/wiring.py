@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from briter_worker.git.remote import Remote
     from briter_worker.git.site import Site
     from briter_worker.ports import EventSink
+    from briter_worker.queues.postgres.database import Database
+    from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
     from briter_worker.sinks.fan import Sink
     from briter_worker.sinks.history.reading import History
@@ -46,14 +48,58 @@ def open_backoff(settings: Settings) -> Backoff:
     )
 
 
-def open_queue(settings: Settings) -> DiskQueue:
-    """The site's queue; its folders need not exist yet."""
+def open_queue(settings: Settings) -> DiskQueue | PostgresQueue:
+    """The site's queue, for looking at it and steering it, whichever engine runs."""
+    return open_rows(settings) if settings.database_url else open_folder(settings)
+
+
+def open_folder(settings: Settings) -> DiskQueue:
+    """The site's queue as files; its folders need not exist yet."""
     return DiskQueue(
         settings.queue_root,
         settings.quarantine_root,
         max_attempts=settings.worker_max_attempts,
         longest_delay=open_backoff(settings).longest,
     )
+
+
+def open_rows(settings: Settings) -> PostgresQueue:
+    """The site's queue as rows; `settings.site` says which."""
+    database = open_database(settings)
+    from briter_worker.queues.postgres.queue import PostgresQueue  # noqa: PLC0415 - for a cluster only
+
+    return PostgresQueue(
+        database,
+        settings.site,
+        token=None,
+        max_attempts=settings.worker_max_attempts,
+        longest_delay=open_backoff(settings).longest,
+    )
+
+
+_databases: dict[str, Database] = {}
+
+
+def open_database(settings: Settings) -> Database:
+    """The cluster's database, not connected yet; one for the whole process."""
+    known = _databases.get(settings.database_url)
+    if known is not None:
+        return known
+    from importlib.util import find_spec  # noqa: PLC0415 - for a cluster only
+
+    missing = [name for name in ("procrastinate", "psycopg", "psycopg_pool") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"a cluster (BRITER_DATABASE_URL) needs {', '.join(missing)}. "
+            "Fix: pip install 'briter-worker[postgres]'"
+        )
+    import atexit  # noqa: PLC0415 - as above
+
+    from briter_worker.queues.postgres.database import Database  # noqa: PLC0415 - as above
+
+    database = _databases[settings.database_url] = Database(settings.database_url)
+    atexit.register(database.close)
+    return database
 
 
 def open_lock(settings: Settings) -> SiteLock:
@@ -191,7 +237,7 @@ def _run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:
 def _open_worker(
     settings: Settings, lock: SiteLock, publishers: _Publishers, stop: Stop, sink: EventSink
 ) -> Worker:
-    queue = open_queue(settings)
+    queue = open_folder(settings)
     desk = Desk(
         queue=queue,
         emit=sink,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from briter_worker import views
-from briter_worker.commands import read_settings
-from briter_worker.commands.options import Json  # noqa: TC001 - typer reads it
+from briter_worker.commands import read_settings, read_site
+from briter_worker.commands.options import Json, OfSite  # noqa: TC001 - typer reads them
 
 if TYPE_CHECKING:
     from briter_worker.standing import Standing
@@ -40,10 +40,11 @@ def list_(
     status: Annotated[
         Status, typer.Option(help="pending: due now or again; scheduled: on hold; failed: dead letters.")
     ] = Status.ALL,
+    site: OfSite = None,
     as_json: Json = False,
 ) -> None:
     """The jobs in the queue: in flight, waiting, dead letters."""
-    settings = read_settings()
+    settings = read_site(site)
     from briter_worker.wiring import open_queue  # noqa: PLC0415
 
     now = time.time()
@@ -62,9 +63,9 @@ def list_(
         views.tell(views.pause_in_words(pause, now))
 
 
-def status(*, as_json: Json = False) -> None:
+def status(*, site: OfSite = None, as_json: Json = False) -> None:
     """How many jobs wait and since when, who publishes, what is wrong."""
-    settings = read_settings()
+    settings = read_site(site)
     from briter_worker.standing import stand  # noqa: PLC0415
 
     standing = stand(settings, time.time())

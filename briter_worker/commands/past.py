@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from briter_worker import views
-from briter_worker.commands import DeclinedError, read_settings, words
-from briter_worker.commands.options import Json, Wanted  # noqa: TC001 - typer reads them
+from briter_worker.commands import DeclinedError, read_site, words
+from briter_worker.commands.options import Json, OfSite, Wanted  # noqa: TC001 - typer reads them
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,10 +51,11 @@ def history(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many.")] = 50,
     stale: Annotated[bool, typer.Option("--stale", help="Old ones, too.")] = False,
+    site: OfSite = None,
     as_json: Json = False,
 ) -> None:
     """What became of each attempt, newest first: with commit, branch, remote and how long it took."""
-    with _reading(read_settings()) as past:
+    with _reading(read_site(site)) as past:
         receipts = past.receipts(
             slug=slug,
             outcomes=() if outcome is None else _MEANT[outcome],
@@ -72,10 +73,11 @@ def show(
     wanted: Wanted,
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Until it is published, or will not be.")] = False,
+    site: OfSite = None,
     as_json: Json = False,
 ) -> None:
     """One post: its job with every key of its file, and what became of each attempt."""
-    settings = read_settings()
+    settings = read_site(site)
     if watch:
         _watch(settings, wanted)
         return

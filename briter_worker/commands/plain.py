@@ -16,10 +16,14 @@ ONCE = "--once"
 MESSAGE = ("--message", "-m")
 AT = ("--at",)
 AUTHOR = ("--author",)
+SITE = "--site"
+ROOT = "--root"
 _TEXTS = {
     **dict.fromkeys(MESSAGE, "message"),
     **dict.fromkeys(AT, "at"),
     **dict.fromkeys(AUTHOR, "author"),
+    SITE: "site",
+    ROOT: "root",
 }
 
 
@@ -38,6 +42,8 @@ class Enqueue(NamedTuple):
     at: str | None = None
     author: str | None = None
     as_json: bool = False
+    site: str | None = None
+    root: str | None = None
 
 
 def read(argv: Sequence[str]) -> Run | Enqueue | None:

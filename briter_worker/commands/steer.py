@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from briter_worker import views
-from briter_worker.commands import DeclinedError, read_settings
-from briter_worker.commands.options import Json, Wanted  # noqa: TC001 - typer reads them
+from briter_worker.commands import DeclinedError, read_site
+from briter_worker.commands.options import Json, OfSite, Wanted  # noqa: TC001 - typer reads them
 from briter_worker.errors import UsageError, for_people
 
 if TYPE_CHECKING:
@@ -21,16 +21,22 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
 
 
+Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="For so long: 90s, 30m, 2h, 1d.")]
+Until = Annotated[str | None, typer.Option(metavar="ISO", help="Until then.")]
+Reason = Annotated[str, typer.Option(help="Why, for whoever wonders.")]
+
+
 def retry(
     wanted: Annotated[
         str | None, typer.Argument(metavar="ID-or-SLUG", help="A job's id, or a post's slug.")
     ] = None,
     *,
     everything: Annotated[bool, typer.Option("--all", help="Every dead letter that it can help.")] = False,
+    site: OfSite = None,
     as_json: Json = False,
 ) -> None:
     """Have dead letters tried again at once."""
-    settings = read_settings()
+    settings = read_site(site)
     if everything is (wanted is not None):
         raise UsageError("retry needs one of ID-or-SLUG and --all")
     from briter_worker.wiring import open_queue  # noqa: PLC0415
@@ -44,9 +50,9 @@ def retry(
         views.put_columns(["retried", job.slug, job.id] for job in jobs)
 
 
-def cancel(wanted: Wanted, *, as_json: Json = False) -> None:
+def cancel(wanted: Wanted, *, site: OfSite = None, as_json: Json = False) -> None:
     """Take a waiting or failed job out of the queue; stop one in flight that is not being pushed yet."""
-    settings = read_settings()
+    settings = read_site(site)
     from briter_worker.wiring import open_queue  # noqa: PLC0415
 
     with _declining():
@@ -91,9 +97,9 @@ def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: b
     record.close()
 
 
-def publish_now(wanted: Wanted, *, as_json: Json = False) -> None:
+def publish_now(wanted: Wanted, *, site: OfSite = None, as_json: Json = False) -> None:
     """Have a job on hold, or one that waits for its retry, published at once."""
-    settings = read_settings()
+    settings = read_site(site)
     from briter_worker.wiring import open_queue  # noqa: PLC0415
 
     with _declining():
@@ -106,15 +112,14 @@ def publish_now(wanted: Wanted, *, as_json: Json = False) -> None:
 
 def pause(
     *,
-    span: Annotated[
-        str | None, typer.Option("--for", metavar="SPAN", help="For so long: 90s, 30m, 2h, 1d.")
-    ] = None,
-    until: Annotated[str | None, typer.Option(metavar="ISO", help="Until then.")] = None,
-    reason: Annotated[str, typer.Option(help="Why, for whoever wonders.")] = "",
+    span: Span = None,
+    until: Until = None,
+    reason: Reason = "",
+    site: OfSite = None,
     as_json: Json = False,
 ) -> None:
     """Publish nothing until `resume`, or for a time. What is being pushed right now ends first."""
-    settings = read_settings()
+    settings = read_site(site)
     now = time.time()
     end = _end(span, until, now)
     from briter_worker.wiring import open_queue  # noqa: PLC0415
@@ -128,9 +133,9 @@ def pause(
         views.put(views.pause_in_words(made, now))
 
 
-def resume(*, as_json: Json = False) -> None:
+def resume(*, site: OfSite = None, as_json: Json = False) -> None:
     """End a pause."""
-    settings = read_settings()
+    settings = read_site(site)
     from briter_worker.wiring import open_queue  # noqa: PLC0415
 
     ended = open_queue(settings).resume()

@@ -8,7 +8,7 @@ import typer
 
 from briter_worker.commands import plain
 from briter_worker.commands.ask import ask
-from briter_worker.commands.options import Json  # noqa: TC001 - typer reads it
+from briter_worker.commands.options import Json, OfSite  # noqa: TC001 - typer reads them
 from briter_worker.commands.publish import publish
 
 
@@ -46,7 +46,16 @@ def enqueue(
     author: Annotated[
         str | None, typer.Option(*plain.AUTHOR, metavar="'NAME <MAIL>'", help="The commit's author.")
     ] = None,
+    site: OfSite = None,
+    root: Annotated[
+        str | None,
+        typer.Option(
+            plain.ROOT,
+            metavar="FOLDER",
+            help="In a cluster: where the files are, to be sent along; default: the site's folder here.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask for a post to be published: write a job, safely."""
-    ask(plain.Enqueue(slug, paths, message, at, author, as_json))
+    """Ask for a post to be published: write a job, safely; in a cluster, with its files."""
+    ask(plain.Enqueue(slug, paths, message, at, author, as_json, site, root))

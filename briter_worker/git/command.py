@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from git.config import GitConfigParser
 
+    from briter_worker.git.access import Access
+
 _PIECE = 1 << 16
 _BELIEVED = 30.0
 """Seconds for which a configuration is believed to be unchanged whose files are; they may include others."""
@@ -88,12 +90,17 @@ class Commands:
         timeout: float,
         hooks: bool = False,
         pass_fds: tuple[int, ...] = (),
+        access: Access | None = None,
+        durable: bool = True,
     ) -> None:
+        """`access`: what opens the remote. Without `durable`, nothing waits for the disk: it may be lost."""
         self.worktree = worktree
         self._remote = remote
         self._timeout = timeout
         self._hooks = hooks
         self._fds = pass_fds
+        self._access = access
+        self._durable = durable
         # Kept for good: it remembers git's version, which it would ask for again.
         self._shell = _Shell(worktree)
         self._shell.home = self
@@ -102,6 +109,7 @@ class Commands:
         self._busy = threading.Event()
         self._ending = threading.Lock()
         self._guardian: threading.Thread | None = None
+        self._closed = threading.Event()
         self._repo: git.Repo | None = None
         self._config: GitConfigParser | None = None
         self._environment: dict[str, str] | None = None
@@ -158,6 +166,16 @@ class Commands:
         if self._aborted.is_set():
             self._timeout = min(timeout, self._timeout)
             self._aborted.clear()
+
+    def close(self) -> None:
+        """Nothing of it runs any more, nor will: neither git, nor the thread that watches it."""
+        self._aborted.set()
+        for running in list(self._active.values()):
+            self._finish(running.process, at_once=True)
+        self._closed.set()
+        self._busy.set()
+        if self._guardian is not None:
+            self._guardian.join()
 
     def touch(self) -> None:
         """Note that what is waited for makes progress."""
@@ -353,13 +371,13 @@ class Commands:
             end(process)
 
     def _guard(self) -> None:
-        """End what makes no progress within the time limit; runs beside the commands, for good."""
-        while True:
+        """End what makes no progress within the time limit; runs beside the commands until `close`."""
+        while not self._closed.is_set():
             self._busy.wait()
             awaited = [running for running in list(self._active.values()) if running.awaited]
             if not awaited:
                 self._busy.clear()
-                if any(running.awaited for running in list(self._active.values())):
+                if self._closed.is_set() or any(each.awaited for each in list(self._active.values())):
                     self._busy.set()  # it began between the two lines above
                 continue
             nap = _LOOK
@@ -370,7 +388,7 @@ class Commands:
                     self._end(running.process)
                 else:
                     nap = min(nap, left)
-            time.sleep(nap)
+            self._closed.wait(nap)
 
     def _env(self) -> dict[str, str]:
         if self._environment is None:
@@ -383,6 +401,8 @@ class Commands:
                 variant=str(reader.get_value("ssh", "variant", default="")),
                 hooks=self._hooks,
                 fds=self._fds,
+                access=self._access,
+                durable=self._durable,
             )
             self._configured = configuration.signature(self.repo)
             self._read_again_at = time.monotonic() + _BELIEVED

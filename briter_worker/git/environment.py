@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from briter_worker.git.access import Access
+
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 KEPT = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK"),
@@ -38,10 +40,15 @@ def environment(
     variant: str = "",
     fds: Sequence[int] = (),
     helpers: Iterable[Setting] = (),
+    access: Access | None = None,
+    durable: bool = True,
 ) -> dict[str, str]:
-    """All that git gets. `fds` are closed for the programs that may outlive it, `helpers` among them."""
+    """All that git gets. `fds` are closed for the programs that may outlive it, `helpers` among them.
+
+    With `access`, it alone opens the remote: no helper that is configured hears of it.
+    """
     settings: list[Setting] = [
-        ("core.fsync", "all"),
+        ("core.fsync", "all" if durable else "none"),
         ("core.fsmonitor", "false"),
         ("core.askPass", ""),
         ("core.pager", "cat"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PREFIX = "[briter-worker] "
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EIO})
 """Nobody reads any more, and nobody will."""
-_PATIENCE = 10.0
+_PATIENCE = 5.0
 """How long a reader may take nothing before it is not waited for any more."""
 _AT_ONCE = 4096
 """So much fits into a pipe that says it has room, on any system: writing it waits for nobody."""
