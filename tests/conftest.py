@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytest_plugins = ["postgres"]
+
 # A deadline by the wall clock fails on a busy machine and says nothing there; pytest-timeout ends what hangs.
 settings.register_profile("worker", deadline=None)
 settings.load_profile("worker")

@@ -1,0 +1,1 @@
+"""The queue as rows in Postgres, for many sites and many hosts."""
