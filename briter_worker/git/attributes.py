@@ -92,9 +92,12 @@ class Attributes:
 
     def is_unseen(self, path: str) -> bool:
         """Whether a `.gitattributes` that may concern it is committed, and not in the work tree."""
-        folder = path.rpartition("/")[0]
-        above = ["", *(folder[:i] for i, c in enumerate(f"{folder}/") if c == "/" and i)]
-        return any(self._is_absent(f"{each}/.gitattributes" if each else ".gitattributes") for each in above)
+        return any(self._is_absent(each) for each in self.above([path]))
+
+    def above(self, paths: Iterable[str]) -> set[str]:
+        """Where a `.gitattributes` may be that concerns any of the paths."""
+        folders = {"", *(path[:i] for path in paths for i, c in enumerate(path) if c == "/")}
+        return {f"{each}/.gitattributes" if each else ".gitattributes" for each in folders}
 
     def _is_absent(self, path: str) -> bool:
         known = self._absent.get(path)

@@ -215,11 +215,11 @@ class Tree:
             self._folders[path] = known
         return known
 
-    def files(self, folder: str) -> Iterator[tuple[str, Entry]]:
-        """Every file and link below `folder`; nested repositories are not looked into, nor named."""
+    def files(self, folder: str, *, nested: bool = False) -> Iterator[tuple[str, Entry]]:
+        """Every file and link below `folder`; `nested`: also each repository, which is not looked into."""
         for name, entry in self._folder(folder).items():
             path = f"{folder}/{name}" if folder else name
             if entry.is_folder:
-                yield from self.files(path)
-            elif entry.mode != NESTED:
+                yield from self.files(path, nested=nested)
+            elif nested or entry.mode != NESTED:
                 yield path, entry

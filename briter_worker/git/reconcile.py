@@ -88,7 +88,8 @@ class Placing:
             was is not None
             and was.is_folder
             and any(
-                below not in gone and self.entry(below) is not None for below, _ in self._tree.files(path)
+                below not in gone and self.entry(below) is not None
+                for below, _ in self._tree.files(path, nested=True)
             )
         ):
             return True

@@ -12,6 +12,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
+from briter_worker.allowlist import holds
 from briter_worker.errors import Failure, PublishError, explained
 from briter_worker.git.declared import Declared
 from briter_worker.git.folders import Folders, Refused, read_all
@@ -188,10 +189,18 @@ class Staging:
         )
 
     def _by_index(self, paths: Sequence[str]) -> Sequence[str]:
-        """As `git add` does, which reads a `.gitattributes` that is not checked out; hash-object does not."""
+        """As `git add` does, which reads a `.gitattributes` that is not checked out; hash-object does not.
+
+        Its index has what matters to these files, not all of the tree: in that may be what git refuses.
+        """
         with tempfile.TemporaryDirectory(prefix="briter-index-") as folder:
             index = {"GIT_INDEX_FILE": f"{folder}/index"}
-            self._commands.run("read-tree", self._tree.sha, extra=index)
+            known = b"".join(
+                f"{entry.mode} {entry.sha}\t".encode() + os.fsencode(path) + b"\0"
+                for path in {*paths, *self._attributes.above(paths)}
+                if (entry := self._tree.entry(path)) is not None and entry.mode not in (FOLDER, NESTED)
+            )
+            self._commands.run("update-index", "--add", "-z", "--index-info", stdin=known, extra=index)
             lines = b"".join(os.fsencode(path) + b"\0" for path in paths)
             add = ("update-index", "--add", "--replace", "-z", "--stdin")
             doing = f"git could not read {paths[0]}"
@@ -258,7 +267,13 @@ class Staging:
                     f"it would take the place of a folder in which {stays} stays, as that is on hold, "
                     "left out or not allowed"
                 )
-                changes = [each for each in changes if not each.path.startswith(f"{path}/")]
+                # So what it alone would have removed stays, too; not what the job itself says is gone.
+                below = [place for place in draft.places.values() if place.startswith(f"{path}/")]
+                changes = [
+                    each
+                    for each in changes
+                    if not each.path.startswith(f"{path}/") or any(holds(place, each.path) for place in below)
+                ]
                 continue
             changes.append(Change(path, known[0].mode, known[0].sha, base))
         if all(self._is_rejected(draft, declared) for declared in draft.request.paths):
@@ -266,7 +281,9 @@ class Staging:
         return Staged(tuple(changes), draft.rejected, tuple(draft.missing))
 
     def _stays_below(self, folder: str, draft: Draft) -> str | None:
-        return next((path for path, _ in self._tree.files(folder) if path not in draft.gone), None)
+        return next(
+            (path for path, _ in self._tree.files(folder, nested=True) if path not in draft.gone), None
+        )
 
     def _is_rejected(self, draft: Draft, declared: str) -> bool:
         return declared in draft.rejected or draft.places.get(declared) in draft.rejected

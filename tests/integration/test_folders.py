@@ -73,3 +73,41 @@ def test_a_file_does_not_take_the_place_of_a_folder_in_which_another_job_or_pers
     assert result.of("published")[0]["rejectedPaths"] == ["content/posts/note"]
     assert site.remote_file("content/posts/note/kept.md") == "kept\n"
     assert site.remote_file("content/posts/note/other.md") == "other\n"
+
+
+def test_a_deletion_is_published_though_a_file_cannot_take_the_folders_place(site: Site) -> None:
+    for name in ("kept", "gone", "sub/gone", "stays"):
+        site.write_post(f"content/posts/note/{name}.md", f"{name}\n")
+    site.git("add", "content")
+    site.git("commit", "--quiet", "--message=A note in a folder of its own")
+    site.git("push", "--quiet")
+    site.save("kept", ["content/posts/note/kept.md"], scheduledFor="2999-01-01")
+    shutil.rmtree(site.worktree / "content/posts/note")
+    site.write_post("content/posts/note", "A file now\n")
+    site.save("note", ["content/posts/note", "content/posts/note/gone.md", "content/posts/note/sub"])
+    result = site.run_once()
+    assert_published(site, result, "note")
+    assert result.of("published")[0]["rejectedPaths"] == ["content/posts/note"]
+    log = site.git("show", "--name-status", "--format=", "main", cwd=site.remote)
+    assert log.split("\n") == ["D\tcontent/posts/note/gone.md", "D\tcontent/posts/note/sub/gone.md"]
+
+
+@pytest.mark.parametrize("where", ["here", "on the remote"])
+def test_a_file_does_not_take_the_place_of_a_folder_in_which_a_submodule_is(site: Site, where: str) -> None:
+    colleague = site.root / "colleague"
+    site.git("clone", "--quiet", str(site.remote), str(colleague))
+    module = f"160000,{'1' * 40},content/posts/note/module"
+    site.git("update-index", "--add", "--cacheinfo", module, cwd=colleague)
+    site.git("commit", "--quiet", "--message=A module", cwd=colleague)
+    site.git("push", "--quiet", cwd=colleague)
+    if where == "here":
+        site.git("pull", "--quiet")
+        (site.worktree / "content/posts/note/module").rmdir()
+        (site.worktree / "content/posts/note").rmdir()
+    site.write_post("content/posts/note", "A file now\n")
+    site.save("note", ["content/posts/note"])
+    failure = Failure.NO_PATHS if where == "here" else Failure.CONFLICT
+    reason = assert_refused(site, site.run_once(), failure, slug="note")
+    assert "content/posts/note" in reason
+    tree = site.git("ls-tree", "-r", "main", "content/posts/note", cwd=site.remote)
+    assert tree.startswith("160000 commit "), "its author declared nothing of the module"

@@ -212,6 +212,30 @@ def test_attributes_that_are_not_checked_out_count_as_git_add_counts_them(
     assert [site.remote_file(post) for post in posts] == [changed, changed, "one\r\ntwo\r\n"]
 
 
+@pytest.mark.parametrize("other", ["other.md", "git~1"])
+def test_attributes_that_are_not_checked_out_count_whatever_else_was_committed(
+    site: Site, other: str
+) -> None:
+    site.write_post("content/.gitattributes", "*.md text=auto\n")
+    site.write_post("content/posts/crlf.md", "one\r\n")
+    site.git("config", "core.protectNTFS", "false")
+    site.git("add", "content/.gitattributes")
+    blob = site.git("hash-object", "-w", "--no-filters", "content/posts/crlf.md")
+    # git~1 is git's own folder on another system: git reads no tree into an index that has that.
+    for name in ("crlf.md", other):
+        site.git("update-index", "--add", "--cacheinfo", f"100644,{blob},content/posts/{name}")
+    site.git("commit", "-qm", "attributes")
+    site.git("push", "-q")
+    site.git("config", "--unset", "core.protectNTFS")
+    (site.worktree / "content/.gitattributes").unlink()
+    for name in ("crlf", "new"):
+        site.write_post(f"content/posts/{name}.md", "one\r\ntwo\r\n")
+    site.save("a", ["content/posts/crlf.md", "content/posts/new.md"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/new.md") == "one\ntwo\n"
+    assert site.remote_file("content/posts/crlf.md") == "one\r\ntwo\r\n", "git spares what has CRLF committed"
+
+
 def test_a_large_file_is_lfs_s_also_where_its_attributes_are_not_checked_out(site: Site) -> None:
     provide("git-lfs", package="git-lfs")
     site.git("lfs", "install", "--local")
