@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from soak.grove import BAD, FOLDERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from soak.place import Place
@@ -145,8 +145,14 @@ class Oracle:
         return ".git" in names or names >= {"HEAD", "objects", "refs"}
 
     def ignored(self, paths: Iterable[str]) -> set[str]:
-        """Those of the paths that are new and that git ignores."""
-        new = sorted(path for path in paths if path not in self.tip and self._replaces(path) is None)
+        """Those of the paths that are new and that git ignores; in a submodule's place, it does not say."""
+        # A tracked file does not count as ignored; what is in a folder that took its place does, also for
+        # `git status` and `git add --all`.
+        new = sorted(
+            path
+            for path in paths
+            if path not in self.tip and self._in_tip(self._replaces(path) or "") != GITLINK
+        )
         if not new:
             return set()
         out = self._place.ask("check-ignore", "-z", "--stdin", stdin=lines(new), ok=(0, 1))
@@ -173,18 +179,37 @@ class Oracle:
         return found
 
     def settle(self, wanted: Wanted, ignored: set[str]) -> None:
-        """Drop what is ignored, left out, or would replace a file that stays."""
+        """Drop what is ignored or left out."""
         wanted.ignored = wanted.files & ignored
         wanted.files -= ignored
         wanted.gone -= self.left_out
 
-    def clashes(self, wanted: Wanted) -> set[str]:
-        """Files that need a folder where the tip has a file that the job does not delete."""
-        return {
+    def clashes(self, wanted: Wanted, declared: Collection[str]) -> set[str]:
+        """Files that cannot be put where they are, which are dropped.
+
+        They need a folder where the tip has a file that the job does not delete; or they would take the
+        place of a folder in which something stays: on hold, left out, a submodule. Then all of it stays,
+        but for what the job itself says is gone.
+        """
+        needing = {
             path
             for path in wanted.files
             if (it := self._replaces(path)) is not None and it not in wanted.gone
         }
+        burying = {
+            path
+            for path in wanted.files - needing
+            if any(each.startswith(f"{path}/") and each not in wanted.gone for each in self.tip)
+        }
+        for path in burying:
+            said = [each for each in declared if each.startswith(f"{path}/")]
+            wanted.gone -= {
+                each
+                for each in wanted.gone
+                if each.startswith(f"{path}/") and not any(_holds(one, each) for one in said)
+            }
+        wanted.files -= needing | burying
+        return needing | burying
 
     def is_barren(self, folder: str, wanted: Wanted) -> bool:
         """Whether nothing in a folder may be published, though something is there."""
@@ -225,22 +250,11 @@ def tree_of(place: Place, commit: str, repository: Path) -> Tree:
 def applied(tree: Tree, wanted: Wanted, blobs: Tree) -> Tree:
     """The tree after a commit of these changes."""
     after = {path: blob for path, blob in tree.items() if path not in wanted.gone}
-    for path in wanted.files:
-        for each in [each for each in after if each.startswith(f"{path}/")]:
-            del after[each]
-        for each in above(path):
-            after.pop(each, None)
-        after[path] = blobs[path]
-    return after
+    return after | {path: blobs[path] for path in wanted.files}
 
 
-def buries(wanted: Wanted, tree: Tree) -> bool:
-    """Whether a file would take the place of a folder in which something stays: on hold, or left out."""
-    return any(
-        path.startswith(f"{file}/") and path not in wanted.gone and mode != GITLINK
-        for file in wanted.files
-        for path, (mode, _) in tree.items()
-    )
+def _holds(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
 
 
 def lines(paths: Iterable[str]) -> bytes:
