@@ -150,14 +150,31 @@ class Stopped(Exception):  # noqa: N818 - not an error: the operator asked for i
     """The worker was told to stop, and the work was given up; only the remote knows what a push did."""
 
 
-class LockLostError(Exception):
-    """The site's lock is not this worker's any more. Nothing was pushed; the worker has to end."""
+class Loss(StrEnum):
+    """How a worker came to lose its site."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "the worker's lock file was removed or replaced while it ran, so another worker may have "
-            "the site now; this one ends. Fix: start it again, and leave worker.lock alone"
-        )
+    TAKEN = "taken"
+    """Another one has it."""
+    DONE = "done"
+    """What it had in hand was settled by another."""
+    MISSING = "missing"
+    """There is no such site any more."""
+    ERROR = "error"
+    """It cannot be found out whether it still has it."""
+
+
+_LOCK_FILE = (
+    "the worker's lock file was removed or replaced while it ran, so another worker may have "
+    "the site now; this one ends. Fix: start it again, and leave worker.lock alone"
+)
+
+
+class LockLostError(Exception):
+    """The site is not this worker's any more. Nothing was pushed; the work on it has to end."""
+
+    def __init__(self, reason: Loss = Loss.TAKEN, text: str = _LOCK_FILE) -> None:
+        self.reason = reason
+        super().__init__(for_people(text))
 
 
 class UsageError(Exception):

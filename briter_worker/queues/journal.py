@@ -65,7 +65,7 @@ class Journal:
 
     def record(self, key: str, plan: Plan) -> None:
         """The plan is durable when this returns."""
-        self._append(key, {"plan": {name: _plain(getattr(plan, name)) for name in _PLAN_FIELDS}})
+        self._append(key, {"plan": plan_as_json(plan)})
 
     def close(self, key: str) -> None:
         """The batch is forgotten."""
@@ -94,7 +94,7 @@ class Journal:
             key=head["key"],
             claims=head["claims"],
             started=any(line.get("started") for line in lines),
-            plans=tuple(_plan(line["plan"]) for line in lines if "plan" in line),
+            plans=tuple(plan_from_json(line["plan"]) for line in lines if "plan" in line),
             number=head.get("number", 0),
         )
 
@@ -127,9 +127,15 @@ def _objects(data: bytes) -> Iterator[dict[str, Any]]:
                 yield value
 
 
+def plan_as_json(plan: Plan) -> dict[str, Any]:
+    """The plan in JSON's types; its paths may have halves of surrogate pairs, for bytes that are no text."""
+    return {name: _plain(getattr(plan, name)) for name in _PLAN_FIELDS}
+
+
+def plan_from_json(value: dict[str, Any]) -> Plan:
+    """The plan again; a field that it was written without has its default."""
+    return Plan(**{name: value[name] for name in _PLAN_FIELDS if name in value})
+
+
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a plan's field holds
     return dict(value) if hasattr(value, "items") else value
-
-
-def _plan(value: dict[str, Any]) -> Plan:
-    return Plan(**{name: value[name] for name in _PLAN_FIELDS if name in value})
