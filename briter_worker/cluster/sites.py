@@ -16,6 +16,7 @@ from briter_worker.cluster.remotes import checked_credentials, checked_remote
 from briter_worker.errors import UsageError, for_people
 from briter_worker.job import format_time
 from briter_worker.ports import Pause
+from briter_worker.queues.postgres import contents
 from briter_worker.settings import SITE_NAME, for_site
 
 if TYPE_CHECKING:
@@ -214,7 +215,13 @@ def remove(database: Database, name: str, *, discard: bool) -> None:
         _forget_published(connection, name)
         connection.execute("DELETE FROM superseded WHERE site = %s", (name,))
         connection.execute("DELETE FROM batches WHERE site = %s", (name,))
+        blobs = connection.execute(
+            "SELECT DISTINCT blob FROM delivered JOIN publications ON id = publication"
+            " WHERE site = %s AND blob IS NOT NULL",
+            (name,),
+        ).fetchall()
         connection.execute("DELETE FROM publications WHERE site = %s", (name,))
+        contents.forget(connection, [blob for (blob,) in blobs])
 
 
 def _columns(site: Site) -> tuple[object, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker import views
-from briter_worker.commands import read_settings
+from briter_worker.commands import read_site
 from briter_worker.errors import UsageError, for_people
 
 if TYPE_CHECKING:
@@ -15,7 +16,15 @@ if TYPE_CHECKING:
 
 def ask(asked: Enqueue) -> None:
     """Write a job, safely, and say which."""
-    settings = read_settings()
+    settings = read_site(asked.site)
+    if settings.database_url:
+        _send(settings, asked)
+        return
+    if asked.root is not None:
+        raise UsageError(
+            "--root goes with a cluster, and there is none: the worker reads the files where they are, in "
+            f"{settings.git_worktree}. Fix: leave it out, or set BRITER_DATABASE_URL or BRITER_GIT_WORKTREE"
+        )
     from briter_worker import client  # noqa: PLC0415 - only when there is a configuration
 
     try:
@@ -30,12 +39,34 @@ def ask(asked: Enqueue) -> None:
     except ValueError as error:
         raise UsageError(for_people(str(error))) from None
     _warn_of_refusals(settings, asked)
+    _say(asked, {"id": job.id, "slug": asked.slug, "file": str(job.path)})
+
+
+def _send(settings: Settings, asked: Enqueue) -> None:
+    from briter_worker.client import compose  # noqa: PLC0415 - for a cluster only
+    from briter_worker.cluster.asking import send  # noqa: PLC0415
+
+    root = settings.git_worktree if asked.root is None else Path(asked.root).absolute()
+    try:
+        document = compose(asked.slug, asked.paths, message=asked.message, at=asked.at, author=asked.author)
+        sent = send(settings, document, root=root)
+    except ValueError as error:
+        raise UsageError(for_people(str(error))) from None
+    for path, reason in sent.left_out.items():
+        views.tell(f"warning: {path} will not be published: {reason}")
+    for path in sent.missing:
+        views.tell(f"warning: {path} is not in {root}: if the site has it, it will be deleted there")
+    _warn_of_refusals(settings, asked)
+    _say(asked, {"id": sent.id, "slug": asked.slug, "site": sent.site})
+
+
+def _say(asked: Enqueue, job: dict[str, str]) -> None:
     if asked.as_json:
-        views.put_json({"id": job.id, "slug": asked.slug, "file": str(job.path)})
+        views.put_json(job)
     elif views.is_terminal():
-        views.put(f"{for_people(asked.slug)} waits to be published, as job {job.id}")
+        views.put(f"{for_people(asked.slug)} waits to be published, as job {job['id']}")
     else:
-        views.put(job.id)
+        views.put(job["id"])
 
 
 def _warn_of_refusals(settings: Settings, asked: Enqueue) -> None:

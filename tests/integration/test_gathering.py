@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.gathering import ChangedError, Gathered, GatheringError, gather
+from briter_worker.gathering import Gathered, GatheringError, gather
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,15 +160,6 @@ def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -
     os.truncate(file, 1 << 40)
     with pytest.raises(GatheringError, match=r"media/film.mp4 has 1099511627776 bytes, more than the 100"):
         gathered(tmp_path, "media/film.mp4", most=100)
-
-
-def test_a_content_that_changes_after_the_look_is_noticed(tmp_path: Path) -> None:
-    file = put(tmp_path, "content/a.md", b"old")
-    found = gathered(tmp_path, "content/a.md")
-    (blob,) = found.sizes
-    file.write_bytes(b"new")
-    with pytest.raises(ChangedError):
-        list(found.content(blob))
 
 
 def test_whose_hook_calls_it_does_not_lead_git_astray(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,9 +90,11 @@ def test_every_option_that_typer_knows_is_recognised(monkeypatch: pytest.MonkeyP
         "--help",
         "-h",
     }
-    assert options == {*plain.MESSAGE, *plain.AT, *plain.AUTHOR, plain.JSON}
+    assert options == {*plain.MESSAGE, *plain.AT, *plain.AUTHOR, plain.SITE, plain.ROOT, plain.JSON}
     assert plain.read(PLAIN) == by_typer(PLAIN, monkeypatch)
-    assert plain.read(PLAIN) == plain.Enqueue("hello", ["content/a.md", "b.md"], "N", "x", "y", as_json=True)
+    assert plain.read(PLAIN) == plain.Enqueue(
+        "hello", ["content/a.md", "b.md"], "N", "x", "y", as_json=True, site="s", root="r"
+    )
 
 
 @pytest.mark.parametrize(
