@@ -44,7 +44,7 @@ class Gathered:
     """To declare: without those that are left out."""
     delivery: Delivery
     left_out: Mapping[str, str]
-    """Declared paths that are not sent, with the reasons."""
+    """Paths that are declared, or in a declared folder, and are not sent, with the reasons."""
     missing: tuple[str, ...]
     """Declared paths where nothing is, nor was in the version that the author started from."""
     places: Mapping[str, str]
@@ -62,7 +62,8 @@ class _Draft:
     files: dict[str, tuple[str, int]] = field(default_factory=dict)
     """For each path its mode and size."""
     gone: dict[str, None] = field(default_factory=dict)
-    folders: dict[str, None] = field(default_factory=dict)
+    folders: dict[str, bool] = field(default_factory=dict)
+    """Whether all that is in it is sent: then what the site has in it besides is deleted."""
     paths: dict[str, None] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -78,7 +79,7 @@ def gather(
         draft = _look(root, paths, allowlist, max_bytes)
         history.look(draft.paths)
         _drop_ignored(draft, history)
-        _refuse_left_out(draft, history)
+        _find_gone(draft, history)
         blobs = {path: _hashed(root, path, max_bytes) for path in draft.files}
         files = [
             Delivered(path, mode, blobs[path][0], saved_at, *history.base(path))
@@ -88,9 +89,9 @@ def gather(
         return Gathered(
             root,
             tuple(draft.paths),
-            Delivery((*files, *gone), tuple(draft.folders)),
+            Delivery((*files, *gone), tuple(path for path, whole in draft.folders.items() if whole)),
             draft.left_out,
-            tuple(path for path in draft.gone if not history.had(path)),
+            tuple(path for path in draft.gone if path in draft.paths and not history.had(path)),
             {blob: path for path, (blob, _) in blobs.items()},
             dict(blobs.values()),
         )
@@ -128,14 +129,15 @@ def _look_at(folders: Folders, path: str, draft: _Draft, allowlist: Allowlist) -
     if mode is None:
         draft.gone[path] = None
     elif stat.S_ISDIR(mode):
+        before = len(draft.left_out)
         _expand(folders, path, draft, allowlist)
-        draft.folders[path] = None
+        draft.folders[path] = len(draft.left_out) == before
     else:
         draft.files[path] = _stat(folders, path)
 
 
 def _expand(folders: Folders, top: str, draft: _Draft, allowlist: Allowlist) -> None:
-    """All below a folder. What is missing from it is deleted, so nothing in it may be left out quietly."""
+    """All below a folder."""
     todo = [top]
     while todo:
         folder = todo.pop()
@@ -146,9 +148,8 @@ def _expand(folders: Folders, top: str, draft: _Draft, allowlist: Allowlist) -> 
         except Refused as refused:
             if folder == top:
                 raise
-            if "nested repository" in refused.reason:
-                continue  # git itself does not look into it, nor does the worker
-            raise GatheringError(_whole(top, folder, refused.reason)) from None
+            draft.left_out[folder] = refused.reason
+            continue
         for name, mode in listing:
             path = f"{folder}/{name}"
             try:
@@ -160,12 +161,7 @@ def _expand(folders: Folders, top: str, draft: _Draft, allowlist: Allowlist) -> 
             except FileNotFoundError:
                 continue
             except (PathRefusedError, Refused) as refused:
-                raise GatheringError(_whole(top, path, refused.reason)) from None
-
-
-def _whole(top: str, path: str, reason: str) -> str:
-    fix = "remove that, or declare the files by name"
-    return f"{top} cannot be sent as a whole, for {path}: {reason}. Fix: {fix}"
+                draft.left_out[path] = refused.reason
 
 
 def _stat(folders: Folders, path: str) -> tuple[str, int]:
@@ -254,9 +250,13 @@ class _History:
         """Whether there was a file, or a folder, of this name."""
         return self._commands is None or path in self._head or any(holds(path, each) for each in self._head)
 
-    def left_out(self, path: str) -> bool:
-        """Whether a sparse checkout leaves it out."""
+    def is_sparse(self, path: str) -> bool:
+        """Whether a sparse checkout leaves it out, or something below it."""
         return any(holds(path, each) for each in self._sparse)
+
+    def below(self, folder: str) -> list[str]:
+        """What there was below the folder, or of its name, that a checkout has."""
+        return [path for path in self._head if holds(folder, path) and path not in self._sparse]
 
     def ignored(self, paths: Iterable[str]) -> set[str]:
         """Of these, what git ignores and never had."""
@@ -287,11 +287,15 @@ def _drop_ignored(draft: _Draft, history: _History) -> None:
             draft.left_out[path] = "git ignores it; see git check-ignore -v, and change .gitignore"
 
 
-def _refuse_left_out(draft: _Draft, history: _History) -> None:
-    """What a sparse checkout leaves out was not deleted by anybody."""
-    for path in (*draft.folders, *draft.gone):
-        if history.left_out(path):
-            raise GatheringError(
-                f"{path} is not all there, as a sparse checkout leaves out some of it: it would be deleted. "
-                "Fix: declare the files by name, or git sparse-checkout add"
-            )
+def _find_gone(draft: _Draft, history: _History) -> None:
+    """What is not there was deleted; but what a sparse checkout leaves out was not, nor what is refused."""
+    for path in [path for path in draft.gone if history.is_sparse(path)]:
+        del draft.gone[path]
+        draft.folders[path] = False
+    for folder, whole in draft.folders.items():
+        if whole and not history.is_sparse(folder):
+            continue
+        draft.folders[folder] = False
+        for path in history.below(folder):
+            if path not in draft.files and not any(holds(each, path) for each in draft.left_out):
+                draft.gone[path] = None

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
 
 
+_SILENCE = 15.0
+"""Seconds after which a host that has not shown that it lives is not counted."""
+
+
 class SiteError(Exception):
     """What was asked of the register cannot be done; the text says why, and what to do instead."""
 
@@ -192,6 +196,24 @@ def standings(database: Database, now: float) -> list[Standing]:
             Standing(_site(row), row["waiting"] or 0, row["claimed"] or 0, row["failed"] or 0, row["oldest"])
             for row in rows
         ]
+
+
+def hosts(database: Database) -> int:
+    """How many hosts have lately shown that they live."""
+    with database.transaction() as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM procrastinate_workers"
+            " WHERE last_heartbeat > now() - make_interval(secs => %s)",
+            (_SILENCE,),
+        ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def published_at(database: Database, name: str) -> float:
+    """When something of the site's was published last; 0 when nothing was."""
+    with database.transaction() as connection:
+        row = connection.execute("SELECT max(published_at) FROM versions WHERE site = %s", (name,)).fetchone()
+    return float(row[0] or 0.0) if row else 0.0
 
 
 def remove(database: Database, name: str, *, discard: bool) -> None:

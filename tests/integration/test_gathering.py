@@ -10,6 +10,7 @@ import pytest
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.gathering import Gathered, GatheringError, gather
+from briter_worker.ports import Delivery
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,23 +112,27 @@ def test_a_link_is_left_out_with_its_reason_and_never_followed(tmp_path: Path) -
     assert all("symbolic link" in reason for reason in found.left_out.values())
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_a_folder_with_something_that_cannot_be_sent_is_refused_whole(tmp_path: Path, kind: str) -> None:
-    """What is missing from a folder is deleted: nothing in it may be left out without a word."""
-    put(tmp_path, "content/posts/a.md")
-    odd = tmp_path / "content/posts/odd"
-    odd.symlink_to("/etc/passwd") if kind == "link" else os.mkfifo(odd)
-    with pytest.raises(
-        GatheringError, match=r"content/posts cannot be sent as a whole, for content/posts/odd"
-    ):
-        gathered(tmp_path, "content/posts")
-
-
-def test_a_nested_repository_in_a_folder_is_passed_over(site: Site) -> None:
-    site.git("init", "--quiet", "content/posts/theme")
-    put(site.worktree, "content/posts/theme/a.md")
+@pytest.mark.parametrize("kind", ["link", "pipe", "repository"])
+def test_a_folder_that_is_not_sent_whole_names_what_was_deleted_instead(site: Site, kind: str) -> None:
+    """Of a folder that is sent whole, the site loses what was not sent: here that would be too much."""
+    odd = site.worktree / "content/posts/odd"
+    odd.symlink_to("welcome.md")
+    site.write_post("content/posts/gone.md", "gone")
+    site.git("add", "--all")
+    site.git("commit", "--quiet", "-m", "Two more")
+    (site.worktree / "content/posts/gone.md").unlink()
+    if kind != "link":
+        odd.unlink()
+    if kind == "pipe":
+        os.mkfifo(odd)
+    elif kind == "repository":
+        site.git("init", "--quiet", "content/posts/odd")
     found = gathered(site.worktree, "content/posts")
-    assert [file.path for file in found.delivery.files] == ["content/posts/welcome.md"]
+    files = {file.path: file.blob is not None for file in found.delivery.files}
+    assert files == {"content/posts/welcome.md": True, "content/posts/gone.md": False}
+    assert found.delivery.folders == ()
+    assert list(found.left_out) == ["content/posts/odd"]
+    assert found.paths == ("content/posts",)
 
 
 def test_what_git_ignores_stays_behind(site: Site) -> None:
@@ -145,14 +150,21 @@ def test_what_git_ignores_stays_behind(site: Site) -> None:
 
 def test_what_a_sparse_checkout_leaves_out_was_not_deleted(site: Site) -> None:
     site.write_post("content/other/b.md", "b")
+    site.write_post("content/posts/gone.md", "gone")
     site.git("add", "--all")
     site.git("commit", "--quiet", "-m", "Another")
     site.git("sparse-checkout", "set", "content/posts")
+    (site.worktree / "content/posts/gone.md").unlink()
     assert not (site.worktree / "content/other").exists()
-    for path in ("content", "content/other", "content/other/b.md"):
-        with pytest.raises(GatheringError, match="sparse checkout leaves out"):
-            gathered(site.worktree, path)
-    assert gathered(site.worktree, "content/posts").delivery.files
+    for path in ("content/other", "content/other/b.md"):
+        found = gathered(site.worktree, path)
+        assert found.delivery == Delivery()
+    for path in ("content", "content/posts"):
+        found = gathered(site.worktree, path)
+        whole = found.delivery.folders == ("content/posts",)
+        assert whole == (path == "content/posts")
+        gone = [file.path for file in found.delivery.files if file.blob is None]
+        assert gone == ([] if whole else ["content/posts/gone.md"])
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
