@@ -198,6 +198,12 @@ class DiskQueue:
         """Of these claims, by their keys, those that a person wants cancelled."""
         return self._flight.marked() & {claim.key for claim in batch.claims}
 
+    def overtaken(self, batch: Batch, now: float) -> Collection[str]:
+        """Of these claims, those whose posts have been saved again since, and on hold."""
+        with self._guard:
+            self._index.refresh(now)
+            return {each.key for each in batch.claims if self._index.is_held_newer(each.job, now)}
+
     def drop(self, batch: Batch, claims: Sequence[Claim]) -> None:  # noqa: ARG002 - the port's signature
         """These leave the queue as if they had never been asked for; a newer save of theirs stays."""
         with self._alone():
