@@ -196,7 +196,7 @@ class Drain:
         for outcomes in self._publisher().publish(
             requests,
             held=held,
-            examine=self._examiner(attempts, held),
+            examine=self._examiner(work.batch, attempts, held),
             cancelled=lambda: self._queue.cancelled(work.batch),
             record=work.record,
             now=now,
@@ -205,7 +205,7 @@ class Drain:
             attempts.end(outcomes)
 
     def _examiner(
-        self, attempts: Attempts, held: Collection[str]
+        self, batch: Batch, attempts: Attempts, held: Collection[str]
     ) -> Callable[[str, Sequence[Change]], Outcome | None]:
         """What is asked about each request once all of them have been read.
 
@@ -213,13 +213,16 @@ class Drain:
         wait for the next claim, which knows of it.
         """
         since: frozenset[str] | None = None
+        overtaken: Collection[str] = ()
 
         def examine(key: str, changes: Sequence[Change]) -> Outcome | None:
-            nonlocal since
+            nonlocal since, overtaken
             if since is None:
-                now_held = frozenset(self._queue.held_paths(self._clock())).difference(held)
-                since = frozenset(normpath(path) for path in now_held)
-            if since and any(_is_within(change.path, since) for change in changes):
+                now = self._clock()
+                new = frozenset(self._queue.held_paths(now)).difference(held)
+                since = frozenset(normpath(path) for path in new)
+                overtaken = self._queue.overtaken(batch, now)
+            if key in overtaken or (since and any(_is_within(change.path, since) for change in changes)):
                 return Outcome(key, overtaken=True)
             return attempts.examine(key, changes)
 

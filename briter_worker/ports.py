@@ -173,6 +173,13 @@ class Queue(Protocol):
         """Of these claims, by their keys, those that a person wants cancelled."""
         ...
 
+    def overtaken(self, batch: Batch, now: float) -> Collection[str]:
+        """Of these claims, by their keys, those whose posts have been saved again since, and on hold.
+
+        Where contents are read when a job's turn comes, theirs may be the held ones by now.
+        """
+        ...
+
     def drop(self, batch: Batch, claims: Sequence[Claim]) -> None:
         """These leave the queue as if they had never been asked for; a newer save of theirs stays."""
         ...

@@ -272,6 +272,11 @@ class Index:
                 if (job.scheduled_for or 0.0) > now:
                     yield job
 
+    def is_held_newer(self, job: Job, now: float) -> bool:
+        """Whether the post of this job has been saved again since, and that save is on hold."""
+        others = (self.job(name) for name in self.pending.get(job.slug, ()))
+        return any(o.created_at > job.created_at and (o.scheduled_for or 0.0) > now for o in others)
+
     def job(self, name: str) -> Job:
         """The job of a name that is filed under a slug."""
         job = self.seen[name].job

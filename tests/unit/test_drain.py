@@ -240,6 +240,24 @@ def test_what_is_saved_on_hold_while_it_is_read_does_not_go_out_early(
         assert held in bench.publisher.held
 
 
+def test_the_second_half_of_what_a_dead_worker_left_gives_way_to_what_was_saved_on_hold_meanwhile(
+    bench: Bench,
+) -> None:
+    bench.save("a", "b")
+    bench.killed(bench.drain.run)
+
+    def hold() -> None:
+        bench.disk.save("b", ["content/b.md"], created=NOW + 1, scheduledFor=format_time(NOW + 600))
+        bench.publisher.before_push = lambda: None
+
+    bench.start()
+    bench.publisher.before_push = hold
+    bench.drain.recover()
+    assert bench.publisher.published == [["a"]]
+    bench.drain.run()
+    assert bench.disk.rows("b") == [(State.SCHEDULED, ("content/b.md",))]
+
+
 def test_what_is_cancelled_while_it_is_overtaken_is_gone(bench: Bench) -> None:
     bench.save("a")
 
