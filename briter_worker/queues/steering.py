@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from briter_worker.errors import Failure
 from briter_worker.job import Job, State, Status, format_time, joined, rewritten
 from briter_worker.queues.sighting import look
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from briter_worker.queues.flight import Flight, Held
@@ -18,6 +19,38 @@ if TYPE_CHECKING:
     from briter_worker.queues.journal import Journal
     from briter_worker.queues.recovery import Recovery
     from briter_worker.strictjson import Document
+
+
+class Shown(Protocol):
+    """A job as a person sees it, whichever queue it is in."""
+
+    @property
+    def job(self) -> Job:
+        """What would be published; in flight, with the running attempt."""
+        ...
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        ...
+
+    @property
+    def document(self) -> Document:
+        """The job's file with every key its writer gave it."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """Where a person finds it."""
+        ...
+
+    @property
+    def changed_at(self) -> float:
+        """When its state changed last."""
+        ...
+
+
+R = TypeVar("R", bound=Shown)
 
 _HOPELESS = frozenset({Failure.MALFORMED, Failure.UNREADABLE, Failure.UNKNOWN_TYPE})
 _LOOKS = 5
@@ -45,6 +78,19 @@ class Listed:
     def path(self) -> Path:
         """Where its file is. Made when it is asked for: of most of many jobs it never is."""
         return self.folder / self.name
+
+    @property
+    def place(self) -> str:
+        """Where a person finds it."""
+        return str(self.path)
+
+    @property
+    def changed_at(self) -> float:
+        """When its state changed last; 0 when it has just moved on."""
+        try:
+            return self.path.stat().st_ctime  # a rewrite keeps the time of the save
+        except OSError:
+            return 0.0
 
     @property
     def document(self) -> Document:
@@ -103,50 +149,21 @@ class Steering:
 
     def find(self, wanted: str, now: float) -> list[Listed]:
         """The job of this id, else all jobs of this slug."""
-        rows = self.jobs(now)
-        return [row for row in rows if row.job.id == wanted] or [
-            row for row in rows if row.job.slug == wanted
-        ]
+        return matching(self.jobs(now), wanted)
 
     def retry(self, wanted: str, now: float) -> list[Job]:
         """Dead letters, and jobs that wait for a retry, are due at once, as if never attempted."""
-        rows = self._existing(wanted, now)
-        chosen = [row for row in rows if row.state in {State.FAILED, State.RETRYING}]
-        if not chosen:
-            raise SteeringError(f"{wanted!r} has not failed: it is {rows[0].state.value}")
-        for row in chosen:
-            if _is_hopeless(row.job):
-                raise SteeringError(
-                    f"{wanted!r} cannot be retried, as its file is no job that could succeed "
-                    f"({row.job.failure}): save the post again, then cancel this one"
-                )
-        return self._retry(chosen, now)
+        return self._retry(to_retry(self._existing(wanted, now), wanted), now)
 
     def retry_all(self, now: float) -> list[Job]:
         """Every dead letter that a retry can help."""
-        rows = self.jobs(now)
-        return self._retry([r for r in rows if r.state is State.FAILED and not _is_hopeless(r.job)], now)
+        return self._retry(helpable(self.jobs(now)), now)
 
     def publish_now(self, wanted: str, now: float) -> list[Job]:
         """Jobs on hold wait for nothing any more, nor do such as wait for a retry."""
-        rows = self._existing(wanted, now)
-        chosen = [row for row in rows if row.state in {State.SCHEDULED, State.RETRYING}]
-        if not chosen:
-            text = f"{wanted!r} is not on hold: it is {rows[0].state.value}"
-            raise SteeringError(f"{text}; use retry" if rows[0].state is State.FAILED else text)
+        chosen = to_hurry(self._existing(wanted, now), wanted)
         taken = self._take([row.name for row in chosen])
-        jobs = []
-        for held in taken:
-            job = held.job
-            document = rewritten(
-                {**held.document, "scheduledFor": None},
-                status=Status.PENDING,
-                attempts=job.attempts,
-                now=now,
-                last_error=job.last_error,
-                failure=job.failure,
-            )
-            jobs.append(self._flight.rewrite(held, document).job)
+        jobs = [self._flight.rewrite(held, hurried(held.document, held.job, now)).job for held in taken]
         self._flight.give_back(held.name for held in taken)
         self._index.notice()
         return jobs
@@ -164,11 +181,7 @@ class Steering:
         chosen = [row for row in rows if row.state is not State.CLAIMED]
         if not chosen:
             return Cancellation(asked=tuple(row.job for row in asked))
-        names = []
-        for row in chosen:
-            names += [row.name] if row.state is State.FAILED else self._index.pending[row.job.slug]
-        taken = self._take(names)
-        self._flight.drop(held.name for held in taken)
+        taken = self._drop(chosen)
         if not taken:
             raise SteeringError(f"{wanted!r} has just been saved again or taken by the worker; look again")
         kept = {row.job.id for row in chosen}
@@ -176,12 +189,23 @@ class Steering:
             tuple(held.job for held in taken if held.job.id in kept), tuple(row.job for row in asked)
         )
 
+    def remove(self, rows: Sequence[Listed], now: float) -> None:
+        """These waiting jobs and dead letters are kept elsewhere by now; newer saves of them stay."""
+        self._index.refresh(now)
+        self._drop(rows)
+
+    def _drop(self, rows: Sequence[Listed]) -> list[Held]:
+        """Those that are still the saves that were shown, with the older saves they stand for."""
+        names: list[str] = []
+        for row in rows:
+            names += [row.name] if row.state is State.FAILED else self._index.pending.get(row.job.slug, ())
+        taken = self._take(names)
+        self._flight.drop(held.name for held in taken)
+        return taken
+
     def _existing(self, wanted: str, now: float) -> list[Listed]:
         self._recovery.tidy(now)
-        rows = self.find(wanted, now)
-        if not rows:
-            raise UnknownJobError(f"the queue has no job with the id or slug {wanted!r}")
-        return rows
+        return existing(self.find(wanted, now), wanted)
 
     def _retry(self, rows: list[Listed], now: float) -> list[Job]:
         taken = self._take([row.name for row in rows])
@@ -238,6 +262,58 @@ class Steering:
             except FileNotFoundError:
                 stamps.append(0)
         return tuple(stamps)
+
+
+def matching(rows: Sequence[R], wanted: str) -> list[R]:
+    """The job of this id, else all jobs of this slug."""
+    return [row for row in rows if row.job.id == wanted] or [row for row in rows if row.job.slug == wanted]
+
+
+def existing(rows: list[R], wanted: str) -> list[R]:
+    """What was found. Raises UnknownJobError when nothing was."""
+    if not rows:
+        raise UnknownJobError(f"the queue has no job with the id or slug {wanted!r}")
+    return rows
+
+
+def to_retry(rows: Sequence[R], wanted: str) -> list[R]:
+    """Those that have failed. Raises SteeringError when none has, or a retry cannot help."""
+    chosen = [row for row in rows if row.state in {State.FAILED, State.RETRYING}]
+    if not chosen:
+        raise SteeringError(f"{wanted!r} has not failed: it is {rows[0].state.value}")
+    for row in chosen:
+        if _is_hopeless(row.job):
+            raise SteeringError(
+                f"{wanted!r} cannot be retried, as its file is no job that could succeed "
+                f"({row.job.failure}): save the post again, then cancel this one"
+            )
+    return chosen
+
+
+def helpable(rows: Sequence[R]) -> list[R]:
+    """The dead letters that a retry can help."""
+    return [row for row in rows if row.state is State.FAILED and not _is_hopeless(row.job)]
+
+
+def to_hurry(rows: Sequence[R], wanted: str) -> list[R]:
+    """Those that wait for a time. Raises SteeringError when none does."""
+    chosen = [row for row in rows if row.state in {State.SCHEDULED, State.RETRYING}]
+    if not chosen:
+        text = f"{wanted!r} is not on hold: it is {rows[0].state.value}"
+        raise SteeringError(f"{text}; use retry" if rows[0].state is State.FAILED else text)
+    return chosen
+
+
+def hurried(document: Document, job: Job, now: float) -> Document:
+    """The document of a job that waits for nothing any more."""
+    return rewritten(
+        {**document, "scheduledFor": None},
+        status=Status.PENDING,
+        attempts=job.attempts,
+        now=now,
+        last_error=job.last_error,
+        failure=job.failure,
+    )
 
 
 def _is_hopeless(job: Job) -> bool:

@@ -1,17 +1,23 @@
-"""The engines under test. A second one is a second parameter here, and nothing else."""
+"""The engines under test. Another one is another parameter here, and nothing else."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from queue_engines import Disk, Engine
+from postgres import add_site
+from queue_engines import Disk, Engine, Postgres
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from briter_worker.queues.postgres.database import Database
 
-@pytest.fixture(params=[False, True], ids=["disk", "disk-named-after-slugs"])
+
+@pytest.fixture(params=["disk", "disk-named-after-slugs", "postgres"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
     """An empty queue."""
-    return Disk(tmp_path, named_after_slugs=request.param)
+    if request.param == "postgres":
+        database: Database = request.getfixturevalue("database")
+        return Postgres(database, add_site(database))
+    return Disk(tmp_path, named_after_slugs=request.param == "disk-named-after-slugs")

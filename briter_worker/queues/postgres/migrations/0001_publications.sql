@@ -35,7 +35,7 @@ CREATE TABLE publications (
     scheduled_for double precision NOT NULL DEFAULT 0,
     next_attempt_at double precision NOT NULL DEFAULT 0,
     due_at double precision NOT NULL GENERATED ALWAYS AS (greatest(scheduled_for, next_attempt_at)) STORED,
-    attempts integer NOT NULL DEFAULT 0,
+    attempts bigint NOT NULL DEFAULT 0,
     failure text,
     -- tried: published by a dry run, kept for the first live run. arriving: only within a transaction, until
     -- it is joined with the slug's other saves.
@@ -43,7 +43,7 @@ CREATE TABLE publications (
     -- While it is claimed: by which drain, in which batch, and the running attempt.
     token bigint NOT NULL DEFAULT 0,
     batch text,
-    attempt integer NOT NULL DEFAULT 0,
+    attempt bigint NOT NULL DEFAULT 0,
     cancel boolean NOT NULL DEFAULT false,
     changed_at double precision NOT NULL DEFAULT extract(epoch FROM clock_timestamp())
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
@@ -97,6 +97,7 @@ CREATE TABLE folders (
 -- The journal: what a drain has claimed and is about to push.
 CREATE TABLE batches (
     key text PRIMARY KEY,
+    number bigint GENERATED ALWAYS AS IDENTITY,
     site text NOT NULL REFERENCES sites (name),
     token bigint NOT NULL,
     started boolean NOT NULL
