@@ -53,8 +53,9 @@ class Index:
         finally:
             if self._held:
                 self._held = False
-                self._copy.unlink(missing_ok=True)
-                self._lock.unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._copy.unlink(missing_ok=True)  # else `tidy` removes it
+                _remove(self._lock)
 
     def _taken(self) -> bool:
         deadline = time.monotonic() + _PATIENCE
@@ -121,3 +122,11 @@ class Index:
             self._copy.replace(self._file)
         except OSError as error:
             raise causes.from_os(doing, error) from error
+
+
+def _remove(lock: Path) -> None:
+    """Tried twice: left behind, it would stop everybody who works there, as if somebody held it."""
+    with suppress(OSError):
+        lock.unlink(missing_ok=True)
+        return
+    lock.unlink(missing_ok=True)
