@@ -7,12 +7,14 @@ here nor in the server. A content goes away with the last publication that needs
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from briter_worker.ports import Delivered, Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from briter_worker.ports import Delivery
     from briter_worker.queues.postgres.database import Connection, Database
 
 PART = 1 << 20
@@ -46,6 +48,42 @@ class Source(Protocol):
     def content(self, blob: str) -> Iterator[bytes]:
         """A content, part by part."""
         ...
+
+
+@dataclass(frozen=True)
+class Values:
+    """A `Source` of contents that are at hand."""
+
+    delivery: Delivery
+    contents: Mapping[str, bytes]
+    """By their blob ids."""
+
+    @staticmethod
+    def of(
+        files: Mapping[str, bytes | None],
+        *,
+        saved_at: float,
+        folders: Sequence[str] = (),
+        mode: str = "100644",
+    ) -> Values:
+        """These paths have these contents; None: there is nothing there any more."""
+        contents = {blob_of(content): content for content in files.values() if content is not None}
+        delivered = [
+            Delivered(path, mode, blob_of(content), saved_at)
+            if content is not None
+            else Delivered(path, "", None, saved_at)
+            for path, content in files.items()
+        ]
+        return Values(Delivery(tuple(delivered), tuple(folders)), contents)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """How large each content is."""
+        return {blob: len(content) for blob, content in self.contents.items()}
+
+    def content(self, blob: str) -> Iterator[bytes]:
+        """A content."""
+        yield self.contents[blob]
 
 
 def blob_of(content: bytes) -> str:

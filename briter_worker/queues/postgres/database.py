@@ -42,6 +42,15 @@ _SESSION = {
     "tcp_keepalives_count": "2",
 }
 
+# All but what only a mistake in a statement can cause.
+_SURROUNDINGS = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.InternalError,
+    psycopg.errors.InsufficientPrivilege,
+    PoolClosed,
+)
+
 # Each attempt of the pool to connect again would be a line on standard error; the last one is in the error.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
@@ -82,7 +91,7 @@ class Database:
                 yield connection
         except PoolTimeout as error:
             raise self._unreachable(error) from None
-        except (psycopg.OperationalError, psycopg.InterfaceError, PoolClosed) as error:
+        except _SURROUNDINGS as error:
             raise _explained(error) from error
         except psycopg.errors.UndefinedTable as error:
             raise VersionError(f"{_reason(error)}. Fix: briter-worker db upgrade") from error
@@ -188,6 +197,8 @@ def _explained(error: Exception) -> DatabaseError:
             remedy = "give the database's user the right to create the schema briter, or create it"
         case psycopg.errors.LockNotAvailable() | psycopg.errors.QueryCanceled():
             remedy = "try again; if it stays so, look in pg_stat_activity for who holds what"
+        case psycopg.errors.IdleInTransactionSessionTimeout():
+            remedy = "try again; this program stood still for too long"
         case psycopg.errors.DeadlockDetected() | psycopg.errors.SerializationFailure():
             remedy = "try again"
         case psycopg.errors.DiskFull():
