@@ -67,7 +67,7 @@ class Adoption:
         foreign = {
             path: each
             for path, each in foreign.items()
-            if path not in left_out and not _is_special(each) and may_be_checked_out(path)
+            if path not in left_out and not _is_special(each, FOLDER, NESTED) and may_be_checked_out(path)
         }
         bases = read_bases(self._site, self._objects)
         kept = self._still_needed(bases, plan)
@@ -215,12 +215,17 @@ class Adoption:
             self._site.update(*changes)
 
     def _write_back(self, foreign: Mapping[str, Difference], bases: Bases, new: str) -> None:
-        wanted = {path: (each.new, bases[path].start) for path, each in foreign.items()}
+        # A link is not made here. By its base it is known that nobody has removed it, or made it a file.
+        wanted = {
+            path: (each.new, bases[path].start)
+            for path, each in foreign.items()
+            if not _is_special(each, LINK)
+        }
         written = WriteBack(self._commands, self._objects, new).write(wanted)
         left = {path: base for path, base in bases.items() if path not in written or base.conflict}
         if left != bases:
             self._site.update((self._site.bases_ref, write_bases(self._commands, left), None))
 
 
-def _is_special(each: Difference) -> bool:
-    return any(entry is not None and entry.mode in (LINK, NESTED, FOLDER) for entry in (each.old, each.new))
+def _is_special(each: Difference, *modes: str) -> bool:
+    return any(entry is not None and entry.mode in modes for entry in (each.old, each.new))

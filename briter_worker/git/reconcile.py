@@ -57,9 +57,13 @@ class Placing:
         """What has to change for these changes; with a conflict, nothing of them is taken over."""
         placed = Placed()
         conflicts: list[str] = []
-        gone = {change.path for change in changes if change.blob is None}
-        for change in changes:
+        gone: set[str] = set()
+        # Removals first: what they leave is in nobody's way. What the other side has there by now is.
+        for change in sorted(changes, key=lambda each: each.blob is not None):
             theirs = self.entry(change.path)
+            their_blob = None if theirs is None else theirs.sha
+            if change.blob == change.base != their_blob:
+                continue  # only the other side changed it
             if change.blob is not None and self._is_taken(change.path, gone):
                 conflicts.append(change.path)
                 continue
@@ -68,6 +72,8 @@ class Placing:
             except _ConflictError:
                 conflicts.append(change.path)
                 continue
+            if ours is None:
+                gone.add(change.path)
             if ours != theirs:
                 placed.entries[change.path] = ours
         placed.conflicts = tuple(conflicts)
@@ -105,8 +111,6 @@ class Placing:
             raise _ConflictError
         if their_blob in (change.base, change.blob):
             return ours
-        if change.blob == change.base:
-            return theirs  # only the other side changed it
         if ours is None or theirs is None or theirs.mode == LINK:
             raise _ConflictError
         return Entry(ours.mode, self._merge_lines(change.base, ours.sha, theirs.sha))

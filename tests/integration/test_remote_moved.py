@@ -364,3 +364,55 @@ def test_after_a_lost_answer_a_persons_commit_below_ours_is_not_reverted(site: S
     merged = LINES.replace("line 1\n", "line one\n").replace("line 18\n", "line eighteen\n")
     assert site.remote_file("content/posts/a.md") == merged
     assert site.remote_file("content/posts/b.md") == LINES + "more\n"
+
+
+@pytest.mark.parametrize("was", ["a file", "nothing"])
+def test_a_link_that_the_remote_has_is_not_taken_back_by_its_folders_publication(
+    site: Site, other: Path, was: str
+) -> None:
+    path = "content/posts/welcome.md" if was == "a file" else "content/posts/latest.md"
+    (other / path).unlink(missing_ok=True)
+    (other / path).symlink_to("a.md")
+    site.git("add", "-A", cwd=other)
+    site.git("commit", "-qm", "A link", cwd=other)
+    site.git("push", "-q", cwd=other)
+    for number in range(2):
+        site.write_post("content/posts/a.md", f"A {number}\n")
+        site.save("a", ["content/posts"])
+        assert site.run_once().of("published")
+        assert site.remote_file("content/posts/a.md") == f"A {number}\n"
+        assert site.remote_file(path) == "a.md", "its author did nothing to it"
+
+
+def test_a_file_that_the_remote_alone_moved_away_is_no_conflict(site: Site, other: Path) -> None:
+    site.write_post("content/posts/note/index.md", "note\n")
+    site.save("note", ["content/posts/note"])
+    site.run_once()
+    site.git("pull", "-q", cwd=other)
+    push(site, other, "content/posts/note/index.md", None)
+    (other / "content/posts/note").rmdir()
+    push(site, other, "content/posts/note", "note\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/a.md") == "A\n"
+    assert site.remote_file("content/posts/note") == "note\n"
+    assert (site.worktree / "content/posts/note").read_text() == "note\n"
+    assert site.git("status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("note", "note/index.md"), ("note/index.md", "note")])
+def test_what_the_remote_has_in_a_posts_place_stays_also_when_the_post_is_published_again(
+    site: Site, other: Path, theirs: str, ours: str
+) -> None:
+    push(site, other, f"content/posts/{theirs}", "theirs\n")
+    site.write_post(f"content/posts/{ours}", "ours\n")
+    for text in ("ours\n", "ours\n", "ours, edited\n"):
+        site.write_post(f"content/posts/{ours}", text)
+        site.write_post("content/posts/a.md", text)
+        site.save("note", ["content/posts/note"])
+        site.save("a", ["content/posts/a.md"])
+        result = site.run_once()
+        assert "note" not in [entry["slug"] for entry in result.of("published")]
+        assert site.job("note")["failure"] == "conflict"
+        assert site.remote_file(f"content/posts/{theirs}") == "theirs\n"
