@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, unquote
 
 from briter_worker.git.objects import LINK
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from briter_worker.git.command import Commands
     from briter_worker.git.objects import Objects
@@ -48,6 +48,48 @@ class Base:
 
 
 Bases = dict[str, Base]
+
+
+class Versions(Protocol):
+    """Where it is kept what files started from: below a ref, or in a database."""
+
+    def bases(self, paths: Collection[str]) -> Mapping[str, Base]:
+        """What is known of these paths."""
+        ...
+
+    def remember(self, bases: Mapping[str, Base], contents: Mapping[str, bytes]) -> None:
+        """Keep these, each in the place of what was known of its path.
+
+        `contents`: of those starts that are nowhere else, by blob; wanted as long as they are starts.
+        """
+        ...
+
+    def content(self, blob: str) -> bytes | None:
+        """What was kept of a start's content, if anything was."""
+        ...
+
+
+class KeptVersions:
+    """Versions below the ref of one repository's branch."""
+
+    def __init__(self, site: Site, objects: Objects) -> None:
+        self._site = site
+        self._objects = objects
+
+    def bases(self, paths: Collection[str]) -> Mapping[str, Base]:
+        """See `Versions`."""
+        known = read_bases(self._site, self._objects)
+        return {path: known[path] for path in paths if path in known} if known else known
+
+    def remember(self, bases: Mapping[str, Base], contents: Mapping[str, bytes]) -> None:  # noqa: ARG002
+        """See `Versions`. The repository has the contents."""
+        all_of_them = read_bases(self._site, self._objects) | dict(bases)
+        self._site.update((self._site.bases_ref, write_bases(self._site.commands, all_of_them), None))
+
+    def content(self, blob: str) -> bytes | None:  # noqa: ARG002
+        """Nothing besides what the repository has."""
+        return None
+
 
 # A name in the tree is a path, quoted, and one of these; an absent version is an empty link.
 _START, _OURS, _THEIRS = "?start", "?ours", "?theirs"

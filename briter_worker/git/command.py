@@ -26,7 +26,7 @@ from briter_worker.errors import Failure, PublishError, Stopped, conceal
 from briter_worker.git import causes, configuration
 from briter_worker.git.credentials import LISTED, secrets_in
 from briter_worker.git.ending import await_exit, dying_with_parent, end, until_exit
-from briter_worker.git.environment import environment, helpers_of, parsed, proxies
+from briter_worker.git.environment import environment, getting_late, helpers_of, parsed, proxies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ class _Shell(Git):
     def execute(self, command: Sequence[str], *_: Any, as_process: bool = False, **_options: Any) -> Any:  # noqa: ANN401
         if not as_process:
             return self.home.run(*command[1:]).decode(errors="replace")
-        process: AnyProcess = self.home.spawn(command[1:])
+        process: AnyProcess = self.home.spawn(command[1:], pushing=True)
         # Read to their end, which a daemon that ssh leaves behind, as ControlPersist does, would hold back.
         process.stdout = until_exit(process, process.stdout)
         process.stderr = until_exit(process, process.stderr)
@@ -91,16 +91,19 @@ class Commands:
         hooks: bool = False,
         pass_fds: tuple[int, ...] = (),
         access: Access | None = None,
-        durable: bool = True,
+        is_cache: bool = False,
     ) -> None:
-        """`access`: what opens the remote. Without `durable`, nothing waits for the disk: it may be lost."""
+        """`access`: what opens the remote.
+
+        In a cache, nothing waits for the disk, and git gets from the remote what the repository lacks.
+        """
         self.worktree = worktree
         self._remote = remote
         self._timeout = timeout
         self._hooks = hooks
         self._fds = pass_fds
         self._access = access
-        self._durable = durable
+        self.is_cache = is_cache
         # Kept for good: it remembers git's version, which it would ask for again.
         self._shell = _Shell(worktree)
         self._shell.home = self
@@ -211,6 +214,7 @@ class Commands:
         feed: bool = False,
         extra: Mapping[str, str] | None = None,
         discover: bool = False,
+        pushing: bool = False,
     ) -> Process:
         """Start git. The caller reads its output, and ends it by `finish` or `watched`."""
         if self._aborted.is_set():
@@ -222,6 +226,8 @@ class Commands:
         place = [] if discover else [f"--git-dir={repo.git_dir}", f"--work-tree={self.worktree}"]
         self.started += 1
         env = {**self._env(), **(extra or {})}
+        if self.is_cache and not pushing:
+            env = getting_late(env, self._remote)
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes by stdin only
                 [*dying_with_parent(), "git", *place, "--no-replace-objects", *args],
@@ -402,7 +408,7 @@ class Commands:
                 hooks=self._hooks,
                 fds=self._fds,
                 access=self._access,
-                durable=self._durable,
+                durable=not self.is_cache,
             )
             self._configured = configuration.signature(self.repo)
             self._read_again_at = time.monotonic() + _BELIEVED

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, PublishError
-from briter_worker.git.bases import Base, Conflict, read_bases, write_bases
+from briter_worker.git.bases import Base, Conflict
 from briter_worker.git.refs import PRIVATE
 from briter_worker.ports import Change, Outcome
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from briter_worker.git.building import Building, Item
-    from briter_worker.git.objects import Objects
+    from briter_worker.git.place import Follower
     from briter_worker.git.remote import Remote
     from briter_worker.git.site import Site
 
@@ -29,11 +29,11 @@ class Conflicts:
     """Keeps the versions of posts that conflict, within one batch."""
 
     def __init__(
-        self, site: Site, remote: Remote, objects: Objects, building: Building, *, dry_run: bool
+        self, site: Site, remote: Remote, follower: Follower, building: Building, *, dry_run: bool
     ) -> None:
         self._site = site
         self._remote = remote
-        self._objects = objects
+        self._follower = follower
         self._building = building
         self._dry_run = dry_run
 
@@ -42,7 +42,7 @@ class Conflicts:
         try:
             where = self._keep(item, local)
         except PublishError as failure:  # what cannot be kept elsewhere is still in the work tree
-            where = f"in the work tree alone ({failure.text})"
+            where = f"{self._follower.source} alone ({failure.text})"
         self._remember(item, paths, theirs)
         return Outcome(
             item.key,
@@ -62,23 +62,26 @@ class Conflicts:
         )
         built = self._building.build([replace(item, changes=alone)], local, ref)
         if not built.commits:
-            return f"on the branch {self._site.branch} of this repository"
+            return f"on the branch {self._site.branch} of {self._follower.here}"
         for branch in (name, f"{name}-{built.tip[:8]}"):
             if self._remote.keep(ref, branch, dry_run=self._dry_run):
                 if self._dry_run:
                     break
                 self._site.update((ref, None, None))
                 return f"on the branch {branch} of the remote"
-        return f"on the local ref {ref}"
+        if self._follower.is_lasting:
+            return f"on the local ref {ref}"
+        self._site.update((ref, None, None))
+        return self._follower.source
 
     def _remember(self, item: Item, paths: Sequence[str], theirs: str) -> None:
-        bases = read_bases(self._site, self._objects)
+        known = self._follower.versions.bases(paths)
         changes = {change.path: change for change in item.changes}
+        found: dict[str, Base] = {}
         for path in paths:
-            known = bases.get(path)
-            start = known.start if known else changes[path].base
-            bases[path] = Base(start, Conflict(changes[path].blob, self._building.blob(theirs, path)))
-        self._site.update((self._site.bases_ref, write_bases(self._site.commands, bases), None))
+            start = known[path].start if path in known else changes[path].base
+            found[path] = Base(start, Conflict(changes[path].blob, self._building.blob(theirs, path)))
+        self._follower.versions.remember(found, {})
 
 
 def _branch_name(slug: str) -> str:

@@ -71,7 +71,10 @@ def environment(
     ]
     if not hooks:
         settings.append(("core.hooksPath", os.devnull))
-    settings += _let_go(helpers, fds)
+    if access and access.settings:
+        settings += access.settings
+    else:
+        settings += _let_go(helpers, fds)
     made = {name: os.environ[name] for name in KEPT if name in os.environ}
     if "PATH" in made:
         made["PATH"] = trusted_path(made["PATH"], worktree)
@@ -82,6 +85,9 @@ def environment(
     if low:
         # Git goes by the command's first word, which is no longer ssh's.
         made["GIT_SSH_VARIANT"] = variant or _variant(ssh)
+    if access:
+        made |= access.variables
+        ssh = f"{ssh} {access.ssh_options}".rstrip()
     return made | {
         "GIT_CONFIG_COUNT": str(len(settings)),
         "LC_ALL": "C",
@@ -93,6 +99,20 @@ def environment(
         "GCM_INTERACTIVE": "never",
         "GIT_SSH_COMMAND": f"{_closing(low)}{ssh} {_SSH_OPTIONS}",
     }
+
+
+def getting_late(env: dict[str, str], remote: str) -> dict[str, str]:
+    """The same environment, in which git fetches from the remote what it lacks, when it needs it.
+
+    It is in no file of the repository, as a push must not have it: git would fetch the old contents of all
+    that it sends, to send less.
+    """
+    count = int(env["GIT_CONFIG_COUNT"])
+    late = ((f"remote.{remote}.promisor", "true"), (f"remote.{remote}.partialCloneFilter", "blob:none"))
+    made = {**env, "GIT_CONFIG_COUNT": str(count + len(late))}
+    for i, (key, value) in enumerate(late, count):
+        made |= {f"GIT_CONFIG_KEY_{i}": key, f"GIT_CONFIG_VALUE_{i}": value}
+    return made
 
 
 def trusted_path(path: str, worktree: Path | None = None) -> str:

@@ -9,14 +9,18 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING, NoReturn, Self, cast
 
 from briter_worker.errors import Failure, PublishError
+from briter_worker.git import causes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from briter_worker.git.command import Commands, Process
 
 FOLDER, LINK, NESTED = "40000", "120000", "160000"
+_FETCHED_LATE = "from promisor remote"
+"""Git was to get an object from where a clone without contents has them all."""
+_NOT_THERE = re.compile(r"not our ref|unadvertised object")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,17 @@ class Entry:
         return self.mode == FOLDER
 
 
+class MissingError(PublishError):
+    """There is no such object, neither here nor where this repository gets what it has not."""
+
+    def __init__(self, kind: str, sha: str) -> None:
+        super().__init__(
+            Failure.CORRUPT,
+            f"the repository has no {kind} {sha}. "
+            "Fix: restore it from the remote (git fetch --refetch) or a backup, see git fsck --full",
+        )
+
+
 class Objects:
     """The repository's objects. Close it after the batch: it holds a process."""
 
@@ -40,6 +55,8 @@ class Objects:
         self._process: Process | None = None
         self._trees: dict[str, Tree] = {}
         self._folders: dict[str, Folder] = {}
+        self.elsewhere: Callable[[str], bytes | None] | None = None
+        """Where a version may be kept that the repository has not."""
 
     def __enter__(self) -> Self:
         return self
@@ -60,12 +77,17 @@ class Objects:
             process = self._process = self._commands.spawn(["cat-file", "--batch"], feed=True)
         with self._commands.awaiting(process):
             found = _ask(process, name)
-        return self._ended(process) if found is None else found or None
+        return self._ended(process, name) if found is None else found or None
 
-    def _ended(self, process: Process) -> NoReturn:
+    def _ended(self, process: Process, name: str) -> NoReturn:
         self._process = None
         with self._commands.watched(process, "cat-file"):
             said = cast("IO[bytes]", process.stderr).read().decode(errors="replace")
+        if _FETCHED_LATE in said:
+            failure = causes.from_git("a version of a file could not be fetched", said)
+            if failure.failure in (Failure.INTERNAL, Failure.CORRUPT) or _NOT_THERE.search(said):
+                raise MissingError("object", name)
+            raise failure
         raise PublishError(
             Failure.CORRUPT,
             f"the repository could not be read: {said or 'git cat-file ended'}. "
@@ -75,6 +97,11 @@ class Objects:
     def blob(self, sha: str | None) -> bytes:
         """A blob's content; nothing for None, which stands for a file that is not there."""
         return b"" if sha is None else self._need(sha, "blob")
+
+    def version(self, sha: str | None) -> bytes:
+        """As `blob`, of what may be kept elsewhere alone."""
+        kept = self.elsewhere(sha) if self.elsewhere is not None and sha is not None else None
+        return self.blob(sha) if kept is None else kept
 
     def tree(self, commit: str) -> Tree:
         """The tree of a commit."""
@@ -94,11 +121,7 @@ class Objects:
     def _need(self, sha: str, kind: str) -> bytes:
         found = self.read(sha)
         if found is None or found[0] != kind:
-            raise PublishError(
-                Failure.CORRUPT,
-                f"the repository has no {kind} {sha}. "
-                "Fix: restore it from the remote (git fetch --refetch) or a backup, see git fsck --full",
-            )
+            raise MissingError(kind, sha)
         return found[1]
 
 

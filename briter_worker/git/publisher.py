@@ -6,39 +6,42 @@ tree, so whatever happens before leaves the repository as it was.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import PublishError
-from briter_worker.git.adopt import Adoption
 from briter_worker.git.attributes import Attributes
-from briter_worker.git.bases import Bases, read_bases
 from briter_worker.git.building import Building, Item
 from briter_worker.git.commits import Person, Writer
 from briter_worker.git.objects import Objects
-from briter_worker.git.pending import has_late_adoption, has_late_index
+from briter_worker.git.pending import has_late_adoption
+from briter_worker.git.place import WorkTree
 from briter_worker.git.remote import Remote
-from briter_worker.git.site import Site, Tips
 from briter_worker.git.staging import Staging
 from briter_worker.git.transaction import Transaction
-from briter_worker.git.upkeep import Upkeep
-from briter_worker.ports import Change, Outcome, Plan, Request
+from briter_worker.ports import Outcome, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.command import Commands
+    from briter_worker.git.place import Place
+    from briter_worker.git.site import Tips
+    from briter_worker.ports import Change, Request
 
 _LAST_WORDS = 10.0
 """How long each command may take that asks what became of an aborted push."""
 
 
 class GitPublisher:
-    """Publishes from one work tree to one branch of one remote. The worker holds the site meanwhile."""
+    """Publishes from one place to one branch of one remote. The worker holds the site meanwhile.
 
-    def __init__(
+    The place is the work tree of `commands`, if no other is given.
+    """
+
+    def __init__(  # noqa: PLR0913 - all that a publication needs
         self,
         commands: Commands,
         *,
@@ -51,9 +54,11 @@ class GitPublisher:
         progress: Callable[[str, int, int], None],
         warn: Callable[[str], None],
         still_ours: Callable[[], bool],
+        place: Place | None = None,
     ) -> None:
         self._commands = commands
-        self._site = Site(commands, branch=branch, remote=remote)
+        self._place: Place = place or WorkTree(commands, branch=branch, remote=remote)
+        self._site = self._place.site
         self._remote = Remote(self._site, progress=lambda done, total: progress("push", done, total))
         self._allowlist = allowlist
         self._identity = identity
@@ -63,7 +68,6 @@ class GitPublisher:
         self._warn = warn
         self._still_ours = still_ours
         self._late: list[Plan] = []
-        self._upkeep = Upkeep(commands)
 
     def publish(
         self,
@@ -76,6 +80,36 @@ class GitPublisher:
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
         """See `ports.Publisher`."""
+        left = {request.key: request for request in requests}
+        while True:
+            try:
+                for outcomes in self._publish(
+                    list(left.values()),
+                    held=held,
+                    examine=examine,
+                    cancelled=cancelled,
+                    record=record,
+                    now=now,
+                ):
+                    for outcome in outcomes:
+                        left.pop(outcome.key, None)
+                    yield outcomes
+            except (PublishError, OSError) as failure:
+                if self._place.renewed(failure):
+                    continue
+                raise
+            return
+
+    def _publish(
+        self,
+        requests: Sequence[Request],
+        *,
+        held: Collection[str],
+        examine: Callable[[str, Sequence[Change]], Outcome | None],
+        cancelled: Callable[[], Collection[str]],
+        record: Callable[[Plan], None],
+        now: float,
+    ) -> Iterator[Sequence[Outcome]]:
         with self._looked() as (found, objects):
             tips = found
             if self.pending_flush() and not self._is_merged(tips):  # else it goes along with the posts
@@ -100,17 +134,10 @@ class GitPublisher:
 
     def landed(self, plan: Plan) -> bool:
         """See `ports.Publisher`."""
-        self._upkeep.make_way()
         self._commands.reopen(_LAST_WORDS)
+        self._place.make_way()
         with self._site.finishing():
-            if plan.dry_run:
-                # A person may have committed on top of it meanwhile.
-                done = self._site.is_ancestor(plan.new, self._site.tips().local)
-            else:
-                tip = self._remote.tip()
-                done = tip == plan.new
-                if tip is not None and not done:
-                    done = self._site.is_ancestor(plan.new, self._remote.fetch())
+            done = self._place.landed(plan, self._remote)
             if done:
                 with Objects(self._commands) as objects:
                     writer = Writer(self._commands, tip=plan.new)
@@ -128,18 +155,13 @@ class GitPublisher:
 
     def tidy(self, now: float) -> None:
         """See `ports.Publisher`."""
-        self._site.tidy(now)
         with Objects(self._commands) as objects:
-            self._adopt_late(objects)
-            if has_late_index(self._commands.worktree, self._site.branch):
-                # Marked as at work: the lock of the index, if we die here, is known for ours by that.
-                with self._site.finishing():
-                    Adoption(self._site, objects).heal()
-        self._upkeep.begin()
+            self._place.tidy(now, self._adopt_late, objects)
+        self._place.rest()
 
     def close(self, stopping: Callable[[], bool], *, wait: float) -> None:
         """Leave nothing running; housekeeping that was begun may take this long to end by itself."""
-        self._upkeep.finish(stopping, wait)
+        self._place.close(stopping, wait)
 
     def _adopt_late(self, objects: Objects) -> None:
         """What was pushed and could not be adopted then, as the disk was full, say."""
@@ -161,12 +183,9 @@ class GitPublisher:
 
     @contextmanager
     def _looked(self) -> Iterator[tuple[Tips, Objects]]:
-        self._upkeep.make_way()
+        self._place.make_way()
         with self._site.working() as tips, Objects(self._commands) as objects:
-            with suppress(PublishError):  # whoever holds the index still does; this publication needs none
-                adoption = Adoption(self._site, objects)
-                adoption.heal()
-                adoption.forget_given_up()
+            self._place.mend(objects)
             yield tips, objects
 
     def _flush(self, objects: Objects, tips: Tips, now: float) -> str | None:
@@ -212,6 +231,7 @@ class GitPublisher:
             self._remote,
             objects,
             Building(self._site, objects, writer, identity=self._identity, now=now),
+            self._place.follower(objects),
             record=record,
             dry_run=self._dry_run,
             progress=self._progress,
@@ -231,6 +251,7 @@ class GitPublisher:
         now: float,
     ) -> tuple[list[Item], list[Outcome], bool]:
         tree = objects.tree(tip)
+        self._place.bring(requests, objects, tip)
         attributes = Attributes(self._commands, tree)
         file_mode = self._commands.config.get_value("core", "fileMode", default="true")
         staged = Staging(
@@ -244,7 +265,7 @@ class GitPublisher:
             keep_modes=str(file_mode).lower() in ("false", "0", "no", "off"),
             progress=self._progress,
         ).stage(requests, held=held)
-        bases = read_bases(self._site, objects)
+        staged = dict(self._place.based(staged, objects, tree))
         items: list[Item] = []
         refused: list[Outcome] = []
         for request in requests:
@@ -256,9 +277,8 @@ class GitPublisher:
                 )
                 continue
             author = Person(*request.author) if request.author else self._identity
-            changes = tuple(_based(change, bases) for change in each.changes)
             message = request.message.encode()
-            items.append(Item(request.key, request.slug, message, author.line(now), changes, rejected))
+            items.append(Item(request.key, request.slug, message, author.line(now), each.changes, rejected))
         return items, refused, attributes.uses_lfs
 
 
@@ -275,8 +295,3 @@ def _examined(
         else:
             refused.append(replace(outcome, rejected_paths=item.rejected))
     return kept, refused
-
-
-def _based(change: Change, bases: Bases) -> Change:
-    base = bases.get(change.path)
-    return change if base is None else Change(change.path, change.mode, change.blob, base.of(change.blob))

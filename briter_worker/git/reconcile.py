@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.git import causes
-from briter_worker.git.objects import FOLDER, LINK, NESTED, Entry
+from briter_worker.git.objects import FOLDER, LINK, NESTED, Entry, MissingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,8 +119,14 @@ class Placing:
         self._writer.close()  # what was staged can be read from now on
         with tempfile.TemporaryDirectory(prefix="briter-merge-") as folder:
             names = ("ours", "base", "theirs")
-            for name, sha in zip(names, (ours, base, theirs), strict=True):
-                Path(folder, name).write_bytes(self._objects.blob(sha))
+            try:
+                for name, sha in zip(names, (ours, base, theirs), strict=True):
+                    Path(folder, name).write_bytes(self._objects.version(sha))
+            except MissingError:
+                if not self._commands.is_cache:
+                    raise
+                # What the author started from was never on the remote, or is not any more.
+                raise _ConflictError from None
             paths = [str(Path(folder, name)) for name in names]
             status, merged, err = self._commands.attempt("merge-file", "-p", "-q", *paths)
         if _MERGED < status <= _OVERLAPS or "binary" in err:

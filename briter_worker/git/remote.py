@@ -114,10 +114,11 @@ class Remote:
                 return sha
         return None
 
-    def fetch(self) -> str:
+    def fetch(self, *options: str) -> str:
         """Get the remote branch; its tip. Moves none of the refs that a person looks at."""
         status, _, said = self._commands.attempt(
             "fetch",
+            *options,
             *("--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap="),
             f"--upload-pack={_UPLOAD}",
             "--",
@@ -125,12 +126,7 @@ class Remote:
             f"+{self._site.branch_ref}:{self._site.fetched_ref}",
         )
         if status and _NO_BRANCH.search(said):
-            raise PublishError(
-                Failure.REMOTE_REWRITTEN,
-                f"the remote has no branch {self._site.branch} any more. Fix: git push "
-                f"{self._site.remote} {self._site.branch}, if it should be there; or check what answers at "
-                f"its address: git ls-remote {self._site.remote}",
-            )
+            raise self._site.no_branch()
         if status:
             raise causes.from_git("the remote's new commits could not be fetched", said)
         tip = self._site.ref(self._site.fetched_ref)

@@ -114,6 +114,14 @@ class Site:
                 f"Fix: git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
             )
 
+    def no_branch(self) -> PublishError:
+        """What it means that the remote does not have the branch."""
+        return PublishError(
+            Failure.REMOTE_REWRITTEN,
+            f"the remote has no branch {self.branch} any more. Fix: git push {self.remote} {self.branch}, if "
+            f"it should be there; or check what answers at its address: git ls-remote {self.remote}",
+        )
+
     def ref(self, name: str) -> str | None:
         """The commit or tree that a ref points to, or None. Raises PublishError when it is damaged."""
         common = Path(self.commands.repo.common_dir)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, LockLostError, PublishError
-from briter_worker.git.adopt import Adoption
 from briter_worker.git.conflicts import Conflicts
 from briter_worker.git.refs import PRIVATE
 from briter_worker.git.rejection import Rejection, blocked
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from briter_worker.git.building import Building, Built, Item
     from briter_worker.git.objects import Entry, Objects
+    from briter_worker.git.place import Follower
     from briter_worker.git.remote import Remote
     from briter_worker.git.site import Site
 
@@ -57,6 +57,7 @@ class Transaction:
         remote: Remote,
         objects: Objects,
         building: Building,
+        follower: Follower,
         *,
         record: Callable[[Plan], None],
         dry_run: bool,
@@ -70,6 +71,7 @@ class Transaction:
         self._remote = remote
         self._objects = objects
         self._building = building
+        self._follower = follower
         self._record = record
         self._dry_run = dry_run
         self._progress = progress
@@ -77,7 +79,7 @@ class Transaction:
         self._still_ours = still_ours
         self._late = late
         self._large_files = large_files
-        self._conflicts = Conflicts(site, remote, objects, building, dry_run=dry_run)
+        self._conflicts = Conflicts(site, remote, follower, building, dry_run=dry_run)
         self._cancelled: Callable[[], Collection[str]] = tuple
         self._checked = False
         self._lacked: str | None = None
@@ -200,6 +202,8 @@ class Transaction:
         while races <= _RACES:
             tips = ground.tips
             waiting = self._still_wanted([item.based_on(ground.landed) for item in waiting], settled)
+            landed = self._follower.landed(waiting, ground.base, self._building)
+            waiting = [item.based_on(landed) for item in waiting]
             ref = _private_ref()
             self._progress("commit", 0, len(waiting))
             built = self._building.build([*ground.along, *waiting], ground.base, ref)
@@ -269,7 +273,7 @@ class Transaction:
         What a dry run commits is nowhere but on the local branch: raises PublishError where it is not.
         """
         try:
-            Adoption(self._site, self._objects).adopt(plan, known)
+            self._follower.adopt(plan, known)
         except (PublishError, OSError) as error:
             if plan.dry_run and not self._site.is_ancestor(plan.new, self._site.tips().local):
                 self._forget(plan.ref)
@@ -318,6 +322,7 @@ class Transaction:
 
     def _nothing_to_do(self, items: Sequence[Item], ground: Ground, built: Built) -> list[Outcome]:
         """Unchanged; but it may have been our own push, whose answer was lost, that brought it there."""
+        self._follower.unchanged(items)
         since = ground.since or ground.tips.local
         return [
             Outcome(
@@ -331,16 +336,13 @@ class Transaction:
     def _catch_up(self, tips: Tips) -> Ground:
         """The remote is not where we thought: fetch it, and see what to build on."""
         theirs = self._remote.fetch()
-        if tips.remote is not None and not self._site.is_ancestor(tips.remote, theirs):
-            branch = self._site.branch
-            raise PublishError(
-                Failure.REMOTE_REWRITTEN,
-                f"the remote's {branch} no longer contains what it had ({tips.remote[:10]}). Fix: git push "
-                f"it again; or git fetch && git reset --keep {self._site.remote}/{branch}",
-            )
+        rewritten = tips.remote is not None and not self._site.is_ancestor(tips.remote, theirs)
+        taken = self._follower.take_over(tips, theirs, rewritten=rewritten)
         self._lacked = theirs
         self._checked = True
         since = tips.local
+        if taken is not None:
+            return Ground(taken, theirs, since=since)
         tips, landed = self.adopt_landed(tips, theirs)
         moved = Tips(tips.local, theirs)
         if self._site.is_ancestor(theirs, tips.local):

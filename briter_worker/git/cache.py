@@ -1,0 +1,400 @@
+"""The cluster's place to publish from: per site and host, a clone that may be lost at any time.
+
+It has the branch's last commit and its folders, and neither history nor contents, where the remote's server
+allows that: 10,000 posts take half a megabyte. Its work tree is a scratch folder, with the files of one batch
+at a time, as their jobs delivered them. All that must outlive it is in the database and on the remote, so
+what is missing, broken or another site's is cloned anew; nothing here waits for the disk.
+
+One drain at a time has a cache: by the kernel's lock, which the drain's git commands hold with it. Where
+somebody has it still, an orphan or a worker that was stopped, the next drain takes another beside it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import Failure, PublishError
+from briter_worker.git import causes
+from briter_worker.git.access import open_access
+from briter_worker.git.command import Commands
+from briter_worker.git.following import Following
+from briter_worker.git.lineage import Lineage
+from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.remote import Remote
+from briter_worker.git.scratch import Scratch
+from briter_worker.git.site import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from briter_worker.allowlist import Allowlist
+    from briter_worker.git.bases import Versions
+    from briter_worker.git.commits import Person
+    from briter_worker.git.objects import Objects, Tree
+    from briter_worker.git.place import Follower
+    from briter_worker.ports import Deliveries, Plan, Request, Staged
+
+REMOTE = "origin"
+_FORMAT = "1"
+_MARK = "briter-cache"
+"""A file in the git folder, written when all of the clone is there: what it is a clone of, and how large."""
+_MOST_PACKS = 100
+"""Each publication and each fetch brings one; there is nothing worth rolling up."""
+_MOST_GROWTH = 64 << 20
+_BESIDE = 16
+_OTHER_HASH = re.compile(r"mismatched algorithms")
+_BROKEN = frozenset(
+    {
+        Failure.CORRUPT,
+        Failure.NOT_A_REPOSITORY,
+        Failure.LOCKED,
+        Failure.WRONG_BRANCH,
+        Failure.UNFINISHED,
+        Failure.OWNERSHIP,
+    }
+)
+"""What only the cache itself may be to blame for."""
+
+
+@contextmanager
+def open_cache(
+    root: Path,
+    *,
+    url: str,
+    branch: str,
+    credentials: Mapping[str, str] | None,
+    tip: str | None,
+    timeout: float,
+    pass_fds: tuple[int, ...] = (),
+) -> Iterator[Cache]:
+    """A site's cache, for one drain; on leaving, nothing of it runs any more.
+
+    `root` is the site's own folder. `credentials` are by reference, see `access`. `tip` is where the
+    database knows the remote's branch to be, if it does: a cache that is elsewhere is brought up first. The
+    remote is not asked for anything yet. Raises PublishError.
+    """
+    access = open_access(url, credentials)
+    with _held(root) as (folder, lock):
+        commands = Commands(
+            folder,
+            remote=REMOTE,
+            timeout=timeout,
+            pass_fds=(*pass_fds, lock),
+            access=access,
+            is_cache=True,
+        )
+        cache = Cache(commands, url=url, branch=branch, tip=tip)
+        try:
+            yield cache
+        finally:
+            commands.close()
+
+
+@contextmanager
+def _held(root: Path) -> Iterator[tuple[Path, int]]:
+    """The first of the site's caches that nobody has, and what keeps others out of it."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in range(_BESIDE):
+            folder, lock = root / str(number), _locked(root / f"{number}.lock")
+            if lock is not None:
+                break
+        else:
+            raise PublishError(
+                Failure.LOCKED,
+                f"all {_BESIDE} caches in {root} are held by processes that have not ended. Fix: end the "
+                "workers and git commands that were left over on this host",
+            )
+    except OSError as error:
+        raise causes.from_os(f"the cache {root} cannot be used", error) from error
+    try:
+        yield folder, lock
+    finally:
+        if number:
+            shutil.rmtree(folder, ignore_errors=True)  # it was to get by
+        os.close(lock)
+
+
+def _locked(path: Path) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass  # somebody has it, or has just removed it all
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+class Cache:
+    """One site's clone on this host. Held by one drain."""
+
+    def __init__(self, commands: Commands, *, url: str, branch: str, tip: str | None) -> None:
+        self.commands = commands
+        self.site = CacheSite(commands, branch=branch, remote=REMOTE)
+        self._remote = Remote(self.site, progress=lambda _done, _total: None)
+        self._folder = commands.worktree
+        self._git = commands.worktree / ".git"
+        self._url = url
+        self._hint = tip
+        self._cloned = False
+
+    @property
+    def tip(self) -> str | None:
+        """Where the remote's branch was when this host last heard of it."""
+        with suppress(PublishError):
+            if self._git.is_dir():
+                return self.site.ref(self.site.tracking_ref)
+        return None
+
+    def be_ready(self) -> None:
+        """The cache is a clone of the site's branch, as the database knows that. Raises PublishError."""
+        try:
+            if not self.is_whole():
+                self._clone()
+            else:
+                self.unlock()
+                self.commands.refresh()
+                if self._hint not in (None, self.site.ref(self.site.tracking_ref)):
+                    self.move_to(self._remote.fetch())
+        except OSError as error:
+            raise causes.from_os(f"the cache {self._folder} cannot be used", error) from error
+        self._hint = None  # from now on, this drain knows better
+
+    def renew(self) -> bool:
+        """Have it cloned anew when it is needed next; not twice in one drain."""
+        if self._cloned:
+            return False
+        with suppress(OSError):
+            (self._git / _MARK).unlink(missing_ok=True)
+        return True
+
+    def is_whole(self) -> bool:
+        """Whether what is there was cloned from this address, to its end, and has not grown too large."""
+        try:
+            mark, _, size = (self._git / _MARK).read_text().rpartition(" ")
+            head = (self._git / "HEAD").read_text()
+            packs = [file.stat().st_size for file in (self._git / "objects" / "pack").glob("*.pack")]
+            return (
+                mark == self._mark()
+                and head == f"ref: {self.site.branch_ref}\n"
+                and len(packs) <= _MOST_PACKS
+                and sum(packs) <= 2 * int(size) + _MOST_GROWTH
+                and self.site.ref(self.site.tracking_ref) is not None
+                and self.site.ref(self.site.tracking_ref) == self.site.ref(self.site.branch_ref)
+            )
+        except (OSError, ValueError, PublishError):
+            return False
+
+    def _mark(self) -> str:
+        # Not the address itself: a part of it may be what opens the remote.
+        of = hashlib.sha256(f"{self._url}\0{self.site.branch}".encode()).hexdigest()
+        return f"{_FORMAT} {of}"
+
+    def _clone(self) -> None:
+        self._cloned = True
+        self._lay_out("sha1")
+        try:
+            tip = self._remote.fetch("--depth=1")
+        except PublishError as failure:
+            if not _OTHER_HASH.search(failure.text):
+                raise
+            self._lay_out("sha256")
+            tip = self._remote.fetch("--depth=1")
+        self.move_to(tip)
+        size = sum(file.stat().st_size for file in (self._git / "objects" / "pack").glob("*.pack"))
+        (self._git / _MARK).write_text(f"{self._mark()} {size}")
+
+    def _lay_out(self, algorithm: str) -> None:
+        """An empty repository that gets from the remote what it lacks; as `git init` makes one."""
+        if self._folder.is_dir() and not self._folder.is_symlink():
+            shutil.rmtree(self._folder)
+        else:
+            self._folder.unlink(missing_ok=True)
+        for folder in ("objects/pack", "objects/info", "refs/heads", "info"):
+            (self._git / folder).mkdir(parents=True)
+        self._folder.chmod(0o700)
+        url = self._url.replace("\\", "\\\\").replace('"', '\\"')
+        (self._git / "config").write_text(
+            "[core]\n\trepositoryFormatVersion = 1\n\tfileMode = true\n\tbare = false\n"
+            f"[extensions]\n\tobjectFormat = {algorithm}\n"
+            f'[remote "{REMOTE}"]\n\turl = "{url}"\n'
+            f"\tfetch = +{self.site.branch_ref}:{self.site.tracking_ref}\n"
+        )
+        (self._git / "HEAD").write_text(f"ref: {self.site.branch_ref}\n")
+        self.commands.refresh()
+
+    def move_to(self, tip: str) -> None:
+        """The branch is here where it is on the remote."""
+        self.site.update((self.site.branch_ref, tip, None), (self.site.tracking_ref, tip, None))
+
+    def unlock(self) -> None:
+        """Remove lock files: who held them is dead, as the cache is held by this drain alone."""
+        for lock in (*self._git.glob("*.lock"), *(self._git / "refs").rglob("*.lock")):
+            lock.unlink(missing_ok=True)
+
+    def deepen(self, commits: int | None) -> str | None:
+        """Get so many more commits of the history, or all; the remote's tip. None where all are here."""
+        if not self.boundary():
+            return None
+        return self._remote.fetch("--unshallow" if commits is None else f"--deepen={commits}")
+
+    def boundary(self) -> list[str]:
+        """The commits whose parents are not here; none where all of the history is."""
+        try:
+            return (self._git / "shallow").read_text().split()
+        except FileNotFoundError:
+            return []
+
+
+class CacheSite(Site):
+    """A repository that is nobody's work: what was left over in it is in nobody's way."""
+
+    def _no_locks(self) -> None:
+        """Nothing: the cache was rid of them when it was taken."""
+
+    def no_branch(self) -> PublishError:
+        """See `Site`."""
+        return PublishError(
+            Failure.REMOTE_REWRITTEN,
+            f"the remote has no branch {self.branch}. Fix: push it there by hand, if it should be there; or "
+            "change the site's --branch or --remote",
+        )
+
+
+class CachePlace:
+    """See `place.Place`: posts come with their jobs, and what is pushed is only followed."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        deliveries: Deliveries,
+        versions: Versions,
+        allowlist: Allowlist,
+        identity: Person,
+        max_file_bytes: int,
+        dry_run: bool,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.site: Site = cache.site
+        self._cache = cache
+        self._versions = versions
+        self._scratch = Scratch(
+            cache.commands,
+            deliveries=deliveries,
+            versions=versions,
+            allowlist=allowlist,
+            max_file_bytes=max_file_bytes,
+        )
+        self._identity = identity
+        self._dry_run = dry_run
+        self._warn = warn
+
+    def make_way(self) -> None:
+        """See `Place`."""
+        self._cache.be_ready()
+
+    def mend(self, objects: Objects) -> None:
+        """Nothing is ever late here; what a file started from may be in the database alone."""
+        objects.elsewhere = self._versions.content
+
+    def bring(self, requests: Sequence[Request], objects: Objects, tip: str) -> None:
+        """See `Place`."""
+        self._scratch.bring(requests, objects.tree(tip), objects)
+
+    def based(self, staged: Mapping[str, Staged], objects: Objects, tree: Tree) -> Mapping[str, Staged]:  # noqa: ARG002
+        """See `Place`."""
+        return self._scratch.based(staged, tree)
+
+    def follower(self, objects: Objects) -> Follower:
+        """See `Place`."""
+        lineage = Lineage(self._cache, self._identity)
+        return Following(
+            self._cache, objects, lineage, versions=self._versions, dry_run=self._dry_run, warn=self._warn
+        )
+
+    def landed(self, plan: Plan, remote: Remote) -> bool:
+        """See `Place`. What a plan stands on is on the remote: beyond that need nobody look."""
+        if plan.dry_run:
+            return False  # it left nothing that could be adopted
+        theirs = remote.fetch()
+        more = iter((50, 1000, 10_000, None))
+        while not (found := self.site.is_ancestor(plan.new, theirs)) and not self._ends_within(plan):
+            theirs = self._cache.deepen(next(more)) or theirs
+        self._cache.move_to(theirs)
+        return found
+
+    def _ends_within(self, plan: Plan) -> bool:
+        """Whether all that is not here of the history was there before the plan was made."""
+        boundary = self._cache.boundary()
+        before = plan.remote or plan.old
+        status, out, _ = self.site.commands.attempt(
+            "rev-list", "--max-count=1", "--stdin", stdin="\n".join([*boundary, f"^{before}", ""]).encode()
+        )
+        return not boundary or (status == 0 and not out.strip())
+
+    def renewed(self, failure: PublishError | OSError) -> bool:
+        """See `Place`: one that is broken is cloned anew, at once."""
+        broken = isinstance(failure, PublishError) and failure.failure in _BROKEN
+        return (broken or not self._cache.is_whole()) and self._cache.renew()
+
+    def tidy(self, now: float, adopt_late: Callable[[Objects], None], objects: Objects) -> None:
+        """Nothing: the whole cache is thrown away when it has grown too large."""
+
+    def rest(self) -> None:
+        """Nothing, as above."""
+
+    def close(self, stopping: Callable[[], bool], wait: float) -> None:  # noqa: ARG002
+        """The posts' files do not lie about."""
+        self._scratch.empty()
+
+
+def open_publisher(
+    cache: Cache,
+    *,
+    deliveries: Deliveries,
+    versions: Versions,
+    allowlist: Allowlist,
+    identity: Person,
+    max_file_bytes: int,
+    dry_run: bool,
+    progress: Callable[[str, int, int], None],
+    warn: Callable[[str], None],
+    still_ours: Callable[[], bool],
+) -> GitPublisher:
+    """Publishes one drain's jobs from the cache: contents from `deliveries`, bases from `versions`."""
+    place = CachePlace(
+        cache,
+        deliveries=deliveries,
+        versions=versions,
+        allowlist=allowlist,
+        identity=identity,
+        max_file_bytes=max_file_bytes,
+        dry_run=dry_run,
+        warn=warn,
+    )
+    return GitPublisher(
+        cache.commands,
+        branch=cache.site.branch,
+        remote=REMOTE,
+        allowlist=allowlist,
+        identity=identity,
+        max_file_bytes=max_file_bytes,
+        dry_run=dry_run,
+        progress=progress,
+        warn=warn,
+        still_ours=still_ours,
+        place=place,
+    )
