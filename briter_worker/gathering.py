@@ -29,6 +29,7 @@ PART = 1 << 20
 _TRIES = 5
 _PAUSE = 0.02
 _GIT_TIMEOUT = 60.0
+_ANY_SIZE = 2**63
 
 
 class GatheringError(ValueError):
@@ -95,6 +96,21 @@ def gather(
             {blob: path for path, (blob, _) in blobs.items()},
             dict(blobs.values()),
         )
+
+
+def committed(root: Path, paths: Sequence[str]) -> dict[str, str]:
+    """The versions of these files that the folder's git has checked out; nothing where it has no git."""
+    with _git(root) as history:
+        history.look(paths)
+        return {path: base for path in paths if (base := history.base(path)[0]) is not None}
+
+
+def blob_at(root: Path, path: str) -> str | None:
+    """The git blob id of the file that is there; None where nothing is. Raises GatheringError for a link."""
+    try:
+        return _hashed(root, path, _ANY_SIZE)[0]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _look(root: Path, paths: Sequence[str], allowlist: Allowlist, max_bytes: int) -> _Draft:

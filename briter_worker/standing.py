@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,15 @@ from briter_worker.errors import for_people
 from briter_worker.job import State, format_time
 from briter_worker.lock import is_held, read_holder
 from briter_worker.sinks.condition import is_environment, well_since
-from briter_worker.wiring import open_backoff, open_queue
+from briter_worker.wiring import open_backoff, open_database, open_queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from briter_worker.ports import Pause
     from briter_worker.queues.disk import DiskQueue
-    from briter_worker.queues.steering import Listed
+    from briter_worker.queues.postgres.queue import PostgresQueue
+    from briter_worker.queues.steering import Shown
     from briter_worker.settings import Settings
 
 _LEAST_PATIENCE = 60.0
@@ -51,6 +53,8 @@ class Standing:
     next_due_in: float | None
     """How long until something is due: 0 when something is, None when nothing waits."""
     worker: Holder | None
+    hosts: int | None
+    """In a cluster, how many are there to publish; None beside a folder."""
     paused: Pause | None
     condition: str | None
     """What keeps any post of the site from being published, as far as the last attempts tell."""
@@ -73,6 +77,7 @@ class Standing:
             "oldestWaitingSeconds": None if self.waiting_since is None else self.now - self.waiting_since,
             "nextDue": due,
             "worker": None if self.worker is None else _as_json(self.worker),
+            "hosts": self.hosts,
             "paused": None if self.paused is None else pause_as_json(self.paused),
             "condition": self.condition,
             "failure": self.failure,
@@ -101,8 +106,8 @@ def stand(
     settings: Settings,
     now: float,
     *,
-    queue: DiskQueue | None = None,
-    rows: Sequence[Listed] | None = None,
+    queue: DiskQueue | PostgresQueue | None = None,
+    rows: Sequence[Shown] | None = None,
 ) -> Standing:
     """How the site stands now. Changes nothing.
 
@@ -120,7 +125,8 @@ def stand(
         for row in rows
         if row.state in {State.PENDING, State.SCHEDULED, State.RETRYING}
     ]
-    worst = _condition(rows, well_since(settings.condition_path))
+    surroundings = _cluster(settings) if settings.database_url else _machine(settings, now)
+    worst = _condition(rows, surroundings.well_since)
     due = [row for row in rows if row.state is not State.SCHEDULED]
     since = [max(row.job.created_at, row.job.scheduled_for or 0.0) for row in due]
     waiting = [moment for row, moment in zip(due, since, strict=True) if row.state is not State.FAILED]
@@ -131,36 +137,68 @@ def stand(
         waiting_since=min(waiting, default=None),
         unpushed_since=min(since, default=None),
         next_due_in=min(waits, default=None),
-        worker=holder(settings, now),
+        worker=surroundings.worker,
+        hosts=surroundings.hosts,
         paused=queue.paused(now),
         condition=None if worst is None else for_people(worst.job.last_error or worst.job.failure or ""),
         failure=None if worst is None else worst.job.failure,
         quarantined=len(queue.quarantined()),
         stuck={for_people(name): for_people(reason) for name, reason in queue.stuck(now).items()},
         dry_run=settings.worker_dry_run,
-        worktree=str(settings.git_worktree),
+        worktree=surroundings.worktree,
         branch=settings.git_branch,
+        remote=surroundings.remote,
+        queue=surroundings.queue,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """Where the site is, and who is there to publish it."""
+
+    worker: Holder | None
+    hosts: int | None
+    well_since: float
+    worktree: str
+    remote: str
+    queue: str
+
+
+def _machine(settings: Settings, now: float) -> _Surroundings:
+    return _Surroundings(
+        worker=holder(settings, now),
+        hosts=None,
+        well_since=well_since(settings.condition_path),
+        worktree=str(settings.git_worktree),
         remote=settings.git_remote,
         queue=str(settings.queue_root),
     )
 
 
-def _condition(rows: Sequence[Listed], well: float) -> Listed | None:
+def _cluster(settings: Settings) -> _Surroundings:
+    from briter_worker.cluster import sites  # noqa: PLC0415 - for a cluster only
+
+    database = open_database(settings)
+    return _Surroundings(
+        worker=None,
+        hosts=sites.hosts(database),
+        well_since=sites.published_at(database, settings.site),
+        worktree="",
+        remote=sites.get(database, settings.site).remote,
+        queue=f"the site {settings.site} of the cluster",
+    )
+
+
+def _condition(rows: Sequence[Shown], well: float) -> Shown | None:
     """The job that was the last to fail by the site's surroundings, while nothing has got over them."""
-
-    def failed_at(row: Listed) -> float:
-        try:
-            return row.path.stat().st_ctime  # a rewrite keeps the time of the save
-        except OSError:
-            return 0.0  # it has just moved on
-
     ill = [
         row
         for row in rows
         if row.job.failure and row.state is not State.CLAIMED and is_environment(row.job.failure)
     ]
-    last = max(ill, key=failed_at, default=None)
-    return last if last is not None and failed_at(last) > well else None
+    # Each once: for a file, it is a look at the disk.
+    last, failed_at = max(((row, row.changed_at) for row in ill), key=itemgetter(1), default=(None, 0.0))
+    return last if failed_at > well else None
 
 
 def holder(settings: Settings, now: float) -> Holder | None:

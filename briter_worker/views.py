@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from briter_worker.doctor import Finding
     from briter_worker.job import State
     from briter_worker.ports import Pause
-    from briter_worker.queues.steering import Listed
+    from briter_worker.queues.steering import Shown
 
 NOTHING = "-"
 _COLOURS = {
@@ -82,7 +82,7 @@ def put_rich(*parts: RenderableType) -> None:
     put(console.file.getvalue())  # type: ignore[attr-defined]
 
 
-def document_of(row: Listed) -> dict[str, Any]:
+def document_of(row: Shown) -> dict[str, Any]:
     """A job as JSON: its file's keys, its writer's own included, what its writer left out, and `state`."""
     from briter_worker.job import format_time  # noqa: PLC0415 - pydantic is slow to load
 
@@ -99,7 +99,7 @@ def document_of(row: Listed) -> dict[str, Any]:
     return {**left_out, **said, "state": row.state.value}
 
 
-def put_jobs(rows: Sequence[Listed], now: float, *, as_json: bool) -> None:
+def put_jobs(rows: Sequence[Shown], now: float, *, as_json: bool) -> None:
     """Print the jobs."""
     if as_json:
         put_json([document_of(row) for row in rows])
@@ -119,7 +119,7 @@ def put_jobs(rows: Sequence[Listed], now: float, *, as_json: bool) -> None:
         )
 
 
-def _table(rows: Sequence[Listed], now: float) -> RenderableType:
+def _table(rows: Sequence[Shown], now: float) -> RenderableType:
     from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415
 
@@ -152,10 +152,10 @@ def coloured(state: State | str) -> RenderableType:
     return Text(str(state), style=_COLOURS[str(state)])
 
 
-def put_job(row: Listed) -> None:
+def put_job(row: Shown) -> None:
     """Print one job with all its keys, one line each."""
     facts = [("state", row.state.value)]
-    for key, value in {**row.document, "file": str(row.path)}.items():
+    for key, value in {**row.document, "file": row.place}.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         facts.append((for_people(key), "" if value is None else text))
     put_facts(facts)
@@ -198,7 +198,7 @@ def put_facts(facts: Sequence[tuple[str, str]]) -> None:
         put_columns(facts)
 
 
-def _due(row: Listed, now: float) -> float | None:
+def _due(row: Shown, now: float) -> float | None:
     """When it is tried next; None when that is now, or never."""
     if row.state.value in {"scheduled", "retrying"}:
         return row.job.due_at(now, float("inf"))

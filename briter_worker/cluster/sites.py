@@ -231,7 +231,7 @@ def remove(database: Database, name: str, *, discard: bool) -> None:
         if jobs and not discard:
             raise SiteError(
                 f"the site {name} still has {len(jobs)} jobs: let them be published, move them "
-                f"(briter-worker export {name}), or delete them with --discard"
+                f"(briter-worker export --site {name}), or delete them with --discard"
             )
         connection.execute("UPDATE sites SET removed = true WHERE name = %s", (name,))
         _forget_published(connection, name)

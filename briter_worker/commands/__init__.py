@@ -57,3 +57,12 @@ def read_cluster(what: str) -> Settings:
             "postgresql://briter@localhost/briter"
         )
     return settings
+
+
+def wake(settings: Settings) -> None:
+    """Have the site's jobs looked at at once; beside a folder, the worker watches it."""
+    if settings.database_url:
+        from briter_worker.cluster import waking  # noqa: PLC0415 - for a cluster only
+        from briter_worker.wiring import open_database  # noqa: PLC0415
+
+        waking.wake(open_database(settings), [settings.site])

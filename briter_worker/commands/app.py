@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from briter_worker import views
-from briter_worker.commands import db, look, past, register, serve, steer, work
+from briter_worker.commands import db, look, move, past, register, serve, steer, work
 
 app = typer.Typer(
     name="briter-worker",
@@ -34,6 +34,8 @@ app.command()(look.health)
 app.command()(look.doctor)
 app.command()(serve.serve)
 app.command()(look.schema)
+app.command("import")(move.import_)
+app.command()(move.export)
 app.add_typer(register.app, name="site")
 app.add_typer(db.app, name="db")
 

@@ -13,6 +13,9 @@ from briter_worker.commands import read_settings, read_site
 from briter_worker.commands.options import Json, OfSite  # noqa: TC001 - typer reads them
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from briter_worker.queues.steering import Shown
     from briter_worker.standing import Standing
 
 
@@ -49,7 +52,7 @@ def list_(
 
     now = time.time()
     queue = open_queue(settings)
-    rows = queue.jobs(now)
+    rows: Sequence[Shown] = queue.jobs(now)
     match status:
         case Status.PENDING:
             rows = [row for row in rows if row.state.value in _PENDING]
@@ -81,10 +84,13 @@ def _facts(standing: Standing) -> list[tuple[str, str]]:
         since = standing.oldest[state]
         facts.append((state, str(count) if since is None else f"{count}, the oldest {views.ago(-since)}"))
     soon = standing.next_due_in
-    if standing.worker is None:
+    if standing.hosts is not None:
+        worker = f"{standing.hosts} hosts of the cluster" if standing.hosts else "no host of the cluster runs"
+    elif standing.worker is None:
         worker = "none"
     else:
         worker = f"PID {standing.worker.pid}" if standing.worker.alive else "none; the last one died"
+    where = f"{standing.worktree} to " if standing.worktree else ""
     return [
         *facts,
         ("next due", "" if soon is None else views.ago(soon) if soon > 0 else "now"),
@@ -94,7 +100,7 @@ def _facts(standing: Standing) -> list[tuple[str, str]]:
         ("quarantine", str(standing.quarantined)),
         *((f"not a job: {name}", reason) for name, reason in standing.stuck.items()),
         ("mode", "dry run: nothing reaches the remote" if standing.dry_run else "live"),
-        ("publishes", f"{standing.worktree} to {standing.branch} on {standing.remote}"),
+        ("publishes", f"{where}{standing.branch} on {standing.remote}"),
         ("queue", standing.queue),
     ]
 

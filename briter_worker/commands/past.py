@@ -16,7 +16,7 @@ from briter_worker.commands.options import Json, OfSite, Wanted  # noqa: TC001 -
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from briter_worker.queues.steering import Listed
+    from briter_worker.queues.steering import Shown
     from briter_worker.settings import Settings
     from briter_worker.sinks.history.reading import History, Receipt
 
@@ -91,7 +91,7 @@ def show(
 class _Found:
     """A post as it is known: its jobs in the queue, newest first, and its receipts."""
 
-    def __init__(self, rows: list[Listed], receipts: list[Receipt], under_way: Receipt | None) -> None:
+    def __init__(self, rows: list[Shown], receipts: list[Receipt], under_way: Receipt | None) -> None:
         self.rows = rows
         self.receipts = receipts
         self.under_way = under_way
@@ -122,7 +122,7 @@ class _Found:
 def _look(settings: Settings, wanted: str) -> _Found:
     from briter_worker.wiring import open_queue  # noqa: PLC0415
 
-    rows = open_queue(settings).find(wanted, time.time())
+    rows: list[Shown] = [*open_queue(settings).find(wanted, time.time())]
     # Of one post in flight, waiting and failed, its newest save is what a person means.
     rows.sort(key=lambda row: row.job.created_at, reverse=True)
     with _reading(settings) as past:

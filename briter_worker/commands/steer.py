@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from briter_worker import views
-from briter_worker.commands import DeclinedError, read_site
+from briter_worker.commands import DeclinedError, read_site, wake
 from briter_worker.commands.options import Json, OfSite, Wanted  # noqa: TC001 - typer reads them
 from briter_worker.errors import UsageError, for_people
 
@@ -44,6 +44,7 @@ def retry(
     queue = open_queue(settings)
     with _declining():
         jobs = queue.retry_all(time.time()) if wanted is None else queue.retry(wanted, time.time())
+    wake(settings)
     if as_json or views.is_terminal():
         _report("will be tried again", jobs, as_json=as_json)
     else:
@@ -104,6 +105,7 @@ def publish_now(wanted: Wanted, *, site: OfSite = None, as_json: Json = False) -
 
     with _declining():
         jobs = open_queue(settings).publish_now(wanted, time.time())
+    wake(settings)
     if as_json or views.is_terminal():
         _report("is due now", jobs, as_json=as_json)
     else:
@@ -139,6 +141,7 @@ def resume(*, site: OfSite = None, as_json: Json = False) -> None:
     from briter_worker.wiring import open_queue  # noqa: PLC0415
 
     ended = open_queue(settings).resume()
+    wake(settings)
     if as_json:
         views.put_json({"resumed": ended})
     else:

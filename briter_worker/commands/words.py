@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from briter_worker.queues.steering import Listed
+    from briter_worker.queues.steering import Shown
     from briter_worker.sinks.history.reading import Receipt
 
 _SHORT = 10
@@ -82,7 +82,7 @@ def progress_in_words(receipt: Receipt) -> str:
     return str(receipt.phase or "in flight")
 
 
-def row_in_words(row: Listed, now: float) -> str:
+def row_in_words(row: Shown, now: float) -> str:
     """Where a job in the queue stands, and what became of its last attempt."""
     due = row.job.due_at(now, float("inf"))
     text = f"{row.state.value}, due {views.ago(due - now)}" if due > now else row.state.value

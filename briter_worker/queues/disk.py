@@ -290,6 +290,11 @@ class DiskQueue:
         with self._alone():
             return self._steering.cancel(wanted, now)
 
+    def remove(self, rows: Sequence[Listed], now: float) -> None:
+        """These are kept elsewhere by now, as they were listed; newer saves of them stay."""
+        with self._alone():
+            self._steering.remove(rows, now)
+
     def stuck(self, now: float) -> dict[str, str]:
         """Files that are no jobs and have not been put aside, with what is wrong with each."""
         with self._guard:

@@ -13,7 +13,7 @@ from briter_worker.web.examination import Examination
 from briter_worker.web.live import Hub
 from briter_worker.web.readers import Readers
 from briter_worker.web.snapshot import Keeper
-from briter_worker.wiring import open_queue
+from briter_worker.wiring import open_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ class Dashboard:
         self.settings = settings
         self.guard: Guard | None = None
         self.hub = Hub()
-        self.queue = open_queue(settings)
+        self.queue = open_folder(settings)
         self.readers = Readers(settings)
         self.keeper = Keeper(settings, self.queue, self.hub.publish, self.hub.restart)
         # A pause is the worker's to tell: it notices the file, whoever wrote it.

@@ -18,7 +18,7 @@ from briter_worker.queues.watching import FolderWaker
 from briter_worker.sinks.history.reading import HistoryUnreadableError
 from briter_worker.standing import holder, stand
 from briter_worker.web.plots import Figures, figures_of
-from briter_worker.wiring import open_history, open_queue
+from briter_worker.wiring import open_folder, open_history
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -143,10 +143,10 @@ def picture(settings: Settings, queue: DiskQueue, now: float) -> Snapshot:
 
 def _nothing_known(settings: Settings, now: float) -> Standing:
     """What can be said before the queue was looked at, which may take its time: who is there, and where."""
-    nowhere = open_queue(dataclasses.replace(settings, queue_root=settings.queue_root / ".none"))
+    nowhere = open_folder(dataclasses.replace(settings, queue_root=settings.queue_root / ".none"))
     return dataclasses.replace(
         stand(settings, now, queue=nowhere, rows=()),
-        paused=open_queue(settings).paused(now),
+        paused=open_folder(settings).paused(now),
         queue=str(settings.queue_root),
     )
 

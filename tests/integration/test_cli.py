@@ -474,10 +474,10 @@ def test_a_queue_that_is_no_folder_is_one_line(site: Site) -> None:
 def test_a_mistake_of_ours_is_one_line_unless_asked_for_more(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def mistake() -> None:
+    def mistake(_site: str | None) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr(look, "read_settings", mistake)
+    monkeypatch.setattr(look, "read_site", mistake)
     assert cli.main(["list"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "KeyError: 'lost'" in line
@@ -492,10 +492,10 @@ def test_a_mistake_of_ours_is_one_line_unless_asked_for_more(
 def test_a_usage_error_is_the_same_for_every_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse() -> None:
+    def refuse(_site: str | None) -> None:
         raise UsageError("no such folder")
 
-    monkeypatch.setattr(look, "read_settings", refuse)
+    monkeypatch.setattr(look, "read_site", refuse)
     assert cli.main(["status"]) == 2
     assert capsys.readouterr().err == "briter-worker: no such folder\n"
 
