@@ -54,13 +54,20 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
             flat.encode()
         except UnicodeEncodeError:
             raise MalformedJobError("a text has half of a surrogate pair in it") from None
-        if "\\u0000" in flat:
+        if has_nul(flat):
             raise MalformedJobError("a text has a NUL character in it")
     return value
 
 
 _SUSPECT = re.compile(r"\\u(?:[dD][89a-fA-F]|0000)")
+# Not the six characters of the escape themselves, of which the backslash is escaped.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def has_nul(text: str) -> bool:
+    """Whether JSON, as Python writes it, has a NUL character in one of its texts."""
+    return "\\u0000" in text and _NUL.search(text) is not None
 
 
 def _depth(text: str) -> int:

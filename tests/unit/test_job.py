@@ -75,6 +75,13 @@ def test_a_byte_order_mark_and_brackets_in_texts_are_no_offence() -> None:
     assert read_document(b"\xef\xbb\xbf" + json.dumps(value).encode()) == value
 
 
+def test_a_text_about_escapes_has_no_nul_in_it() -> None:
+    value = {"text": "\\u0000 and \\ud800", "more": ["\\\\u0000"]}
+    assert read_document(json.dumps(value).encode()) == value
+    with pytest.raises(MalformedJobError, match="NUL"):
+        read_document(json.dumps({"text": "\\\0"}).encode())
+
+
 def test_a_malformed_job_brings_its_document_and_names_the_key() -> None:
     with pytest.raises(MalformedJobError, match="paths") as caught:
         parse_job({"slug": "a", "paths": "x"}, name="f.json", modified=0)
