@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from briter_worker.job import format_time
 from briter_worker.jobfile import parse_job
-from briter_worker.strictjson import MAX_BYTES, MalformedJobError, encode, read_document
+from briter_worker.strictjson import MAX_BYTES, MalformedJobError, encode, has_nul, read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,6 +45,8 @@ class Save:
 
         Raises MalformedJobError and UnreadableJobError.
         """
+        if has_nul(json.dumps(document)):
+            raise MalformedJobError("a text has a NUL character in it")
         text = _text(dict(document))
         job = parse_job(read_document(text.encode()), name=name, modified=now)
         for value in (job.id, job.slug):
