@@ -1,0 +1,149 @@
+"""A cache may be lost, broken or taken at any time, and costs no job an attempt."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from caches import LINES, NOW, Cluster, made, small
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return small(tmp_path)
+
+
+def lose(cluster: Cluster) -> None:
+    shutil.rmtree(cluster.cache())
+
+
+def lose_the_clone(cluster: Cluster) -> None:
+    shutil.rmtree(cluster.repository())
+
+
+def lose_the_objects(cluster: Cluster) -> None:
+    shutil.rmtree(cluster.repository() / ".git" / "objects")
+
+
+def tear_a_pack(cluster: Cluster) -> None:
+    for pack in (cluster.repository() / ".git" / "objects" / "pack").glob("*.pack"):
+        pack.chmod(0o644)
+        pack.write_bytes(pack.read_bytes()[:40])
+
+
+def empty_the_branch(cluster: Cluster) -> None:
+    (cluster.repository() / ".git" / "refs" / "heads" / "main").write_bytes(b"")
+
+
+def break_the_config(cluster: Cluster) -> None:
+    (cluster.repository() / ".git" / "config").write_text("[core\n")
+
+
+def leave_locks(cluster: Cluster) -> None:
+    for name in ("packed-refs.lock", "shallow.lock", "index.lock", "refs/heads/main.lock", "HEAD.lock"):
+        (cluster.repository() / ".git" / name).touch()
+
+
+def check_another_branch_out(cluster: Cluster) -> None:
+    (cluster.repository() / ".git" / "HEAD").write_text("ref: refs/heads/other\n")
+
+
+def put_a_file_there(cluster: Cluster) -> None:
+    lose_the_clone(cluster)
+    cluster.repository().write_text("a file\n")
+
+
+def put_anothers_clone_there(cluster: Cluster) -> None:
+    lose_the_clone(cluster)
+    cluster.git("clone", "-q", str(cluster.remote), str(cluster.repository()), cwd=cluster.root)
+
+
+def litter(cluster: Cluster) -> None:
+    (cluster.repository() / "content" / "posts").mkdir(parents=True)
+    (cluster.repository() / "content" / "posts" / "b.md").write_text("left by a dead worker\n")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lose,
+        lose_the_clone,
+        lose_the_objects,
+        tear_a_pack,
+        empty_the_branch,
+        break_the_config,
+        leave_locks,
+        check_another_branch_out,
+        put_a_file_there,
+        put_anothers_clone_there,
+        litter,
+    ],
+)
+def test_a_cache_that_is_lost_or_broken_costs_no_attempt(
+    cluster: Cluster, damage: Callable[[Cluster], None]
+) -> None:
+    cluster.publish(cluster.save("a", {"content/posts/a.md": "A\n"}))
+    damage(cluster)
+    outcome = cluster.publish(cluster.save("c", {"content/posts/c/c.md": "C\n"}, folders=["content/posts/c"]))
+    assert outcome["c"].commit == cluster.tip()
+    assert cluster.log() == ["Publish c", "Publish a", "Start the site"]
+    assert cluster.file("content/posts/b.md") == LINES
+    cluster.git("fsck", "--strict", "--no-dangling")
+
+
+def test_a_cache_of_another_address_or_branch_is_not_used(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    (tmp_path / "elsewhere").mkdir()
+    other = made(tmp_path / "elsewhere", {"content/other.md": "other\n"})
+    url, cluster.url = cluster.url, other.url
+    cluster.database.tip = None
+    cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
+    assert other.log() == ["Publish c", "Start the site"]
+    cluster.url, cluster.branch, cluster.database.tip = url, "drafts", None
+    cluster.git("branch", "drafts", "main~1")
+    cluster.publish(cluster.save("d", {"content/d.md": "D\n"}))
+    assert cluster.log("drafts") == ["Publish d", "Start the site"]
+    assert cluster.log() == ["Publish a", "Start the site"]
+
+
+def test_a_cache_that_has_grown_is_cloned_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("briter_worker.git.cache._MOST_PACKS", 4)
+    packs: list[int] = []
+    for number in range(12):
+        cluster.publish(cluster.save("a", {"content/a.md": f"{number}\n"}))
+        packs.append(len(list((cluster.repository() / ".git" / "objects" / "pack").glob("*.pack"))))
+    assert max(packs) <= 5
+    assert packs.count(2) > 1
+    assert len(cluster.log()) == 13
+
+
+def test_while_somebody_has_a_cache_another_is_taken_and_given_up_after(cluster: Cluster) -> None:
+    with cluster.publisher() as (held, _):
+        assert cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"].commit
+        assert held.commands.worktree == cluster.repository()
+    assert not (cluster.cache() / "1").exists()
+    assert cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))["c"].commit
+
+
+def test_no_thread_and_no_process_outlives_a_drain(cluster: Cluster) -> None:
+    before = threading.active_count()
+    with cluster.publisher() as (cache, publisher):
+        list(
+            publisher.publish(
+                [cluster.save("a", {"content/a.md": "A\n"})],
+                held=(),
+                examine=lambda _key, _changes: None,
+                cancelled=tuple,
+                record=cluster.plans.append,
+                now=NOW,
+            )
+        )
+        assert threading.active_count() > before
+    assert threading.active_count() == before
+    assert not cache.commands.running()

@@ -1,0 +1,134 @@
+"""A person pushes, or rewrites the branch, where the worker has only a cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from caches import LINES, Cluster, named, small
+
+from briter_worker.errors import Failure, PublishError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return small(tmp_path)
+
+
+def test_a_persons_commit_is_built_upon(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    cluster.person({"content/theirs.md": "theirs\n"})
+    cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
+    assert cluster.log() == ["Publish c", "Somebody else's", "Publish a", "Start the site"]
+
+
+def test_lines_of_one_post_are_merged_with_a_persons(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("b", {"content/posts/b.md": LINES + "first\n"}))
+    cluster.person({"content/posts/b.md": LINES.replace("line 1\n", "line one\n") + "first\n"})
+    mine = LINES.replace("line 12\n", "line twelve\n") + "first\n"
+    outcome = cluster.publish(cluster.save("b", {"content/posts/b.md": mine}), host="two")["b"]
+    assert outcome.failure is None
+    merged = mine.replace("line 1\n", "line one\n")
+    assert cluster.file("content/posts/b.md") == merged
+    # The CMS has not got the person's line: its next edit is still one of its own version.
+    cluster.publish(cluster.save("b", {"content/posts/b.md": mine + "more\n"}), host="three")
+    assert cluster.file("content/posts/b.md") == merged + "more\n"
+
+
+def test_what_the_author_started_from_is_merged_with_where_it_is_known(cluster: Cluster) -> None:
+    cluster.person({"content/posts/b.md": LINES.replace("line 1\n", "line one\n")})
+    mine = LINES.replace("line 18\n", "line eighteen\n")
+    request = cluster.save(
+        "b", {"content/posts/b.md": mine}, bases={"content/posts/b.md": named(LINES.encode())}
+    )
+    assert cluster.publish(request)["b"].failure is None
+    assert cluster.file("content/posts/b.md") == mine.replace("line 1\n", "line one\n")
+
+
+def test_a_conflict_concerns_its_own_post_alone_and_the_next_save_resolves_it(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("w", {"content/posts/welcome.md": "# Hello\n"}))
+    cluster.person({"content/posts/welcome.md": "# Theirs\n"})
+    ours = {"content/posts/welcome.md": "# Ours\n"}
+    for host in ("one", "two"):  # the same content conflicts again, also elsewhere
+        outcomes = cluster.publish(
+            cluster.save("w", ours), cluster.save("a", {"content/a.md": f"{host}\n"}), host=host
+        )
+        assert outcomes["w"].failure is Failure.CONFLICT
+        assert "conflict/w" in outcomes["w"].text
+        assert outcomes["a"].failure is None
+        assert cluster.file("content/posts/welcome.md") == "# Theirs\n"
+        assert cluster.file("content/posts/welcome.md", "conflict/w") == "# Ours\n"
+    cluster.publish(cluster.save("w", {"content/posts/welcome.md": "# Theirs, and ours\n"}), host="three")
+    assert cluster.file("content/posts/welcome.md") == "# Theirs, and ours\n"
+
+
+def test_a_start_that_the_remote_never_had_is_a_conflict_not_an_error(cluster: Cluster) -> None:
+    request = cluster.save(
+        "b", {"content/posts/b.md": LINES + "x\n"}, bases={"content/posts/b.md": named(b"never pushed\n")}
+    )
+    a = cluster.save("a", {"content/a.md": "A\n"})
+    outcomes = cluster.publish(request, a)
+    assert outcomes["b"].failure is Failure.CONFLICT
+    assert outcomes["a"].commit
+    assert cluster.file("content/posts/b.md") == LINES
+
+
+def test_a_deleted_branch_is_not_recreated(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    cluster.git("update-ref", "-d", "refs/heads/main")
+    c = cluster.save("c", {"content/c.md": "C\n"})
+    for host in ("one", "fresh"):
+        with pytest.raises(PublishError) as failure:
+            cluster.publish(c, host=host)
+        assert failure.value.failure is Failure.REMOTE_REWRITTEN
+        assert "no branch main" in failure.value.text
+    assert cluster.git("for-each-ref") == ""
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["cache", "fresh"])
+def test_a_rewritten_branch_is_built_upon_and_never_set_back(cluster: Cluster, *, lost: bool) -> None:
+    first = cluster.tip()
+    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    cluster.git("update-ref", "refs/heads/main", first)
+    cluster.person({"content/theirs.md": "theirs\n"})
+    host = "fresh" if lost else "one"
+    outcome = cluster.publish(cluster.save("c", {"content/c.md": "C\n"}), host=host)["c"]
+    assert outcome.failure is None
+    assert cluster.log() == ["Publish c", "Somebody else's", "Start the site"]
+    if not lost:
+        assert "rewritten" in cluster.warned[0]
+
+
+REJECT_BAD = """#!/bin/sh
+while read old new ref; do
+  for c in $(git rev-list $old..$new); do
+    if git show $c | grep -q '^+.*SECRET'; then echo "found a secret in $c" >&2; exit 1; fi
+  done
+done
+"""
+
+
+def test_a_job_that_the_remote_refuses_fails_alone(cluster: Cluster) -> None:
+    hook = cluster.remote / "hooks" / "pre-receive"
+    hook.write_text(REJECT_BAD)
+    hook.chmod(0o755)
+    outcomes = cluster.publish(
+        *(cluster.save(f"p{n}", {f"content/{n}.md": "SECRET\n" if n == 1 else "fine\n"}) for n in range(4))
+    )
+    assert [slug for slug, outcome in outcomes.items() if outcome.failure] == ["p1"]
+    assert outcomes["p1"].failure is Failure.REJECTED
+    assert len(cluster.log()) == 4
+
+
+def test_a_dry_run_moves_nothing_anywhere(cluster: Cluster) -> None:
+    a = cluster.save("a", {"content/a.md": "A\n"})
+    assert cluster.publish(a, dry_run=True)["a"].commit
+    before = cluster.tip()
+    assert cluster.log() == ["Start the site"]
+    refs = cluster.git("for-each-ref", "--format=%(objectname)", cwd=cluster.repository()).splitlines()
+    assert set(refs) == {before}
+    assert not cluster.landed(cluster.plans[-1])
+    assert cluster.publish(a)["a"].commit == cluster.tip()
