@@ -224,6 +224,8 @@ class Change:
     mode: str
     blob: str | None
     base: str | None
+    base_mode: str = ""
+    """The mode that the author started from; empty where nobody knows. Then the branch's counts."""
 
 
 @dataclass(frozen=True)

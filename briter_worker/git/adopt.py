@@ -61,7 +61,9 @@ class Adoption:
             foreign = {
                 path: each
                 for path, each in between(self._commands, plan.old, plan.new).items()
-                if path not in plan.staged or plan.staged[path] != (each.new.sha if each.new else None)
+                if path not in plan.staged
+                or plan.staged[path] != (each.new.sha if each.new else None)
+                or _is_other_mode(each)
             }
         left_out = self._index.left_out() if foreign else set()
         foreign = {
@@ -225,6 +227,10 @@ class Adoption:
         left = {path: base for path, base in bases.items() if path not in written or base.conflict}
         if left != bases:
             self._site.update((self._site.bases_ref, write_bases(self._commands, left), None))
+
+
+def _is_other_mode(each: Difference) -> bool:
+    return each.old is not None and each.new is not None and each.old.mode != each.new.mode
 
 
 def _is_special(each: Difference, *modes: str) -> bool:

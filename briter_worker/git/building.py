@@ -212,6 +212,7 @@ def _changes(differences: Mapping[str, Difference]) -> tuple[Change, ...]:
             each.new.mode if each.new else "",
             each.new.sha if each.new else None,
             each.old.sha if each.old else None,
+            each.old.mode if each.old else "",
         )
         for path, each in differences.items()
     )

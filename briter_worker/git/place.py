@@ -137,7 +137,7 @@ class WorkTree:
 
         def based(change: Change) -> Change:
             base = bases.get(change.path)
-            return change if base is None else replace(change, base=base.of(change.blob))
+            return change if base is None else replace(change, base=base.of(change.blob), base_mode="")
 
         if not bases:
             return staged

@@ -61,9 +61,8 @@ class Placing:
         # Removals first: what they leave is in nobody's way. What the other side has there by now is.
         for change in sorted(changes, key=lambda each: each.blob is not None):
             theirs = self.entry(change.path)
-            their_blob = None if theirs is None else theirs.sha
-            if change.blob == change.base != their_blob:
-                continue  # only the other side changed it
+            if _is_theirs_alone(change, theirs):
+                continue
             if change.blob is not None and self._is_taken(change.path, gone):
                 conflicts.append(change.path)
                 continue
@@ -109,11 +108,16 @@ class Placing:
         their_blob = None if theirs is None else theirs.sha
         if theirs is not None and theirs.mode == NESTED:
             raise _ConflictError
-        if their_blob in (change.base, change.blob):
-            return ours
         if ours is None or theirs is None or theirs.mode == LINK:
+            if their_blob in (change.base, change.blob):
+                return ours
             raise _ConflictError
-        return Entry(ours.mode, self._merge_lines(change.base, ours.sha, theirs.sha))
+        mode = ours.mode if _changed_mode(change) else theirs.mode
+        if their_blob in (change.base, change.blob):
+            return Entry(mode, ours.sha)
+        if change.blob == change.base:
+            return Entry(mode, theirs.sha)
+        return Entry(mode, self._merge_lines(change.base, ours.sha, theirs.sha))
 
     def _merge_lines(self, base: str | None, ours: str, theirs: str) -> str:
         self._writer.close()  # what was staged can be read from now on
@@ -139,6 +143,17 @@ class Placing:
 
 class _ConflictError(Exception):
     """Both sides changed the same lines."""
+
+
+def _is_theirs_alone(change: Change, theirs: Entry | None) -> bool:
+    """Whether only the other side changed the file."""
+    if change.blob != change.base or change.base == (None if theirs is None else theirs.sha):
+        return False
+    return theirs is None or theirs.mode in (LINK, NESTED) or not _changed_mode(change)
+
+
+def _changed_mode(change: Change) -> bool:
+    return change.base_mode not in ("", change.mode)
 
 
 def _folders_of(path: str) -> list[str]:

@@ -275,7 +275,8 @@ class Staging:
                     if not each.path.startswith(f"{path}/") or any(holds(place, each.path) for place in below)
                 ]
                 continue
-            changes.append(Change(path, known[0].mode, known[0].sha, base))
+            base_mode = "" if was is None or was.is_folder else was.mode
+            changes.append(Change(path, known[0].mode, known[0].sha, base, base_mode))
         if all(self._is_rejected(draft, declared) for declared in draft.request.paths):
             return Staged(rejected=draft.rejected, failure=Failure.NO_PATHS, text=self._why(draft.rejected))
         return Staged(tuple(changes), draft.rejected, tuple(draft.missing))

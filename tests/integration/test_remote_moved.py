@@ -327,6 +327,29 @@ def test_a_mode_that_the_remote_changed_is_taken_over(site: Site, other: Path) -
     assert site.git("status", "--porcelain") == ""
 
 
+@pytest.mark.parametrize("text", ["# Welcome\n", "# Welcome\n\nEdited\n"])
+def test_a_mode_that_the_remote_changed_is_not_taken_back(site: Site, other: Path, text: str) -> None:
+    site.git("update-index", "--chmod=+x", "content/posts/welcome.md", cwd=other)
+    site.git("commit", "-qm", "executable", cwd=other)
+    site.git("push", "-q", cwd=other)
+    for number in range(2):
+        site.write_post("content/posts/b.md", f"B {number}\n")
+        site.write_post("content/posts/welcome.md", text)
+        site.save("b", ["content/posts"])
+        assert site.run_once().of("published")
+        assert site.git("ls-tree", "main", "content/posts/welcome.md", cwd=site.remote).startswith("100755 ")
+        assert site.remote_file("content/posts/welcome.md") == text
+
+
+def test_an_authors_mode_and_a_remotes_edit_go_together(site: Site, other: Path) -> None:
+    push(site, other, "content/posts/welcome.md", "# Theirs\n")
+    (site.worktree / "content/posts/welcome.md").chmod(0o755)
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().of("published")
+    assert site.git("ls-tree", "main", "content/posts/welcome.md", cwd=site.remote).startswith("100755 ")
+    assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
+
+
 def test_what_only_a_mirror_of_the_remote_has_taken_is_not_published(site: Site) -> None:
     mirror = site.root / "mirror.git"
     site.git("clone", "-q", "--bare", str(site.remote), str(mirror), cwd=site.root)
