@@ -125,9 +125,11 @@ class Tracer:
         shutil.rmtree(self._at, ignore_errors=True)
         for name in ("bin", "seen", "logs"):
             (self._at / name).mkdir(parents=True)
-        inject = f"--inject={call.name}:{fault.how}:when={call.number}" if call and fault else ""
+        inject = f"--inject={call.name}:{fault.how}:when={_number(call)}" if call and fault else ""
         which = call.process if call else "all"
         strace = [*_STRACE, *([] if call else ["-ttt", "-T"])]
+        if call and _is_known_by_path(call):
+            strace += ["-P", str(self._root / call.paths[0])]
         shim = self._at / "bin" / "git"
         shim.write_text(
             _SHIM.replace("@AT@", str(self._at))
@@ -187,8 +189,21 @@ class Tracer:
         if fault.sign not in self.said(call.process):
             return False
         again = read(self._at / "logs" / call.process, self._root)
-        first = next((each for each in again if (each.name, each.number) == (call.name, call.number)), None)
+        wanted = (call.name, _number(call))
+        first = next((each for each in again if (each.name, each.number) == wanted), None)
         return first is not None and (first.does, first.turn) == (call.does, call.turn)
+
+
+def _is_known_by_path(call: Call) -> bool:
+    """Whether only calls on its very file need be followed.
+
+    How often git writes elsewhere, as it tells of its progress, depends on the time.
+    """
+    return call.process != WORKER and call.name in _ON_FILES and "#" not in call.does
+
+
+def _number(call: Call) -> int:
+    return call.turn if _is_known_by_path(call) else call.number
 
 
 def read(log: Path, root: Path) -> Iterator[Call]:
