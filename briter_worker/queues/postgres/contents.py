@@ -99,28 +99,29 @@ def store(connection: Connection, sources: Iterable[Source]) -> None:
     wanted: dict[str, Source] = {}
     for source in sources:
         wanted.update({file.blob: source for file in source.delivery.files if file.blob is not None})
-    left = sorted(wanted)
-    while left:
-        # Whoever needs several locks takes them in the same order as everybody else.
-        kept = connection.execute(
-            "SELECT blob FROM contents WHERE blob = ANY(%s) ORDER BY blob FOR KEY SHARE", (left,)
-        )
-        have = {str(blob) for (blob,) in kept}
-        left = [blob for blob in left if blob not in have]
-        if left:
-            new = _add(connection, {blob: wanted[blob].sizes[blob] for blob in left})
-            _send(connection, [blob for blob in left if blob in new], wanted)
-            # The others somebody else has just brought: they are to be kept like those before.
-            left = [blob for blob in left if blob not in new]
+    blobs = sorted(wanted)
+    kept = connection.execute(
+        "SELECT blob FROM contents WHERE blob = ANY(%s) ORDER BY blob FOR KEY SHARE", (blobs,)
+    )
+    have = {str(blob) for (blob,) in kept}
+    left = [blob for blob in blobs if blob not in have]
+    if left:
+        new = _add(connection, {blob: wanted[blob].sizes[blob] for blob in left})
+        _send(connection, [blob for blob in left if blob in new], wanted)
 
 
 def _add(connection: Connection, sizes: Mapping[str, int]) -> set[str]:
+    """Rows for these contents; which of them nobody has brought meanwhile.
+
+    Here writers wait for one another. They all go through the contents in one order, and only once: a second
+    look at what another has brought would be out of that order, and end in a circle.
+    """
     rows = connection.execute(
         "INSERT INTO contents (blob, size) SELECT * FROM unnest(%s::text[], %s::bigint[])"
-        " ON CONFLICT DO NOTHING RETURNING blob",
+        " ON CONFLICT (blob) DO UPDATE SET size = excluded.size RETURNING blob, xmax = 0",
         (list(sizes), list(sizes.values())),
     )
-    return {str(blob) for (blob,) in rows}
+    return {str(blob) for blob, is_new in rows if is_new}
 
 
 def _send(connection: Connection, blobs: Sequence[str], wanted: Mapping[str, Source]) -> None:

@@ -344,6 +344,10 @@ class PostgresQueue(PostgresSteering):
             )
             return {str(number) for (number,) in rows}
 
+    def overtaken(self, batch: Batch, now: float) -> Collection[str]:  # noqa: ARG002 - the port's signature
+        """None: what is published is what came with the job, whatever has been saved since."""
+        return ()
+
     def revive(self, now: float) -> Sequence[Job]:
         """Dead letters that the site's surroundings caused wait again, with no attempts."""
         query = (

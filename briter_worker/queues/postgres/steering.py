@@ -10,7 +10,7 @@ from briter_worker.errors import for_people
 from briter_worker.job import State, Status, rewritten
 from briter_worker.ports import Pause
 from briter_worker.queues.postgres import joining, tokens
-from briter_worker.queues.postgres.joining import WAITING
+from briter_worker.queues.postgres.joining import CLAIMED, FAILED, WAITING
 from briter_worker.queues.postgres.rows import COLUMNS, Row, Save, with_attempts
 from briter_worker.queues.steering import (
     Cancellation,
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from briter_worker.job import Job
     from briter_worker.queues.postgres.database import Connection, Database
     from briter_worker.strictjson import Document
+
+# One arm for each state: each has an index of its own, and none has all of a site's rows.
+_ARMS = [
+    f"SELECT {COLUMNS}, state, attempt, changed_at FROM publications"  # noqa: S608 - no values
+    f" WHERE site = %(site)s AND state = '{state}'"
+    for state in (WAITING, CLAIMED, FAILED)
+]
+_ALL = " UNION ALL ".join(_ARMS)
+_SOME = " UNION ALL ".join(f"{arm} AND (job_id = %(wanted)s OR slug = %(wanted)s)" for arm in _ARMS)
 
 
 class PostgresSteering:
@@ -103,22 +112,11 @@ class PostgresSteering:
             return done.rowcount > 0
 
     def _rows(self, connection: Connection, now: float) -> list[Row]:
-        found = connection.execute(
-            f"SELECT {COLUMNS}, state, attempt, changed_at FROM publications"  # noqa: S608 - no values
-            " WHERE site = %s AND state IN ('waiting', 'claimed', 'failed')".encode(),
-            (self._site,),
-        )
-        rows = [self._row(row, now) for row in found]
-        rows.sort(key=_place)
-        return rows
+        found = connection.execute(_ALL.encode(), {"site": self._site})
+        return sorted((self._row(row, now) for row in found), key=_place)
 
     def _matching(self, connection: Connection, wanted: str, now: float) -> list[Row]:
-        found = connection.execute(
-            f"SELECT {COLUMNS}, state, attempt, changed_at FROM publications"  # noqa: S608 - no values
-            " WHERE site = %s AND state IN ('waiting', 'claimed', 'failed')"
-            " AND (job_id = %s OR slug = %s)".encode(),
-            (self._site, wanted, wanted),
-        )
+        found = connection.execute(_SOME.encode(), {"site": self._site, "wanted": wanted})
         return matching(sorted((self._row(row, now) for row in found), key=_place), wanted)
 
     def _row(self, row: tuple[Any, ...], now: float) -> Row:
