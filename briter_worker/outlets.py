@@ -31,12 +31,37 @@ def open_outlets(
     settings: Settings, *, once: bool, log: EventSink, metrics: Callable[[], Sink] | None = None
 ) -> ConditionWatch:
     """Every sink: what stores first, `log` last. Metrics are served when the worker holds its lock."""
+    stores: list[Sink] = [
+        AtFirstJob(lambda: _history(settings, log)),
+        _webhooks(settings, log, once=once),
+    ]
+    if metrics is not None:
+        stores.append(Later(metrics, lambda event: isinstance(event, WorkerStarted)))
+    return ConditionWatch(settings.condition_path, Fan(stores, log))
 
+
+def open_record(settings: Settings, log: EventSink) -> Fan:
+    """For who steers beside the worker: what is done to a job is in the history, then in the log."""
+    return Fan([AtFirstJob(lambda: _history(settings, log))], log)
+
+
+def open_site_outlets(settings: Settings, *, log: EventSink, metrics: EventSink | None) -> ConditionWatch:
+    """The sinks of one site of a cluster on this host; those that serve all of them are only passed on to."""
+
+    def tell(event: Event) -> None:
+        if metrics is not None:
+            metrics(event)
+        log(event)
+
+    return ConditionWatch(settings.condition_path, Fan([_webhooks(settings, log, once=False)], tell))
+
+
+def _webhooks(settings: Settings, log: EventSink, *, once: bool) -> Later:
     def complain(text: str) -> None:
         log(Warned(error=text))
 
-    def webhooks() -> WebhookSink:
-        from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - as above
+    def opened() -> WebhookSink:
+        from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - not for a run of cron
         from briter_worker.sinks.webhooks.outbox import Mark  # noqa: PLC0415
         from briter_worker.sinks.webhooks.sink import Receivers, WebhookSink  # noqa: PLC0415
 
@@ -55,18 +80,7 @@ def open_outlets(
             sink.send()
         return sink
 
-    stores: list[Sink] = [
-        AtFirstJob(lambda: _history(settings, log)),
-        Later(webhooks, lambda event: _tells_somebody(settings, event, once=once)),
-    ]
-    if metrics is not None:
-        stores.append(Later(metrics, lambda event: isinstance(event, WorkerStarted)))
-    return ConditionWatch(settings.condition_path, Fan(stores, log))
-
-
-def open_record(settings: Settings, log: EventSink) -> Fan:
-    """For who steers beside the worker: what is done to a job is in the history, then in the log."""
-    return Fan([AtFirstJob(lambda: _history(settings, log))], log)
+    return Later(opened, lambda event: _tells_somebody(settings, event, once=once))
 
 
 def _history(settings: Settings, log: EventSink) -> HistorySink:

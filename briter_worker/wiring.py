@@ -109,11 +109,25 @@ def open_lock(settings: Settings) -> SiteLock:
 
 def open_commands(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Commands:
     """Git in the site's repository."""
+    prepare_git()
+    from briter_worker.git.command import Commands  # noqa: PLC0415 - GitPython costs 50 ms; most runs find nothing
+
+    return Commands(
+        settings.git_worktree,
+        remote=settings.git_remote,
+        timeout=settings.git_timeout_ms / 1000,
+        hooks=settings.git_hooks,
+        pass_fds=pass_fds,
+    )
+
+
+def prepare_git() -> None:
+    """Have this process run git as the worker wants it, before anything of `git/` is loaded."""
     # GitPython hands the whole environment on, and obeys some of it itself.
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         del os.environ[name]
     try:
-        from briter_worker.git.command import Commands  # noqa: PLC0415 - GitPython costs 50 ms; most runs find nothing
+        import git  # noqa: F401, PLC0415 - as in open_commands
     except ImportError as error:  # GitPython does not load without git
         raise PublishError(
             Failure.GIT_MISSING, "git was not found. Fix: install git 2.36 or newer"
@@ -124,13 +138,6 @@ def open_commands(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Comm
     log.propagate = False
     if not log.handlers:
         log.addHandler(logging.NullHandler())
-    return Commands(
-        settings.git_worktree,
-        remote=settings.git_remote,
-        timeout=settings.git_timeout_ms / 1000,
-        hooks=settings.git_hooks,
-        pass_fds=pass_fds,
-    )
 
 
 def open_site(settings: Settings) -> Site:

@@ -54,7 +54,7 @@ SELECT pg_notify(%(channel)s, '{"type": "job_inserted", "job_id": 0}')
 """
 
 
-class EngineError(Exception):
+class EngineError(OSError):
     """The dispatch cannot be asked. Asking again later is all there is to do; the text is for people."""
 
     def __init__(self, error: BaseException) -> None:

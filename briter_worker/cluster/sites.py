@@ -165,7 +165,8 @@ def change(database: Database, site: Site, worker: Settings) -> None:
 def _forget_published(connection: Connection, name: str) -> None:
     """What was published is elsewhere. Whoever has the site in hand loses it."""
     connection.execute("UPDATE sites SET tip = NULL, token = token + 1 WHERE name = %s", (name,))
-    connection.execute("DELETE FROM versions WHERE site = %s", (name,))
+    for table in (b"versions", b"starts", b"start_contents"):
+        connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
 
 def get(database: Database, name: str) -> Site:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.cluster.engine import EngineError
-from briter_worker.errors import LockLostError, Loss, PublishError, explained, for_people
+from briter_worker.errors import LockLostError, Loss, PublishError, UsageError, explained, for_people
 from briter_worker.events import Warned
 from briter_worker.settling import Tally
 from briter_worker.worker import pause_after
@@ -202,6 +202,8 @@ def _said(error: Exception) -> str:
     match error:
         case PublishError():
             return error.text
+        case UsageError():
+            return str(error)
         case OSError():
             return explained(error)
         case _:

@@ -33,7 +33,12 @@ WHERE s.removed IS NOT TRUE
     )
     OR (
       coalesce(s.taken_at, 0) <= %(now)s - %(doubt)s
-      AND EXISTS (SELECT FROM publications p WHERE p.site = s.name AND p.state = ANY (%(left)s::text[]))
+      AND (
+        EXISTS (SELECT FROM publications p WHERE p.site = s.name AND p.state = 'claimed')
+        -- What dry runs have tried, the first live run takes.
+        OR NOT coalesce((s.settings->>'workerDryRun')::boolean, %(dry_run)s)
+          AND EXISTS (SELECT FROM publications p WHERE p.site = s.name AND p.state = 'tried')
+      )
     )
   )
   AND NOT EXISTS (
@@ -59,8 +64,7 @@ class Sweep:
     def __init__(self, engine: Engine, *, dry_run: bool, longest_delay: float, doubt: float = 60.0) -> None:
         self._engine = engine
         self._longest_delay = longest_delay
-        # What dry runs have tried, the first live run takes.
-        self._left = ["claimed"] if dry_run else ["claimed", "tried"]
+        self._dry_run = dry_run
         self._doubt = doubt
 
     async def sweep(self, now: float, *, besides: Collection[str] = (), hurry: bool = False) -> Swept:
@@ -73,7 +77,7 @@ class Sweep:
             now=now,
             never=now + self._longest_delay,
             besides=list(besides),
-            left=self._left,
+            dry_run=self._dry_run,
             doubt=0.0 if hurry else self._doubt,
         )
         woken = await self._engine.wake([row["name"] for row in idle])

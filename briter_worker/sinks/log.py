@@ -72,6 +72,15 @@ class LogSink:
         if not isinstance(event, Progress):
             self.write(line(event, time.time()))
 
+    def of(self, site: str) -> Callable[[Event], None]:
+        """The same, whose lines name the site."""
+
+        def tell(event: Event) -> None:
+            if not isinstance(event, Progress):
+                self.write(line(event, time.time(), site))
+
+        return tell
+
     def write(self, text: str) -> None:
         """Write one line, whole, or note that it was lost."""
         with self._guard:
@@ -136,14 +145,19 @@ def standard_output() -> Writer | None:
     return None if sys.stdout is None else io.FileIO(sys.stdout.fileno(), "w", closefd=False)
 
 
-def line(event: Event, now: float) -> str:
+def line(event: Event, now: float, site: str | None = None) -> str:
     """The event as it stands in the log, without a line end."""
-    return PREFIX + json.dumps(entry(event, now), ensure_ascii=False, separators=(",", ":"))
+    return PREFIX + json.dumps(entry(event, now, site), ensure_ascii=False, separators=(",", ":"))
 
 
-def entry(event: Event, now: float) -> dict[str, Any]:
-    """The event's keys and values; what it has nothing to say about is left out."""
+def entry(event: Event, now: float, site: str | None = None) -> dict[str, Any]:
+    """The event's keys and values; what it has nothing to say about is left out.
+
+    In a cluster, `site` says whose it is.
+    """
     found: dict[str, Any] = {"time": format_time(now), "level": event.level, "event": event.name}
+    if site is not None:
+        found["site"] = site
     for field in dataclasses.fields(event):
         if field.name in event.unlogged:
             continue

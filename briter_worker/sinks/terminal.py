@@ -46,9 +46,22 @@ class TerminalSink:
                 return
             with suppress(OSError, ValueError):
                 self._clear()
-            text = line(event, time.time())
-            code = _COLOURS.get(event.level) if self._colour else None
-            self._log.write(f"\x1b[{code}m{text}\x1b[0m" if code else text)
+            self._print(event, None)
+
+    def of(self, site: str) -> Callable[[Event], None]:
+        """The same, whose lines name the site. Many at once have no one bar."""
+
+        def tell(event: Event) -> None:
+            if not isinstance(event, Progress):
+                with self._guard:
+                    self._print(event, site)
+
+        return tell
+
+    def _print(self, event: Event, site: str | None) -> None:
+        text = line(event, time.time(), site)
+        code = _COLOURS.get(event.level) if self._colour else None
+        self._log.write(f"\x1b[{code}m{text}\x1b[0m" if code else text)
 
     def _show(self, event: Progress) -> None:
         if event.done >= event.total:

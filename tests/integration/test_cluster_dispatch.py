@@ -17,7 +17,7 @@ from cluster_host import drain_rows
 from cluster_processes import Cluster, Process, until
 
 from briter_worker.cluster.engine import Engine, EngineError
-from briter_worker.cluster.host import Host, Pace
+from briter_worker.cluster.dispatching import Host, Pace
 from briter_worker.cluster.slots import Left
 from briter_worker.cluster.sweep import Sweep
 from briter_worker.cluster.waking import wake
