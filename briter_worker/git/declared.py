@@ -9,6 +9,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist, PathRefusedError, holds
@@ -50,7 +51,7 @@ class Declared:
         self._allowlist = allowlist
         self._tree = tree
         self._folders = folders
-        self._held = frozenset(self._resolved(held))
+        self._declared_by_held = held
 
     def drafts(self, requests: Sequence[Request]) -> list[Draft]:
         """One draft a request. What git ignores, or leaves out of a sparse checkout, is left out."""
@@ -71,8 +72,13 @@ class Declared:
                     f"nothing in it may be published ({refused[0]} is refused or ignored)"
                 )
 
-    def _resolved(self, held: Iterable[str]) -> Iterable[str]:
-        for path in held:
+    @cached_property
+    def _held(self) -> frozenset[str]:
+        """Only a folder asks for them, and with 100,000 jobs on hold they take a while."""
+        return frozenset(self._resolved())
+
+    def _resolved(self) -> Iterable[str]:
+        for path in self._declared_by_held:
             try:
                 yield self._allowlist.resolve(path)
             except PathRefusedError:

@@ -68,10 +68,10 @@ class DiskQueue:
         with self._guard:
             self._index.notice()
 
-    def rely_on_notice(self, told: bool) -> None:  # noqa: FBT001 - it answers the name
-        """Whether every change from now on comes with a notice; if not, files are looked at more often."""
+    def rely_on_notice(self, changes: Callable[[tuple[int, int]], Collection[str] | None] | None) -> None:
+        """This names every file that changes from now on, so that no other has to be looked at."""
         with self._guard:
-            self._index.rely_on_notice(told)
+            self._index.rely_on(changes)
 
     def recover(self, now: float) -> Sequence[Batch]:
         """What a dead worker left in flight, to be finished from its plans or taken up again."""
@@ -233,7 +233,7 @@ class DiskQueue:
         """What jobs that are still on hold declare: no folder of another job may carry it."""
         with self._guard:
             self._index.refresh(now)
-            return {path for job in self._index.held(now) for path in job.paths}
+            return self._index.held_paths(now)
 
     def next_due(self, now: float) -> float | None:
         """When the next waiting job becomes due, or there is something to tidy."""

@@ -7,6 +7,7 @@ was actually taken.
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import time
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from briter_worker.queues.files import is_job_name
 from briter_worker.queues.sighting import Trouble, look
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
 GRACE = 2.0
@@ -26,6 +27,7 @@ GRACE = 2.0
 RETRY_TROUBLE = 60.0
 """What could not be put aside is tried again after this long."""
 _RACY_NS = 50_000_000
+_NO_FOLDER = (-1, -1, -1)
 _FULL_SCAN = 60.0
 _FULL_SCAN_TOLD = 300.0
 """Where the kernel tells of every write; still some, as it may forget when too much happens at once."""
@@ -75,45 +77,76 @@ class Index:
         self._heap: list[tuple[float, float, str]] = []
         self._postponed: dict[str, float] = {}
         self._latest = 0.0
-        self._folder_ns = -1
+        self._folder = _NO_FOLDER
         self._scanned: float | None = None
         self._again = True
-        self._full_scan = _FULL_SCAN
+        self._changes: Callable[[tuple[int, int]], Collection[str] | None] | None = None
+        self._is_told = False
+        self._held: frozenset[str] | None = None
+        self._held_from = self._held_until = 0.0
 
     def notice(self) -> None:
         """Something may have changed: the next refresh looks at every file's state."""
         self._again = True
 
-    def rely_on_notice(self, told: bool) -> None:  # noqa: FBT001 - it answers the name
-        """Whether every change from now on comes with a notice."""
-        self._full_scan = _FULL_SCAN_TOLD if told else _FULL_SCAN
+    def rely_on(self, changes: Callable[[tuple[int, int]], Collection[str] | None] | None) -> None:
+        """From now on, this names every file that changes, of a folder given by its device and inode.
+
+        It gives None where it cannot tell, and is None itself where nothing can.
+        """
+        self._changes = changes
+        self._again = True
 
     def refresh(self, now: float) -> None:
         """Know what the folder holds. Nothing is read, nor even listed, while it cannot have changed.
 
-        A folder whose time stamp is as young as the clock's resolution is looked at again, as git does
-        with its index: a second change in that moment would not move the stamp. So is every folder once
-        a minute, as a file written in place does not move it either; or once in five, where the kernel
-        gives notice of that, too.
+        Where the kernel tells what has changed, only that is looked at; and every file once in five minutes.
+        Elsewhere the folder is listed when its time stamp has moved. If that is as young as the clock's
+        resolution, it is listed again, as git does with its index: a second change in that moment would not
+        move the stamp. A file written in place does not move it either, so all are looked at once a minute.
         """
         if now < self._latest - 1.0:
             self._rebuild(now)
         self._latest = now
         try:
-            folder_ns = self._root.stat().st_mtime_ns
+            status = self._root.stat()
         except FileNotFoundError:
             for name in list(self.seen):
                 self.forget(name)
-            self._folder_ns = -1
+            self._folder = _NO_FOLDER
             return
-        fresh = self._scanned is not None and time.monotonic() - self._scanned < self._full_scan
-        if fresh and not self._again and folder_ns == self._folder_ns:
-            return
-        started = time.time_ns()
-        self._again = _is_racy(folder_ns, started)
-        self._scan(now)
-        self._folder_ns = folder_ns
-        self._scanned = time.monotonic()
+        folder = (status.st_dev, status.st_ino, status.st_mtime_ns)
+        changed = None
+        if self._changes is not None:
+            # Asked after the folder: what has moved its stamp is among them.
+            changed = self._changes(folder[:2])
+            self._again = self._again or changed is None
+        self._is_told = changed is not None
+        longest = _FULL_SCAN_TOLD if self._is_told else _FULL_SCAN
+        fresh = self._scanned is not None and time.monotonic() - self._scanned < longest
+        try:
+            if fresh and not self._again and (self._is_told or folder == self._folder):
+                self._look_at(changed or (), now)
+            else:
+                self._again = not self._is_told and _is_racy(status.st_mtime_ns, time.time_ns())
+                self._scan(now)
+                self._scanned = time.monotonic()
+        except BaseException:
+            self._again = True  # what was not looked at is not named again
+            raise
+        self._folder = folder
+
+    def _look_at(self, names: Collection[str], now: float) -> None:
+        for name in names:
+            try:
+                self._compare(name, now, os.lstat(f"{self._root}/{name}"))
+            except FileNotFoundError:
+                self.forget(name)
+
+    def _compare(self, name: str, now: float, found: os.stat_result) -> None:
+        known = self.seen.get(name)
+        if known is None or known.racy or known.signature != _signature(found):
+            self._read(name, now, found)
 
     def _scan(self, now: float) -> None:
         gone = set(self.seen)
@@ -127,9 +160,7 @@ class Index:
                 except FileNotFoundError:
                     continue
                 gone.discard(name)
-                known = self.seen.get(name)
-                if known is None or known.racy or known.signature != _signature(found):
-                    self._read(name, now, found)
+                self._compare(name, now, found)
         for name in gone:
             self.forget(name)
 
@@ -155,7 +186,7 @@ class Index:
             self._postponed.pop(name, None)
         signature = _signature(sighting.stat)
         racy = _is_racy(sighting.stat.st_ctime_ns, wall)
-        self._again = self._again or racy
+        self._again = self._again or (racy and not self._is_told)
         if known is not None and known.signature == signature and known.trouble is not None:
             known.racy = racy
             if sighting.trouble is not None:
@@ -176,6 +207,8 @@ class Index:
             return
         names = (self.pending if job.status is Status.PENDING else self.failed).setdefault(job.slug, [])
         names.append(name)
+        if job.scheduled_for is not None:
+            self._held = None
         if job.status is Status.PENDING:
             seen.due = job.due_at(self._latest, self._longest_delay)
             heapq.heappush(self._heap, (seen.due, job.created_at, name))
@@ -198,6 +231,8 @@ class Index:
         self.troubled.discard(name)
         self.revivable.discard(name)
         if seen.job is not None:
+            if seen.job.scheduled_for is not None:
+                self._held = None
             slug = seen.job.slug
             places = self.pending if seen.job.status is Status.PENDING else self.failed
             names = places[slug]
@@ -264,12 +299,20 @@ class Index:
         troubles = {name: self.seen[name].trouble for name in late}
         return {name: trouble.reason for name, trouble in troubles.items() if trouble is not None}
 
-    def held(self, now: float) -> Iterator[Job]:
-        """The pending jobs whose time has not come."""
+    def held_paths(self, now: float) -> frozenset[str]:
+        """What the pending jobs declare whose time has not come. Found anew only when these are others."""
+        if self._held is None or not self._held_from <= now < self._held_until:
+            jobs = [job for job in self._scheduled() if (job.scheduled_for or 0.0) > now]
+            self._held = frozenset(path for job in jobs for path in job.paths)
+            self._held_from = now
+            self._held_until = min((job.scheduled_for or 0.0 for job in jobs), default=math.inf)
+        return self._held
+
+    def _scheduled(self) -> Iterator[Job]:
         for names in self.pending.values():
             for name in names:
                 job = self.job(name)
-                if (job.scheduled_for or 0.0) > now:
+                if job.scheduled_for is not None:
                     yield job
 
     def is_held_newer(self, job: Job, now: float) -> bool:

@@ -11,12 +11,15 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from machine import provide
 from sites import Site, eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 HEAVY = {
@@ -28,11 +31,11 @@ HEAVY = {
     "git",
     "gitdb",
     "psutil",
-    "watchfiles",
     "httpx",
 }
 SLOW = {
     "asyncio",
+    "ctypes",
     "sqlite3",
     "subprocess",
     "shutil",
@@ -102,17 +105,8 @@ def test_jobs_on_hold_are_read_once_and_their_folder_is_not_listed_while_nothing
     for number in range(HELD):
         site.save(f"late-{number}", [f"content/posts/{number}.md"], scheduledFor="2099-01-01")
     calls = tmp_path / "calls"
-    traced = ("-f", "-y", "-e", "trace=openat,getdents64,/stat", "-o", str(calls), sys.executable)
-    with subprocess.Popen(
-        ["strace", *traced, "-m", "briter_worker", "run"],
-        env=site.environment(BRITER_WORKER_POLL_INTERVAL_MS="20"),
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as worker:
-        try:
-            eventually(lambda: calls.exists() and polls(calls, site.queue) >= 50, within=60)
-        finally:
-            os.killpg(worker.pid, signal.SIGKILL)  # strace alone would leave the worker behind
+    with tracing(site, calls, "openat,getdents64,/stat", BRITER_WORKER_POLL_INTERVAL_MS="20"):
+        eventually(lambda: polls(calls, site.queue) >= 50, within=60)
     text = calls.read_text()
     assert len(re.findall(r'openat\([^\n]*/queue/[^\n]*\.json"', text)) == HELD
     # After the first look, and once more when the watch stands: what was saved between was seen by nobody.
@@ -120,6 +114,67 @@ def test_jobs_on_hold_are_read_once_and_their_folder_is_not_listed_while_nothing
     assert len(listings) <= 2 * 2, listings
     stats = re.findall(r'stat[^\n]*\.json"', text)
     assert len(stats) <= 4 * HELD
+
+
+def test_a_save_looks_at_its_own_file_and_not_at_those_on_hold(site: Site, tmp_path: Path) -> None:
+    provide("strace", package="strace")
+    for number in range(HELD):
+        site.save(f"late-{number}", [f"content/posts/{number}.md"], scheduledFor="2099-01-01")
+    calls = tmp_path / "calls"
+    traced = "openat,getdents64,/stat,inotify_add_watch"
+    with tracing(site, calls, traced, BRITER_WORKER_POLL_INTERVAL_MS="100"):
+        eventually(lambda: "inotify_add_watch" in calls.read_text(), within=60)
+        eventually(partial(has_polled_since, calls, site.queue, calls.read_text()))
+        before = calls.read_text()
+        site.write_post("content/posts/a.md", "# A\n")
+        file = site.save("a", ["content/posts/a.md"])
+        eventually(partial(is_settled, site, "a"), within=60)
+        eventually(partial(has_polled_since, calls, site.queue, calls.read_text()))
+    text = calls.read_text().removeprefix(before)
+    assert str(file) in text
+    assert "late-" not in text
+    assert not [line for line in text.splitlines() if "getdents64(" in line and f"<{site.queue}>" in line]
+
+
+def test_a_worker_at_rest_is_woken_by_the_kernel_and_looks_for_nothing_by_itself(
+    site: Site, tmp_path: Path
+) -> None:
+    provide("strace", package="strace")
+    calls = tmp_path / "calls"
+    with tracing(site, calls, "/stat,/poll,/sleep,/select", BRITER_WORKER_POLL_INTERVAL_MS="100"):
+        eventually(lambda: polls(calls, site.queue) >= 5, within=60)
+        before = calls.read_text()
+        eventually(lambda: polls(calls, site.queue) >= 30, within=60)
+        text = calls.read_text().removeprefix(before)
+    waits = re.findall(r"^\d+\s+(?:\w*poll|\w*sleep|\w*select)\w*\(", text, re.MULTILINE)
+    assert len(waits) <= 3 * 25, "a hundred times a second is what it was"
+
+
+def is_settled(site: Site, slug: str) -> bool:
+    return site.remote_log()[0][1] == f"Publish {slug}" and not [*(site.queue / ".claimed").glob("*.json")]
+
+
+@contextmanager
+def tracing(site: Site, calls: Path, traced: str, **env: str) -> Iterator[None]:
+    """A service under `strace`, which writes these calls of its to `calls`."""
+    with subprocess.Popen(
+        [
+            *("strace", "-f", "-y", "-e", f"trace={traced}", "-o", str(calls)),
+            *(sys.executable, "-m", "briter_worker", "run"),
+        ],
+        env=site.environment(**env),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as worker:
+        try:
+            eventually(calls.exists)
+            yield
+        finally:
+            os.killpg(worker.pid, signal.SIGKILL)  # strace alone would leave the worker behind
+
+
+def has_polled_since(calls: Path, queue: Path, before: str) -> bool:
+    return polls(calls, queue) >= before.count(f'"{queue}"') + 5
 
 
 def polls(calls: Path, queue: Path) -> int:

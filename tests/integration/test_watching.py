@@ -6,20 +6,26 @@ import json
 import os
 import threading
 import time
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sites import eventually
 
 from briter_worker.queues import index, watching
 from briter_worker.queues.disk import DiskQueue
+from briter_worker.queues.steering import SteeringError
 from briter_worker.queues.watching import FolderWaker
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
     from sites import Site
+
+
+NOW = 1_700_000_000.0
 
 
 class NeverStop:
@@ -76,7 +82,7 @@ def test_a_folder_that_takes_the_watched_ones_place_is_watched_in_its_stead(tmp_
 
 def relied_on(folder: Path) -> list[bool]:
     told: list[bool] = []
-    FolderWaker(folder, lambda: None, told.append).wait(60, NeverStop())
+    FolderWaker(folder, lambda: None, lambda changes: told.append(changes is not None)).wait(60, NeverStop())
     return told
 
 
@@ -120,14 +126,117 @@ def test_a_job_written_in_place_is_found_without_a_notice_where_there_are_none(
     os.utime(file.parent, (at_rest, at_rest))
     eventually(lambda: year() == 2040 and file.stat().st_ctime < time.time() - 0.1)
     assert year() == 2040
-    queue.rely_on_notice(True)
+    queue.rely_on_notice(lambda _: ())
+    assert year() == 2040
     write(2041)
     assert year() == 2040, "the kernel would have given notice"
     queue.notice()
     assert year() == 2041
-    queue.rely_on_notice(False)
+    queue.rely_on_notice(None)
     write(2042)
     assert year() == 2042
+
+
+class Watched:
+    """A queue that is told by the kernel what changes in its folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "queue"
+        self.folder.mkdir()
+        self.queue = self.fresh(root)
+        self.waker = FolderWaker(self.folder, self.queue.notice, self.queue.rely_on_notice)
+        self.waker.wait(60, NeverStop())
+        self.queue.jobs(NOW)
+
+    def fresh(self, root: Path) -> DiskQueue:
+        return DiskQueue(self.folder, root / "quarantine", max_attempts=8, longest_delay=1800.0)
+
+    def write(self, name: str, year: int, *, slug: str = "", in_place: bool = False) -> None:
+        document = {"slug": slug or name, "paths": ["content/a.md"], "scheduledFor": f"{year}-01-01"}
+        file = self.folder / f"{name}.json"
+        other = file if in_place else self.folder / f"{name}.partial"
+        with other.open("w") as stream:
+            json.dump(document, stream)
+        other.rename(file)
+
+
+def rows(queue: DiskQueue) -> list[tuple[str, str, float | None]]:
+    return sorted((row.name, row.state.value, row.job.scheduled_for) for row in queue.jobs(NOW))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(range(8))), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_what_the_kernel_tells_is_all_that_has_to_be_looked_at(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, int]]
+) -> None:
+    root = tmp_path_factory.mktemp("told")
+    watched = Watched(root)
+    for number, (name, what) in enumerate(changes):
+        file, year = watched.folder / f"{name}.json", 2040 + number
+        match what:
+            case 0 | 1:
+                watched.write(name, year)
+            case 2:
+                watched.write(name, year, in_place=True)
+            case 3:
+                file.unlink(missing_ok=True)
+            case 4 if file.exists():
+                file.rename(watched.folder / f"{name}-moved.json")
+            case 5:
+                file.write_text("{ half")
+            case 6:
+                with suppress(SteeringError):
+                    watched.fresh(root).publish_now(name, NOW)  # by another process, as far as it can tell
+            case 7:
+                rows(watched.queue)
+    assert rows(watched.queue) == rows(watched.fresh(root))
+
+
+def test_more_than_the_kernel_remembers_is_found_all_the_same(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("c", 2040)
+    assert rows(watched.queue)
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    with (watched.folder / "a").open("wb", 0) as one, (watched.folder / "b").open("wb", 0) as other:
+        for _ in range(most // 2 + 10):
+            one.write(b".")  # one after the other: the same again is not told again
+            other.write(b".")
+    watched.write("c", 2041, in_place=True)
+    assert rows(watched.queue) == rows(watched.fresh(tmp_path)) != []
+
+
+def test_a_folder_that_takes_the_told_ones_place_is_looked_at(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("a", 2040)
+    assert rows(watched.queue)
+    watched.folder.rename(tmp_path / "old")
+    watched.folder.mkdir()
+    for year in (2041, 2042):
+        watched.write("a", year)
+        assert rows(watched.queue) == rows(watched.fresh(tmp_path)) != []
+    watched.waker.wait(60, NeverStop())
+    watched.write("a", 2043)
+    assert rows(watched.queue) == rows(watched.fresh(tmp_path)) != []
+
+
+def test_a_pause_ends_the_wait_and_a_half_written_file_does_not(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    (watched.folder / ".a.tmp").touch()
+    began = time.monotonic()
+    watched.waker.wait(0.2, NeverStop())
+    assert time.monotonic() - began >= 0.2
+    watched.fresh(tmp_path).pause(NOW)
+    watched.waker.wait(60, NeverStop())
+    assert time.monotonic() - began < 30
+
+
+def test_what_a_look_has_heard_already_still_ends_the_next_wait(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("a", 2040)
+    rows(watched.queue)
+    began = time.monotonic()
+    watched.waker.wait(60, NeverStop())
+    assert time.monotonic() - began < 30
 
 
 def test_a_save_is_published_long_before_the_next_poll(site: Site) -> None:
