@@ -292,7 +292,10 @@ def _git(root: Path) -> Iterator[_History]:
     from briter_worker.git.command import Commands  # noqa: PLC0415 - GitPython costs 50 ms
 
     commands = Commands(root, remote="origin", timeout=_GIT_TIMEOUT)
-    yield _History(commands)
+    try:
+        yield _History(commands)
+    finally:
+        commands.close()
 
 
 def _drop_ignored(draft: _Draft, history: _History) -> None:

@@ -219,6 +219,8 @@ def ailments(settings: Settings, now: float, *, expect_worker: bool) -> list[str
 
     Quick, and touches nothing: a container's engine asks every few seconds.
     """
+    if settings.database_url:
+        return _cluster_ailments(settings, expect_worker=expect_worker)
     found = []
     if not os.access(settings.queue_root, os.R_OK | os.W_OK | os.X_OK):
         there = "cannot be read and written" if Path(settings.queue_root).exists() else "does not exist"
@@ -226,6 +228,19 @@ def ailments(settings: Settings, now: float, *, expect_worker: bool) -> list[str
     if expect_worker and (problem := _lifeless(settings, now)):
         found.append(problem)
     return found
+
+
+def _cluster_ailments(settings: Settings, *, expect_worker: bool) -> list[str]:
+    from briter_worker.cluster import sites  # noqa: PLC0415 - for a cluster only
+
+    database = open_database(settings)
+    try:
+        database.check()
+        if expect_worker and not sites.hosts(database):
+            return ["no worker is running: no host of the cluster has lately shown that it lives"]
+    except OSError as error:
+        return [str(error)]
+    return []
 
 
 def _lifeless(settings: Settings, now: float) -> str | None:

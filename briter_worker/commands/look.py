@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -124,9 +125,11 @@ def health(
     raise typer.Exit(1 if found else 0)
 
 
-def doctor(*, as_json: Json = False) -> None:
+def doctor(*, site: OfSite = None, as_json: Json = False) -> None:
     """Check everything a publication needs; one fix for each finding."""
     settings = read_settings()
+    if site is not None:
+        settings = replace(settings, site=site) if settings.database_url else read_site(site)
     from briter_worker.doctor import State, examine  # noqa: PLC0415
 
     findings = []

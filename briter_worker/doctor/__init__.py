@@ -18,6 +18,12 @@ __all__ = ["Finding", "State", "examine"]
 
 def examine(settings: Settings, now: float) -> Iterator[Finding]:
     """The findings, each as soon as it is certain; at least one for every thing that is looked at."""
+    if settings.database_url:
+        from briter_worker.doctor import cluster  # noqa: PLC0415 - for a cluster only
+
+        yield from cluster.examine(settings)
+        yield from webhooks.examine(settings)
+        return
     yield from surroundings.configuration(settings, os.environ)
     yield from surroundings.folders(settings)
     yield from surroundings.disk(settings)

@@ -279,6 +279,61 @@ def test_a_site_is_not_removed_with_jobs_unless_that_is_asked_for(cluster: Site,
     assert "there is no site 'blog'" in said(cluster.command("enqueue", "hello", POST, "--site", "blog"), 1)
 
 
+# --- is all well?
+
+
+def test_the_doctor_looks_at_the_database_the_hosts_and_the_sites_remote(cluster: Site) -> None:
+    live = {"BRITER_WORKER_DRY_RUN": "false"}
+    found = json.loads(cluster.command("doctor", "--site", "blog", "--json", **live).stdout)
+    states = {each["check"]: each["state"] for each in found["findings"]}
+    assert found["ok"] is True
+    assert (states["database"], states["site"], states["remote"]) == ("ok", "ok", "ok")
+    assert states["hosts"] == "warning"
+    assert len(cluster.remote_log()) == 1
+    general = json.loads(cluster.command("doctor", "--json").stdout)
+    assert "remote" not in {each["check"] for each in general["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "check", "said"),
+    [
+        (("--remote", "/nowhere/gone.git"), "remote", "gone.git"),
+        (("--branch", "nope"), "remote", "the remote has no branch nope"),
+        (("--remote", "https://127.0.0.1:1/x.git", "--credential-env", "NOT_SET"), "remote", "NOT_SET"),
+    ],
+)
+def test_the_doctor_names_what_keeps_a_site_from_being_published(
+    cluster: Site, arguments: tuple[str, ...], check: str, said: str
+) -> None:
+    assert cluster.command("site", "change", "blog", *arguments).returncode == 0
+    result = cluster.command("doctor", "--site", "blog", "--json")
+    assert result.returncode == 1
+    (wrong,) = [each for each in json.loads(result.stdout)["findings"] if each["state"] == "error"]
+    assert wrong["check"] == check
+    assert said in wrong["message"] + wrong["fix"]
+
+
+def test_the_doctor_says_of_a_database_that_is_away_how_to_mend_that(cluster: Site) -> None:
+    away = "postgresql://u:canary1@127.0.0.1:1/x"
+    result = cluster.command("doctor", "--site", "blog", "--json", BRITER_DATABASE_URL=away)
+    assert result.returncode == 1
+    assert "canary1" not in result.stdout
+    (wrong,) = [each for each in json.loads(result.stdout)["findings"] if each["state"] == "error"]
+    assert (wrong["check"], wrong["fix"]) == ("database", "start Postgres, or correct BRITER_DATABASE_URL")
+
+
+def test_a_host_is_healthy_while_the_database_answers_and_a_worker_lives(
+    cluster: Site, database: Database
+) -> None:
+    assert cluster.command("health", "--no-worker").returncode == 0
+    assert "no worker is running" in cluster.command("health").stdout
+    with database.transaction() as connection:
+        connection.execute("INSERT INTO procrastinate_workers DEFAULT VALUES")
+    assert cluster.command("health").returncode == 0
+    away = "postgresql://u@127.0.0.1:1/x"
+    assert cluster.command("health", "--no-worker", BRITER_DATABASE_URL=away).returncode == 1
+
+
 # --- what a folder's commands must not pay for
 
 
