@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import re
+import threading
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
@@ -214,14 +215,17 @@ _READ = 4 * MAX_TEXT
 
 
 _concealed: tuple[str, ...] = ()
+_concealing = threading.Lock()
+"""A cluster's worker opens many sites at once."""
 
 
 def conceal(secrets: Iterable[str]) -> None:
     """From now on, no text of this process shows these; also when they have been replaced by others."""
     global _concealed  # noqa: PLW0603 - whoever shows something need not be told whose secrets there are
-    known = {*_concealed, *filter(None, secrets)}  # nothing at all is in every text
-    if len(known) > len(_concealed):
-        _concealed = tuple(sorted(known, key=len, reverse=True))
+    with _concealing:
+        known = {*_concealed, *filter(None, secrets)}  # nothing at all is in every text
+        if len(known) > len(_concealed):
+            _concealed = tuple(sorted(known, key=len, reverse=True))
 
 
 def redacted(text: str) -> str:

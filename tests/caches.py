@@ -95,6 +95,7 @@ class Cluster:
     warned: list[str] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     clock: float = NOW
+    running: list[GitPublisher] = field(default_factory=list)
 
     @property
     def remote(self) -> Path:
@@ -149,6 +150,14 @@ class Cluster:
         self.git("commit", "-qm", message, cwd=clone)
         self.git("push", "-q", "origin", "HEAD:main", cwd=clone)
         return self.git("rev-parse", "HEAD", cwd=clone)
+
+    def flood(self, commits: int) -> None:
+        """Somebody pushes so many commits at once."""
+        self.person({"content/theirs.md": "0\n"})
+        clone = self.root / "person"
+        for number in range(commits):
+            self.git("commit", "-qm", str(number), "--allow-empty", cwd=clone)
+        self.git("push", "-q", "origin", "HEAD:main", cwd=clone)
 
     def save(
         self,
@@ -216,6 +225,7 @@ class Cluster:
                 warn=self.warned.append,
                 still_ours=still_ours,
             )
+            self.running.append(publisher)
             yield cache, publisher
             publisher.close(lambda: False, wait=0)
 
@@ -253,13 +263,13 @@ class Cluster:
             return publisher.landed(plan)
 
 
-def made(root: Path, files: Mapping[str, str]) -> Cluster:
+def made(root: Path, files: Mapping[str, str], *options: str) -> Cluster:
     """A remote with these files in one commit."""
     cluster = Cluster(root, str(root / "remote.git"))
-    cluster.git("init", "-q", "--bare", "--initial-branch=main", str(cluster.remote), cwd=root)
+    cluster.git("init", "-q", "--bare", "--initial-branch=main", *options, str(cluster.remote), cwd=root)
     clone = root / "person"
-    cluster.git("clone", "-q", str(cluster.remote), str(clone), cwd=root)
-    cluster.git("symbolic-ref", "HEAD", "refs/heads/main", cwd=clone)
+    cluster.git("init", "-q", "--initial-branch=main", *options, str(clone), cwd=root)
+    cluster.git("remote", "add", "origin", str(cluster.remote), cwd=clone)
     cluster.git("config", "uploadpack.allowFilter", "true")
     for path, text in files.items():
         file = clone / path
@@ -267,7 +277,7 @@ def made(root: Path, files: Mapping[str, str]) -> Cluster:
         file.write_bytes(text.encode())
     cluster.git("add", "-A", cwd=clone)
     cluster.git("commit", "-qm", "Start the site", cwd=clone)
-    cluster.git("push", "-q", "origin", "main", cwd=clone)
+    cluster.git("push", "-q", "--set-upstream", "origin", "main", cwd=clone)
     return cluster
 
 

@@ -36,6 +36,7 @@ _MARK = "briter-cache"
 """A file in the git folder, written when all of the clone is there: what it is a clone of, and how large."""
 _MOST_PACKS = 100
 """Each publication and each fetch brings one; there is nothing worth rolling up."""
+_MOST_FILES = 3000
 _MOST_GROWTH = 64 << 20
 _BESIDE = 16
 _OTHER_HASH = re.compile(r"mismatched algorithms")
@@ -142,7 +143,7 @@ class Cache:
             if not self.is_whole():
                 self._clone()
             else:
-                self.unlock()
+                self._tidy()
                 self.commands.refresh()
                 if self._hint not in (None, self.site.ref(self.site.tracking_ref)):
                     self.move_to(self._remote.fetch())
@@ -163,17 +164,34 @@ class Cache:
         try:
             mark, _, size = (self._git / _MARK).read_text().rpartition(" ")
             head = (self._git / "HEAD").read_text()
-            packs = [file.stat().st_size for file in (self._git / "objects" / "pack").glob("*.pack")]
+            files = self._files()
             return (
                 mark == self._mark()
                 and head == f"ref: {self.site.branch_ref}\n"
-                and len(packs) <= _MOST_PACKS
-                and sum(packs) <= 2 * int(size) + _MOST_GROWTH
+                and len(files) <= _MOST_FILES
+                and sum(file.name.endswith(".pack") for file in files) <= _MOST_PACKS
+                and sum(file.stat().st_size for file in files) <= 2 * int(size) + _MOST_GROWTH
                 and self.site.ref(self.site.tracking_ref) is not None
                 and self.site.ref(self.site.tracking_ref) == self.site.ref(self.site.branch_ref)
             )
         except (OSError, ValueError, PublishError):
             return False
+
+    def is_there(self) -> bool:
+        """Whether it still is the clone that it was."""
+        try:
+            return (self._git / _MARK).read_text().startswith(f"{self._mark()} ")
+        except (OSError, ValueError):
+            return False
+
+    def _files(self) -> list[os.DirEntry[str]]:
+        """Those of its objects, also of what was never finished."""
+        found: list[os.DirEntry[str]] = []
+        with os.scandir(self._git / "objects") as folders:
+            for folder in folders:
+                with os.scandir(folder) as files:
+                    found += files
+        return found
 
     def _mark(self) -> str:
         # Not the address itself: a part of it may be what opens the remote.
@@ -191,7 +209,7 @@ class Cache:
             self._lay_out("sha256")
             tip = self._remote.fetch("--depth=1")
         self.move_to(tip)
-        size = sum(file.stat().st_size for file in (self._git / "objects" / "pack").glob("*.pack"))
+        size = sum(file.stat().st_size for file in self._files())
         (self._git / _MARK).write_text(f"{self._mark()} {size}")
 
     def _lay_out(self, algorithm: str) -> None:
@@ -203,7 +221,7 @@ class Cache:
         for folder in ("objects/pack", "objects/info", "refs/heads", "info"):
             (self._git / folder).mkdir(parents=True)
         self._folder.chmod(0o700)
-        url = self._url.replace("\\", "\\\\").replace('"', '\\"')
+        url = self._url.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         (self._git / "config").write_text(
             "[core]\n\trepositoryFormatVersion = 1\n\tfileMode = true\n\tbare = false\n"
             f"[extensions]\n\tobjectFormat = {algorithm}\n"
@@ -217,8 +235,9 @@ class Cache:
         """The branch is here where it is on the remote."""
         self.site.update((self.site.branch_ref, tip, None), (self.site.tracking_ref, tip, None))
 
-    def unlock(self) -> None:
-        """Remove lock files: who held them is dead, as the cache is held by this drain alone."""
+    def _tidy(self) -> None:
+        """Remove large files that were uploaded, and lock files: who held them is dead, the cache is ours."""
+        shutil.rmtree(self._git / "lfs", ignore_errors=True)
         for lock in (*self._git.glob("*.lock"), *(self._git / "refs").rglob("*.lock")):
             lock.unlink(missing_ok=True)
 

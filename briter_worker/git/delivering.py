@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, PublishError
@@ -58,6 +59,7 @@ class CachePlace:
         self.site: Site = cache.site
         self._cache = cache
         self._versions = versions
+        self._deliveries = deliveries
         self._scratch = Scratch(
             cache.commands,
             deliveries=deliveries,
@@ -74,8 +76,14 @@ class CachePlace:
         self._cache.be_ready()
 
     def mend(self, objects: Objects) -> None:
-        """Nothing is ever late here; what a file started from may be in the database alone."""
-        objects.elsewhere = self._versions.content
+        """Nothing: it is never late here."""
+
+    def _kept(self, blob: str) -> bytes | None:
+        content = self._versions.content(blob)
+        if content is None:
+            with suppress(LookupError):
+                content = b"".join(self._deliveries.content(blob))
+        return content
 
     def bring(self, requests: Sequence[Request], objects: Objects, tip: str) -> None:
         """See `Place`."""
@@ -86,7 +94,8 @@ class CachePlace:
         return self._scratch.based(staged, tree)
 
     def follower(self, objects: Objects) -> Follower:
-        """See `Place`."""
+        """See `Place`. What a file started from may be in the database alone."""
+        objects.elsewhere = self._kept
         lineage = Lineage(self._cache, self._identity)
         return Following(
             self._cache, objects, lineage, versions=self._versions, dry_run=self._dry_run, warn=self._warn
@@ -115,7 +124,7 @@ class CachePlace:
     def renewed(self, failure: PublishError | OSError) -> bool:
         """See `Place`: one that is broken is cloned anew, at once."""
         broken = isinstance(failure, PublishError) and failure.failure in _BROKEN
-        return (broken or not self._cache.is_whole()) and self._cache.renew()
+        return (broken or not self._cache.is_there()) and self._cache.renew()
 
     def tidy(self, now: float, adopt_late: Callable[[Objects], None], objects: Objects) -> None:
         """Nothing: the whole cache is thrown away when it has grown too large."""

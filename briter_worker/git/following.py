@@ -56,10 +56,12 @@ class Following:
                 moves.append((site.tracking_ref, plan.new, None))
         if site.ref(plan.ref) is not None:
             moves.append((plan.ref, None, None))
-        if moves:
-            site.update(*moves)
-        if plan.staged and not plan.dry_run:
-            self._remember(plan.staged, plan.new)
+        try:
+            if moves:
+                site.update(*moves)
+        finally:
+            if plan.staged and not plan.dry_run:
+                self._remember(plan.staged, plan.new)
 
     def _remember(self, staged: Mapping[str, str | None], tip: str) -> None:
         """What was merged on its way is not on the remote as its author has it: that is kept, too."""
@@ -68,8 +70,8 @@ class Following:
         for path, blob in staged.items():
             entry = tree.entry(path)
             if blob is not None and (entry is None or entry.sha != blob):
-                with suppress(MissingError):  # another host's, and not settled
-                    contents[blob] = self._objects.blob(blob)
+                with suppress(MissingError):
+                    contents[blob] = self._objects.version(blob)
         self.versions.remember({path: Base(blob) for path, blob in staged.items()}, contents)
 
     def take_over(self, tips: Tips, theirs: str, *, rewritten: bool) -> Tips:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _RULES = (".gitattributes", ".gitignore")
 _FILES = ("100644", "100755")
 _PIECE = 1 << 20
+_OBJECT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _UNKNOWN = 0.0
 """When a folder was saved of which nothing was left."""
 
@@ -131,6 +133,8 @@ class Scratch:
                 self._write(each)
             self._lay_rules(tree, objects, requests)
         except OSError as error:
+            if error.errno is None:
+                raise  # not of this host's disk
             raise causes.from_os(f"the posts' files cannot be written to {self._root}", error) from error
 
     def _refusals(self, delivery: Delivery) -> Iterator[tuple[str, str]]:
@@ -153,12 +157,13 @@ class Scratch:
             return  # what was saved later is a file where this has a folder, or the other way round
         with os.fdopen(handle, "wb") as file:
             size = 0
-            for part in self._deliveries.content(str(each.blob)):
-                self._commands.touch()
-                size += len(part)
-                file.write(part)
-                if size > self._max_file_bytes:
-                    return  # staging refuses it
+            with suppress(LookupError):  # it is gone: then what there is of it is not what was saved
+                for part in self._deliveries.content(str(each.blob)):
+                    self._commands.touch()
+                    size += len(part)
+                    file.write(part)
+                    if size > self._max_file_bytes:
+                        return  # staging refuses it
         if _name(path, size, str(each.blob)) != each.blob:
             path.unlink()
             self._unsound[each.path] = (
@@ -202,6 +207,8 @@ class Scratch:
             there = tree.entry(change.path)
             known = bases.get(change.path)
             base = change.base
+            if own is not None and own.base is not None and not _OBJECT.fullmatch(own.base):
+                own = replace(own, knows_base=False)
             sees_tip = own is not None and own.knows_base and there is not None and own.base == there.sha
             if known is not None and (known.conflict is not None or not sees_tip):
                 base = known.of(change.blob)

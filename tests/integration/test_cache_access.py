@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from caches import Cluster, small
-from faults.servers import Exchange, HttpRemote, asks_for, http_remote
+from faults.servers import Exchange, HttpRemote, asks_for, http_remote, sshd
 
 from briter_worker.errors import Failure, PublishError
 
@@ -100,3 +100,22 @@ def test_a_credential_that_is_missing_is_named_with_its_place(
         cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
     assert failure.value.failure is Failure.AUTH
     assert words in failure.value.text
+
+
+def test_an_ssh_key_is_used_by_its_place(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sshd(cluster.root / "ssh") as host:
+        key = host.folder / "client"
+        key.rename(host.folder / "deploy key")
+        home = cluster.root / "home"
+        home.mkdir()
+        ssh = host.command.replace(f"-i {key} ", "").replace(f"-p {host.port} ", "")
+        (home / ".gitconfig").write_text(f'[core]\n\tsshCommand = "{ssh}"\n')
+        monkeypatch.delenv("GIT_CONFIG_GLOBAL")
+        monkeypatch.setenv("HOME", str(home))
+        cluster.url = f"ssh://127.0.0.1:{host.port}{cluster.remote}"
+        cluster.credentials = {"sshKey": str(host.folder / "deploy key")}
+        assert cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"].commit == cluster.tip()
+        cluster.credentials = None
+        with pytest.raises(PublishError) as failure:
+            cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
+        assert failure.value.failure is Failure.AUTH

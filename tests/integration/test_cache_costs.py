@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
+import socket
+import socketserver
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from caches import LINES, Cluster, blobs_here, named, small
+from caches import LINES, NOW, Cluster, blobs_here, made, named, small
 from faults.servers import HttpRemote, git_daemon, http_remote
 
 if TYPE_CHECKING:
@@ -51,3 +57,92 @@ def test_a_drain_asks_the_remote_once_and_then_pushes(cluster: Cluster, http: Ht
     http.asked.clear()
     cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
     assert http.asked == ["GET git-receive-pack", "POST git-receive-pack"]
+
+
+@dataclass
+class Wire:
+    """What went through it, in bytes."""
+
+    port: int = 0
+    up: int = 0
+    down: int = 0
+
+    def carry(self, source: socket.socket, to: socket.socket, *, up: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if up:
+                    self.up += len(data)
+                else:
+                    self.down += len(data)
+                to.sendall(data)
+            to.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def wire(to: int) -> Iterator[Wire]:
+    """Counts what goes to and from a port of this machine's."""
+    counter = Wire()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", to)) as there:
+                back = threading.Thread(
+                    target=counter.carry, args=(there, self.request), kwargs={"up": False}
+                )
+                back.start()
+                counter.carry(self.request, there, up=True)
+                back.join()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        counter.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield counter
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.slow
+def test_a_large_site_costs_its_names_once_and_then_what_changed(tmp_path: Path) -> None:
+    posts, size = 10_000, 1_000
+    text = "".join(f"{random.Random(n).getrandbits(4 * size):x}\n" for n in range(posts)).split("\n")
+    cluster = made(tmp_path, {f"content/posts/{n:05}.md": text[n] for n in range(posts)})
+    with git_daemon(cluster.root, "--enable=receive-pack") as address, wire(port_of(address)) as counted:
+        cluster.url = f"git://127.0.0.1:{counted.port}/remote.git"
+        cluster.publish(cluster.save("p1", {"content/posts/00001.md": text[1] + "edited\n"}))
+        assert counted.down < 60 * posts
+        for number in range(2, 5):
+            counted.up = counted.down = 0
+            edited = text[number] + "edited\n"
+            cluster.publish(cluster.save(f"p{number}", {f"content/posts/{number:05}.md": edited}))
+            assert counted.down < 1_000
+            assert counted.up < 2_000 + size
+    assert len(blobs_here(cluster)) == 4  # those that were published from here
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_a_drain_starts_as_many_git_commands_for_one_job_as_for_many(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    counts: list[int] = []
+    for jobs in (1, 50):
+        with cluster.publisher() as (cache, publisher):
+            requests = [cluster.save(f"p{n}", {f"content/{n}.md": f"{jobs}\n"}) for n in range(jobs)]
+            list(
+                publisher.publish(
+                    requests,
+                    held=(),
+                    examine=lambda _key, _changes: None,
+                    cancelled=tuple,
+                    record=cluster.plans.append,
+                    now=NOW,
+                )
+            )
+            counts.append(cache.commands.started)
+            cluster.database.tip = cache.tip
+    assert counts == [6, 6]

@@ -111,8 +111,7 @@ def test_a_push_whose_answer_was_lost_is_found_by_another_host(cluster: Cluster,
     (plan,) = cluster.plans
     assert cluster.landed(plan, host="two")
     # However much was published upon it, and whatever the host has of it.
-    for number in range(60):
-        cluster.person({"content/theirs.md": f"{number}\n"})
+    cluster.flood(60)
     assert cluster.landed(plan, host="three")
     assert cluster.landed(plan, host="two")
     assert cluster.landed(plan, host="one")
@@ -123,8 +122,7 @@ def test_a_push_that_never_arrived_is_not_found_and_only_so_much_is_asked(cluste
     with pytest.raises(LockLostError):
         cluster.publish(a, still_ours=lambda: False)
     (plan,) = cluster.plans
-    for number in range(60):
-        cluster.person({"content/theirs.md": f"{number}\n"})
+    cluster.flood(60)
     assert not cluster.landed(plan, host="two")
     assert not cluster.landed(plan, host="one")
     assert cluster.publish(a, host="two")["a"].commit == cluster.tip()

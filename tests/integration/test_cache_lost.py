@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from caches import LINES, NOW, Cluster, made, small
 
+from briter_worker.errors import Stopped
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -147,3 +149,40 @@ def test_no_thread_and_no_process_outlives_a_drain(cluster: Cluster) -> None:
         assert threading.active_count() > before
     assert threading.active_count() == before
     assert not cache.commands.running()
+
+
+def test_a_drain_that_is_given_up_is_asked_about_and_tried_again(cluster: Cluster) -> None:
+    a = cluster.save("a", {"content/a.md": "A\n"})
+    with cluster.publisher() as (_, publisher):
+        publisher.abort()
+        with pytest.raises(Stopped):
+            list(
+                publisher.publish(
+                    [a],
+                    held=(),
+                    examine=lambda _key, _changes: None,
+                    cancelled=tuple,
+                    record=cluster.plans.append,
+                    now=NOW,
+                )
+            )
+
+    def given_up_before_the_push() -> bool:
+        cluster.running[-1].abort()
+        return True
+
+    with pytest.raises(Stopped):
+        cluster.publish(a, still_ours=given_up_before_the_push)
+    with cluster.publisher() as (_, publisher):
+        publisher.abort()
+        assert not publisher.landed(cluster.plans[-1])
+    assert cluster.publish(a)["a"].commit == cluster.tip()
+    assert cluster.log() == ["Publish a", "Start the site"]
+
+
+def test_a_repository_of_the_other_hash_is_cloned_as_what_it_is(tmp_path: Path) -> None:
+    cluster = made(tmp_path, {"content/posts/b.md": LINES}, "--object-format=sha256")
+    for host in ("one", "one", "two"):
+        assert cluster.publish(cluster.save("a", {"content/a.md": f"{host}\n{LINES}"}), host=host)["a"]
+    assert cluster.file("content/a.md") == f"two\n{LINES}"
+    assert len(cluster.tip()) == 64

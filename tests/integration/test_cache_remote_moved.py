@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from caches import LINES, Cluster, named, small
+from faults.servers import Exchange, http_remote, serve
 
 from briter_worker.errors import Failure, PublishError
 
@@ -132,3 +133,30 @@ def test_a_dry_run_moves_nothing_anywhere(cluster: Cluster) -> None:
     assert set(refs) == {before}
     assert not cluster.landed(cluster.plans[-1])
     assert cluster.publish(a)["a"].commit == cluster.tip()
+
+
+def test_a_version_that_cannot_be_fetched_now_is_the_networks_fault(cluster: Cluster) -> None:
+    path = "content/posts/b.md"
+    with http_remote(cluster.root) as server:
+        cluster.url = server.url(cluster.remote)
+        cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+        cluster.person({path: LINES + "theirs\n"})
+        cluster.database.tip = cluster.tip()
+        request = cluster.save("b", {path: "mine\n" + LINES}, bases={path: named(LINES.encode())})
+        fetches: list[str] = []
+
+        def first_only(exchange: Exchange) -> None:
+            if exchange.handler.command == "POST" and exchange.service == "git-upload-pack":
+                fetches.append(exchange.service)
+            if len(fetches) > 3:  # the branch's new commits have come, and its history
+                exchange.hang_up()
+            else:
+                serve(exchange)
+
+        server.behaviour = first_only
+        with pytest.raises(PublishError) as failure:
+            cluster.publish(request)
+        assert failure.value.failure is Failure.NETWORK
+        server.heal()
+        assert cluster.publish(request)["b"].failure is None
+    assert cluster.file(path) == "mine\n" + LINES + "theirs\n"
