@@ -114,11 +114,10 @@ class Index:
             for left in (self._copy, Path(f"{self._copy}.lock")):
                 left.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
-                shutil.copy(self._file, self._copy)
+                _share(self._file, self._copy)
             extra = {"GIT_INDEX_FILE": str(self._copy)}
+            # Git writes another file, flushes it (core.fsync), and gives it the copy's name.
             self._commands.run("update-index", *options, stdin=stdin, doing=doing, extra=extra)
-            with self._copy.open("rb") as copy:
-                os.fsync(copy)
             self._copy.replace(self._file)
         except OSError as error:
             raise causes.from_os(doing, error) from error
@@ -130,3 +129,14 @@ def _remove(lock: Path) -> None:
         lock.unlink(missing_ok=True)
         return
     lock.unlink(missing_ok=True)
+
+
+def _share(index: Path, copy: Path) -> None:
+    """`copy` is what the index is now, with its age: by that git knows of which files it cannot be sure."""
+    try:
+        # Git never writes into an index, it puts another in its place: one file of many megabytes is enough.
+        os.link(index, copy, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links, or another's file
+        shutil.copy2(index, copy)

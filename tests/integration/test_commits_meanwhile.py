@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING
 
-from sites import PERSON
+from machine import provide
+from sites import PERSON, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,3 +113,61 @@ def test_what_a_killed_git_left_beside_the_index_is_in_nobodys_way(site: Site) -
     assert result.of("published")
     assert not result.of("warning")
     assert site.git("status", "--porcelain") == ""
+
+
+def test_an_edit_in_the_second_in_which_a_file_was_staged_is_still_seen_after_a_publication(
+    site: Site,
+) -> None:
+    notes = site.write_post("notes.txt", "one\n")
+    while True:
+        notes.write_text("one\n")
+        site.git("add", "notes.txt")
+        notes.write_text("two\n")
+        index = (site.worktree / ".git" / "index").stat()
+        if int(index.st_mtime) == int(notes.stat().st_mtime):
+            break  # else a second ended in between: git would know by the time stamp
+    assert site.git("diff", "--name-only") == "notes.txt"
+    eventually(lambda: time.time() >= int(index.st_mtime) + 1.1)
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    assert site.git("diff", "--name-only") == "notes.txt"
+
+
+def test_the_index_is_not_copied_to_be_changed(site: Site, tmp_path: Path) -> None:
+    provide("strace", package="strace")
+    for number in range(300):
+        site.write_post(f"content/posts/{number}.md", f"# {number}\n")
+    site.git("add", "--all")
+    site.git("commit", "--quiet", "--message=Many")
+    site.git("push", "--quiet")
+    size = (site.worktree / ".git" / "index").stat().st_size
+    site.write_post("content/posts/1.md", "published")
+    site.save("a", ["content/posts/1.md"])
+    calls = tmp_path / "calls"
+    subprocess.run(
+        [
+            *(
+                "strace",
+                "-f",
+                "-y",
+                "-e",
+                "trace=write,pwrite64,sendfile,copy_file_range,fsync",
+                "-o",
+                str(calls),
+            ),
+            *(sys.executable, "-m", "briter_worker", "run", "--once"),
+        ],
+        cwd=site.root,
+        env=site.environment(),
+        capture_output=True,
+        check=True,
+    )
+    text = calls.read_text(errors="replace")
+    touching = [line for line in text.splitlines() if "index" in line.partition(">")[0] and ".git/" in line]
+    touching = [
+        line for line in touching if "index" in line.partition(".git/")[2].partition(">")[0].split("/")[0]
+    ]
+    written = sum(int(line.rpartition("= ")[2]) for line in touching if "fsync(" not in line)
+    assert 0.9 * size <= written <= 1.1 * size
+    assert sum("fsync(" in line for line in touching) == 1
