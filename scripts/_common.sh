@@ -42,8 +42,8 @@ pip_install() {
   fi
 }
 
-# ensure_venv runtime|dev: .venv holds what pyproject.toml and constraints.txt say. Does nothing when it
-# already does; never takes the tools of a developer away.
+# ensure_venv runtime|cluster|dev: .venv holds what pyproject.toml and constraints.txt say; `cluster` is the
+# runtime with what speaks to Postgres. Does nothing when it already does; never takes anything away.
 ensure_venv() {
   local want=$1 stamp=$venv/.briter-setup print have
   command -v git >/dev/null || die 'git is missing: apt-get install git'
@@ -55,12 +55,16 @@ ensure_venv() {
   print=$({ printf '%s\n' "$root"; cat "$root/pyproject.toml" "$root/constraints.txt"; } | git hash-object --stdin)
   have=$(cat "$stamp" 2>/dev/null || true)
   if [ -x "$venv/bin/python" ] && "$venv/bin/python" -c '' 2>/dev/null; then
-    if [ "$have" = "$print dev" ] || [ "$have" = "$print $want" ]; then
+    if [ "$have" = "$print dev" ] || [ "$have" = "$print $want" ] ||
+      { [ "$want" = runtime ] && [ "$have" = "$print cluster" ]; }; then
       exec 9<&-
       return
     fi
     # Added to, never taken away from: `dev` stays `dev`.
-    case $have in *' dev') want=dev ;; esac
+    case $have in
+      *' dev') want=dev ;;
+      *' cluster') [ "$want" = dev ] || want=cluster ;;
+    esac
   fi
   local python
   python=$(find_python)
@@ -74,7 +78,10 @@ ensure_venv() {
   printf '%s\n' "$root" >"$venv/.briter-root"
   rm -f "$stamp"
   local project=$root
-  [ "$want" = runtime ] || project="$root[$want,web,webhooks,metrics,postgres]"
+  case $want in
+    cluster) project="$root[postgres]" ;;
+    dev) project="$root[dev,web,webhooks,metrics,postgres]" ;;
+  esac
   # The build backend is pinned like all else: it is installed first, and pip builds with it.
   pip_install hatchling editables
   pip_install --no-build-isolation --editable "$project"

@@ -23,7 +23,8 @@ def upgrade(*, as_json: Json = False) -> None:
     if as_json:
         views.put_json({"version": version, "applied": done})
     elif done:
-        views.put(f"the database is at version {version} now: {', '.join(done)}")
+        ours = [name for name in done if not name.startswith("procrastinate")]
+        views.put(f"the database is at version {version} now: {', '.join(ours) or 'procrastinate is newer'}")
     else:
         views.put(f"the database is up to date (version {version})")
 

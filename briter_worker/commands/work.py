@@ -15,6 +15,12 @@ from briter_worker.commands.publish import publish
 def run(
     *,
     once: Annotated[bool, typer.Option(plain.ONCE, help="Drain what is due, and exit.")] = False,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="In a cluster: sites to publish at once; default: BRITER_WORKER_CONCURRENCY."
+        ),
+    ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -27,7 +33,9 @@ def run(
     ] = None,
 ) -> None:
     """Publish whatever is due, until SIGTERM; one log line per event."""
-    raise typer.Exit(publish(once=once, metrics_port=metrics_port, metrics_host=metrics_host))
+    raise typer.Exit(
+        publish(once=once, workers=workers, metrics_port=metrics_port, metrics_host=metrics_host)
+    )
 
 
 def enqueue(
