@@ -131,6 +131,15 @@ class Cluster:
             self.one("SELECT extract(epoch FROM min(last_heartbeat))::float8 FROM procrastinate_workers")
         )
 
+    def silence(self) -> float:
+        """For how long the host that was heard longest ago has not been heard."""
+        return float(
+            self.one(
+                "SELECT extract(epoch FROM clock_timestamp() - min(last_heartbeat))::float8"
+                " FROM procrastinate_workers"
+            )
+        )
+
     def connections(self) -> int:
         """Those of hosts' dispatch."""
         return int(

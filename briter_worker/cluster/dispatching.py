@@ -139,16 +139,18 @@ class Host:
                 continue
             answered = time.monotonic()
             self._outage.over()
-            if self._slots.orders:
-                await self._pause(self._pace.beat)
-            elif not found:
+            if not found and not self._slots.orders:
                 return
+            await self._pause(self._pace.beat)
 
     async def _found(self) -> bool:
-        """Whether there was anything to do for a run that ends when there is not."""
-        await self._reaper.reap(lambda: self._slots.orders)
+        """Whether there is anything to do for a run that ends when there is not."""
         swept = await self._sweep.sweep(time.time(), besides=self._slots.idle, hurry=True)
-        return await self._slots.fill() or bool(swept.woken)
+        if await self._slots.fill() or swept.woken:
+            return True
+        # Somebody has a site and is silent: in a moment it is known whether that one lives.
+        silent = await self._engine.stalled(1.5 * self._pace.beat)
+        return any(order.site not in self._slots.idle for order in silent)
 
     async def _pause(self, seconds: float) -> None:
         for side in self._sides:

@@ -16,8 +16,8 @@ import pytest
 from cluster_host import drain_rows
 from cluster_processes import Cluster, Process, until
 
-from briter_worker.cluster.engine import Engine, EngineError
 from briter_worker.cluster.dispatching import Host, Pace
+from briter_worker.cluster.engine import Engine, EngineError
 from briter_worker.cluster.slots import Left
 from briter_worker.cluster.sweep import Sweep
 from briter_worker.cluster.waking import wake
@@ -340,6 +340,18 @@ def test_a_run_that_ends_gives_a_failing_site_one_chance(cluster: Cluster) -> No
     run.start(cluster.conninfo, drain, once=True)
     assert run.ended().failed == 1
     assert tried == ["broken"]
+
+
+def test_a_run_that_ends_waits_until_it_knows_whether_a_silent_host_lives(cluster: Cluster) -> None:
+    cluster.add_sites("blog")
+    pace = {"poll": 0.5, "beat": 0.1, "silence": 3.0}
+    with Process(cluster, seconds=60.0, pace=pace) as dying:
+        cluster.begin("blog")
+        dying.process.kill()
+        until(lambda: cluster.silence() > 1.6)
+    run = Run()
+    run.start(cluster.conninfo, counting(cluster), once=True, pace=Pace(**pace))
+    assert run.ended() == Tally(settled=1)
 
 
 def test_a_host_that_cannot_reach_postgres_at_its_start_says_so(cluster: Cluster) -> None:
