@@ -11,7 +11,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY briter_worker ./briter_worker
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir wheels . \
  && pip --python /opt/briter-worker/bin/python install --no-cache-dir --disable-pip-version-check \
-    --constraint constraints.txt "$(echo wheels/*.whl)[metrics,web,webhooks]"
+    --constraint constraints.txt "$(echo wheels/*.whl)[metrics,postgres,web,webhooks]"
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update \
@@ -21,10 +21,12 @@ RUN apt-get update \
 ARG WORKER_UID=10001
 ARG WORKER_GID=10001
 # ssh insists on a user with a name and a home; --non-unique, as that id may be taken.
+# /storage is the worker's, also where nothing of the host's is mounted there: a cluster's workers need no more.
 # The mounted site may belong to another user: without safe.directory, git calls that dubious ownership.
 # The deploy key and the remote's host key come as secrets; an unknown host is never trusted.
 RUN groupadd --non-unique --gid "$WORKER_GID" worker \
  && useradd --non-unique --uid "$WORKER_UID" --gid "$WORKER_GID" --create-home worker \
+ && install -d -o "$WORKER_UID" -g "$WORKER_GID" /storage \
  && git config --system --add safe.directory /site \
  && printf '%s\n' 'Host *' \
     '  IdentityFile /run/secrets/deploy_key' \

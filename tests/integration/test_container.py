@@ -175,7 +175,7 @@ def test_the_dashboard_is_no_freer_than_the_worker_and_does_not_start_without_a_
 
 def test_the_image_has_what_its_commands_need() -> None:
     installed = next(rest for word, rest in _instructions() if word == "RUN" and "wheels/*.whl" in rest)
-    assert "[metrics,web,webhooks]" in installed
+    assert "[metrics,postgres,web,webhooks]" in installed
 
 
 def test_the_health_check_passes_beside_a_running_worker(site: Site) -> None:
