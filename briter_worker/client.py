@@ -179,6 +179,11 @@ def _author(author: tuple[str, str] | str) -> dict[str, str]:
 
 
 def _default_queue() -> Path:
+    if os.environ.get("BRITER_DATABASE_URL", "").strip():
+        raise ValueError(
+            "BRITER_DATABASE_URL is set: in a cluster nobody reads the folder. Fix: call the enqueue of "
+            "briter_worker.cluster.asking, or name the queue's folder"
+        )
     app = Path(os.environ.get("BRITER_APP_ROOT") or ".").absolute()
     storage = app / (os.environ.get("BRITER_STORAGE_ROOT") or "storage")
     return app / (os.environ.get("BRITER_QUEUE_ROOT") or storage / "queue")

@@ -39,6 +39,7 @@ Variable = Annotated[
 Secret = Annotated[str | None, typer.Option(metavar="PATH", help="The workers' file that holds it.")]
 User = Annotated[str | None, typer.Option(metavar="USER", help="The user that goes with the token.")]
 Key = Annotated[str | None, typer.Option(metavar="PATH", help="The workers' file with the SSH key.")]
+Without = Annotated[bool, typer.Option("--no-credential", help="It needs none any more.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting of the site's own, as in config.json."),
@@ -95,10 +96,11 @@ def change(  # noqa: PLR0913 - as above
     credential_file: Secret = None,
     credential_user: User = None,
     ssh_key: Key = None,
+    no_credential: Without = False,
     own: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Change what is given, from the next publication on; `--set KEY=` takes a setting back."""
+    """Change what is given, from the next publication on; `--set KEY=` and `--allow ''` take back."""
     settings = read_cluster("site change")
     from briter_worker.cluster import sites  # noqa: PLC0415 - see app
     from briter_worker.wiring import open_database  # noqa: PLC0415
@@ -111,12 +113,12 @@ def change(  # noqa: PLR0913 - as above
             remote=remote or old.remote,
             branch=branch or old.branch,
             adapter=adapter or old.adapter,
-            allowed=tuple(allow) if allow else old.allowed,
+            allowed=old.allowed if allow is None else tuple(filter(None, allow)),
             settings={
                 key: value for key, value in {**old.settings, **_own(own, author)}.items() if value != ""
             },
             credentials=_credentials(credential_env, credential_file, credential_user, ssh_key)
-            or old.credentials,
+            or (None if no_credential else old.credentials),
         )
         sites.change(database, site, settings)
     _put(site, as_json=as_json)

@@ -285,12 +285,14 @@ def test_a_site_that_moves_to_another_remote_forgets_what_was_published(database
     with database.transaction() as connection:
         connection.execute("UPDATE sites SET tip = 'abc'")
         connection.execute("INSERT INTO versions VALUES ('blog', 'content/a.md', 1, 1)")
+        connection.execute("INSERT INTO starts VALUES ('blog', 'content/a.md', 'abc')")
     sites.change(database, sites.Site("blog", REMOTE, "main", "jekyll"), worker)
     assert sites.get(database, "blog").tip == "abc"
     sites.change(database, sites.Site("blog", "/srv/other.git", "main", "jekyll"), worker)
     assert sites.get(database, "blog").tip is None
     with database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM versions").fetchone() == (0,)
+        for table in ("versions", "starts"):
+            assert connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() == (0,)  # noqa: S608
 
 
 def test_the_sites_own_settings_lie_over_the_workers(database: Database) -> None:

@@ -219,3 +219,14 @@ def test_a_job_for_later_is_not_claimed_now(tmp_path: Path) -> None:
 def test_a_program_that_may_enqueue_does_not_wait_for_pydantic() -> None:
     code = "import sys; import briter_worker; briter_worker.enqueue; sys.exit('pydantic' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_no_job_is_written_where_nobody_would_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRITER_APP_ROOT", str(tmp_path))
+    monkeypatch.setenv("BRITER_DATABASE_URL", "postgresql://db/briter")
+    with pytest.raises(ValueError, match=r"briter_worker\.cluster\.asking"):
+        enqueue("a", ["content/a.md"])
+    assert list(tmp_path.iterdir()) == []
+    assert enqueue("a", ["content/a.md"], queue=tmp_path / "queue").path.exists()
