@@ -64,6 +64,8 @@ class Database:
         """As the queue does in the transaction that removes a published job."""
         for each in self.deliveries.pop(key).files:
             self.saved[each.path] = max(each.saved_at, self.saved.get(each.path, 0.0))
+        needed = {each.blob for delivery in self.deliveries.values() for each in delivery.files}
+        self.contents = {blob: content for blob, content in self.contents.items() if blob in needed}
 
 
 @dataclass

@@ -127,6 +127,8 @@ def test_a_cache_that_has_grown_is_cloned_anew(cluster: Cluster, monkeypatch: py
 
 def test_while_somebody_has_a_cache_another_is_taken_and_given_up_after(cluster: Cluster) -> None:
     with cluster.publisher() as (held, _):
+        with cluster.publisher() as (other, _):
+            assert other.commands.worktree != held.commands.worktree
         assert cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"].commit
         assert held.commands.worktree == cluster.repository()
     assert not (cluster.cache() / "1").exists()

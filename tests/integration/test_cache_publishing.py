@@ -131,6 +131,14 @@ def test_of_two_versions_in_a_batch_the_newer_is_published(cluster: Cluster) -> 
     assert cluster.file("content/a.md") == "new\n"
 
 
+def test_what_a_later_save_of_the_batch_deleted_with_its_folder_is_not_brought_back(cluster: Cluster) -> None:
+    cluster.person({"content/x/b.md": "b\n"})
+    old = cluster.save("old", {"content/x/a.md": "a\n", "content/kept.md": "kept\n"})
+    cluster.publish(old, cluster.save("gone", {"content/x": None}))
+    assert cluster.git("ls-tree", "-r", "--name-only", "main", "content/x") == ""
+    assert cluster.file("content/kept.md") == "kept\n"
+
+
 def test_an_older_version_never_takes_the_place_of_a_newer_one_that_is_published(cluster: Cluster) -> None:
     old = cluster.save("old", {"content/a.md": "old\n", "content/only.md": "only\n"})
     cluster.publish(cluster.save("new", {"content/a.md": "new\n"}))

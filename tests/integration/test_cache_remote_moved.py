@@ -160,3 +160,14 @@ def test_a_version_that_cannot_be_fetched_now_is_the_networks_fault(cluster: Clu
         server.heal()
         assert cluster.publish(request)["b"].failure is None
     assert cluster.file(path) == "mine\n" + LINES + "theirs\n"
+
+
+def test_what_a_save_left_unchanged_is_what_the_next_edit_starts_from(cluster: Cluster) -> None:
+    path = "content/posts/b.md"
+    cluster.publish(cluster.save("b", {path: LINES + "mine\n"}))
+    theirs = LINES.replace("line 1\n", "line one\n") + "mine\n"
+    cluster.person({path: theirs})
+    assert cluster.publish(cluster.save("b", {path: theirs}))["b"].commit is None
+    mine = theirs.replace("line one\n", "line I\n")
+    assert cluster.publish(cluster.save("b", {path: mine}), host="two")["b"].failure is None
+    assert cluster.file(path) == mine
