@@ -51,7 +51,8 @@ def enqueue(
 
     Raises ValueError when the worker would refuse the job, OSError when it could not be written.
     """
-    return submit(compose(slug, paths, message=message, at=at, author=author, **extra), queue=queue)
+    document = _document(slug, paths, message=message, at=at, author=author, **extra)
+    return _put(document["id"], _checked(document), queue)
 
 
 def compose(
@@ -64,6 +65,20 @@ def compose(
     **extra: Any,  # noqa: ANN401 - as above
 ) -> dict[str, Any]:
     """The job that `enqueue` would write, with an id of its own. Raises ValueError as `enqueue` does."""
+    document = _document(slug, paths, message=message, at=at, author=author, **extra)
+    _checked(document)
+    return document
+
+
+def _document(
+    slug: str,
+    paths: Sequence[str],
+    *,
+    message: str | None,
+    at: datetime | str | None,
+    author: tuple[str, str] | str | None,
+    **extra: Any,  # noqa: ANN401 - as above
+) -> dict[str, Any]:
     # Here, so that a program that only may enqueue does not wait for pydantic when it starts.
     from briter_worker.job import format_time  # noqa: PLC0415
 
@@ -86,14 +101,17 @@ def compose(
     if author is not None:
         document["author"] = _author(author)
     document.update(extra)
-    _check(_encoded(document))
     return document
 
 
 def submit(document: dict[str, Any], *, queue: Path | None = None) -> Enqueued:
     """Put what `compose` has made into the queue, durably. Raises OSError when it could not be written."""
+    return _put(document["id"], _encoded(document), queue)
+
+
+def _put(job_id: str, data: bytes, queue: Path | None) -> Enqueued:
     folder = _default_queue() if queue is None else queue
-    return Enqueued(document["id"], _write(folder, document["id"], _encoded(document)))
+    return Enqueued(job_id, _write(folder, job_id, data))
 
 
 def _encoded(document: dict[str, Any]) -> bytes:
@@ -106,11 +124,14 @@ def _encoded(document: dict[str, Any]) -> bytes:
 
 
 def _write(folder: Path, job_id: str, data: bytes) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     temp = folder / f".{job_id}.tmp"
     path = folder / f"{job_id}{SUFFIX}"
     # As any program's file: who may read it is the umask's to say.
-    write_new(temp, data, mode=0o666)
+    try:
+        write_new(temp, data, mode=0o666)
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_new(temp, data, mode=0o666)
     try:
         temp.rename(path)
     except BaseException:
@@ -120,14 +141,17 @@ def _write(folder: Path, job_id: str, data: bytes) -> Path:
     return path
 
 
-def _check(data: bytes) -> None:
+def _checked(document: dict[str, Any]) -> bytes:
+    """Its bytes, as the worker would take them. Raises ValueError where it would not."""
     from briter_worker.jobfile import parse_job  # noqa: PLC0415
     from briter_worker.strictjson import MalformedJobError, read_document  # noqa: PLC0415
 
+    data = _encoded(document)
     try:
         parse_job(read_document(data), name=SUFFIX, modified=0.0)
     except MalformedJobError as error:
         raise ValueError(error.reason) from None
+    return data
 
 
 _last: dict[str, int] = {}

@@ -149,7 +149,7 @@ def test_the_index_is_not_copied_to_be_changed(site: Site, tmp_path: Path) -> No
         [
             *(
                 "strace",
-                "-f",
+                "-ff",
                 "-y",
                 "-e",
                 "trace=write,pwrite64,sendfile,copy_file_range,fsync",
@@ -163,7 +163,7 @@ def test_the_index_is_not_copied_to_be_changed(site: Site, tmp_path: Path) -> No
         capture_output=True,
         check=True,
     )
-    text = calls.read_text(errors="replace")
+    text = "".join(each.read_text(errors="replace") for each in tmp_path.glob("calls.*"))
     touching = [line for line in text.splitlines() if "index" in line.partition(">")[0] and ".git/" in line]
     touching = [
         line for line in touching if "index" in line.partition(".git/")[2].partition(">")[0].split("/")[0]

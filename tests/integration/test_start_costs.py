@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -180,3 +181,33 @@ def has_polled_since(calls: Path, queue: Path, before: str) -> bool:
 def polls(calls: Path, queue: Path) -> int:
     """How often the folder itself was asked for its time stamp."""
     return calls.read_text().count(f'"{queue}"')
+
+
+def test_enqueue_makes_the_calls_that_durability_needs_and_no_other(tmp_path: Path) -> None:
+    provide("strace", package="strace")
+    times, calls, queue = 20, tmp_path / "calls", tmp_path / "queue"
+    program = (
+        "import pathlib, sys; from briter_worker import enqueue\n"
+        f"for n in range({times}): enqueue(f'p{{n}}', ['content/a.md'], queue=pathlib.Path(sys.argv[1]))"
+    )
+    queue.mkdir()
+    subprocess.run(
+        [
+            "strace",
+            "-y",
+            "-e",
+            "trace=%file,%desc",
+            "-o",
+            str(calls),
+            sys.executable,
+            "-c",
+            program,
+            str(queue),
+        ],
+        check=True,
+    )
+    lines = calls.read_text().splitlines()
+    found = Counter(line.partition("(")[0] for line in lines if str(queue) in line and "execve" not in line)
+    # The file: created, written, flushed, closed, renamed; its folder: opened, flushed, closed.
+    wanted = {"openat": 2, "write": 1, "fsync": 2, "close": 2, "rename": 1}
+    assert found == {call: times * number for call, number in wanted.items()}
