@@ -141,14 +141,14 @@ def test_many_small_contents_are_fetched_in_a_few_statements(bench: Bench) -> No
     bench.save("a", files)
     batch = bench.claim()
     asked = 0
-    transaction = bench.database.transaction
+    opened = bench.database._opened  # noqa: SLF001 - each use of a connection goes through it
 
     def counted() -> object:
         nonlocal asked
         asked += 1
-        return transaction()
+        return opened()
 
-    bench.database.transaction = counted  # type: ignore[method-assign,assignment]
+    bench.database._opened = counted  # type: ignore[method-assign,assignment]  # noqa: SLF001
     assert bench.files(batch) == files
     assert asked < 10
 

@@ -360,8 +360,12 @@ def test_a_connection_cut_at_any_statement_leaves_every_job_in_one_place(databas
                     is_cut = True
                     cuts += 1
             between.left = 10**9
-            # Whatever was cut off: its successor brings each job to where it belongs.
-            session(database)
+            # Whatever was cut off: its successor brings each job to where it belongs. What the server was
+            # asked for last, it may do after that: then the site is the dead one's once more.
+            for _ in range(5):
+                with suppress(LockLostError):
+                    session(database)
+                    break
             rows = {row.job.slug: row.state for row in drain(database).jobs(NOW)}
             assert rows == {"p1": State.PENDING, "b1": State.FAILED, "r1": State.PENDING}, messages
             person = PostgresQueue(database, "site", token=None, max_attempts=8, longest_delay=9.0)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PART = 1 << 20
 _SMALL = 1 << 16
 """Contents up to this size are sent and fetched many at a time."""
+FEW = 20
+"""From so many rows on, they are copied in bulk."""
 _MANY = 500
 """So many rows go or come in one statement."""
 
@@ -124,23 +126,41 @@ def _add(connection: Connection, sizes: Mapping[str, int]) -> set[str]:
     return {str(blob) for blob, is_new in rows if is_new}
 
 
+def is_light(sources: Iterable[Source]) -> bool:
+    """Whether so little comes along that `store` does not need COPY, nor much memory when it is pipelined."""
+    sizes = [size for source in sources for size in source.sizes.values()]
+    return len(sizes) < FEW and all(size <= _SMALL for size in sizes)
+
+
 def _send(connection: Connection, blobs: Sequence[str], wanted: Mapping[str, Source]) -> None:
     small = [blob for blob in blobs if wanted[blob].sizes[blob] <= _SMALL]
-    for start in range(0, len(small), _MANY):
-        # One COPY each, not one for all: the server ends a statement that takes too long.
-        with connection.cursor().copy(
-            "COPY content_parts (blob, part, bytes) FROM STDIN (FORMAT BINARY)"
-        ) as to:
-            to.set_types(["text", "int4", "bytea"])
-            for blob in small[start : start + _MANY]:
-                for number, part in enumerate(_checked(blob, wanted[blob])):
-                    to.write_row((blob, number, part))
+    if len(small) < FEW:
+        rows = [(blob, n, part) for blob in small for n, part in enumerate(_checked(blob, wanted[blob]))]
+        connection.execute(
+            "INSERT INTO content_parts (blob, part, bytes)"
+            " SELECT * FROM unnest(%s::text[], %s::int[], %b::bytea[])",
+            [[row[column] for row in rows] for column in range(3)],
+        )
+    else:
+        for start in range(0, len(small), _MANY):
+            _copy(connection, small[start : start + _MANY], wanted)
     for blob in blobs:
         if wanted[blob].sizes[blob] > _SMALL:
             for number, part in enumerate(_checked(blob, wanted[blob])):
                 connection.execute(
                     "INSERT INTO content_parts (blob, part, bytes) VALUES (%s, %s, %b)", (blob, number, part)
                 )
+
+
+def _copy(connection: Connection, blobs: Sequence[str], wanted: Mapping[str, Source]) -> None:
+    # Not all in one: the server ends a statement that takes too long.
+    with connection.cursor().copy(
+        "COPY content_parts (blob, part, bytes) FROM STDIN (FORMAT BINARY)"
+    ) as copy:
+        copy.set_types(["text", "int4", "bytea"])
+        for blob in blobs:
+            for number, part in enumerate(_checked(blob, wanted[blob])):
+                copy.write_row((blob, number, part))
 
 
 def _checked(blob: str, source: Source) -> Iterator[bytes]:
@@ -167,7 +187,7 @@ def read(database: Database, blob: str) -> Iterator[bytes]:
     """A content, part by part, with no transaction open in between. Raises LookupError where it is not."""
     number = 0
     while True:
-        with database.transaction() as connection:
+        with database.asking() as connection:
             row = (
                 connection.cursor(binary=True)
                 .execute(
@@ -191,7 +211,7 @@ def read(database: Database, blob: str) -> Iterator[bytes]:
 
 def read_small(database: Database, blobs: Sequence[str]) -> dict[str, bytes]:
     """Those of the contents that are small, at once."""
-    with database.transaction() as connection:
+    with database.asking() as connection:
         rows = connection.cursor(binary=True).execute(
             "SELECT blob, coalesce(bytes, '') FROM contents LEFT JOIN content_parts USING (blob)"
             " WHERE blob = ANY(%s) AND size <= %s",
@@ -201,7 +221,7 @@ def read_small(database: Database, blobs: Sequence[str]) -> dict[str, bytes]:
 
 
 def forget(connection: Connection, blobs: Iterable[str]) -> int:
-    """Those of the contents that nothing needs any more are gone; how many.
+    """Those of the contents that nothing needs any more are gone; how many, unless it is pipelined.
 
     A content that a writer is just about to need is locked by it, and stays.
     """

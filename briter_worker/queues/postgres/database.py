@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import threading
 from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import conninfo
+from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from briter_worker.errors import conceal, for_people
@@ -42,6 +44,14 @@ _SESSION = {
     "tcp_keepalives_count": "2",
 }
 
+# Nor does it wait for long for a server that is cut off.
+_CLIENT = {
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "2",
+    "tcp_user_timeout": "20000",
+}
 # All but what only a mistake in a statement can cause.
 _SURROUNDINGS = (
     psycopg.OperationalError,
@@ -81,14 +91,42 @@ class Database:
         self._pool: ConnectionPool[Connection] | None = None
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self, *, pipelined: bool = False) -> Iterator[Connection]:
         """A connection in a transaction: committed at the end, undone when an exception leaves it.
+
+        Pipelined, statements wait for no answer until one's rows are asked for: fewer ways to the server and
+        back, but an error is raised later, `rowcount` is not known, and COPY is not possible.
 
         Raises DatabaseError. Where the connection breaks during the commit, it may have taken place.
         """
-        try:
-            with self._opened().connection() as connection:
+        with self._translated(), self._opened().connection() as connection:
+            if not pipelined:
                 yield connection
+                return
+            with connection.pipeline() as pipeline:
+                yield connection
+                if connection.info.transaction_status is TransactionStatus.IDLE:
+                    pipeline.sync()  # nothing has been sent yet, and so there would be nothing to commit
+                connection.commit()
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[Connection]:
+        """A connection in which each statement is a transaction of its own: for one that stands alone.
+
+        Raises DatabaseError.
+        """
+        with self._translated(), self._opened().connection() as connection:
+            connection.autocommit = True
+            try:
+                yield connection
+            finally:
+                if not connection.closed:
+                    connection.autocommit = False
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
         except PoolTimeout as error:
             raise self._unreachable(error) from None
         except _SURROUNDINGS as error:
@@ -154,7 +192,7 @@ class Database:
                     timeout=self._patience,
                     reconnect_timeout=self._patience,
                     num_workers=1,
-                    check=ConnectionPool.check_connection,
+                    check=_check,
                 )
             return self._pool
 
@@ -169,6 +207,20 @@ class Database:
         )
 
 
+def _check(connection: Connection) -> None:
+    """Whether it is still good to use; raises psycopg.OperationalError when it is not.
+
+    A server that has ended a connection has said so: only then is there something to read. To ask it each
+    time would double what a single statement takes.
+    """
+    if not connection.closed:
+        said = select.poll()
+        said.register(connection.fileno(), select.POLLIN)
+        if not said.poll(0):
+            return
+    ConnectionPool.check_connection(connection)
+
+
 def _conninfo(url: str, name: str) -> str:
     try:
         parts = conninfo.conninfo_to_dict(url)
@@ -181,7 +233,8 @@ def _conninfo(url: str, name: str) -> str:
     conceal([str(parts.get("password") or "")])
     settings = " ".join(f"-c {key}={value}" for key, value in _SESSION.items())
     parts["options"] = f"{settings} {parts.get('options') or ''}".strip()
-    parts.setdefault("connect_timeout", "5")
+    for key, value in _CLIENT.items():
+        parts.setdefault(key, value)
     parts.setdefault("application_name", name)
     return conninfo.make_conninfo("", **parts)
 

@@ -32,7 +32,7 @@ class PostgresDeliveries:
         publications = [int(key) for key in keys]
         files: dict[int, list[Delivered]] = defaultdict(list)
         folders: dict[int, list[str]] = defaultdict(list)
-        with self._database.transaction() as connection:
+        with self._database.transaction(pipelined=True) as connection:
             for number, path, mode, blob, saved_at, base, knows_base in connection.execute(
                 "SELECT publication, path, mode, blob, saved_at, base, knows_base FROM delivered"
                 " WHERE publication = ANY(%s) ORDER BY publication, path",
@@ -71,7 +71,7 @@ class PostgresDeliveries:
 
     def published(self, paths: Collection[str]) -> Mapping[str, float]:
         """When the version was saved that was published last, of those paths that ever were."""
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             rows = connection.execute(
                 "SELECT path, saved_at FROM versions WHERE site = %s AND path = ANY(%s)",
                 (self._site, [as_bytes(path) for path in paths]),

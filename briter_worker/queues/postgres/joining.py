@@ -16,7 +16,7 @@ from briter_worker.queues.postgres import contents, rows
 from briter_worker.queues.postgres.rows import COLUMNS, Save
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from briter_worker.queues.postgres.database import Connection
 
@@ -68,15 +68,24 @@ def rivals(connection: Connection, site: str, slugs: Collection[str], state: str
     return found
 
 
-def place(connection: Connection, site: str, saves: Sequence[Save], state: str, now: float) -> None:
-    """These rows of the site are in this state now, each joined with the slug's others that are in it.
+def place(
+    connection: Connection,
+    site: str,
+    saves: Sequence[Save],
+    state: str,
+    now: float,
+    *,
+    others: Mapping[str, list[Save]] | None = None,
+) -> None:
+    """These rows of the site are in this state now, each joined with the slug's `others` that are in it.
 
     What gives way is gone, and noted for the next claim to report; but what a dry run has published has
     been reported already.
     """
     if not saves:
         return
-    others = rivals(connection, site, {save.job.slug for save in saves}, state)
+    if others is None:
+        others = rivals(connection, site, {save.job.slug for save in saves}, state)
     crowds: dict[str, list[Save]] = defaultdict(list)
     ready: list[Save] = []
     for save in saves:
@@ -94,11 +103,16 @@ def place(connection: Connection, site: str, saves: Sequence[Save], state: str, 
             ready.append(winner)
             losers += [(loser, winner) for loser in older]
     if losers:
-        hand_over(connection, [(loser.id, winner.id) for loser, winner in losers])
-        discard(connection, [loser.id for loser, _ in losers])
+        gone = [loser.id for loser, _ in losers]
+        blobs = _blobs(connection, [*gone, *(winner.id for _, winner in losers)])
+        _hand_over(connection, [(loser.id, winner.id) for loser, winner in losers])
+        connection.execute("DELETE FROM publications WHERE id = ANY(%s)", (gone,))
         if state != TRIED:
             _note(connection, site, losers)
-    rows.update(connection, ((save, state) for save in ready), now)
+        rows.update(connection, ((save, state) for save in ready), now)
+        contents.forget(connection, blobs)
+    else:
+        rows.update(connection, ((save, state) for save in ready), now)
 
 
 def join(crowd: Iterable[Save]) -> tuple[Save, list[Save]]:
@@ -141,16 +155,22 @@ def redeclare(connection: Connection, saves: Sequence[Save]) -> None:
 
 def hand_over(connection: Connection, pairs: Sequence[tuple[int, int]]) -> None:
     """What came with the first of each pair is the second's, too, but for what that one has newer."""
+    blobs = _blobs(connection, [winner for _, winner in pairs])
+    _hand_over(connection, pairs)
+    contents.forget(connection, blobs)
+
+
+def _hand_over(connection: Connection, pairs: Sequence[tuple[int, int]]) -> None:
     pairing = {"losers": [loser for loser, _ in pairs], "winners": [winner for _, winner in pairs]}
-    before = _blobs(connection, pairing["winners"])
     connection.execute(_TAKE_FILES, pairing)
     connection.execute(_TAKE_FOLDERS, pairing)
     connection.execute(_DROP_GONE, pairing)
-    contents.forget(connection, before)
 
 
 def discard(connection: Connection, ids: Sequence[int]) -> None:
     """These rows are gone, with what came with them, as far as no other needs it."""
+    if not ids:
+        return
     blobs = _blobs(connection, ids)
     connection.execute("DELETE FROM publications WHERE id = ANY(%s)", (list(ids),))
     contents.forget(connection, blobs)

@@ -95,10 +95,10 @@ class PostgresQueue(PostgresSteering):
 
     def recover(self, now: float) -> Sequence[Batch]:
         """What earlier drains left in flight, to be finished from its plans or taken up again."""
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             if not self._has_leftovers(connection):
                 return ()
-            tokens.lock(connection, self._site, self.token)
+        with self._working() as connection:
             claimed, unwanted = self._left_over(connection)
             entries = journal.entries(connection, self._site, self.token)
             batches = [
@@ -151,8 +151,7 @@ class PostgresQueue(PostgresSteering):
                 self._take_tried(connection, now)
             told = connection.execute(
                 "DELETE FROM superseded WHERE site = %s RETURNING id, job_id, slug, by_job", (self._site,)
-            ).fetchall()
-            superseded = tuple(Superseding(*columns) for _, *columns in sorted(told))
+            )
             facts = {
                 "site": self._site,
                 "now": now,
@@ -162,6 +161,7 @@ class PostgresQueue(PostgresSteering):
                 "batch": key,
             }
             saves = [Save.read(row) for row in connection.execute(_CLAIM, facts)]
+            superseded = tuple(Superseding(*columns) for _, *columns in sorted(told))
             if not saves:
                 return Found(superseded=superseded)
             saves = sorted(self._with_lost(connection, saves), key=lambda save: self._order(save, now))
@@ -337,7 +337,7 @@ class PostgresQueue(PostgresSteering):
 
     def cancelled(self, batch: Batch) -> Collection[str]:
         """Of these claims, by their keys, those that a person wants cancelled."""
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             rows = connection.execute(
                 "SELECT id FROM publications WHERE id = ANY(%s) AND cancel AND state = 'claimed'",
                 (_ids(batch.claims),),
@@ -354,10 +354,10 @@ class PostgresQueue(PostgresSteering):
             f"SELECT {COLUMNS} FROM publications WHERE site = %s AND state = 'failed' AND failure = ANY(%s)"  # noqa: S608
             " ORDER BY created_at, id"
         ).encode()
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             if connection.execute(query, (self._site, _REVIVABLE)).fetchone() is None:
                 return ()
-            tokens.lock(connection, self._site, self.token)
+        with self._working() as connection:
             saves = [Save.read(row) for row in connection.execute(query, (self._site, _REVIVABLE))]
             back = [
                 save.rewritten(rewritten(save.document, status=Status.PENDING, attempts=0, now=now))
@@ -368,7 +368,7 @@ class PostgresQueue(PostgresSteering):
 
     def held_paths(self, now: float) -> Collection[str]:
         """What jobs that are still on hold declare: no folder of another job may carry it."""
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             rows = connection.execute(
                 "SELECT DISTINCT unnest(paths) FROM publications WHERE site = %(site)s AND state = 'waiting'"
                 " AND due_at > %(now)s AND scheduled_for > %(now)s",
@@ -378,7 +378,7 @@ class PostgresQueue(PostgresSteering):
 
     def next_due(self, now: float) -> float | None:
         """When the next waiting job becomes due."""
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             row = connection.execute(
                 "SELECT (SELECT min(due_at) FROM publications WHERE site = %(site)s AND state = 'waiting'),"
                 " (SELECT min(scheduled_for) FROM publications WHERE site = %(site)s AND state = 'waiting'"
@@ -414,7 +414,7 @@ class PostgresQueue(PostgresSteering):
     @contextlib.contextmanager
     def _working(self) -> Iterator[Connection]:
         """A transaction in which the site is this worker's."""
-        with self._database.transaction() as connection:
+        with self._database.transaction(pipelined=True) as connection:
             tokens.lock(connection, self._site, self.token)
             yield connection
 

@@ -48,12 +48,12 @@ class PostgresSteering:
 
     def jobs(self, now: float) -> list[Row]:
         """Every job once: in flight, then waiting by due time, then dead letters. Changes nothing."""
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             return self._rows(connection, now)
 
     def find(self, wanted: str, now: float) -> list[Row]:
         """The job of this id, else all jobs of this slug. Changes nothing."""
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             return self._matching(connection, wanted, now)
 
     def retry(self, wanted: str, now: float) -> list[Job]:
@@ -87,7 +87,7 @@ class PostgresSteering:
 
     def paused(self, now: float) -> Pause | None:
         """The pause that lasts, if one does; it outlives every worker."""
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             row = connection.execute("SELECT paused FROM sites WHERE name = %s", (self._site,)).fetchone()
         if row is None or row[0] is None:
             return None
@@ -107,9 +107,10 @@ class PostgresSteering:
         """Have jobs claimed again; whether there was a pause to end."""
         with self._locked() as connection:
             done = connection.execute(
-                "UPDATE sites SET paused = NULL WHERE name = %s AND paused IS NOT NULL", (self._site,)
+                "UPDATE sites SET paused = NULL WHERE name = %s AND paused IS NOT NULL RETURNING name",
+                (self._site,),
             )
-            return done.rowcount > 0
+            return done.fetchone() is not None
 
     def _rows(self, connection: Connection, now: float) -> list[Row]:
         found = connection.execute(_ALL.encode(), {"site": self._site})
@@ -149,7 +150,7 @@ class PostgresSteering:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Connection]:
-        with self._database.transaction() as connection:
+        with self._database.transaction(pipelined=True) as connection:
             tokens.lock(connection, self._site, None)
             yield connection
 

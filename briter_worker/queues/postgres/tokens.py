@@ -28,7 +28,7 @@ def take(database: Database, site: str, worker: str) -> int:
 
     What its predecessor is writing at this moment is finished first. Raises LockLostError (missing).
     """
-    with database.transaction() as connection:
+    with database.asking() as connection:
         row = connection.execute(
             "UPDATE sites SET token = token + 1, worker = %s, taken_at = %s"
             " WHERE name = %s AND NOT removed RETURNING token",
@@ -41,7 +41,7 @@ def take(database: Database, site: str, worker: str) -> int:
 
 def still(database: Database, site: str, token: int) -> bool:
     """Whether the site is still with whoever has this token. Raises DatabaseError."""
-    with database.transaction() as connection:
+    with database.asking() as connection:
         row = connection.execute("SELECT token, removed FROM sites WHERE name = %s", (site,)).fetchone()
     return row is not None and row == (token, False)
 
@@ -49,7 +49,7 @@ def still(database: Database, site: str, token: int) -> bool:
 def hold(database: Database, site: str, token: int) -> None:
     """The site is still with whoever has this token. Raises LockLostError, also where nobody can be asked."""
     try:
-        with database.transaction() as connection:
+        with database.asking() as connection:
             row = connection.execute("SELECT token, removed FROM sites WHERE name = %s", (site,)).fetchone()
     except DatabaseError as error:
         raise _lost(site, Loss.ERROR, str(error)) from error

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _MAX_PATH = 2_000
 """So many bytes of a path still fit an index."""
-_COPIED = 20
-"""From so many jobs on, rows are copied in bulk."""
 
 
 def submit(
@@ -63,7 +61,9 @@ def submit_many(
         _check(source)
     if not new:
         return []
-    with database.transaction() as connection:
+    files = sum(len(source.delivery.files) for source in sources)
+    is_light = max(files, len(new)) < contents.FEW and contents.is_light(sources)
+    with database.transaction(pipelined=is_light) as connection:
         contents.store(connection, sources)
         # From here on the site's other writers wait; so contents, which may be large, come first.
         tokens.lock(connection, site, None)
@@ -79,22 +79,25 @@ def submit_many(
 def _write(
     connection: Connection, site: str, written: Sequence[tuple[Save, Source | None]], now: float
 ) -> None:
-    pending = [save for save, _ in written if save.job.status is Status.PENDING]
-    failed = [save for save, _ in written if save.job.status is Status.FAILED]
-    crowded = set()
-    for state, saves in ((WAITING, pending), (FAILED, failed)):
-        if saves:
-            counts = Counter(save.job.slug for save in saves)
-            others = joining.rivals(connection, site, counts, state)
-            crowded |= {save.id for save in saves if counts[save.job.slug] > 1 or save.job.slug in others}
+    by_state = {
+        state: [save for save, _ in written if save.job.status is status]
+        for status, state in ((Status.PENDING, WAITING), (Status.FAILED, FAILED))
+    }
+    crowded: set[int] = set()
+    rivals: dict[str, dict[str, list[Save]]] = {}
+    for state, saves in by_state.items():
+        counts = Counter(save.job.slug for save in saves)
+        rivals[state] = joining.rivals(connection, site, counts, state) if saves else {}
+        crowded |= {save.id for save in saves if counts[save.job.slug] > 1 or save.job.slug in rivals[state]}
     states = [
         ARRIVING if save.id in crowded else WAITING if save.job.status is Status.PENDING else FAILED
         for save, _ in written
     ]
     _insert(connection, site, [(save, state) for (save, _), state in zip(written, states, strict=True)])
     _deliver(connection, [(save, source) for save, source in written if source is not None])
-    joining.place(connection, site, [save for save in pending if save.id in crowded], WAITING, now)
-    joining.place(connection, site, [save for save in failed if save.id in crowded], FAILED, now)
+    for state, saves in by_state.items():
+        together = [save for save in saves if save.id in crowded]
+        joining.place(connection, site, together, state, now, others=rivals[state])
 
 
 def _numbers(connection: Connection, count: int) -> list[int]:
@@ -105,7 +108,7 @@ def _numbers(connection: Connection, count: int) -> list[int]:
 
 
 def _insert(connection: Connection, site: str, saves: Sequence[tuple[Save, str]]) -> None:
-    if len(saves) < _COPIED:
+    if len(saves) < contents.FEW:
         rows.insert(connection, site, saves)
         return
     with connection.cursor().copy(rows.COPY.encode()) as copy:
@@ -117,7 +120,7 @@ def _insert(connection: Connection, site: str, saves: Sequence[tuple[Save, str]]
 def _deliver(connection: Connection, saves: Sequence[tuple[Save, Source]]) -> None:
     files = [row for save, source in saves for row in _files(save, source)]
     folders = [row for save, source in saves for row in _folders(save, source)]
-    if len(files) >= _COPIED:
+    if len(files) >= contents.FEW:
         with connection.cursor().copy(
             "COPY delivered (publication, path, mode, blob, base, knows_base, saved_at) FROM STDIN"
         ) as copy:
