@@ -14,7 +14,7 @@ from briter_worker.events import (
     Warned,
     WorkerStarted,
 )
-from briter_worker.sinks.condition import ConditionWatch
+from briter_worker.sinks.condition import ConditionWatch, FileSlate
 from briter_worker.sinks.fan import AtFirstJob, Fan, Later
 
 if TYPE_CHECKING:
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from briter_worker.ports import EventSink
     from briter_worker.settings import Settings
     from briter_worker.sinks.fan import Sink
+    from briter_worker.sinks.history.recording import Target
+    from briter_worker.sinks.history.retention import Retention
     from briter_worker.sinks.history.sink import HistorySink
-    from briter_worker.sinks.webhooks.sink import WebhookSink
+    from briter_worker.sinks.webhooks.sink import Receivers, WebhookSink
 
 
 def open_outlets(
@@ -37,7 +39,7 @@ def open_outlets(
     ]
     if metrics is not None:
         stores.append(Later(metrics, lambda event: isinstance(event, WorkerStarted)))
-    return ConditionWatch(settings.condition_path, Fan(stores, log))
+    return ConditionWatch(FileSlate(settings.condition_path), Fan(stores, log))
 
 
 def open_record(settings: Settings, log: EventSink) -> Fan:
@@ -45,15 +47,33 @@ def open_record(settings: Settings, log: EventSink) -> Fan:
     return Fan([AtFirstJob(lambda: _history(settings, log))], log)
 
 
-def open_site_outlets(settings: Settings, *, log: EventSink, metrics: EventSink | None) -> ConditionWatch:
-    """The sinks of one site of a cluster on this host; those that serve all of them are only passed on to."""
+def target_of(settings: Settings) -> Target:
+    """Where the site publishes to."""
+    from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - not for a run of cron
 
-    def tell(event: Event) -> None:
-        if metrics is not None:
-            metrics(event)
-        log(event)
+    return Target(settings.git_branch, settings.git_remote, settings.published_href_template)
 
-    return ConditionWatch(settings.condition_path, Fan([_webhooks(settings, log, once=False)], tell))
+
+def retention_of(settings: Settings) -> Retention:
+    """How long its receipts are kept."""
+    from briter_worker.sinks.history.retention import Retention  # noqa: PLC0415 - as above
+
+    return Retention(settings.history_stale_days, settings.history_keep_days)
+
+
+def receivers_of(settings: Settings) -> Receivers:
+    """Whom it tells, and how."""
+    from briter_worker.sinks.webhooks.sink import Receivers  # noqa: PLC0415 - as above
+
+    return Receivers(
+        urls=settings.webhook_urls,
+        template=settings.webhook_template,
+        secret=settings.webhook_secret,
+        allow_private=settings.webhook_allow_private,
+        build_hook=settings.build_hook_url,
+        build_interval=settings.build_hook_min_interval_ms / 1000,
+        href=target_of(settings).href,
+    )
 
 
 def _webhooks(settings: Settings, log: EventSink, *, once: bool) -> Later:
@@ -61,21 +81,12 @@ def _webhooks(settings: Settings, log: EventSink, *, once: bool) -> Later:
         log(Warned(error=text))
 
     def opened() -> WebhookSink:
-        from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - not for a run of cron
-        from briter_worker.sinks.webhooks.outbox import Mark  # noqa: PLC0415
-        from briter_worker.sinks.webhooks.sink import Receivers, WebhookSink  # noqa: PLC0415
+        from briter_worker.sinks.webhooks.outbox import Mark  # noqa: PLC0415 - not for a run of cron
+        from briter_worker.sinks.webhooks.sink import WebhookSink  # noqa: PLC0415 - as above
 
-        target = Target(settings.git_branch, settings.git_remote, settings.published_href_template)
-        receivers = Receivers(
-            urls=settings.webhook_urls,
-            template=settings.webhook_template,
-            secret=settings.webhook_secret,
-            allow_private=settings.webhook_allow_private,
-            build_hook=settings.build_hook_url,
-            build_interval=settings.build_hook_min_interval_ms / 1000,
-            href=target.href,
+        sink = WebhookSink(
+            settings.webhooks_path, Mark(settings.webhooks_mark), receivers_of(settings), complain=complain
         )
-        sink = WebhookSink(settings.webhooks_path, Mark(settings.webhooks_mark), receivers, complain=complain)
         if _has_unsent(settings, once=once):
             sink.send()
         return sink
@@ -84,14 +95,12 @@ def _webhooks(settings: Settings, log: EventSink, *, once: bool) -> Later:
 
 
 def _history(settings: Settings, log: EventSink) -> HistorySink:
-    from briter_worker.sinks.history.recording import Target  # noqa: PLC0415 - not for a run of cron
-    from briter_worker.sinks.history.retention import Retention  # noqa: PLC0415
-    from briter_worker.sinks.history.sink import HistorySink  # noqa: PLC0415
+    from briter_worker.sinks.history.sink import HistorySink  # noqa: PLC0415 - not for a run of cron
 
     return HistorySink(
         settings.history_path,
-        Target(settings.git_branch, settings.git_remote, settings.published_href_template),
-        Retention(settings.history_stale_days, settings.history_keep_days),
+        target_of(settings),
+        retention_of(settings),
         announce=log,
         complain=lambda text: log(Warned(error=text)),
     )

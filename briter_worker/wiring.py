@@ -196,9 +196,13 @@ class _Publishers:
 
 def open_history(settings: Settings) -> History:
     """The site's history, for looking at it."""
-    from briter_worker.sinks.history.reading import History  # noqa: PLC0415 - not for a run of cron
+    if settings.database_url:
+        from briter_worker.sinks.postgres.reading import RowHistory  # noqa: PLC0415 - for a cluster only
 
-    return History(settings.history_path)
+        return RowHistory(open_database(settings), settings.site)
+    from briter_worker.sinks.history.reading import FileHistory  # noqa: PLC0415 - not for a run of cron
+
+    return FileHistory(settings.history_path)
 
 
 def run_worker(

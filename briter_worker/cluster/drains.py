@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.cluster import sites
@@ -15,7 +14,6 @@ from briter_worker.cluster.starts import Starts
 from briter_worker.drain import Drain
 from briter_worker.errors import LockLostError, Loss
 from briter_worker.events import Progress, Warned
-from briter_worker.outlets import open_site_outlets
 from briter_worker.queues.postgres import tokens
 from briter_worker.queues.postgres.deliveries import PostgresDeliveries
 from briter_worker.queues.postgres.queue import PostgresQueue
@@ -26,26 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from briter_worker.cluster.sites import Site
-    from briter_worker.events import Event
+    from briter_worker.cluster.telling import Telling
     from briter_worker.git.cache import Cache
     from briter_worker.git.publisher import GitPublisher
     from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
-    from briter_worker.sinks.condition import ConditionWatch
-
-
-class Log(Protocol):
-    """Where events go, of all sites or of one."""
-
-    def __call__(self, event: Event, /) -> None:
-        """Take note of the event."""
-        ...
-
-    def of(self, site: str) -> EventSink:
-        """The same, told whose they are."""
-        ...
 
 
 class Drains:
@@ -56,15 +41,14 @@ class Drains:
         settings: Settings,
         database: Database,
         plugins: Plugins,
-        log: Log,
+        telling: Telling,
         *,
         worker: str,
-        metrics: EventSink | None,
     ) -> None:
         self._settings = settings
         self._database = database
         self._plugins = plugins
-        self._outlets = Outlets(log, metrics)
+        self._telling = telling
         self._worker = worker
         self._guard = threading.Lock()
         self._open: set[_Publisher] = set()
@@ -78,7 +62,7 @@ class Drains:
             raise LockLostError(Loss.MISSING, str(error)) from None
         settings = sites.settings_of(site, self._settings)
         token = tokens.take(self._database, name, self._worker)
-        emit = self._outlets.of(settings)
+        emit = self._telling.of(settings)
         backoff = open_backoff(settings)
         queue = PostgresQueue(
             self._database,
@@ -114,10 +98,6 @@ class Drains:
             running = list(self._open)
         for publisher in running:
             publisher.abort()
-
-    def close(self) -> None:
-        """Finish what sinks have left."""
-        self._outlets.close()
 
     def opened(self, publisher: _Publisher) -> None:
         """From now on, `abort` is for this one, too."""
@@ -212,50 +192,3 @@ class _Publisher:
         """Give up what is running. From any thread."""
         if self._opened is not None:
             self._opened[1].abort()
-
-
-class Outlets:
-    """Each site's sinks, kept from drain to drain while the site's settings stay the same."""
-
-    def __init__(self, log: Log, metrics: EventSink | None) -> None:
-        self._log = log
-        self._metrics = metrics
-        self._guard = threading.Lock()
-        self._kept: dict[str, tuple[Settings, ConditionWatch]] = {}
-
-    def of(self, settings: Settings) -> EventSink:
-        """The sinks of the settings' site. What it stores on this host has a folder of its own."""
-        own = replace(settings, storage_root=settings.storage_root / "sites" / settings.site)
-        with self._guard:
-            known = self._kept.get(own.site)
-            if known is not None and _told_alike(known[0], own):
-                return known[1]
-            own.storage_root.mkdir(parents=True, exist_ok=True)
-            sink = open_site_outlets(own, log=self._log.of(own.site), metrics=self._metrics)
-            self._kept[own.site] = own, sink
-        if known is not None:
-            # It may wait for receivers, and this site's posts need not wait with it.
-            threading.Thread(target=known[1].close, name="outlets", daemon=True).start()
-        return sink
-
-    def close(self) -> None:
-        """Finish what is left."""
-        with self._guard:
-            kept, self._kept = self._kept, {}
-        for _, sink in kept.values():
-            sink.close()
-
-
-def _told_alike(one: Settings, other: Settings) -> bool:
-    return all(
-        getattr(one, name) == getattr(other, name)
-        for name in (
-            "git_branch",
-            "published_href_template",
-            "webhook_urls",
-            "webhook_template",
-            "webhook_secret",
-            "build_hook_url",
-            "build_hook_min_interval_ms",
-        )
-    )

@@ -11,6 +11,7 @@ from briter_worker.cluster.dispatching import Host, Pace
 from briter_worker.cluster.drains import Drains
 from briter_worker.cluster.engine import Engine
 from briter_worker.cluster.sweep import Sweep
+from briter_worker.cluster.telling import Telling
 from briter_worker.plugins import Plugins
 from briter_worker.queues.postgres.database import Database
 from briter_worker.wiring import open_backoff, prepare_git
@@ -19,7 +20,7 @@ from briter_worker.worker import Stop, started, stopped
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from briter_worker.cluster.drains import Log
+    from briter_worker.cluster.telling import Log
     from briter_worker.settings import Settings
     from briter_worker.settling import Tally
     from briter_worker.sinks.fan import Sink
@@ -43,20 +44,21 @@ def run(
     with Database(settings.database_url, connections=workers, name="briter-worker") as database:
         database.check()
         measures = None if metrics is None else metrics()
+        telling = Telling(settings, database, log, metrics=measures)
         drains = Drains(
             settings,
             database,
             Plugins(settings.plugins),
-            log,
+            telling,
             worker=f"{socket.gethostname()}:{os.getpid()}",
-            metrics=measures,
         )
         stop = Stop(log, limit=settings.worker_shutdown_timeout_ms / 1000, abort=drains.abort)
         try:
             with stop.on_signals():
+                telling.start()
                 tally = _run(settings, Engine(database.conninfo), drains, log, stop, workers, once=once)
         finally:
-            drains.close()
+            telling.close()
             if measures is not None:
                 measures.close()
     return 1 if once and (tally.failed or tally.undecided) else 0

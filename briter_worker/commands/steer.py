@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from briter_worker.job import Job
+    from briter_worker.ports import EventSink
     from briter_worker.settings import Settings
+    from briter_worker.sinks.fan import Fan
 
 
 Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="For so long: 90s, 30m, 2h, 1d.")]
@@ -81,7 +83,6 @@ def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: b
     if not jobs:
         return
     from briter_worker.events import Cancelled, Event, Warned  # noqa: PLC0415
-    from briter_worker.outlets import open_record  # noqa: PLC0415
     from briter_worker.sinks.log import LogSink, standard_output  # noqa: PLC0415
 
     lines = LogSink(standard_output(), complain=views.tell)
@@ -92,10 +93,21 @@ def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: b
         elif print_lines:
             lines(event)
 
-    record = open_record(settings, log)
+    record = _open_record(settings, log)
     for job in jobs:
         record(Cancelled(job_id=job.id, slug=job.slug))
     record.close()
+
+
+def _open_record(settings: Settings, log: EventSink) -> Fan:
+    if settings.database_url:
+        from briter_worker.cluster import telling  # noqa: PLC0415 - for a cluster only
+        from briter_worker.wiring import open_database  # noqa: PLC0415
+
+        return telling.open_record(settings, open_database(settings), log)
+    from briter_worker.outlets import open_record  # noqa: PLC0415
+
+    return open_record(settings, log)
 
 
 def publish_now(wanted: Wanted, *, site: OfSite = None, as_json: Json = False) -> None:

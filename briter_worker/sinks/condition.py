@@ -1,7 +1,7 @@
 """The site's condition: what keeps any post from being published. Told when it begins, changes and ends.
 
-It is kept in a file, and that it has passed, so that a worker that starts into a known condition does not
-tell it again, nor does each minute's cron. Only the holder of the site's lock writes the file.
+It is kept, and that it has passed, so that a worker that starts into a known condition does not tell it
+again, nor does each minute's cron. Only the holder of the site's lock writes it down.
 """
 
 from __future__ import annotations
@@ -42,11 +42,38 @@ class Ailment:
     text: str
 
 
+class Slate(Protocol):
+    """Where the condition is kept, and that it has passed. Raises OSError."""
+
+    def read(self) -> Ailment | None:
+        """What is wrong, as far as is known."""
+        ...
+
+    def write(self, ailment: Ailment | None) -> None:
+        """From now on, this is."""
+        ...
+
+
+class FileSlate:
+    """A file. Of a damaged one, nothing is known."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Ailment | None:
+        """What is wrong, as far as is known."""
+        return read_ailment(self._path)
+
+    def write(self, ailment: Ailment | None) -> None:
+        """From now on, this is."""
+        _write(self._path, ailment)
+
+
 class ConditionWatch:
     """Passes every event on, and behind it what the event says that is new of the site's condition."""
 
-    def __init__(self, path: Path, outlet: Outlet) -> None:
-        self._path = path
+    def __init__(self, slate: Slate, outlet: Outlet) -> None:
+        self._slate = slate
         self._outlet = outlet
         self._read: Callable[[], Ailment | None] = self._read_once
         self._known: Ailment | None = None
@@ -70,7 +97,8 @@ class ConditionWatch:
         self._outlet.close()
 
     def _read_once(self) -> Ailment | None:
-        self._known = read_ailment(self._path)
+        with suppress(OSError):
+            self._known = self._slate.read()
         self._read = lambda: self._known
         return self._known
 
@@ -78,7 +106,7 @@ class ConditionWatch:
         self._known = ailment
         # A disk that is full may be the condition itself; this worker tells it once all the same.
         with suppress(OSError):
-            _write(self._path, ailment)
+            self._slate.write(ailment)
         if ailment is None:
             self._outlet(ConditionChanged(condition=None, failure=None))
         else:

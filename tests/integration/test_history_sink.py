@@ -19,7 +19,7 @@ from briter_worker.events import (
     Published,
     Superseded,
 )
-from briter_worker.sinks.history.reading import History, HistoryUnreadableError, Receipt
+from briter_worker.sinks.history.reading import FileHistory, HistoryUnreadableError, Receipt
 from briter_worker.sinks.history.recording import Target
 from briter_worker.sinks.history.retention import Retention
 from briter_worker.sinks.history.sink import HistorySink
@@ -40,7 +40,7 @@ class Book:
         self.now = 1_000_000.0
         self.told: list[Event] = []
         self.complaints: list[str] = []
-        self.reader = History(path)
+        self.reader = FileHistory(path)
 
     def open(self) -> HistorySink:
         """A worker's sink."""

@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from email.utils import formatdate
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,7 +29,7 @@ from briter_worker.events import (
     Published,
     Quarantined,
 )
-from briter_worker.sinks.webhooks.outbox import Mark
+from briter_worker.sinks.webhooks.outbox import Mark, Outbox
 from briter_worker.sinks.webhooks.posting import Poster, UndeliveredError
 from briter_worker.sinks.webhooks.sender import DELAYS, Sender
 from briter_worker.sinks.webhooks.sink import Receivers, WebhookSink
@@ -77,11 +78,10 @@ class Station:
             href=lambda slug: f"https://example.org/{slug}",
         )
         sender = Sender(
-            self.path,
-            Mark(self.mark),
+            partial(Outbox, self.path, Mark(self.mark), build_interval=60.0),
+            where=str(self.path),
             secret=SECRET,
             allow_private=allow_private,
-            build_interval=60.0,
             complain=self.complaints.append,
             clock=lambda: self.now,
             delays=delays,

@@ -10,7 +10,7 @@ import pytest
 
 from briter_worker.errors import Failure
 from briter_worker.events import Published
-from briter_worker.sinks.history.reading import History
+from briter_worker.sinks.history.reading import FileHistory
 from briter_worker.sinks.history.recording import Target
 from briter_worker.sinks.history.retention import Retention
 from briter_worker.sinks.history.sink import HistorySink
@@ -70,7 +70,7 @@ def test_figures_count_by_the_days_and_hours_of_the_servers_zone(zone: str, tmp_
     )
     sink(Published(job_id="1", slug="a", attempt=1, dry_run=False, duration_ms=1, commit="c"))
     sink.close()
-    history = History(tmp_path / "history.db")
+    history = FileHistory(tmp_path / "history.db")
     figures = plots.figures_of(history, late + 3 * 3600)
     history.close()
     assert [each.label for each in figures.month if each.published] == ["15 Jan"], zone

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from briter_worker.job import format_time
 from briter_worker.sinks.sqlite import open_to_read, storable
@@ -19,6 +20,15 @@ from briter_worker.sinks.sqlite import open_to_read, storable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+
+class _Row(Protocol):
+    """A row, with its values by name and in order."""
+
+    def __getitem__(self, name: Any, /) -> Any:  # noqa: ANN401 - any value
+        ...
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 
 class HistoryUnreadableError(Exception):
@@ -139,13 +149,27 @@ _RECEIPT = (
 )
 
 
-class History:
-    """One reader. Safe in one thread at a time."""
+class History(ABC):
+    """One reader. Safe in one thread at a time. What is asked is the same wherever the tables are."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-        self._inode = 0
+    _like = "LIKE"
+    # With the plus no index is used for it: the newest rows are read from the end, and few of them.
+    _fresh = "+a.stale = 0"
+    _number = "CAST((a.ended - ?) / ? AS INTEGER)"
+    _later = "max"
+    """Of two values."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file, or of the connection."""
+
+    @abstractmethod
+    def _ask(self, query: str, values: Sequence[object]) -> Sequence[_Row]:
+        """The rows; none where there is no history yet. Raises HistoryUnreadableError."""
+
+    def _ours(self) -> tuple[list[str], list[object]]:
+        """What each row `a` has to be like to be of the site, where others' are beside them."""
+        return [], []
 
     def receipts(
         self,
@@ -158,20 +182,17 @@ class History:
         stale: bool = False,
     ) -> list[Receipt]:
         """What ended, newest first: at most `limit`, older than the receipt `before`."""
-        wheres = ["a.outcome IS NOT NULL"]
-        values: list[object] = []
+        wheres, values = self._ours()
+        wheres.append("a.outcome IS NOT NULL")
         if not stale:
-            # With the plus no index is used for it: the newest rows are read from the end, and few of them.
-            wheres.append("+a.stale = 0")
+            wheres.append(self._fresh)
         if slug is not None:
             wheres.append("a.slug = ?")
             values.append(storable(slug))
         if search:
             text = re.sub(r"([\\%_])", r"\\\1", storable(search))
-            wheres.append(
-                r"(a.slug LIKE ? ESCAPE '\' OR a.title LIKE ? ESCAPE '\'"
-                r""" OR a."commit" LIKE ? ESCAPE '\')"""
-            )
+            like = rf"{self._like} ? ESCAPE '\'"
+            wheres.append(f'(a.slug {like} OR a.title {like} OR a."commit" {like})')
             values += [f"%{text}%", f"%{text}%", f"{text}%"]
         if before is not None:
             wheres.append("a.id < ?")
@@ -190,60 +211,65 @@ class History:
 
     def attempts(self, job_id: str) -> list[Receipt]:
         """Every attempt of one job, newest first."""
+        wheres, values = self._ours()
+        where = " AND ".join([*wheres, "a.job_id = ?"])
         return self._receipts(
-            f"{_RECEIPT} WHERE a.job_id = ? ORDER BY a.id DESC LIMIT 100", (storable(job_id),)
+            f"{_RECEIPT} WHERE {where} ORDER BY a.id DESC LIMIT 100", (*values, storable(job_id))
         )
 
     def under_way(self) -> list[Receipt]:
         """Attempts that have no outcome: being worked on, or left by a worker that died."""
-        return self._receipts(f"{_RECEIPT} WHERE a.outcome IS NULL ORDER BY a.id LIMIT 1000", ())
+        wheres, values = self._ours()
+        where = " AND ".join([*wheres, "a.outcome IS NULL"])
+        return self._receipts(f"{_RECEIPT} WHERE {where} ORDER BY a.id LIMIT 1000", values)
 
     def moments(self, after: int, limit: int = 500) -> list[Moment]:
         """What happened after the moment `after`, in order."""
-        with self._reading() as connection:
-            if connection is None:
-                return []
-            rows = connection.execute(
-                "SELECT id, at, event, data FROM moments WHERE id > ? ORDER BY id LIMIT ?", (after, limit)
-            ).fetchall()
+        wheres, values = self._ours()
+        where = " AND ".join([*wheres, "a.id > ?"])
+        rows = self._ask(
+            f"SELECT a.id, a.at, a.event, a.data FROM moments a WHERE {where} ORDER BY a.id LIMIT ?",  # noqa: S608 - no values
+            (*values, after, limit),
+        )
         return [Moment(row["id"], row["at"], row["event"], json.loads(row["data"])) for row in rows]
 
     def latest(self) -> tuple[int, int]:
         """The newest and the oldest moment's id; 0 and 0 when there is none."""
-        with self._reading() as connection:
-            if connection is None:
-                return 0, 0
-            # Asked for one by one, each is the end of an index; together, a scan.
-            row = connection.execute(
-                "SELECT (SELECT max(id) FROM moments), (SELECT min(id) FROM moments)"
-            ).fetchone()
-        return row[0] or 0, row[1] or 0
+        wheres, values = self._ours()
+        where = f" WHERE {' AND '.join(wheres)}" if wheres else ""
+        # Asked for one by one, each is the end of an index; together, a scan.
+        rows = self._ask(
+            f"SELECT (SELECT max(a.id) FROM moments a{where}) AS newest,"  # noqa: S608 - as above
+            f" (SELECT min(a.id) FROM moments a{where}) AS oldest",
+            (*values, *values),
+        )
+        return (rows[0]["newest"] or 0, rows[0]["oldest"] or 0) if rows else (0, 0)
 
     def counts(self) -> dict[tuple[str, bool], int]:
         """How many receipts there are, by outcome and whether it was a dry run."""
-        with self._reading() as connection:
-            if connection is None:
-                return {}
-            rows = connection.execute(
-                "SELECT outcome, dry_run, count(*) FROM attempts WHERE outcome IS NOT NULL GROUP BY 1, 2"
-            ).fetchall()
-        return {(row[0], bool(row[1])): row[2] for row in rows}
+        wheres, values = self._ours()
+        where = " AND ".join([*wheres, "a.outcome IS NOT NULL"])
+        rows = self._ask(
+            "SELECT a.outcome, a.dry_run, count(*) AS number FROM attempts a"  # noqa: S608 - as above
+            f" WHERE {where} GROUP BY a.outcome, a.dry_run",
+            values,
+        )
+        return {(row["outcome"], bool(row["dry_run"])): row["number"] for row in rows}
 
     def throughput(self, since: float, span: float) -> list[Bucket]:
         """What ended since then, in buckets of `span` seconds from then on, those in which something did."""
-        with self._reading() as connection:
-            if connection is None:
-                return []
-            rows = connection.execute(
-                "SELECT CAST((ended - ?) / ? AS INTEGER), outcome, "
-                "CASE WHEN outcome = 'published' AND dry_run = 0 "
-                "THEN max(0.0, ended - max(saved_at, coalesce(due_at, 0.0))) END "
-                "FROM attempts WHERE stale IN (0, 1) AND ended >= ? AND outcome IS NOT NULL",
-                (since, span, since),
-            ).fetchall()
+        wheres, values = self._ours()
+        where = " AND ".join([*wheres, "a.stale IN (0, 1) AND a.ended >= ? AND a.outcome IS NOT NULL"])
+        rows = self._ask(
+            f"SELECT {self._number} AS number, a.outcome, "  # noqa: S608 - as above
+            "CASE WHEN a.outcome = 'published' AND a.dry_run = 0 AND a.saved_at IS NOT NULL THEN "
+            f"{self._later}(0.0, a.ended - {self._later}(a.saved_at, coalesce(a.due_at, 0.0))) END AS waited "
+            f"FROM attempts a WHERE {where}",
+            (since, span, *values, since),
+        )
         counts: dict[int, dict[str, int]] = {}
         waits: dict[int, list[float]] = {}
-        for number, outcome, waited in rows:
+        for number, outcome, waited in map(tuple, rows):
             bucket = counts.setdefault(number, {})
             bucket[outcome] = bucket.get(outcome, 0) + 1
             if waited is not None:
@@ -253,16 +279,27 @@ class History:
             for number in sorted(counts)
         ]
 
+    def _receipts(self, query: str, values: Sequence[object]) -> list[Receipt]:
+        return [_receipt(row) for row in self._ask(query, values)]
+
+
+class FileHistory(History):
+    """The history of a site that has a folder of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+
     def close(self) -> None:
         """Let go of the file."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _receipts(self, query: str, values: Sequence[object]) -> list[Receipt]:
+    def _ask(self, query: str, values: Sequence[object]) -> Sequence[sqlite3.Row]:
         with self._reading() as connection:
-            rows = [] if connection is None else connection.execute(query, values).fetchall()
-        return [_receipt(row) for row in rows]
+            return [] if connection is None else connection.execute(query, values).fetchall()
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
@@ -293,7 +330,7 @@ class History:
             raise HistoryUnreadableError(f"the history {self._path} cannot be read: {error}") from error
 
 
-def _receipt(row: sqlite3.Row) -> Receipt:
+def _receipt(row: _Row) -> Receipt:
     return Receipt(
         id=row["id"],
         job_id=row["job_id"],

@@ -12,7 +12,6 @@ from briter_worker.events import (
     DeadLettered,
     Event,
     Failed,
-    JobEvent,
     JobOutcome,
     JobStarted,
     NoPaths,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INTERRUPTED = "interrupted"
-_FIRST_PHASE = "validate"
+FIRST_PHASE = "validate"
 _MOST_PHASES = 100
 """A batch that the remote refuses in part goes through many: halved, each half pushed."""
 
@@ -77,22 +76,22 @@ class Recorder:
                 case JobStarted():
                     self._start(connection, at, event)
                 case JobOutcome():
-                    self._end(connection, at, event, _outcome(event))
+                    self._end(connection, ended(event, at, self._target))
                     self._open = max(0, self._open - 1)
                 case Superseded() | Cancelled() | Quarantined():
-                    self._end(connection, at, event, _fate(event))
+                    self._end(connection, ended(event, at, self._target))
                 case _:
                     pass
             connection.execute(
                 "INSERT INTO moments (at, event, data) VALUES (?, ?, ?)",
-                (at, event.name, json.dumps(entry(event, at), ensure_ascii=False, separators=(",", ":"))),
+                (at, event.name, told(event, at)),
             )
 
     def _start(self, connection: sqlite3.Connection, at: float, event: JobStarted) -> None:
         if not self._open or self._drain is None:
-            phases = json.dumps([[_FIRST_PHASE, at, None]])
+            phases = json.dumps([[FIRST_PHASE, at, None]])
             self._drain = connection.execute(
-                "INSERT INTO drains (began, phase, phases) VALUES (?, ?, ?)", (at, _FIRST_PHASE, phases)
+                "INSERT INTO drains (began, phase, phases) VALUES (?, ?, ?)", (at, FIRST_PHASE, phases)
             ).lastrowid
         self._open += 1
         # One that its worker did not live to end.
@@ -100,53 +99,75 @@ class Recorder:
             "UPDATE attempts SET outcome = ?, ended = ? WHERE job_id = ? AND outcome IS NULL",
             (INTERRUPTED, at, storable(event.job_id)),
         )
-        self._insert(
-            connection,
-            drain=self._drain,
-            job_id=storable(event.job_id),
-            slug=storable(event.slug),
-            title=storable(event.title),
-            attempt=event.attempt,
-            saved_at=event.saved_at,
-            due_at=event.due_at,
-            began=at,
-            dry_run=int(event.dry_run),
-        )
+        self._insert(connection, drain=self._drain, **begun(event, at))
 
     def _progress(self, connection: sqlite3.Connection, at: float, event: Progress) -> None:
         if self._drain is None:
             return
         row = connection.execute("SELECT phases FROM drains WHERE id = ?", (self._drain,)).fetchone()
         phases: list[list[Any]] = json.loads(row[0])
-        if phases[-1][0] != event.phase and len(phases) < _MOST_PHASES:
-            phases[-1][2] = phases[-1][2] or at
-            phases.append([event.phase, at, None])
-        if event.total and event.done >= event.total:
-            phases[-1][2] = at
+        follow(phases, event, at)
         connection.execute(
             "UPDATE drains SET phase = ?, done = ?, total = ?, phases = ? WHERE id = ?",
             (event.phase, event.done, event.total, json.dumps(phases), self._drain),
         )
 
-    def _end(self, connection: sqlite3.Connection, at: float, event: JobEvent, facts: dict[str, Any]) -> None:
-        facts = {**facts, "outcome": event.name, "ended": at}
-        if isinstance(event, Published):
-            facts["href"] = self._target.href(event.slug)
-        if isinstance(event, JobOutcome):
-            facts |= {"branch": self._target.branch, "remote": self._target.remote}
-        names = ", ".join(f'"{name}" = :{name}' for name in facts)
+    def _end(self, connection: sqlite3.Connection, facts: dict[str, Any]) -> None:
+        names = ", ".join(f'"{name}" = :{name}' for name in facts if name not in ("job_id", "slug"))
         # A batch that a dead worker left is settled without a new start.
         changed = connection.execute(
             f"UPDATE attempts SET {names} WHERE job_id = :job_id AND outcome IS NULL",  # noqa: S608 - our own names
-            {**facts, "job_id": storable(event.job_id)},
+            facts,
         ).rowcount
         if not changed:
-            self._insert(connection, job_id=storable(event.job_id), slug=storable(event.slug), **facts)
+            self._insert(connection, **facts)
 
     def _insert(self, connection: sqlite3.Connection, **row: object) -> None:
         names = ", ".join(f'"{name}"' for name in row)
         marks = ", ".join(f":{name}" for name in row)
         connection.execute(f"INSERT INTO attempts ({names}) VALUES ({marks})", row)  # noqa: S608 - as above
+
+
+def begun(event: JobStarted, at: float) -> dict[str, Any]:
+    """What is known of an attempt when it begins."""
+    return {
+        "job_id": storable(event.job_id),
+        "slug": storable(event.slug),
+        "title": storable(event.title),
+        "attempt": event.attempt,
+        "saved_at": event.saved_at,
+        "due_at": event.due_at,
+        "began": at,
+        "dry_run": int(event.dry_run),
+    }
+
+
+def ended(
+    event: JobOutcome | Superseded | Cancelled | Quarantined, at: float, target: Target
+) -> dict[str, Any]:
+    """What its end adds to that."""
+    facts = _outcome(event) if isinstance(event, JobOutcome) else _fate(event)
+    facts |= {"job_id": storable(event.job_id), "slug": storable(event.slug)}
+    facts |= {"outcome": event.name, "ended": at}
+    if isinstance(event, Published):
+        facts["href"] = target.href(event.slug)
+    if isinstance(event, JobOutcome):
+        facts |= {"branch": target.branch, "remote": target.remote}
+    return facts
+
+
+def follow(phases: list[list[Any]], event: Progress, at: float) -> None:
+    """Add to a drain's phases what the event says of them."""
+    if phases[-1][0] != event.phase and len(phases) < _MOST_PHASES:
+        phases[-1][2] = phases[-1][2] or at
+        phases.append([event.phase, at, None])
+    if event.total and event.done >= event.total:
+        phases[-1][2] = at
+
+
+def told(event: Event, at: float) -> str:
+    """The event as the live stream tells it."""
+    return json.dumps(entry(event, at), ensure_ascii=False, separators=(",", ":"))
 
 
 def _outcome(event: JobOutcome) -> dict[str, Any]:

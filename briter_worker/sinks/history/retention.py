@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import sqlite3
 
-_DAY = 86400.0
-_STEP = 1000
+DAY = 86400.0
+STEP = 1000
 """As many rows in one transaction: a reader or a save never waits long."""
 _MOMENTS = 20_000
 """The live stream goes back so far; who was away for longer starts afresh."""
@@ -29,11 +29,8 @@ class Retired:
 
     stale: int
     deleted: int
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing more is to be done for now."""
-        return max(self.stale, self.deleted) < _STEP
+    is_whole: bool
+    """Whether nothing more is to be done for now."""
 
 
 def retire(connection: sqlite3.Connection, retention: Retention, now: float) -> Retired:
@@ -43,12 +40,12 @@ def retire(connection: sqlite3.Connection, retention: Retention, now: float) -> 
         deleted = connection.execute(
             "DELETE FROM attempts WHERE id IN (SELECT id FROM attempts WHERE ended < ? AND stale IN (0, 1) "
             "AND outcome IS NOT NULL LIMIT ?)",
-            (now - retention.keep_days * _DAY, _STEP),
+            (now - retention.keep_days * DAY, STEP),
         ).rowcount
         stale = connection.execute(
             "UPDATE attempts SET stale = 1 WHERE id IN (SELECT id FROM attempts WHERE stale = 0 "
             "AND ended < ? AND outcome IS NOT NULL LIMIT ?)",
-            (now - retention.stale_days * _DAY, _STEP),
+            (now - retention.stale_days * DAY, STEP),
         ).rowcount
         if deleted:
             connection.execute(
@@ -63,4 +60,4 @@ def retire(connection: sqlite3.Connection, retention: Retention, now: float) -> 
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    return Retired(stale, deleted)
+    return Retired(stale, deleted, is_whole=max(stale, deleted) < STEP)

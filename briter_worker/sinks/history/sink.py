@@ -9,7 +9,7 @@ from briter_worker.events import Event, HistoryRetired, JobStarted, Progress
 from briter_worker.sinks.history.database import SCHEMA
 from briter_worker.sinks.history.recording import Recorder
 from briter_worker.sinks.history.retention import retire
-from briter_worker.sinks.storing import Storing
+from briter_worker.sinks.storing import FileStoring
 
 if TYPE_CHECKING:
     import sqlite3
@@ -24,7 +24,23 @@ _PROGRESS_EVERY = 0.25
 _RETIRE_EVERY = 3600.0
 
 
-class HistorySink(Storing[tuple[float, Event]]):
+class Pace:
+    """Which of a drain's progress is worth a row."""
+
+    def __init__(self) -> None:
+        self._shown: tuple[str, float] = ("", 0.0)
+
+    def is_news(self, event: Progress) -> bool:
+        """A phase's beginning and end always are; what lies between, a few times a second."""
+        phase, told = self._shown
+        now = time.monotonic()
+        if event.phase == phase and event.done < event.total and now - told < _PROGRESS_EVERY:
+            return False
+        self._shown = (event.phase, now)
+        return True
+
+
+class HistorySink(FileStoring[tuple[float, Event]]):
     """Stores what happens, within a moment."""
 
     def __init__(
@@ -42,12 +58,12 @@ class HistorySink(Storing[tuple[float, Event]]):
         self._retention = retention
         self._announce = announce
         self._clock = clock
-        self._shown: tuple[str, float] = ("", 0.0)
+        self._pace = Pace()
         self._retire_at = 0.0
 
     def __call__(self, event: Event) -> None:
         """Take note of the event."""
-        if not isinstance(event, Progress) or self._is_news(event):
+        if not isinstance(event, Progress) or self._pace.is_news(event):
             # A start is soon followed by more; who waits for progress waits for its phase.
             self.put((self._clock(), event), soon=not isinstance(event, JobStarted))
 
@@ -59,7 +75,7 @@ class HistorySink(Storing[tuple[float, Event]]):
         """The transaction was given up."""
         self._recorder.forget()
 
-    def rest(self, connection: sqlite3.Connection) -> None:
+    def tidy(self, connection: sqlite3.Connection) -> None:
         """Let old receipts go, now and then."""
         if time.monotonic() < self._retire_at:
             return
@@ -68,12 +84,3 @@ class HistorySink(Storing[tuple[float, Event]]):
             self._retire_at = time.monotonic() + _RETIRE_EVERY
         if retired.stale or retired.deleted:
             self._announce(HistoryRetired(stale=retired.stale, deleted=retired.deleted))
-
-    def _is_news(self, event: Progress) -> bool:
-        """A phase's beginning and end always are; what lies between, a few times a second."""
-        phase, told = self._shown
-        now = time.monotonic()
-        if event.phase == phase and event.done < event.total and now - told < _PROGRESS_EVERY:
-            return False
-        self._shown = (event.phase, now)
-        return True

@@ -32,12 +32,14 @@ class Message:
     data: dict[str, Any]
 
     @classmethod
-    def of(cls, event: Event, at: float, href: Callable[[str], str | None]) -> Message | None:
-        """The message that the event is worth; None for most events."""
+    def of(
+        cls, event: Event, at: float, href: Callable[[str], str | None], site: str | None = None
+    ) -> Message | None:
+        """The message that the event, of this site in a cluster, is worth; None for most events."""
         topic = topic_of(event)
         if topic is None:
             return None
-        data = {key: value for key, value in entry(event, at).items() if key not in _LEFT_OUT}
+        data = {key: value for key, value in entry(event, at, site).items() if key not in _LEFT_OUT}
         match event:
             case ConditionChanged():
                 data = {"condition": None, "failure": None} | data
@@ -64,7 +66,8 @@ class Message:
                 said = "Publishing works again"
             case _:
                 said = f"Publishing is held up: {data['condition']}"
-        return said[:_MOST_TEXT]
+        whose = f"{data['site']}: " if data.get("site") else ""
+        return f"{whose}{said}"[:_MOST_TEXT]
 
 
 def topic_of(event: Event) -> str | None:

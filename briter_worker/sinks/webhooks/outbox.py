@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from briter_worker.sinks.sqlite import Schema
+from briter_worker.sinks.sqlite import Schema, open_to_write
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator
     from pathlib import Path
 
-_LEASE = 60.0
-_FURTHEST = 2 * 86400.0
+LEASE = 60.0
+FURTHEST = 2 * 86400.0
 """Nothing is put off for longer: what seems to be was put off before the clock was set back."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS deliveries (
@@ -89,12 +89,24 @@ def add(connection: sqlite3.Connection, delivery: Delivery) -> None:
 
 
 class Outbox:
-    """The sender's side. Raises sqlite3.Error; then nothing was changed."""
+    """The sender's side. Raises sqlite3.Error and OSError; then nothing was changed."""
 
-    def __init__(self, connection: sqlite3.Connection, mark: Mark, *, build_interval: float) -> None:
-        self._connection = connection
+    def __init__(self, path: Path, mark: Mark, *, build_interval: float) -> None:
+        self._path = path
+        self._connection = open_to_write(path, SCHEMA, mode=MODE)
+        self._opened = path.stat().st_ino
+        # Others write in the same file, and never for long.
+        self._connection.execute("PRAGMA busy_timeout = 5000")
         self._mark = mark
         self._build_interval = build_interval
+
+    def is_current(self) -> bool:
+        """Whether the file is still the one that was opened: a spoilt one is put aside."""
+        return self._path.stat().st_ino == self._opened
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
 
     def take(self, now: float) -> Delivery | None:
         """The next that is due, leased, its attempt counted; None when nothing is due."""
@@ -102,14 +114,14 @@ class Outbox:
             for row in connection.execute(
                 "SELECT id, message, url, created, content_type, body, build, attempts FROM deliveries "
                 "WHERE due <= ? OR due > ? ORDER BY due, id LIMIT 100",
-                (now, now + _FURTHEST),
+                (now, now + FURTHEST),
             ).fetchall():
                 number, message, url, created, content_type, body, build, attempts = row
                 if build and not self._may_build(connection, number, url, now):
                     continue
                 connection.execute(
                     "UPDATE deliveries SET leased = 1, attempts = attempts + 1, due = ? WHERE id = ?",
-                    (now + _LEASE, number),
+                    (now + LEASE, number),
                 )
                 return Delivery(message, url, created, content_type, body, bool(build), number, attempts + 1)
         return None

@@ -11,20 +11,17 @@ import sqlite3
 import threading
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.errors import for_people
-from briter_worker.sinks.sqlite import open_to_write
 from briter_worker.sinks.webhooks.endpoints import AddressRefusedError, origin_of
-from briter_worker.sinks.webhooks.outbox import MODE, SCHEMA, Delivery, Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from standardwebhooks.webhooks import Webhook
 
-    from briter_worker.sinks.webhooks.outbox import Mark
+    from briter_worker.sinks.webhooks.outbox import Delivery
     from briter_worker.sinks.webhooks.posting import Answer, Poster
 
 DELAYS = (5.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
@@ -40,26 +37,56 @@ _OK, _REDIRECTS, _CLIENT_ERRORS = range(200, 300), range(300, 400), range(400, 5
 _GONE, _TOO_MANY, _REQUEST_TIMEOUT = 410, 429, 408
 
 
+class Box(Protocol):
+    """What is to be sent. Raises sqlite3.Error and OSError; then nothing was changed."""
+
+    def take(self, now: float) -> Delivery | None:
+        """The next that is due, leased, its attempt counted; None when nothing is due."""
+        ...
+
+    def remove(self, delivery: Delivery) -> None:
+        """It was received, or is given up."""
+        ...
+
+    def give_up(self, delivery: Delivery, *, also_before: float) -> int:
+        """It, and what has waited for its receiver since before then, is not sent; how many those are."""
+        ...
+
+    def put_off(self, delivery: Delivery, due: float, error: str, *, all_of_url: bool) -> None:
+        """To be tried again then; with `all_of_url`, nothing else is sent there before."""
+        ...
+
+    def next_due(self) -> float | None:
+        """When there is something to send; None when nothing is left."""
+        ...
+
+    def is_current(self) -> bool:
+        """Whether it need not be opened anew."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
 class Sender:
     """One for each process; it starts with the first `wake`."""
 
     def __init__(
         self,
-        path: Path,
-        mark: Mark,
+        opened: Callable[[], Box],
         *,
+        where: str,
         secret: str,
         allow_private: bool,
-        build_interval: float,
         complain: Callable[[str], None],
         clock: Callable[[], float] = time.time,
         delays: Sequence[float] = DELAYS,
     ) -> None:
-        self._path = path
-        self._mark = mark
+        self._open = opened
+        self._where = where
         self._secret = secret
         self._allow_private = allow_private
-        self._build_interval = build_interval
         self._complain = complain
         self._clock = clock
         self._delays = delays
@@ -105,19 +132,15 @@ class Sender:
                 try:
                     done = self._work(poster)
                 except (sqlite3.Error, OSError) as error:
-                    self._tell("", f"the webhooks' file {self._path} cannot be used: {error}")
+                    self._tell("", f"{self._where} cannot be used: {error}")
                     self._rest(_TROUBLE)
         finally:
             poster.close()
 
     def _work(self, poster: Poster) -> bool:
-        """Send until the worker ends; False when the file is to be opened anew. Raises as sqlite3 and os."""
-        connection = open_to_write(self._path, SCHEMA, mode=MODE)
-        opened = self._path.stat().st_ino
+        """Send until the worker ends; False when the box is to be opened anew. Raises as `Box` does."""
+        outbox = self._open()
         try:
-            # Others write in the same file, and never for long.
-            connection.execute("PRAGMA busy_timeout = 5000")
-            outbox = Outbox(connection, self._mark, build_interval=self._build_interval)
             while self._is_to_go_on():
                 if self._news:
                     self._let_drain_end()
@@ -129,12 +152,12 @@ class Sender:
                 if self._until is not None and not self._news:
                     break
                 self._rest(_LONGEST_REST if due is None else due - self._clock())
-                if self._path.stat().st_ino != opened:
-                    return False  # a spoilt one was put aside
+                if not outbox.is_current():
+                    return False
             outbox.next_due()
             return True
         finally:
-            connection.close()
+            outbox.close()
 
     def _let_drain_end(self) -> None:
         """A thousand messages would compete with the thousand publications that they are about."""
@@ -153,7 +176,7 @@ class Sender:
                 self._wake.wait(min(max(seconds, 0.0), _LONGEST_REST))
             self._news = False
 
-    def _send(self, poster: Poster, outbox: Outbox, delivery: Delivery) -> None:
+    def _send(self, poster: Poster, outbox: Box, delivery: Delivery) -> None:
         left = {} if self._until is None else {"within": self._until - time.monotonic()}
         try:
             answer = poster.post(delivery.url, self._headers(delivery), delivery.body.encode(), **left)
@@ -164,7 +187,7 @@ class Sender:
         else:
             self._settle(outbox, delivery, answer)
 
-    def _settle(self, outbox: Outbox, delivery: Delivery, answer: Answer) -> None:
+    def _settle(self, outbox: Box, delivery: Delivery, answer: Answer) -> None:
         status = answer.status
         said = f"it answers {status}"
         if status in _OK:
@@ -180,7 +203,7 @@ class Sender:
             self._fail(outbox, delivery, said, busy=busy, wait=answer.retry_after)
 
     def _fail(
-        self, outbox: Outbox, delivery: Delivery, error: str, *, busy: bool, wait: float | None = None
+        self, outbox: Box, delivery: Delivery, error: str, *, busy: bool, wait: float | None = None
     ) -> None:
         if delivery.attempts > len(self._delays):
             # Nothing else was sent there meanwhile. What has waited behind this message for as long as it may
@@ -192,7 +215,7 @@ class Sender:
         outbox.put_off(delivery, self._clock() + delay, error, all_of_url=busy)
 
     def _give_up(
-        self, outbox: Outbox, delivery: Delivery, error: str, *, also_before: float = -math.inf
+        self, outbox: Box, delivery: Delivery, error: str, *, also_before: float = -math.inf
     ) -> None:
         others = outbox.give_up(delivery, also_before=also_before) - 1
         what = "build hook" if delivery.build else "webhook"
