@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
+import psycopg
+from psycopg.sql import SQL, Identifier
+
 from briter_worker.cluster.waking import wake
 
 if TYPE_CHECKING:
@@ -58,6 +61,11 @@ class Cluster:
         with self.database.transaction() as connection:
             row = connection.execute(query.encode(), values or None).fetchone()
         return row[0] if row else None
+
+    def vacuum(self, table: str) -> None:
+        """What Postgres knows of the table is what is in it."""
+        with psycopg.connect(self.conninfo, autocommit=True) as connection:
+            connection.execute(SQL("VACUUM ANALYZE {}").format(Identifier(table)))
 
     def add_sites(self, *names: str) -> None:
         for name in names:

@@ -361,6 +361,26 @@ def test_a_host_that_cannot_reach_postgres_at_its_start_says_so(cluster: Cluster
         run.ended(60)
 
 
+def test_the_next_site_is_found_at_once_among_thousands_that_nobody_expected(cluster: Cluster) -> None:
+    # What Postgres knows of the table is that it is empty.
+    cluster.vacuum("procrastinate_jobs")
+    wake(cluster.database, [f"site{number}" for number in range(5000)])
+
+    async def take() -> float:
+        engine = Engine(cluster.conninfo)
+        await engine.open()
+        began = time.monotonic()
+        for _ in range(4):
+            order = await engine.take()
+            assert order is not None
+            await engine.finish(order)
+        took = time.monotonic() - began
+        await engine.close()
+        return took
+
+    assert asyncio.run(take()) < 2.0  # some milliseconds; ten seconds where each is compared with each
+
+
 # Hosts as processes, which die.
 
 
