@@ -6,20 +6,24 @@ it, a queue folder, and the worker as a process of its own.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 PREFIX = "[briter-worker] "
 PERSON = ("-c", "user.name=A Person", "-c", "user.email=person@example.org")
@@ -82,15 +86,24 @@ class Site:
     def make(cls, root: Path) -> Site:
         """A bare remote with one commit on `main`, cloned, with `content/posts` in it."""
         site = cls(root)
-        site.git("init", "--quiet", "--bare", "--initial-branch=main", str(site.remote), cwd=root)
-        site.git("clone", "--quiet", str(site.remote), str(site.worktree), cwd=root)
-        site.git("symbolic-ref", "HEAD", "refs/heads/main")
-        site.write_post("content/posts/welcome.md", "# Welcome\n")
-        site.git("add", "--all")
-        site.git("commit", "--quiet", "--message=Start the site")
-        site.git("push", "--quiet", "--set-upstream", "origin", "main")
+        template = _template()
+        for part in (site.remote, site.worktree):
+            # Links and times as they are: for git, but for the inodes, nothing has changed.
+            shutil.copytree(template / part.name, part, symlinks=True, dirs_exist_ok=True)
+        config = site.worktree / ".git" / "config"
+        config.write_text(config.read_text().replace(str(template), str(root)))
+        site.git("update-index", "--refresh", "-q")
         site.queue.mkdir(parents=True)
         return site
+
+    def _begin(self) -> None:
+        self.git("init", "--quiet", "--bare", "--initial-branch=main", str(self.remote), cwd=self.root)
+        self.git("clone", "--quiet", str(self.remote), str(self.worktree), cwd=self.root)
+        self.git("symbolic-ref", "HEAD", "refs/heads/main")
+        self.write_post("content/posts/welcome.md", "# Welcome\n")
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message=Start the site")
+        self.git("push", "--quiet", "--set-upstream", "origin", "main")
 
     def git(self, *args: str, cwd: Path | None = None) -> str:
         """Run git as a person would, in the worktree or in `cwd`; its output, stripped."""
@@ -190,6 +203,15 @@ class Site:
             check=False,
         )
         return done.stdout.decode() if done.returncode == 0 else None
+
+
+@functools.cache
+def _template() -> Path:
+    """A site as it begins, made once: with git, it takes longer than many a test."""
+    folder = Path(tempfile.mkdtemp(prefix="briter-template-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    Site(folder)._begin()  # noqa: SLF001 - of this module
+    return folder
 
 
 def eventually(condition: Callable[[], object], *, within: float = 20.0) -> None:
