@@ -5,9 +5,11 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from postgres import PASSWORD, add_site
 
+from briter_worker.errors import for_people
 from briter_worker.queues.postgres import versions
 from briter_worker.queues.postgres.database import Database, DatabaseError, VersionError
 
@@ -87,3 +89,29 @@ def test_a_name_that_is_not_there_is_told_without_the_password(postgres_server: 
         database.version()
     assert "nowhere" in str(told.value)
     assert PASSWORD not in "".join(traceback.format_exception(told.value))
+
+
+def test_the_password_is_shown_nowhere_once_the_url_is_known() -> None:
+    Database("postgresql://u:an-unlikely-secret-0815@127.0.0.1/x")
+    assert "0815" not in for_people("the server said: an-unlikely-secret-0815 is wrong")
+
+
+def test_a_pipeline_in_which_nobody_waits_for_an_answer_is_committed_all_the_same(database: Database) -> None:
+    with database.transaction(pipelined=True) as connection:
+        connection.execute("INSERT INTO sites (name) VALUES ('one')")
+        connection.execute("INSERT INTO sites (name) VALUES ('two')")
+    with database.asking() as connection:
+        assert connection.execute("SELECT count(*) FROM sites").fetchone() == (2,)
+
+
+def test_a_mistake_in_a_pipeline_undoes_all_of_it(database: Database) -> None:
+    def write() -> None:
+        with database.transaction(pipelined=True) as connection:
+            connection.execute("INSERT INTO sites (name) VALUES ('one')")
+            connection.execute("INSERT INTO sites (name) VALUES ('one')")
+
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        write()
+    with database.asking() as connection:
+        assert connection.execute("SELECT count(*) FROM sites").fetchone() == (0,)
+    add_site(database)

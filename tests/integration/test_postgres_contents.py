@@ -15,6 +15,7 @@ from briter_worker.job import State, format_time
 from briter_worker.ports import Delivered, Delivery
 from briter_worker.queues.postgres import contents, tokens
 from briter_worker.queues.postgres.contents import PART, ContentChangedError, Values, blob_of
+from briter_worker.queues.postgres.database import Database
 from briter_worker.queues.postgres.deliveries import PostgresDeliveries
 from briter_worker.queues.postgres.queue import PostgresQueue
 from briter_worker.queues.postgres.tokens import SiteMissingError
@@ -24,8 +25,9 @@ from briter_worker.strictjson import MalformedJobError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from postgres import Server
+
     from briter_worker.ports import Batch
-    from briter_worker.queues.postgres.database import Database
 
 
 @dataclass
@@ -421,3 +423,35 @@ def test_contents_that_something_else_left_behind_are_tidied_up(bench: Bench) ->
 def test_a_post_for_a_site_that_is_not_there_is_refused(bench: Bench) -> None:
     with pytest.raises(SiteMissingError, match="site add elsewhere"):
         submit(bench.database, "elsewhere", {"slug": "a", "paths": ["a"]})
+
+
+def test_a_drain_takes_as_many_statements_for_many_jobs_as_for_one(
+    postgres_server: Server, database_url: str
+) -> None:
+    told = "-c%20log_statement%3Dall%20-c%20log_min_messages%3Dlog"
+    counts = []
+    with Database(f"{database_url}?options={told}", connections=1) as database:
+        bench = Bench(database)
+        log = postgres_server.folder / "log"
+        for count in (1, 1, 150):
+            saves = [
+                ({"slug": f"s{n}", "paths": ["x"]}, Values.of({f"{n}.md": str(n).encode()}, saved_at=NOW))
+                for n in range(count)
+            ]
+            submit_many(database, "site", saves, now=NOW)
+            before = log.stat().st_size
+            bench.queue = bench.drain()
+            assert bench.queue.recover(NOW) == ()
+            batch = bench.claim()
+            assert len(batch.claims) == count
+            bench.queue.held_paths(NOW)
+            bench.queue.cancelled(batch)
+            bench.finish(batch)
+            bench.queue.revive(NOW)
+            bench.queue.next_due(NOW)
+            with log.open("rb") as lines:
+                lines.seek(before)
+                counts.append(sum(b"LOG:  " in line for line in lines))
+        assert bench.count("publications") == 0
+    assert 10 < counts[1] < 40
+    assert counts[2] == counts[1]
