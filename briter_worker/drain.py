@@ -11,7 +11,7 @@ from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from briter_worker.attempts import Attempts
-from briter_worker.errors import Failure, LockLostError, PublishError, Stopped, explained
+from briter_worker.errors import AwayError, Failure, LockLostError, PublishError, Stopped, explained
 from briter_worker.events import Flushed, JobStarted, Quarantined, Revived, Superseded, Warned
 from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Outcome, Request
@@ -30,7 +30,8 @@ _UNREACHABLE = frozenset({Failure.NETWORK, Failure.TIMEOUT})
 class Drain:
     """Empties one site's queue through one publisher, until `stopping`.
 
-    Raises LockLostError, with nothing left claimed, when the site may be another worker's.
+    Raises LockLostError, with nothing left claimed, when the site may be another worker's; AwayError when the
+    queue cannot be asked: what is claimed then, the next one's `recover` finds.
     """
 
     def __init__(
@@ -161,6 +162,14 @@ class Drain:
             with suppress(OSError):
                 self._release(batch, work)
                 self._queue.close(batch)
+            raise
+        except AwayError:
+            # Nothing that could go to the remote has been planned: they wait as before. Else the next drain
+            # asks the remote.
+            if not work.plans:
+                with suppress(OSError):
+                    self._release(batch, work)
+                    self._queue.close(batch)
             raise
         except Stopped:
             return self._stopped(batch, work)

@@ -178,6 +178,10 @@ class LockLostError(Exception):
         super().__init__(for_people(text))
 
 
+class AwayError(OSError):
+    """What keeps the jobs cannot be asked now, so that nothing can be decided about any of them."""
+
+
 class UsageError(Exception):
     """The command or its configuration cannot be used as given: exit 2, one line."""
 

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.cluster.engine import EngineError
-from briter_worker.errors import LockLostError, Loss, PublishError, UsageError, explained, for_people
+from briter_worker.errors import (
+    AwayError,
+    LockLostError,
+    Loss,
+    PublishError,
+    UsageError,
+    explained,
+    for_people,
+)
 from briter_worker.events import Warned
 from briter_worker.settling import Tally
 from briter_worker.worker import pause_after
@@ -51,7 +59,7 @@ class Outage:
         self._what = what
         self._since: float | None = None
 
-    def met(self, error: EngineError) -> None:
+    def met(self, error: OSError) -> None:
         """It has just failed."""
         if self._since is None:
             self._since = time.monotonic()
@@ -171,6 +179,10 @@ class Slots:
             self._warn(site, str(lost))
             if lost.reason is not Loss.ERROR:
                 return Left()  # whoever has it goes on with it
+            self._put_off(site)
+            return Left(Tally(failed=1))
+        except AwayError as error:
+            self._outage.met(error)
             self._put_off(site)
             return Left(Tally(failed=1))
         except Exception as error:  # noqa: BLE001 - whatever happens to one site is not the others' end

@@ -9,7 +9,7 @@ from drain_bench import Bench
 from queue_engines import MAX_ATTEMPTS, NOW, Disk
 
 from briter_worker.drain import hopeless
-from briter_worker.errors import Failure, LockLostError, PublishError, Stopped
+from briter_worker.errors import AwayError, Failure, LockLostError, PublishError, Stopped
 from briter_worker.job import Job, State, format_time
 from briter_worker.ports import Claim
 from briter_worker.settling import Tally
@@ -93,6 +93,30 @@ def test_a_lost_lock_gives_the_jobs_back_uncounted_and_ends_the_drain(bench: Ben
     assert bench.publisher.asked == []
     bench.start()
     assert bench.drain.recover() == Tally()
+
+
+def test_a_queue_that_is_away_for_a_moment_costs_no_attempt(bench: Bench) -> None:
+    def away() -> None:
+        raise AwayError("no answer")
+
+    bench.save("a", "b")
+    bench.publisher.while_reading = away
+    with pytest.raises(AwayError):
+        bench.drain.run()
+    assert {bench.state("a"), bench.state("b")} == {(State.PENDING, 0)}
+    assert bench.names() == ["start", "start"]
+
+
+def test_what_may_have_been_pushed_while_the_queue_went_away_is_settled_with_it(bench: Bench) -> None:
+    bench.save("a")
+    bench.publisher.steps.append(AwayError("no answer"))
+    with pytest.raises(AwayError):
+        bench.drain.run()
+    assert bench.names() == ["start"]
+    bench.start()
+    bench.publisher.remote.append(True)
+    assert bench.drain.recover() == Tally(settled=1)
+    assert bench.names() == ["start", "published"]
 
 
 def test_a_stop_gives_back_what_did_not_land(bench: Bench) -> None:

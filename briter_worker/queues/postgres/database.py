@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import conninfo
-from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from briter_worker.errors import conceal, for_people
+from briter_worker.errors import AwayError, conceal, for_people
 from briter_worker.queues.postgres import versions
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ _SURROUNDINGS = (
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
-class DatabaseError(OSError):
+class DatabaseError(AwayError):
     """Postgres could not do it; the text says why and what to do, and shows no credentials."""
 
 
@@ -103,10 +102,9 @@ class Database:
             if not pipelined:
                 yield connection
                 return
-            with connection.pipeline() as pipeline:
+            with connection.pipeline():
                 yield connection
-                if connection.info.transaction_status is TransactionStatus.IDLE:
-                    pipeline.sync()  # nothing has been sent yet, and so there would be nothing to commit
+                # Together with what was sent last; where nothing was sent yet, the pool does it.
                 connection.commit()
 
     @contextlib.contextmanager
