@@ -58,9 +58,11 @@ def main() -> int:
     about = machine()
     sections: list[Section] = []
     failed = False
+    result = asked.what + ("-quick" if asked.quick else "")
     with laboratory(Scale(quick=asked.quick)) as lab:
-        for name in names:
+        for number, name in enumerate(names, 1):
             began = time.monotonic()
+            say(f"{name}, {number} of {len(names)}")
             try:
                 sections.append(_BENCHMARKS[name](lab))
             except Exception as error:  # noqa: BLE001 - the others go on, and this one is shown as missing
@@ -69,8 +71,9 @@ def main() -> int:
                 sections.append(Section(name.capitalize(), "", notes=[f"{name}: not measured: {error}"]))
             say(f"{name} took {time.monotonic() - began:.0f} s")
             print(sections[-1].plain(), flush=True)
-    for file in write(asked.what + ("-quick" if asked.quick else ""), sections, about):
-        print(f"    written: benchmarks/results/{file.name}")
+            # After each: who has to end it early keeps what was measured.
+            for file in write(result, {name: sections[-1]}, about, names):
+                say(f"written: benchmarks/results/{file.name}")
     if asked.what == "all":
         _show(check=False)
     met = all(check.met for section in sections for check in section.checks)

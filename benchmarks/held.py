@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.lab import daemon, memory_of, say, timed, worker
+from benchmarks.lab import daemon, memory_of, say, timed, wait_for, worker
 from benchmarks.report import Check, Plot, Section, Series, ratio
+from briter_worker.queues.disk import DiskQueue
 
 if TYPE_CHECKING:
+    import subprocess
+
     from benchmarks.lab import Lab, Site
 
 _WHAT = """\
 Jobs on hold, the worker as a service, the folder polled each second for {seconds} s after it had read them \
 all. Where the kernel tells of every write, all files are looked at once in five minutes; a fifth of such a \
-look is counted as part of a minute. The cold start is `run --once` with these jobs, less an empty one, \
-beside reading and parsing the files in plain Python, in turns."""
+look, measured in a process of its own, is counted as part of a minute. A save of a post that is due, with \
+these on hold: what the service and its git take of the processor. The cold start is `run --once` with them, \
+less an empty one, beside reading and parsing the files in plain Python, in turns."""
 _POSTS = 100
 _TICK = os.sysconf("SC_CLK_TCK")
 _SETTLED = 0.05
@@ -33,6 +38,7 @@ def measure(lab: Lab) -> Section:
     jobs = counts[-1]
     idle: dict[int, float] = {}
     memory: dict[int, float] = {}
+    saves: dict[int, float] = {}
     cold: list[float] = []
     plain: list[float] = []
     with lab.site(_POSTS) as site:
@@ -44,7 +50,8 @@ def measure(lab: Lab) -> Section:
                 partial.rename(partial.with_suffix(".json"))
             there = count
             os.sync()
-            idle[count], look, memory[count], peak = _watched(site, seconds if count == jobs else seconds / 4)
+            wait = seconds if count == jobs else seconds / 4
+            idle[count], look, saves[count], memory[count], peak = _watched(site, wait)
         say("held, cold starts")
         nowhere = site.environment(BRITER_QUEUE_ROOT=str(site.root / "empty"))
         for _ in range(3 if lab.scale.quick else 5):
@@ -64,6 +71,7 @@ def measure(lab: Lab) -> Section:
             Series("reading and json.loads", "ms", plain),
             Series("a look at all files, processor time", "ms", [1000 * look]),
             Series("resident memory at most", "MiB", [peak]),
+            *(Series(f"a save, {count:,} on hold", "s", [value]) for count, value in saves.items()),
             *(Series(f"an idle minute, {count:,} on hold", "s", [value]) for count, value in idle.items()),
             *(Series(f"resident, {count:,} on hold", "MiB", [value]) for count, value in memory.items()),
         ],
@@ -86,20 +94,38 @@ def measure(lab: Lab) -> Section:
     )
 
 
-def _watched(site: Site, seconds: float) -> tuple[float, float, float, float]:
-    """Of a service at rest: processor seconds a minute and for a look at all files, MiB now and at most."""
+def _watched(site: Site, seconds: float) -> tuple[float, float, float, float, float]:
+    """Of a service: processor seconds of an idle minute, a look at all files, a save; MiB, also at most."""
     with daemon(site, BRITER_WORKER_POLL_INTERVAL_MS="1000") as process:
         settle(process.pid)
         before, began = _cpu(process.pid), time.perf_counter()
         time.sleep(seconds)
         minute = 60 * (_cpu(process.pid) - before) / (time.perf_counter() - began)
-        before = _cpu(process.pid)
-        (site.queue / ".touched").touch()
-        time.sleep(1)
-        settle(process.pid)
-        look = _cpu(process.pid) - before
+        look = _look(site)
         memory = memory_of(process.pid, "VmRSS"), memory_of(process.pid, "VmHWM")
-    return minute + look * _LOOKS_PER_MINUTE, look, *memory
+        saves = [_save(site, process) for _ in range(3)]
+    return minute + look * _LOOKS_PER_MINUTE, look, statistics.median(saves), *memory
+
+
+def _look(site: Site) -> float:
+    """Processor seconds of a look at all files, none of which has changed."""
+    queue = DiskQueue(site.queue, site.root / "quarantine", max_attempts=8, longest_delay=1800.0)
+    queue.next_due(time.time())
+    queue.notice()
+    before = time.process_time()
+    queue.next_due(time.time())
+    return time.process_time() - before
+
+
+def _save(site: Site, process: subprocess.Popen[str]) -> float:
+    path = site.edit(0)
+    partial = site.queue / "due.tmp"
+    partial.write_text(json.dumps({"id": "due", "slug": "due", "paths": [path]}), encoding="utf-8")
+    before = _cpu(process.pid)
+    partial.rename(partial.with_suffix(".json"))
+    wait_for(process, "published")
+    time.sleep(1)  # what follows its settlement is part of it
+    return _cpu(process.pid) - before
 
 
 def _read_all(site: Site) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.lab import daemon, say, timed, wait_for, worker
+from benchmarks.lab import daemon, git, say, timed, wait_for, worker
 from benchmarks.report import Check, Section, Series, ratio
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 _WHAT = """\
 Posts as `content/posts/<year>/<slug>/index.md`, {large:,} of them beside {small:,}. One post is saved, \
 until it is published and settled, by a service and by `run --once`, start-up included; beside it `git add`, \
-`git commit` and `git push` of one post, whole. They take turns."""
+`git commit` and `git push` of one post, whole. They take turns. The floor is what nobody can avoid who \
+publishes by git: `git push` of one commit alone. In a large site nearly all of it is the remote's \
+`rev-list`, by which receive-pack checks that nothing is missing: it reads all folders of its last commit."""
 
 
 def measure(lab: Lab) -> Section:
@@ -26,6 +29,9 @@ def measure(lab: Lab) -> Section:
     served: dict[int, list[float]] = {few: [], many: []}
     bare: dict[int, list[float]] = {few: [], many: []}
     once: dict[int, list[float]] = {few: [], many: []}
+    pushed: dict[int, list[float]] = {few: [], many: []}
+    checked: dict[int, list[float]] = {few: [], many: []}
+    indexed: dict[int, list[float]] = {few: [], many: []}
     with lab.site(few, nested=True) as small, lab.site(many, nested=True) as large:
         sites = {few: small, many: large}
         say(f"nested folders, {times} times each")
@@ -33,12 +39,14 @@ def measure(lab: Lab) -> Section:
             for posts, site in sites.items():
                 once[posts].append(1000 * _once(site, 3 * turn))
                 bare[posts].append(1000 * _bare(site, 3 * turn + 1))
+                for series, took in zip((indexed, pushed, checked), _floor(site, 3 * turn + 1), strict=True):
+                    series[posts].append(1000 * took)
         with daemon(small) as one, daemon(large) as other:
             processes = {few: one, many: other}
             for turn in range(times + 1):
                 for posts, site in sites.items():
                     served[posts].append(1000 * _served(site, processes[posts], 3 * turn + 2))
-    for series in (served, bare, once):
+    for series in (served, bare, once, pushed, checked, indexed):
         for values in series.values():
             del values[0]  # the first one warms up
     return Section(
@@ -51,10 +59,23 @@ def measure(lab: Lab) -> Section:
             Check("a save, of git add, commit, push", ratio(served[many], bare[many]), "×", 1, headline=True),
             Check(f"run --once, of one in {few:,} posts", ratio(once[many], once[few]), "×", 2),
             Check("run --once, of git add, commit, push", ratio(once[many], bare[many]), "×", 1),
+            Check(
+                f"a save less git push alone, of one in {few:,} posts",
+                (median(served[many]) - median(pushed[many])) / (median(served[few]) - median(pushed[few])),
+                "×",
+                2,
+            ),
         ],
         [
             Series(f"{name}, {posts:,} posts", "ms", values)
-            for name, series in (("a save", served), ("run --once", once), ("git add, commit, push", bare))
+            for name, series in (
+                ("a save", served),
+                ("run --once", once),
+                ("git add, commit, push", bare),
+                ("the floor: git push alone", pushed),
+                ("of it, the remote's rev-list", checked),
+                ("git update-index alone", indexed),
+            )
             for posts, values in series.items()
         ],
     )
@@ -86,3 +107,20 @@ def _bare(site: Site, number: int) -> float:
     site.git("commit", "--quiet", f"--message=Publish post {number}")
     site.git("push", "--quiet", "origin", "main")
     return time.perf_counter() - began
+
+
+def _floor(site: Site, number: int) -> tuple[float, float, float]:
+    """Seconds of `update-index`, of `push` of a commit that is there, and of the remote's check of it."""
+    path = site.edit(number)
+    blob = site.git("hash-object", "-w", "--", path)
+    began = time.perf_counter()
+    site.git("update-index", "--cacheinfo", f"100644,{blob},{path}")
+    indexed = time.perf_counter() - began
+    before = site.git("rev-parse", "HEAD")
+    site.git("commit", "--quiet", f"--message=Publish post {number} again")
+    began = time.perf_counter()
+    site.git("push", "--quiet", "origin", "main")
+    pushed = time.perf_counter() - began
+    began = time.perf_counter()
+    git(("rev-list", "--objects", "--quiet", "main", "--not", before), site.remote, site.env)
+    return indexed, pushed, time.perf_counter() - began

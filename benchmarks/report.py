@@ -118,6 +118,18 @@ class Section:
             "plots": [asdict(plot) for plot in self.plots],
         }
 
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Section:
+        """The one that `data` was of."""
+        return cls(
+            data["title"],
+            data["what"],
+            [Check(**{key: each[key] for key in each if key != "met"}) for each in data["checks"]],
+            [Series(each["name"], each["unit"], each["values"]) for each in data["series"]],
+            list(data["notes"]),
+            [Plot(**each) for each in data["plots"]],
+        )
+
     def _tables(self) -> list[list[list[str]]]:
         """Ratios first."""
         checks = [CHECKED, *(check.row() for check in self.checks)]
@@ -156,19 +168,47 @@ def described(about: Mapping[str, str | int]) -> str:
     )
 
 
-def write(name: str, sections: Sequence[Section], about: dict[str, str | int]) -> list[Path]:
-    """Write the figures into `results/`; the files."""
+def write(
+    result: str, measured: Mapping[str, Section], about: dict[str, str | int], names: Sequence[str]
+) -> list[Path]:
+    """Write these figures into `results/`, beside those of `names` that are there already; the files."""
     RESULTS.mkdir(exist_ok=True)
-    data = {"machine": about, "sections": [section.data() for section in sections]}
+    files = [RESULTS / f"{result}.json", RESULTS / f"{result}.md"]
+    known = _earlier(files[0])
+    known |= {name: {"name": name, "machine": about} | each.data() for name, each in measured.items()}
+    sections = [known[name] for name in names if name in known]
     line = (
         f"{described(about)} Repetitions are interleaved; ratios are taken within a repetition, then their "
         "median. Repeat it with `scripts/bench`."
     )
-    text = "\n".join(["# Benchmarks", "", line, "", *(section.markdown() for section in sections)])
-    files = [RESULTS / f"{name}.json", RESULTS / f"{name}.md"]
-    files[0].write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    files[1].write_text(text.rstrip() + "\n", encoding="utf-8")
+    parts = ["# Benchmarks", "", line, ""]
+    for data in sections:
+        parts.append(Section.of(data).markdown())
+        if data["machine"] != about:
+            parts += [f"Of another run. {described(data['machine'])}", ""]
+    text = "\n".join(parts)
+    # Whole or not at all: it may be ended at any time.
+    for file, content in zip(
+        files,
+        (
+            json.dumps({"machine": about, "sections": sections}, indent=1, ensure_ascii=False) + "\n",
+            text.rstrip() + "\n",
+        ),
+        strict=True,
+    ):
+        partial = file.with_suffix(".partial")
+        partial.write_text(content, encoding="utf-8")
+        partial.replace(file)
     return files
+
+
+def _earlier(file: Path) -> dict[str, dict[str, Any]]:
+    """The sections of an earlier run, by name; one without a name is from when all were written at once."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {section["name"]: section for section in data["sections"] if "name" in section}
 
 
 def number(value: float) -> str:

@@ -44,7 +44,7 @@ def _wanted() -> dict[Path, str]:
         "headline": _targets(data, headline=True),
         "drain": _made(data, "ran: ", "of one drain"),
         "start": _made(data, "import ", "to import, with Python's own start"),
-        "notes": [f"- {note}" for section in data["sections"] for note in section["notes"]],
+        "notes": [f"- {note}" for section in data["sections"] for note in _notes(section, data)],
     }
 
     def fill(part: re.Match[str]) -> str:
@@ -65,6 +65,13 @@ def _machine(name: str, data: dict[str, Any]) -> str:
     if name == "all":
         return text
     return text + " This was `--quick`, with sizes smaller than those that the targets are meant for."
+
+
+def _notes(section: dict[str, Any], data: dict[str, Any]) -> list[str]:
+    """What is to be said of one benchmark, and whether its figures are of another run than the last."""
+    then = section.get("machine", data["machine"])
+    other = [] if then == data["machine"] else [f"{section['title']}: of another run. {described(then)}"]
+    return [*section["notes"], *other]
 
 
 def _made(data: dict[str, Any], beginning: str, head: str) -> list[str]:
