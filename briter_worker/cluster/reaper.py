@@ -39,7 +39,8 @@ class Reaper:
         """
         if self._is_fair(time.monotonic(), await self._engine.up_for()):
             for order in await self._engine.stalled(self._silence):
-                await self._take_back(order)
+                if order.id not in working_on():  # on a slow machine, this host's own
+                    await self._take_back(order)
             await self._engine.forget(self._silence)
         strays = [order for order in await self._engine.ours() if order.id not in working_on()]
         for order in strays:

@@ -291,8 +291,8 @@ def test_who_lost_a_site_leaves_it_to_whoever_has_it(cluster: Cluster) -> None:
     with running(cluster, drain, pace=DEAF) as run:
         cluster.save("blog")
         until(lambda: tried != [] and cluster.words() == {})
-    assert tried == ["blog"]
-    assert run.texts() == ["site blog: another worker has the site"]
+    assert set(run.texts()) == {"site blog: another worker has the site"}
+    assert run.total == Tally()
 
 
 def test_a_host_takes_back_what_it_was_handed_without_getting_to_know_of_it(cluster: Cluster) -> None:
