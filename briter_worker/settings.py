@@ -13,222 +13,52 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from briter_worker.accepted import (
+    BRANCH,
+    COMMIT_HREF,
+    DATABASE,
+    EMAIL,
+    FOLDER,
+    HOST,
+    HREF,
+    MONTH_MS,
+    PERSON,
+    REMOTE,
+    SIGNING_SECRET,
+    SITE,
+    TOKEN,
+    TRUE_OR_FALSE,
+    Kind,
+    absolute,
+    adapter_name,
+    delays,
+    folder_list,
+    fraction,
+    json_object,
+    list_of,
+    one_of,
+    web_address,
+    web_addresses,
+    whole,
+)
 from briter_worker.adapters import CUSTOM, folders_for, names
-from briter_worker.allowlist import Allowlist
 from briter_worker.errors import UsageError, for_people
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from dataclasses import Field
 
 PREFIX = "BRITER_"
-_MONTH_MS = 31 * 24 * 60 * 60 * 1000
 _SHOWN = 200
 """As much of a wrong value as a person needs to find it again."""
 
 
-class _Kind(NamedTuple):
-    """What values a setting takes. `parse` answers what it refuses with a ValueError: what is accepted."""
-
-    parse: Callable[[Any, Mapping[str, Any]], object]
-    """From the text of a variable or any JSON value, and the settings that stand above it."""
-    schema: Mapping[str, Any]
-    lenient: bool = False
-    """Whether what is not accepted is passed over with a warning: no start fails for it."""
-
-
-def _absolute(path: Path, base: Path | None = None) -> Path:
-    path = ((base or Path()) / path).absolute()
-    # A symlink may stand before `..`, so the file system decides what that means. Else as written.
-    return Path(os.path.realpath(path)) if ".." in path.parts else path
-
-
-_NAMEABLE = r"[^\0\ud800-\udc7f\udd00-\udfff]+"
-"""What the system can open. The surrogates left stand for bytes that are no UTF-8."""
-
-
-def _folder(value: object, above: Mapping[str, Any]) -> Path:
-    if not isinstance(value, str | Path) or not re.fullmatch(_NAMEABLE, str(value)):
-        raise ValueError("a folder, absolute or relative to BRITER_APP_ROOT")
-    return _absolute(Path(value), above.get("app_root"))
-
-
-def _digits(value: object) -> object:
-    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,16}", value) else value
-
-
-def _whole(least: int, most: int) -> _Kind:
-    def parse(value: object, _above: object) -> int:
-        number = _digits(value)
-        if type(number) is not int or not least <= number <= most:
-            raise ValueError(f"a whole number from {least} to {most}")
-        return number
-
-    return _Kind(parse, {"minimum": least, "maximum": most, "type": "integer"})
-
-
-def _fraction(most: float) -> _Kind:
-    def parse(value: object, _above: object) -> float:
-        if isinstance(value, str) and re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", value):
-            value = float(value)
-        if type(value) not in {int, float} or not 0 <= value <= most:  # type: ignore[operator]
-            raise ValueError(f"a number from 0 to {most}")
-        return float(value)  # type: ignore[arg-type]
-
-    return _Kind(parse, {"minimum": 0, "maximum": most, "type": "number"})
-
-
-_TRUTH = {
-    "true": True,
-    "1": True,
-    "yes": True,
-    "on": True,
-    "false": False,
-    "0": False,
-    "no": False,
-    "off": False,
-}
-
-
-def _truth(value: object, _above: object) -> bool:
-    word = str(value).casefold()
-    if word not in _TRUTH:
-        raise ValueError("true, false, 1, 0, yes, no, on or off")
-    return _TRUTH[word]
-
-
-def _items(value: object) -> list[object]:
-    if isinstance(value, str):
-        return [item.strip() for item in value.split(",")]
-    return list(value) if isinstance(value, list | tuple) else [None]
-
-
-def _delays(value: object, _above: object) -> tuple[int, ...]:
-    given = [_digits(item) for item in _items(value)]
-    delays = tuple(item for item in given if type(item) is int and 0 <= item <= _MONTH_MS)
-    if not delays or len(delays) != len(given):
-        raise ValueError(f"a list of whole numbers from 0 to {_MONTH_MS}, with commas between them")
-    return delays
-
-
-def _object(value: object, _above: object) -> Mapping[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            value = None
-    if not isinstance(value, dict):
-        raise ValueError("a JSON object")  # noqa: TRY004 - how every parser here refuses
-    return value
-
-
-def _folders(value: object, _above: object) -> tuple[str, ...]:
-    folders = [item for item in _items(value) if isinstance(item, str)]
-    if len(folders) != len(_items(value)):
-        raise ValueError("a list of folders, with commas between them")
-    try:
-        return Allowlist(folders).folders
-    except UsageError as refused:
-        raise ValueError(f"a list of folders below the repository's root; {refused}") from None
-
-
-def _adapter(value: object, _above: object) -> str:
-    if value not in names():
-        raise ValueError(f"one of {', '.join(names())}")
-    return str(value)
-
-
-def _matching(pattern: str, accepted: str) -> _Kind:
-    def parse(value: object, _above: object) -> str:
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise ValueError(accepted)
-        return value
-
-    return _Kind(parse, {"type": "string"})
-
-
-def _list_of(parse: Callable[[Any, Mapping[str, Any]], object], item: str) -> _Kind:
-    return _Kind(parse, {"anyOf": [{"items": {"type": item}, "type": "array"}, {"type": "string"}]})
-
-
-# Narrower than `git check-ref-format`, which lets `+main` (a forced push) pass: these reach a refspec.
-_NO_LINE = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
-_INK = rf"[^\s{_NO_LINE}]"
-_PART = r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*(?<!\.lock)"
-_NAME = rf"(?!refs/|HEAD$)(?=.{{1,200}}$){_PART}(?:/{_PART})*"
-_WEB_ADDRESS = r"://(?:[!-~]*@)?(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-+\--~]*)?"
-SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-"""It names a folder of the cache, too."""
-_TOPIC = "(?:published|dead-lettered|condition)"
-
-
-def _web_address(value: object, above: Mapping[str, Any], tail: str = "") -> str:
-    scheme = "https?" if above["webhook_allow_private"] else "https"
-    if not isinstance(value, str) or not re.fullmatch(f"(?:{scheme}{_WEB_ADDRESS}{tail})", value):
-        raise ValueError(
-            f"an address with {scheme.replace('?', ' or http')}, such as https://example.org/hook"
-        )
-    return value
-
-
-def _web_addresses(value: object, above: Mapping[str, Any]) -> tuple[str, ...]:
-    try:
-        return tuple(_web_address(item, above, rf"(?:#{_TOPIC}(?:\+{_TOPIC})*)?") for item in _items(value))
-    except ValueError as refused:
-        raise ValueError(
-            f"a list, with commas between: {refused}; behind a # may stand what it is told of: "
-            "published, dead-lettered, condition, with + between them"
-        ) from None
-
-
-def _one_of(*words: str) -> _Kind:
-    def parse(value: object, _above: object) -> str:
-        if value not in words:
-            raise ValueError(f"one of {', '.join(words)}")
-        return str(value)
-
-    return _Kind(parse, {"enum": list(words), "type": "string"})
-
-
-_ACCEPTED_NAME = "letters, digits, and between them . _ - and /"
-
-_FOLDER = _Kind(_folder, {"format": "path", "type": "string"})
-_TRUE_OR_FALSE = _Kind(_truth, {"type": "boolean"})
-_BRANCH = _matching(_NAME, f"a branch's short name, such as main: {_ACCEPTED_NAME}")
-_REMOTE = _matching(_NAME, f"the name of a configured remote, such as origin: {_ACCEPTED_NAME}")
-_PERSON = _matching(rf"(?=.*\w)[^{_NO_LINE}<>]+", "one line with a letter, without < and >")
-_EMAIL = _matching(rf"(?!.*[<>]){_INK}+", "an address without spaces, < and >")
-_HREF = _matching(
-    rf"https?://(?![/?#{{]){_INK}*\{{slug\}}{_INK}*|",
-    "an http(s) address with {slug} in it, such as https://example.org/notes/{slug}",
-)
-_COMMIT_HREF = _matching(
-    rf"https?://(?![/?#{{]){_INK}*\{{commit\}}{_INK}*|",
-    "an http(s) address with {commit} in it, such as https://example.org/commit/{commit}",
-)
-_HOST = _matching(r"[A-Za-z0-9.:%_-]{1,255}", "an address or a host's name, such as 127.0.0.1 or ::1")
-_SIGNING_SECRET = _matching(
-    r"whsec_(?:[A-Za-z0-9+/]{4}){8,21}(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?|",
-    "whsec_ and 24 to 64 bytes as base64: echo whsec_$(openssl rand -base64 32) makes one",
-)
-_SITE = _matching(
-    rf"{SITE_NAME}|", "a site's name: up to 100 letters, digits, and after the first also . _ and -"
-)
-_DATABASE = _matching(
-    r"postgres(?:ql)?://[!-~]+|", "an address of Postgres, such as postgresql://briter@localhost/briter"
-)
-_TOKEN = _matching(
-    r"[!-~]{16,200}|", "at least 16 characters, without spaces: openssl rand -hex 32 makes one"
-)
-
-
 def _setting(
-    kind: _Kind, default: object, description: str, *, secret: bool = False, per_site: bool = False
+    kind: Kind, default: object, description: str, *, secret: bool = False, per_site: bool = False
 ) -> Any:  # noqa: ANN401 - as dataclasses.field
     """A line of the table. A default that can be called is made of the settings above it.
 
@@ -250,129 +80,129 @@ def _setting(
 class Settings:
     """What the worker was told, checked as a whole; every path is absolute."""
 
-    app_root: Path = _setting(_FOLDER, lambda _: Path.cwd(), "What relative paths resolve against.")
+    app_root: Path = _setting(FOLDER, lambda _: Path.cwd(), "What relative paths resolve against.")
     storage_root: Path = _setting(
-        _FOLDER,
+        FOLDER,
         lambda above: above["app_root"] / "storage",
         "Queue, lock, history, quarantine. Default: `storage` in the app root.",
     )
     queue_root: Path = _setting(
-        _FOLDER,
+        FOLDER,
         lambda above: above["storage_root"] / "queue",
         "The queue folder. Default: `queue` in the storage root.",
     )
     adapter: str = _setting(
-        _Kind(_adapter, {"type": "string"}),
+        Kind(adapter_name, {"type": "string"}),
         "local-mdx",
         "The kind of site: which folders may be published.",
         per_site=True,
     )
     allowed_paths: tuple[str, ...] = _setting(
-        _list_of(_folders, "string"), (), "Folders added to the adapter's.", per_site=True
+        list_of(folder_list, "string"), (), "Folders added to the adapter's.", per_site=True
     )
     git_worktree: Path = _setting(
-        _FOLDER, lambda above: above["app_root"], "The site's repository. Default: the app root."
+        FOLDER, lambda above: above["app_root"], "The site's repository. Default: the app root."
     )
-    git_branch: str = _setting(_BRANCH, "main", "Asserted, and pushed to.", per_site=True)
-    git_remote: str = _setting(_REMOTE, "origin", "Asserted, and pushed to.")
-    git_author_name: str = _setting(_PERSON, "Briter Worker", "The worker's identity.", per_site=True)
+    git_branch: str = _setting(BRANCH, "main", "Asserted, and pushed to.", per_site=True)
+    git_remote: str = _setting(REMOTE, "origin", "Asserted, and pushed to.")
+    git_author_name: str = _setting(PERSON, "Briter Worker", "The worker's identity.", per_site=True)
     git_author_email: str = _setting(
-        _EMAIL, "briter-worker@localhost", "The worker's identity.", per_site=True
+        EMAIL, "briter-worker@localhost", "The worker's identity.", per_site=True
     )
     git_timeout_ms: int = _setting(
-        _whole(1, _MONTH_MS), 120_000, "Longest any one git command may take without progress.", per_site=True
+        whole(1, MONTH_MS), 120_000, "Longest any one git command may take without progress.", per_site=True
     )
-    git_hooks: bool = _setting(_TRUE_OR_FALSE, False, "Whether the work tree's hooks may run.")
-    worker_dry_run: bool = _setting(_TRUE_OR_FALSE, True, "Every step but the real push.", per_site=True)
+    git_hooks: bool = _setting(TRUE_OR_FALSE, False, "Whether the work tree's hooks may run.")
+    worker_dry_run: bool = _setting(TRUE_OR_FALSE, True, "Every step but the real push.", per_site=True)
     worker_poll_interval_ms: int = _setting(
-        _whole(10, _MONTH_MS), 5_000, "The backstop poll; changes wake the worker at once."
+        whole(10, MONTH_MS), 5_000, "The backstop poll; changes wake the worker at once."
     )
     worker_max_attempts: int = _setting(
-        _whole(1, 1_000_000), 8, "Attempts before dead-lettering.", per_site=True
+        whole(1, 1_000_000), 8, "Attempts before dead-lettering.", per_site=True
     )
     worker_backoff_ms: tuple[int, ...] = _setting(
-        _list_of(_delays, "integer"),
+        list_of(delays, "integer"),
         (60_000, 300_000, 1_800_000),
         "Waits between attempts; the last repeats.",
         per_site=True,
     )
     worker_backoff_jitter: float = _setting(
-        _fraction(0.5), 0.0, "The fraction by which waits vary, either way.", per_site=True
+        fraction(0.5), 0.0, "The fraction by which waits vary, either way.", per_site=True
     )
     worker_lock_stale_ms: int = _setting(
-        _whole(1, _MONTH_MS), 60_000, "How old a heartbeat may be when nothing live holds the lock."
+        whole(1, MONTH_MS), 60_000, "How old a heartbeat may be when nothing live holds the lock."
     )
     worker_shutdown_timeout_ms: int = _setting(
-        _whole(0, _MONTH_MS), 300_000, "How long a running publication may finish after SIGTERM."
+        whole(0, MONTH_MS), 300_000, "How long a running publication may finish after SIGTERM."
     )
     worker_max_file_bytes: int = _setting(
-        _whole(1, 2**53 - 1), 104_857_600, "A larger file is refused before it is hashed.", per_site=True
+        whole(1, 2**53 - 1), 104_857_600, "A larger file is refused before it is hashed.", per_site=True
     )
     plugins: Mapping[str, Any] = _setting(
-        _Kind(_object, {"type": "object"}),
+        Kind(json_object, {"type": "object"}),
         lambda _: {},
         "What plugins are told, under the name of each: a JSON object.",
         secret=True,
     )
     history_stale_days: int = _setting(
-        _whole(1, 36_500), 30, "After so many days a receipt is out of sight, unless it is asked for."
+        whole(1, 36_500), 30, "After so many days a receipt is out of sight, unless it is asked for."
     )
-    history_keep_days: int = _setting(_whole(1, 36_500), 365, "After so many days a receipt is deleted.")
+    history_keep_days: int = _setting(whole(1, 36_500), 365, "After so many days a receipt is deleted.")
     published_href_template: str = _setting(
-        _HREF, "", "`https://example.org/notes/{slug}`, for links.", per_site=True
+        HREF, "", "`https://example.org/notes/{slug}`, for links.", per_site=True
     )
     commit_href_template: str = _setting(
-        _COMMIT_HREF, "", "`https://example.org/commit/{commit}`, for the dashboard's links.", per_site=True
+        COMMIT_HREF, "", "`https://example.org/commit/{commit}`, for the dashboard's links.", per_site=True
     )
     webhook_allow_private: bool = _setting(
-        _TRUE_OR_FALSE, False, "Whether webhooks may reach this machine's own network, and by http."
+        TRUE_OR_FALSE, False, "Whether webhooks may reach this machine's own network, and by http."
     )
     webhook_urls: tuple[str, ...] = _setting(
-        _list_of(_web_addresses, "string"),
+        list_of(web_addresses, "string"),
         (),
         "Who is told of publications, dead letters and the site's condition.",
         secret=True,
     )
     webhook_secret: str = _setting(
-        _SIGNING_SECRET, "", "Signs webhooks by the Standard Webhooks scheme: `whsec_…`.", secret=True
+        SIGNING_SECRET, "", "Signs webhooks by the Standard Webhooks scheme: `whsec_…`.", secret=True
     )
     webhook_template: str = _setting(
-        _one_of("json", "slack", "discord", "text"), "json", "The form of what `BRITER_WEBHOOK_URLS` get."
+        one_of("json", "slack", "discord", "text"), "json", "The form of what `BRITER_WEBHOOK_URLS` get."
     )
     build_hook_url: str = _setting(
-        _Kind(_web_address, {"type": "string"}),
+        Kind(web_address, {"type": "string"}),
         "",
         "Gets an empty POST after a push that published something, as Netlify's and Vercel's hooks expect.",
         secret=True,
     )
     build_hook_min_interval_ms: int = _setting(
-        _whole(0, _MONTH_MS), 60_000, "At most one such POST in this time; the last change always gets one."
+        whole(0, MONTH_MS), 60_000, "At most one such POST in this time; the last change always gets one."
     )
     metrics_port: int = _setting(
-        _whole(0, 65_535), 0, "Where `run` answers Prometheus, at `/metrics`; 0: nowhere."
+        whole(0, 65_535), 0, "Where `run` answers Prometheus, at `/metrics`; 0: nowhere."
     )
-    metrics_host: str = _setting(_HOST, "127.0.0.1", "The address at which it does.")
+    metrics_host: str = _setting(HOST, "127.0.0.1", "The address at which it does.")
     dashboard_host: str = _setting(
-        _HOST, "127.0.0.1", "Where `serve` listens. Anywhere but on this machine it demands the token."
+        HOST, "127.0.0.1", "Where `serve` listens. Anywhere but on this machine it demands the token."
     )
-    dashboard_port: int = _setting(_whole(0, 65_535), 8320, "The dashboard's port; 0: any free one.")
+    dashboard_port: int = _setting(whole(0, 65_535), 8320, "The dashboard's port; 0: any free one.")
     dashboard_token: str = _setting(
-        _TOKEN, "", "What readers of the dashboard sign in with, and programs send as Bearer.", secret=True
+        TOKEN, "", "What readers of the dashboard sign in with, and programs send as Bearer.", secret=True
     )
     database_url: str = _setting(
-        _DATABASE,
+        DATABASE,
         "",
         "The Postgres of a cluster: `postgresql://user@host/name`. Empty: the queue is a folder.",
         secret=True,
     )
-    site: str = _setting(_SITE, "", "In a cluster, the site that commands are about, unless told otherwise.")
+    site: str = _setting(SITE, "", "In a cluster, the site that commands are about, unless told otherwise.")
     worker_concurrency: int = _setting(
-        _whole(1, 1_000)._replace(lenient=True),
+        whole(1, 1_000)._replace(lenient=True),
         4,
         "In a cluster, how many sites a worker publishes at once. What is no such number counts for nothing.",
     )
     cache_root: Path = _setting(
-        _FOLDER,
+        FOLDER,
         lambda above: above["storage_root"] / "cache",
         "In a cluster, where a worker keeps what it has fetched of the sites, which may be deleted at any "
         "time. Default: `cache` in the storage root.",
@@ -429,8 +259,8 @@ def _said(values: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _config_path(environment: Mapping[str, Any]) -> Path:
-    app_root = _absolute(Path(environment.get("app_root", "")))
-    return _absolute(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
+    app_root = absolute(Path(environment.get("app_root", "")))
+    return absolute(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -501,7 +331,7 @@ def _value(
 
 def _parsed(setting: Field[Any], source: str, said: object, above: Mapping[str, Any]) -> object:
     """What is meant by what was said there. Raises UsageError."""
-    kind: _Kind = setting.metadata["kind"]
+    kind: Kind = setting.metadata["kind"]
     try:
         return kind.parse(said, above)
     except ValueError as refused:

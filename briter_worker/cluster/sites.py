@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import dict_row
 
+from briter_worker.accepted import SITE_NAME
 from briter_worker.cluster.remotes import checked_credentials, checked_remote
 from briter_worker.errors import UsageError, for_people
 from briter_worker.job import format_time
 from briter_worker.ports import Pause
 from briter_worker.queues.postgres import contents
-from briter_worker.settings import SITE_NAME, for_site
+from briter_worker.settings import for_site
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
