@@ -128,6 +128,8 @@ class Cache:
         self._url = url
         self._hint = tip
         self._cloned = False
+        self.since: str | None = None
+        """Where the branch was when this drain found, or made, this clone."""
 
     @property
     def tip(self) -> str | None:
@@ -145,6 +147,7 @@ class Cache:
             else:
                 self._tidy()
                 self.commands.refresh()
+                self.since = self.since or self.tip
                 if self._hint not in (None, self.site.ref(self.site.tracking_ref)):
                     self.move_to(self._remote.fetch())
         except OSError as error:
@@ -209,6 +212,7 @@ class Cache:
             self._lay_out("sha256")
             tip = self._remote.fetch("--depth=1")
         self.move_to(tip)
+        self.since = tip
         size = sum(file.stat().st_size for file in self._files())
         (self._git / _MARK).write_text(f"{self._mark()} {size}")
 

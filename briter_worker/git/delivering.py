@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git.cache import REMOTE
-from briter_worker.git.following import Following
+from briter_worker.git.following import Following, MovedError
 from briter_worker.git.lineage import Lineage
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.scratch import Scratch
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from briter_worker.git.site import Site
     from briter_worker.ports import Deliveries, Plan, Request, Staged
 
+_RACES = 5
 _BROKEN = frozenset(
     {
         Failure.CORRUPT,
@@ -70,6 +71,7 @@ class CachePlace:
         self._identity = identity
         self._dry_run = dry_run
         self._warn = warn
+        self._moves = 0
 
     def make_way(self) -> None:
         """See `Place`."""
@@ -122,7 +124,10 @@ class CachePlace:
         return not boundary or (status == 0 and not out.strip())
 
     def renewed(self, failure: PublishError | OSError) -> bool:
-        """See `Place`: one that is broken is cloned anew, at once."""
+        """See `Place`: one that is broken is cloned anew, and one that has just followed the remote is up."""
+        if isinstance(failure, MovedError):
+            self._moves += 1
+            return self._moves <= _RACES
         broken = isinstance(failure, PublishError) and failure.failure in _BROKEN
         return (broken or not self._cache.is_there()) and self._cache.renew()
 

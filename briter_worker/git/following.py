@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from briter_worker.errors import Failure, PublishError
 from briter_worker.git.bases import Base
 from briter_worker.git.objects import MissingError
-from briter_worker.git.site import Tips
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,17 @@ if TYPE_CHECKING:
     from briter_worker.git.cache import Cache
     from briter_worker.git.lineage import Lineage
     from briter_worker.git.objects import Entry, Objects
+    from briter_worker.git.site import Tips
     from briter_worker.ports import Plan
+
+
+class MovedError(PublishError):
+    """The remote has moved, and the cache with it: what waits is to be read and built anew."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Failure.LOST_RACE, "others pushed again and again while this was being pushed; it is tried again"
+        )
 
 
 class Following:
@@ -26,6 +36,11 @@ class Following:
     is_lasting = False
     here = "the remote"
     source = "with its job"
+
+    @property
+    def since(self) -> str | None:
+        """See `Follower`."""
+        return self._cache.since
 
     def __init__(
         self,
@@ -75,7 +90,10 @@ class Following:
         self.versions.remember({path: Base(blob) for path, blob in staged.items()}, contents)
 
     def take_over(self, tips: Tips, theirs: str, *, rewritten: bool) -> Tips:
-        """See `Follower`. Nothing is here alone: the branch is where the remote's is, whatever that did."""
+        """See `Follower`. Nothing is here alone: the branch is where the remote's is, whatever that did.
+
+        Raises MovedError: what was declared may stand for something else in what the branch has now.
+        """
         if rewritten:
             self._warn(
                 f"the remote's {self._site.branch} was rewritten: it no longer contains what it had "
@@ -83,7 +101,7 @@ class Following:
                 "are published upon what it has now"
             )
         self._cache.move_to(theirs)
-        return Tips(theirs, theirs)
+        raise MovedError
 
     def unchanged(self, items: Sequence[Item]) -> None:
         """See `Follower`. What the CMS's copy of them is, is known from now on."""

@@ -40,6 +40,11 @@ class Follower(Protocol):
     source: str
     """Where a post still is that cannot be kept elsewhere, to a person."""
 
+    @property
+    def since(self) -> str | None:
+        """Where the branch was when all of this began; None where the branch here still is there."""
+        ...
+
     def adopt(self, plan: Plan, known: Mapping[str, Entry | None] | None) -> None:
         """Bring this side up to `plan.new`. `known`: all that it changes, where nothing came from elsewhere.
 
@@ -185,6 +190,7 @@ class Taking(Adoption):
     is_lasting = True
     here = "this repository"
     source = "in the work tree"
+    since: str | None = None
 
     def __init__(self, site: Site, objects: Objects) -> None:
         super().__init__(site, objects)

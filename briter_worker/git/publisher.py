@@ -81,12 +81,20 @@ class GitPublisher:
     ) -> Iterator[Sequence[Outcome]]:
         """See `ports.Publisher`."""
         left = {request.key: request for request in requests}
+        known: dict[str, tuple[Sequence[Change], Outcome | None]] = {}
+
+        def once(key: str, changes: Sequence[Change]) -> Outcome | None:
+            """Nobody is asked the same again, should it have to be built anew."""
+            if key not in known or known[key][0] != changes:
+                known[key] = changes, examine(key, changes)
+            return known[key][1]
+
         while True:
             try:
                 for outcomes in self._publish(
                     list(left.values()),
                     held=held,
-                    examine=examine,
+                    examine=once,
                     cancelled=cancelled,
                     record=record,
                     now=now,

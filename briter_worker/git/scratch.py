@@ -43,6 +43,8 @@ class _Snapshot:
 
     saved_at: float
     paths: frozenset[str]
+    tells_all: bool
+    """Whether what was deleted is said of each file, as the CMS's own git knows what there was."""
 
 
 class Chosen:
@@ -60,13 +62,14 @@ class Chosen:
                 self._take(folder.rstrip("/"), delivery)
         for each in self.newest.values():
             if each.blob is None:  # it may have been a folder
-                self._keep(each.path, _Snapshot(each.saved_at, frozenset()))
+                self._keep(each.path, _Snapshot(each.saved_at, frozenset(), each.knows_base))
 
     def _take(self, folder: str, delivery: Delivery) -> None:
         below = [each for each in delivery.files if each.path.startswith(f"{folder}/")]
         times = [each.saved_at for each in below] or [each.saved_at for each in delivery.files]
         present = frozenset(each.path for each in below if each.blob is not None)
-        self._keep(folder, _Snapshot(max(times, default=_UNKNOWN), present))
+        tells_all = any(each.knows_base for each in delivery.files)
+        self._keep(folder, _Snapshot(max(times, default=_UNKNOWN), present, tells_all))
 
     def _keep(self, folder: str, snapshot: _Snapshot) -> None:
         known = self._snapshots.get(folder)
@@ -75,15 +78,20 @@ class Chosen:
 
     def gone_at(self, path: str) -> float | None:
         """When it was last seen that the path was not there; None where that was never seen."""
-        times = [
-            snapshot.saved_at
-            for snapshot in map(self._snapshots.get, _above(path))
-            if snapshot is not None and path not in snapshot.paths
-        ]
+        times = [snapshot.saved_at for snapshot in self._without(path)]
         own = self.newest.get(path)
         if own is not None and own.blob is None:
             times.append(own.saved_at)
         return max(times, default=None)
+
+    def was_never_there(self, path: str) -> bool:
+        """Whether the CMS's copy of a folder lacks the path, and did not lose it."""
+        above = self._without(path)
+        return path not in self.newest and bool(above) and all(snapshot.tells_all for snapshot in above)
+
+    def _without(self, path: str) -> list[_Snapshot]:
+        found = map(self._snapshots.get, _above(path))
+        return [snapshot for snapshot in found if snapshot is not None and path not in snapshot.paths]
 
     def present(self) -> list[Delivered]:
         """The files that are there, newest first."""
@@ -200,6 +208,9 @@ class Scratch:
             # What no job brought, nor said to be gone, was not meant.
             if saved_at is None:
                 return False
+            known = change.path in published or change.path in bases
+            if change.blob is None and not known and self._chosen.was_never_there(change.path):
+                return False  # somebody else has added it to the branch
             return saved_at == _UNKNOWN or saved_at >= published.get(change.path, saved_at)
 
         def based(change: Change) -> Change:

@@ -323,7 +323,7 @@ class Transaction:
     def _nothing_to_do(self, items: Sequence[Item], ground: Ground, built: Built) -> list[Outcome]:
         """Unchanged; but it may have been our own push, whose answer was lost, that brought it there."""
         self._follower.unchanged(items)
-        since = ground.since or ground.tips.local
+        since = self._follower.since or ground.since or ground.tips.local
         return [
             Outcome(
                 item.key,

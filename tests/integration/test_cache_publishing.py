@@ -63,6 +63,17 @@ def test_a_folder_that_is_gone_is_deleted_with_all_that_was_in_it(cluster: Clust
     assert cluster.git("ls-tree", "main", "content/posts/x") == ""
 
 
+def test_a_folder_takes_nothing_away_that_its_author_never_had(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("c", {"content/x/c.md": "c\n"}))
+    cluster.person({"content/x/theirs.md": "theirs\n", "content/x/b.md": "b\n"})
+    # The author's git has seen b, which is gone, and a; the worker has published c; theirs is nobody's here.
+    bases = {"content/x/a.md": None, "content/x/b.md": named(b"b\n")}
+    files = {"content/x/a.md": "a\n", "content/x/b.md": None}
+    cluster.publish(cluster.save("x", files, folders=["content/x"], bases=bases))
+    names = cluster.git("ls-tree", "-r", "--name-only", "main", "content/x").splitlines()
+    assert names == ["content/x/a.md", "content/x/theirs.md"]
+
+
 def test_what_a_job_declares_and_did_not_bring_is_left_alone(cluster: Cluster) -> None:
     request = cluster.save(
         "a", {"content/posts/a.md": "A\n"}, paths=["content/posts/a.md", "content/posts/b.md"]
