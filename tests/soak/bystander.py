@@ -247,12 +247,6 @@ def tree_of(place: Place, commit: str, repository: Path) -> Tree:
     return found
 
 
-def applied(tree: Tree, wanted: Wanted, blobs: Tree) -> Tree:
-    """The tree after a commit of these changes."""
-    after = {path: blob for path, blob in tree.items() if path not in wanted.gone}
-    return after | {path: blobs[path] for path in wanted.files}
-
-
 def _holds(folder: str, path: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 

@@ -31,7 +31,22 @@ GOOD = (
         "git",
         "gitx~1",
     ),
-    *("\U0001f389", "x.log", "keep.log", "ignored", ".gitignore", "HEAD", "a:b", "#c", "!d", "e ", " f"),
+    *(
+        "A",
+        "X.txt",
+        "upper",
+        "\U0001f389",
+        "x.log",
+        "keep.log",
+        "ignored",
+        ".gitignore",
+        "HEAD",
+        "a:b",
+        "#c",
+        "!d",
+        "e ",
+        " f",
+    ),
 )
 """Names that are nobody's business; some of them git ignores."""
 BAD = (
@@ -73,6 +88,9 @@ ODD = (
 )
 """No relative paths."""
 IGNORE = "*.log\n!keep.log\n/content/ignored\nignored/\n"
+RULES = (b"*\n", b"a\n", b"!x.log\n", b"/b/\n", b"*.txt\n", b"!*/\n", b"[A-Z]\n", b"sub/**\n")
+ATTRIBUTE_RULES = (b"* text=auto\n", b"*.txt -text\n", b"*.md ident\n", b"* text eol=crlf\n", b"*.dos !eol\n")
+"""What a folder of its own says; the site's own rules are below."""
 ATTRIBUTES = "*.txt text=auto\n*.dos text eol=crlf\n*.bin -text\n*.id ident\n"
 
 
@@ -104,13 +122,14 @@ class Grove:
             case 2:
                 self._nest(path)
             case 3:
-                os.write(fd := os.open(os.fsencode(path.parent) + b"/\xff", os.O_CREAT | os.O_WRONLY), b"x")
-                os.close(fd)
+                odd = path.with_name("\udcff")
+                if not os.path.lexists(odd):
+                    odd.write_bytes(b"x")
             case 4 | 5 | 6 | 7:
                 path.mkdir()
                 (path / self._dice.choice(GOOD[:6])).write_bytes(self._content())
             case _:
-                path.write_bytes(self._content())
+                path.write_bytes(self._content(path.name))
                 if self._dice.random() < 0.2:
                     path.chmod(0o755)
 
@@ -126,7 +145,10 @@ class Grove:
             case _:
                 self._place.git("init", "--quiet", "--template=", "--bare", str(path))
 
-    def _content(self) -> bytes:
+    def _content(self, name: str = "") -> bytes:
+        rules = {".gitignore": RULES, ".gitattributes": ATTRIBUTE_RULES}.get(name)
+        if rules is not None:
+            return b"".join(self._dice.sample(rules, self._dice.randrange(3)))
         if self._dice.random() < 0.01:
             return b"x" * LARGE
         end = self._dice.choice([b"\n", b"\n", b"\r\n"])
@@ -141,16 +163,20 @@ class Grove:
                 return
             path = self._dice.choice(found)
             kind = os.lstat(path).st_mode
-            match self._dice.randrange(8):
+            match self._dice.randrange(9):
                 case 0 | 1:
                     _remove(path)
+                case 8:
+                    renamed = path.with_name(path.name.swapcase())
+                    if path.name not in BAD and not os.path.lexists(renamed):
+                        path.rename(renamed)
                 case 2:
                     _remove(path)
                     self._put(path)
                 case 3 if stat.S_ISREG(kind):
                     path.chmod(0o644 if kind & stat.S_IXUSR else 0o755)
                 case _ if stat.S_ISREG(kind):
-                    path.write_bytes(self._content())
+                    path.write_bytes(self._content(path.name))
                 case _:
                     pass
 

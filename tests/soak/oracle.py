@@ -22,12 +22,12 @@ from soak.bystander import (
     Tree,
     Wanted,
     above,
-    applied,
     lines,
     proper,
     tree_of,
 )
-from soak.grove import ATTRIBUTES, FOLDERS, IGNORE, LARGE, Grove
+from soak.grove import ATTRIBUTES, BAD, FOLDERS, IGNORE, LARGE, Grove
+from soak.overtaking import Colleague, merged, put
 from soak.place import Place, in_memory
 from soak.report import Report
 from soak.surroundings import Cms, iso
@@ -42,7 +42,7 @@ SECRETS = "other"
 LISTS = 25
 """Path lists of one drain, all against one work tree."""
 DRAINS = 4
-"""Drains of one site; the work tree changes in between."""
+"""Drains of one site; the work tree changes in between, and at the last one the remote, too."""
 _START = 1_800_000_000.0
 
 
@@ -61,8 +61,9 @@ class Trial:
         """A commit with some of all that is there, and with a submodule."""
         self._grove.grow(45)
         place = self._place
-        for key, value in (("core.fileMode", self._dice.choice(["true", "true", "true", "false"])),):
-            place.git("config", key, value)
+        for key, value, often in (("core.fileMode", "false", 0.25), ("core.ignoreCase", "true", 0.15)):
+            if self._dice.random() < often:  # a clone that was made on another system
+                place.git("config", key, value)
         chosen = []
         for path in self._grove.everything():
             name = os.fspath(path.relative_to(place.site))
@@ -86,8 +87,11 @@ class Trial:
         place.git("commit", "--quiet", "--message=Some of it")
         place.git("push", "--quiet", "origin", "main")
 
-    def drain(self) -> None:
-        """The work tree changes; then lists are published, and compared."""
+    def drain(self, *, overtaken: bool = False) -> None:
+        """The work tree changes; then lists are published, and compared.
+
+        Where they are overtaken, somebody has pushed meanwhile.
+        """
         self._grove.change(self._dice.randrange(25))
         self._grove.grow(self._dice.randrange(8))
         tracked = [path for path in tree_of(self._place, "main", self._place.site) if "\udcff" not in path]
@@ -109,15 +113,85 @@ class Trial:
         every = {path for each in expected.values() if isinstance(each, Wanted) for path in each.files}
         blobs = oracle.blobs(every)
         before = _snapshot(self._place)
+        here = self._here() if overtaken else {}
+        ground = self._overtake(oracle.tip, here) if overtaken else oracle.tip
         events: list[told.Event] = []
         self._place.worker(clock=lambda: _START * 1.5, emit=events.append, folders=FOLDERS).once()
-        self._compare(expected, events, oracle.tip, blobs)
-        assert _snapshot(self._place) == before, "the work tree was changed"
+        self._compare(expected, events, ground, blobs, tip=oracle.tip)
+        if overtaken:
+            self._taken_over(before, here, oracle.tip, ground)
+            self._again(lists, here, oracle.tip, ground)
+        else:
+            assert _snapshot(self._place) == before, "the work tree was changed"
         staged = self._place.ask("diff-index", "--cached", "--name-only", "-z", "HEAD")
-        assert not staged, f"left in the index: {staged!r}"
+        # Git puts none of its own names into an index, from where they would be checked out unasked.
+        own = {name.lower() for name in BAD}
+        left = os.fsdecode(staged).split("\0")[:-1]
+        kept_out = [path for path in left if not own.isdisjoint(path.lower().split("/"))]
+        assert left == kept_out, f"left in the index: {staged!r}"
         self._figures["lists"] += len(lists)
         for file in self._place.queue.glob("*.json"):
             file.unlink()
+
+    def _here(self) -> Tree:
+        """What git would record of each file that lies in the allowed folders."""
+        index = {"GIT_INDEX_FILE": str(self._place.root / "here.index")}
+        tracked = tree_of(self._place, "main", self._place.site)
+        modules = {path for path, (mode, _) in tracked.items() if mode == GITLINK}
+        files = [
+            name
+            for path in self._grove.everything()
+            if path.is_file()
+            and not path.is_symlink()
+            and ".git" not in (name := os.fspath(path.relative_to(self._place.site))).lower().split("/")
+            and not any(
+                each in modules or (self._place.site / each / ".git").exists() for each in above(name)
+            )
+        ]
+        self._place.git(*LAX, "read-tree", "main", env=index)
+        self._place.git(
+            *LAX, "update-index", "--add", "--replace", "-z", "--stdin", stdin=lines(files), env=index
+        )
+        out = os.fsdecode(self._place.ask("ls-files", "--stage", "-z", env=index))
+        found = {}
+        for line in out.split("\0")[:-1]:
+            about, _, path = line.partition("\t")
+            found[path] = (about.split()[0], about.split()[1])
+        return {path: found[path] for path in files}
+
+    def _overtake(self, tip: Tree, here: Tree) -> Tree:
+        Colleague(self._place, self._dice).push(tip, sorted(here))
+        self._figures["overtaken"] += 1
+        return tree_of(self._place, "main", self._place.remote)
+
+    def _taken_over(self, before: dict[str, tuple[int, str]], was: Tree, tip: Tree, theirs: Tree) -> None:
+        """The work tree has changed only where nobody had touched it, and has there what the remote has."""
+        after, now = _snapshot(self._place), self._here()
+        there = tree_of(self._place, "main", self._place.remote)
+        for path in before.keys() | after.keys():
+            old, new = before.get(path), after.get(path)
+            name = os.path.relpath(path, self._place.site)
+            if old == new or (old and stat.S_ISDIR(old[0])) or (new and stat.S_ISDIR(new[0])):
+                continue
+            versions = [tree.get(name) for tree in (was, tip, now, there)]
+            contents = [version and version[1] for version in versions]
+            if contents[0] != contents[1]:  # an edit: then it is in what was published
+                mine = versions[0]
+                both = mine and merged(self._place, mine, versions[1], theirs.get(name))
+                assert both, f"an edit is gone: {name}, {versions}"
+                assert both[1] == contents[3], f"an edit is gone: {name}, {versions}"
+            assert versions[2] == versions[3] != versions[1], f"not what the remote has: {name}, {versions}"
+            self._figures["files taken over"] += 1
+
+    def _again(self, lists: dict[str, list[str]], was: Tree, tip: Tree, theirs: Tree) -> None:
+        """The same is published once more: what nobody has touched here is not taken back."""
+        for name, paths in lists.items():
+            self._cms.save(f"{name}again", name, paths, createdAt=iso(_START + self._number + 1))
+        self._place.worker(clock=lambda: _START * 1.5, emit=lambda _: None, folders=FOLDERS).once()
+        there = tree_of(self._place, "main", self._place.remote)
+        for path in theirs.keys() | tip.keys():
+            if theirs.get(path) != tip.get(path) and tip.get(path) == was.get(path):
+                assert there.get(path) == theirs.get(path), f"taken back: {path}, {theirs.get(path)}"
 
     def swap(self) -> None:
         """While it is published, files and folders become links to what no job may publish."""
@@ -149,7 +223,20 @@ class Trial:
             file.unlink()
 
     def _leave_out(self, tracked: list[str]) -> None:
-        """Sometimes a sparse checkout leaves files out."""
+        """Sometimes a sparse checkout leaves files out, or a folder."""
+        fine = [path for path in tracked if "/" in path and not path.startswith(SECRETS)]
+        if fine and self._dice.random() < 0.1:
+            shut = f"!/{self._dice.choice(fine)}"
+            self._place.git(*LAX, "sparse-checkout", "set", "--no-cone", "/*", shut)
+        elif fine and self._dice.random() < 0.05:
+            # Git reads no such index that has names of its own in it.
+            kind = (
+                "--no-sparse-index"
+                if any(set(path.split("/")) & set(BAD) for path in tracked)
+                else "--sparse-index"
+            )
+            folder = self._dice.choice(above(self._dice.choice(fine)))
+            self._place.git(*LAX, "sparse-checkout", "set", "--cone", kind, folder, SECRETS)
         # `git hash-object` does not know a .gitattributes that is not in the work tree.
         tracked = [path for path in tracked if path != ".gitattributes" and not path.startswith(SECRETS)]
         if self._dice.random() < 0.3:
@@ -196,7 +283,13 @@ class Trial:
         return expected
 
     def _compare(
-        self, expected: dict[str, Wanted | str], events: list[told.Event], tree: Tree, blobs: Tree
+        self,
+        expected: dict[str, Wanted | str],
+        events: list[told.Event],
+        tree: Tree,
+        blobs: Tree,
+        *,
+        tip: Tree,
     ) -> None:
         outcomes = {
             event.job_id: event
@@ -215,8 +308,13 @@ class Trial:
                 assert name not in commits, f"refused, and yet a commit: {about}"
                 self._figures[wanted] += 1
                 continue
+            after = put(self._place, tree, wanted, blobs, tip)
+            if after is None:
+                assert getattr(outcome, "failure", None) == "conflict", f"expected a conflict: {about}"
+                assert name not in commits, f"a conflict, and yet a commit: {about}"
+                self._figures["conflicts"] += 1
+                continue
             assert isinstance(outcome, (told.Published, told.NoChange)), f"expected {wanted}: {about}"
-            after = applied(tree, wanted, blobs)
             changed = {
                 path: after.get(path)
                 for path in tree.keys() | after.keys()
@@ -289,9 +387,11 @@ def trials(lists: int, dice: int) -> tuple[Counter[str], str]:
             root = folder / f"site{number}"
             trial = Trial(template.copy(root), random.Random(f"{dice} {number}"), figures)
             trial.prepare()
-            for _ in range(DRAINS):
+            for _ in range(DRAINS - 1):
                 if figures["lists"] < lists:
                     trial.drain()
+            if figures["lists"] < lists:
+                trial.drain(overtaken=True)
             trial.swap()
             shutil.rmtree(root)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
