@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,16 @@ from briter_worker.wiring import open_history, open_queue
 
 try:
     from briter_worker.sinks.metrics import ANY_KIND, Measures, Meters, MetricsSink
+    from briter_worker.sinks.metrics_of_sites import ClusterMeters, Ended, SiteMeasures
 except ImportError as missing:
     raise UsageError("metrics are not installed. Fix: pip install 'briter-worker[metrics]'") from missing
 
 from briter_worker.sinks.history.reading import HistoryUnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
     from briter_worker.sinks.history.reading import Receipt
     from briter_worker.standing import Standing
@@ -64,6 +67,30 @@ def of_worker(settings: Settings, *, host: str, port: int) -> MetricsSink:
             f"metrics cannot be served at {host}, port {port}: {error}. "
             "Fix: choose another BRITER_METRICS_PORT, or BRITER_METRICS_HOST"
         ) from error
+
+
+def of_cluster(database: Database) -> Callable[[], tuple[bytes, str]]:
+    """What renders the numbers of all sites of a cluster, each with its site."""
+    from briter_worker.cluster.overview import look, tallies  # noqa: PLC0415 - for a cluster only
+
+    def measure() -> Iterator[SiteMeasures]:
+        ended: dict[str, list[Ended]] = defaultdict(list)
+        for tally in tallies(database):
+            ended[tally.site].append(
+                Ended(tally.kind, tally.outcome, tally.number, tally.waits, tally.waited)
+            )
+        now = time.time()
+        for site in look(database, now).sites:
+            yield SiteMeasures(
+                site=site.name,
+                jobs=site.jobs,
+                oldest_waiting=_age(site.oldest, now),
+                failure=site.failure,
+                paused=site.paused is not None,
+                ended=ended[site.name],
+            )
+
+    return ClusterMeters(measure).render
 
 
 class Onlooker:

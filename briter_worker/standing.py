@@ -68,6 +68,11 @@ class Standing:
     remote: str
     queue: str
 
+    @property
+    def has_worker(self) -> bool:
+        """Whether somebody is there to publish."""
+        return bool(self.hosts) if self.hosts is not None else self.worker is not None and self.worker.alive
+
     def as_json(self) -> dict[str, Any]:
         """For programs, in camelCase."""
         due = None if self.next_due_in is None else format_time(self.now + self.next_due_in)

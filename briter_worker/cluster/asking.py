@@ -22,11 +22,12 @@ from briter_worker.settings import load_settings
 from briter_worker.wiring import open_database
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
     from briter_worker.queues.postgres.contents import Source
+    from briter_worker.queues.postgres.database import Connection
     from briter_worker.settings import Settings
 
 _TRIES = 5
@@ -84,8 +85,11 @@ def send(
     *,
     root: Path | None = None,
     files: Mapping[str, bytes | None] | None = None,
+    first: Callable[[Connection], None] | None = None,
 ) -> Sent:
     """Put what `compose` has made into the queue of the settings' site, with the files.
+
+    `first` is done in the transaction that writes the job, before it; what it raises leaves nothing written.
 
     Raises as `enqueue` does.
     """
@@ -110,7 +114,7 @@ def send(
                 raise GatheringError("; ".join(f"{path}: {reason}" for path, reason in left_out.items()))
             document = {**document, "paths": list(found.paths)}
         try:
-            submit(open_database(settings), settings.site, document, source)
+            submit(open_database(settings), settings.site, document, source, first=first)
         except ContentChangedError:
             continue  # while it was sent
         # The row first: a word that overtook it would find nothing, and be gone.

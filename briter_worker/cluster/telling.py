@@ -80,6 +80,28 @@ class Telling:
         self._webhooks.close()
 
 
+class Records:
+    """For who steers many sites, from one process. Safe in several threads."""
+
+    def __init__(self, settings: Settings, database: Database, log: Log) -> None:
+        self._log = log
+        self._history = RowHistorySink(
+            database,
+            retention_of(settings),
+            announce=log,
+            complain=lambda text: log(Warned(error=text)),
+        )
+
+    def of(self, settings: Settings) -> Fan:
+        """What is done to a job of the settings' site is in its history, then in the log."""
+        note = _Note(self._history.of(settings.site, target_of(settings)))
+        return Fan([note], self._log.of(settings.site))
+
+    def close(self) -> None:
+        """Store what is left."""
+        self._history.close()
+
+
 def open_record(settings: Settings, database: Database, log: EventSink) -> Fan:
     """For who steers the settings' site: what is done to a job is in its history, then in the log."""
     history = RowHistorySink(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from briter_worker.settings import Settings
+    from briter_worker.sinks.log import LogSink
     from briter_worker.standing import Standing
     from briter_worker.web.dashboard import Hook
+    from briter_worker.web.serving import Served
 
 _NEEDED = ("fastapi", "jinja2", "sse_starlette", "uvicorn")
 
@@ -41,15 +44,29 @@ def serve(
     try:
         serving.serve(
             settings,
+            partial(_application, settings, LogSink(standard_output(), complain=views.tell)),
             host=host or settings.dashboard_host,
             port=settings.dashboard_port if port is None else port,
-            log=LogSink(standard_output(), complain=views.tell),
-            complain=views.tell,
             ready=lambda address: views.put(f"the dashboard is at {address}"),
-            metrics=_metrics(settings),
         )
     except serving.PortTakenError as error:
         raise DeclinedError(str(error)) from None
+
+
+def _application(settings: Settings, log: LogSink, host: str) -> Served:
+    has_metrics = find_spec("prometheus_client") is not None
+    if settings.database_url:
+        from briter_worker.web.sites.app import ClusterApplication  # noqa: PLC0415 - for a cluster only
+
+        render = None
+        if has_metrics:
+            from briter_worker.measures import of_cluster  # noqa: PLC0415 - an extra
+
+            render = of_cluster
+        return ClusterApplication(settings, host=host, log=log, complain=views.tell, metrics=render)
+    from briter_worker.web.app import Application  # noqa: PLC0415
+
+    return Application(settings, host=host, log=log, complain=views.tell, metrics=_metrics(settings))
 
 
 def _metrics(settings: Settings) -> Hook | None:

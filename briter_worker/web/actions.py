@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from briter_worker import client
-from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.allowlist import PathRefusedError
 from briter_worker.errors import for_people
 from briter_worker.events import Cancelled, Paused, Resumed
 from briter_worker.job import parse_time
@@ -17,15 +17,68 @@ from briter_worker.web.idempotency import OtherBodyError, Requests
 from briter_worker.web.problems import ProblemError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from briter_worker.allowlist import Allowlist
     from briter_worker.job import Job
     from briter_worker.ports import EventSink, Pause
     from briter_worker.queues.disk import DiskQueue
     from briter_worker.queues.steering import Cancellation
     from briter_worker.settings import Settings
+    from briter_worker.web.looking import Steered
     from briter_worker.web.readers import Readers
     from briter_worker.web.snapshot import Keeper
+
+
+class Entry(Protocol):
+    """How jobs get into the queue."""
+
+    def submit(
+        self,
+        key: str | None,
+        body: dict[str, Any],
+        compose: Callable[[], dict[str, Any]],
+        files: Mapping[str, bytes | None] | None,
+    ) -> tuple[str, bool]:
+        """The id of the job, and whether the key's was there before. Raises ValueError and OtherBodyError."""
+        ...
+
+    def changed(self) -> None:
+        """Have what was changed looked at by who publishes."""
+        ...
+
+
+class FolderEntry:
+    """Writes them into the folder; the worker watches it."""
+
+    def __init__(self, settings: Settings, queue: DiskQueue, readers: Readers) -> None:
+        self._queue = queue
+        self._queue_root = settings.queue_root
+        self._readers = readers
+        self._requests = Requests(settings.storage_root, settings.queue_root, self._is_known)
+        self._one_request = threading.Lock()
+
+    def submit(
+        self,
+        key: str | None,
+        body: dict[str, Any],
+        compose: Callable[[], dict[str, Any]],
+        files: Mapping[str, bytes | None] | None,  # noqa: ARG002 - a folder's jobs are published from the folder
+    ) -> tuple[str, bool]:
+        """See `Entry`."""
+        if key is None:
+            return client.submit(compose(), queue=self._queue_root).id, False
+        # The lock between processes is asked for again and again; ours is waited for.
+        with self._one_request:
+            return self._requests.submit(key, body, compose)
+
+    def changed(self) -> None:
+        """Nobody has to be told."""
+
+    def _is_known(self, job_id: str) -> bool:
+        return bool(self._queue.find(job_id, time.time())) or bool(
+            self._readers.read(lambda history: history.attempts(job_id))
+        )
 
 
 class Actions:
@@ -33,22 +86,20 @@ class Actions:
 
     def __init__(
         self,
-        settings: Settings,
-        queue: DiskQueue,
+        queue: Steered,
         keeper: Keeper,
-        readers: Readers,
+        entry: Entry,
+        allowlist: Allowlist,
         *,
         log: EventSink,
         record: EventSink,
     ) -> None:
-        self._settings = settings
         self._queue = queue
         self._keeper = keeper
-        self._readers = readers
+        self._entry = entry
+        self._allowlist = allowlist
         self._log = log
         self._record = record
-        self._requests = Requests(settings.storage_root, settings.queue_root, self._is_known)
-        self._one_request = threading.Lock()
 
     def retry(self, wanted: str) -> Sequence[Job]:
         """Have what failed tried again."""
@@ -88,7 +139,9 @@ class Actions:
             self._log(Resumed())
         return resumed
 
-    def enqueue(self, body: dict[str, Any], key: str | None) -> tuple[str, bool]:
+    def enqueue(
+        self, body: dict[str, Any], key: str | None, files: Mapping[str, bytes | None] | None = None
+    ) -> tuple[str, bool]:
         """The id of the body's job, and whether the key's job was there before. Raises ProblemError."""
         given = {name: value for name, value in body.items() if value is not None}
         author = given.pop("author", None)
@@ -107,11 +160,7 @@ class Actions:
 
         try:
             with self._changing():
-                if key is None:
-                    return client.submit(compose(), queue=self._settings.queue_root).id, False
-                # The lock between processes is asked for again and again; ours is waited for.
-                with self._one_request:
-                    return self._requests.submit(key, body, compose)
+                return self._entry.submit(key, body, compose, files)
         except ValueError as error:
             raise ProblemError(422, str(error)) from None
         except OtherBodyError:
@@ -120,19 +169,13 @@ class Actions:
 
     def refused(self, paths: Sequence[str]) -> list[str]:
         """Which of these will not be published, with the reasons."""
-        allowlist = Allowlist(self._settings.folders)
         warnings = []
         for path in paths:
             try:
-                allowlist.resolve(path)
+                self._allowlist.resolve(path)
             except PathRefusedError as refused:
                 warnings.append(for_people(f"{path} will not be published: {refused.reason}"))
         return warnings
-
-    def _is_known(self, job_id: str) -> bool:
-        return bool(self._queue.find(job_id, time.time())) or bool(
-            self._readers.read(lambda history: history.attempts(job_id))
-        )
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -142,6 +185,7 @@ class Actions:
             raise ProblemError(404, str(error)) from None
         except SteeringError as error:
             raise ProblemError(409, str(error)) from None
+        self._entry.changed()
         self._keeper.renew()
 
 

@@ -47,7 +47,8 @@ class Json(Response):
 
 def dashboard_of(request: Request) -> Dashboard:
     """The dashboard that is asked; who reads is shown what was saved before they asked."""
-    dashboard: Dashboard = request.app.state.dashboard
+    # Of a cluster's sites, each has its own.
+    dashboard: Dashboard = getattr(request.state, "dashboard", None) or request.app.state.dashboard
     if request.method == "GET":
         dashboard.keeper.catch_up()
     return dashboard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,8 @@ from starlette.staticfiles import StaticFiles
 
 from briter_worker.errors import explained
 from briter_worker.sinks.history.reading import HistoryUnreadableError
-from briter_worker.web import api, pages
-from briter_worker.web.dashboard import Dashboard
+from briter_worker.web import api, door, pages
+from briter_worker.web.dashboard import Dashboard, of_folder
 from briter_worker.web.problems import ProblemError, problem
 from briter_worker.web.security import Door, Guard, wants_page
 
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from briter_worker.ports import EventSink
     from briter_worker.settings import Settings
     from briter_worker.web.dashboard import Hook
+    from briter_worker.web.rendering import Shell
 
-_THREADS = 8
+THREADS = 8
 """Requests that may read the disk at once."""
 
 
@@ -45,11 +47,16 @@ class Application:
         complain: Callable[[str], None],
         metrics: Hook | None = None,
     ) -> None:
-        self.dashboard = Dashboard(settings, log, complain, metrics)
+        self.dashboard = Dashboard(settings, of_folder(settings, log), log, complain, metrics)
         app = _fastapi(self.dashboard)
-        door = Door(settings.dashboard_token, host)
-        self.guard = Guard(app, door, complain, pages.error_page(self.dashboard))
+        self.guard = Guard(
+            app, Door(settings.dashboard_token, host), complain, pages.error_page(self.dashboard)
+        )
         self.dashboard.guard = self.guard
+
+    def leave(self) -> None:
+        """Have the readers that stay leave."""
+        self.dashboard.hub.close()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - ASGI's own
         """Answer one request."""
@@ -59,13 +66,29 @@ class Application:
 def _fastapi(dashboard: Dashboard) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
-        dashboard.open()
+        anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
+        dashboard.open(asyncio.get_running_loop())
         try:
             yield
         finally:
             dashboard.close()
 
+    app = new_app(lambda _request: dashboard, lifespan=lifespan)
+    app.state.dashboard = dashboard
+    app.include_router(api.router)
+    app.include_router(pages.router, include_in_schema=False)
+    app.include_router(door.router, include_in_schema=False)
+    app.mount("/static", static(), name="static")
+    return app
+
+
+def static() -> StaticFiles:
+    """What pages load: style, script and icon."""
+    return StaticFiles(directory=Path(__file__).parent / "static")
+
+
+def new_app(shell_of: Callable[[Request], Shell], **options: Any) -> FastAPI:  # noqa: ANN401 - FastAPI's own
+    """An application without rooms, which says what goes wrong as a page or as a problem."""
     app = FastAPI(
         title="Briter Worker",
         version="1",
@@ -73,21 +96,16 @@ def _fastapi(dashboard: Dashboard) -> FastAPI:
         "Programs send BRITER_DASHBOARD_TOKEN as `Authorization: Bearer`.",
         docs_url=None,  # its scripts would come from elsewhere
         redoc_url=None,
-        lifespan=lifespan,
         redirect_slashes=False,
+        **options,
     )
-    app.state.dashboard = dashboard
-    app.include_router(api.router)
-    app.include_router(pages.router, include_in_schema=False)
-    app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static")
-
-    page = pages.error_page(dashboard)
 
     def refuse(
         request: Request, status: int, text: str, headers: dict[str, str] | None = None, **more: object
     ) -> Response:
-        if wants_page(request.scope["path"], request.headers):
-            answer = page(status, text)
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        if wants_page(path, request.headers):
+            answer = pages.error_page(shell_of(request))(status, text)
             answer.headers.update(headers or {})
             return answer
         return problem(status, text, headers=headers, **more)

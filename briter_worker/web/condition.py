@@ -41,10 +41,11 @@ def _conditions(snapshot: Snapshot, problem: str | None) -> Iterator[Condition]:
     if standing.condition is not None:
         why = words.reason(standing.failure, standing.condition)
         yield Condition("bad", f"Nothing goes live: {why.headline}", why.detail, why.fix)
-    if waiting and (standing.worker is None or not standing.worker.alive):
+    if waiting and not standing.has_worker:
         verb = "wait" if waiting > 1 else "waits"
         text = f"{words.count(waiting, 'post')} {verb}, and no worker is running"
-        yield Condition("bad", text, "", "Start the worker on the server: briter-worker run")
+        where = "on the server" if standing.hosts is None else "on a host of the cluster"
+        yield Condition("bad", text, "", f"Start the worker {where}: briter-worker run")
     if snapshot.in_flight:
         yield Condition("busy", f"{words.count(len(snapshot.in_flight), 'post')} on the way to the remote")
     if dead:

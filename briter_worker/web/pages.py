@@ -3,7 +3,6 @@
 import time
 from itertools import groupby
 from typing import Annotated, Any
-from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
@@ -18,10 +17,9 @@ from briter_worker.web import plots, words
 from briter_worker.web.api import MEANT, Asked
 from briter_worker.web.condition import condition_of
 from briter_worker.web.dashboard import Dashboard
+from briter_worker.web.door import form_of, local
 from briter_worker.web.problems import ProblemError
-from briter_worker.web.rendering import address, error_page, page
-from briter_worker.web.security import COOKIE, SIGN_IN, Guard, address_of
-from briter_worker.web.sessions import LASTS, same
+from briter_worker.web.rendering import error_page, page
 
 __all__ = ["error_page", "router"]
 
@@ -205,19 +203,8 @@ def site(request: Request, dashboard: Asked) -> Response:
     return page(request, dashboard, "site.html", rows=rows, examination=dashboard.examination)
 
 
-async def _form(request: Request) -> dict[str, str]:
-    fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
-    return {name: values[0] for name, values in fields.items()}
-
-
-def _local(target: str) -> str:
-    """A page of ours, whatever a form says."""
-    fine = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
-    return target if fine else "/"
-
-
 def _back(form: dict[str, str], told: str) -> Response:
-    target = _local(form.get("back", "/"))
+    target = local(form.get("back", "/"))
     joint = "&" if "?" in target else "?"
     return RedirectResponse(f"{target}{joint}told={told}", status_code=303)
 
@@ -225,7 +212,7 @@ def _back(form: dict[str, str], told: str) -> Response:
 @router.post("/actions/{action}")
 async def act(request: Request, dashboard: Asked, action: str) -> Response:
     """Do it, and show the page again."""
-    form = await _form(request)
+    form = await form_of(request)
     actions = dashboard.actions
     wanted = form.get("id", "")
     match action:
@@ -250,57 +237,3 @@ async def act(request: Request, dashboard: Asked, action: str) -> Response:
         case _:
             raise ProblemError(404, "there is nothing here")
     return _back(form, action)
-
-
-@router.get(SIGN_IN)
-def sign_in_page(request: Request, dashboard: Asked, next: Text = "/") -> Response:  # noqa: A002 - in the address
-    """Where a token is asked for."""
-    if not dashboard.settings.dashboard_token or request.state.visit.signed_in:
-        return RedirectResponse(_local(next), status_code=303)
-    return page(request, dashboard, "sign-in.html", target=_local(next), wrong="")
-
-
-@router.post(SIGN_IN)
-async def sign_in(request: Request, dashboard: Asked) -> Response:
-    """Begin a session."""
-    form = await _form(request)
-    guard = _guard(dashboard)
-    target = _local(form.get("next", "/"))
-    token = dashboard.settings.dashboard_token
-    if not token:
-        return RedirectResponse(target, status_code=303)
-    who = address_of(request.scope)
-    wait = guard.tries.wait(who)
-    if wait:
-        text = f"Too many wrong tokens. Try again in {words.span(wait)}."
-        answer = page(request, dashboard, "sign-in.html", status=429, target=target, wrong=text)
-        answer.headers["Retry-After"] = str(wait)
-        return answer
-    if not same(form.get("token", "").strip(), token):
-        guard.tries.failed(who)
-        text = "That is not the token. It is what BRITER_DASHBOARD_TOKEN is set to on the server."
-        return page(request, dashboard, "sign-in.html", status=401, target=target, wrong=text)
-    response = RedirectResponse(target, status_code=303)
-    response.set_cookie(
-        COOKIE,
-        guard.sessions.open(),
-        max_age=int(LASTS),
-        httponly=True,
-        samesite="strict",
-        secure=request.url.scheme == "https",
-    )
-    return response
-
-
-@router.post("/sign-out")
-async def sign_out(request: Request, dashboard: Asked) -> Response:
-    """End the session."""
-    _guard(dashboard).sessions.end(request.state.visit.cookie)
-    response = RedirectResponse(address(SIGN_IN, told="signed-out"), status_code=303)
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
-    return response
-
-
-def _guard(dashboard: Dashboard) -> Guard:
-    assert dashboard.guard is not None  # noqa: S101 - set before anything is served
-    return dashboard.guard

@@ -6,7 +6,7 @@ import hashlib
 import time
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from briter_worker.web.dashboard import Dashboard
-
 _HERE = Path(__file__).parent
 TOLD = {
     "retry": "It will be tried again now.",
@@ -36,6 +34,14 @@ TOLD = {
     "signed-out": "You are signed out.",
 }
 """What a page says after an action; nothing else can be put there."""
+
+
+class Shell(Protocol):
+    """What stands around a page's content."""
+
+    def everywhere(self) -> dict[str, Any]:
+        """What every page shows."""
+        ...
 
 
 @cache
@@ -110,7 +116,7 @@ def asset(name: str) -> str:
 
 def page(
     request: Request,
-    dashboard: Dashboard,
+    shell: Shell,
     template: str,
     *,
     status: int = 200,
@@ -120,16 +126,16 @@ def page(
     visit = request.state.visit
     told = TOLD.get(request.query_params.get("told", ""), "")
     here = address(request.url.path, **{k: v for k, v in request.query_params.items() if k != "told"})
-    shown = {"visit": visit, "told": told, "here": here, **_everywhere(dashboard), **more}
+    shown = {"visit": visit, "told": told, "here": here, **_everywhere(shell), **more}
     return HTMLResponse(_environment().get_template(template).render(shown), status_code=status)
 
 
-def error_page(dashboard: Dashboard) -> Callable[[int, str], HTMLResponse]:
+def error_page(shell: Shell) -> Callable[[int, str], HTMLResponse]:
     """What a person sees instead of a page."""
 
     def made(status: int, text: str) -> HTMLResponse:
         shown = {
-            **_everywhere(dashboard),
+            **_everywhere(shell),
             "visit": None,
             "told": "",
             "here": "",
@@ -141,17 +147,5 @@ def error_page(dashboard: Dashboard) -> Callable[[int, str], HTMLResponse]:
     return made
 
 
-def _everywhere(dashboard: Dashboard) -> dict[str, Any]:
-    keeper = dashboard.keeper
-    seen = f"{keeper.revision}-{keeper.latest}"  # before the snapshot: at worst, the page is fetched twice
-    snapshot = keeper.snapshot
-    return {
-        "seen": seen,
-        "now": time.time(),
-        "snapshot": snapshot,
-        "standing": snapshot.standing,
-        "site_name": for_people(dashboard.settings.git_worktree.name) or "site",
-        "zone": words.zone(),
-        "needs_hand": len(snapshot.failed),
-        "most_retries": dashboard.settings.worker_max_attempts,
-    }
+def _everywhere(shell: Shell) -> dict[str, Any]:
+    return {"now": time.time(), "zone": words.zone(), "above": "", **shell.everywhere()}

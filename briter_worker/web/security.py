@@ -81,6 +81,8 @@ class Door:
 
     token: str
     host: str
+    most_bytes: Callable[[str], int | None] = lambda _path: None
+    """How much may be sent to an address, where that is not as everywhere."""
 
 
 class Guard:
@@ -118,7 +120,9 @@ class Guard:
             answer = self._admit(scope)
             if answer is None and not _reads(scope):
                 # Not before: who has no business here does not get to fill the memory.
-                limit = MOST_BYTES_OF_STRANGERS if _is_public(scope["path"]) else MOST_BYTES
+                path = scope["path"]
+                usual = MOST_BYTES_OF_STRANGERS if _is_public(path) else MOST_BYTES
+                limit = self._door.most_bytes(path) or usual
                 body = await _read(receive, limit)
                 answer = problem(413, f"at most {limit} bytes") if body is None else self._change(scope, body)
                 receive = _again(body or b"", receive)

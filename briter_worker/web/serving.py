@@ -9,12 +9,11 @@ import signal
 import socket
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 
 from briter_worker.errors import UsageError
-from briter_worker.web.app import Application
 from briter_worker.web.live import MOST_READERS
 from briter_worker.web.security import is_loopback
 
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from briter_worker.ports import EventSink
     from briter_worker.settings import Settings
-    from briter_worker.web.dashboard import Hook
 
 _GRACE = 1
 _GONE_MS = 60_000
@@ -40,17 +37,29 @@ class PortTakenError(Exception):
     """Nobody can listen there; the text says why, and what to do."""
 
 
+class Served(Protocol):
+    """An ASGI application with readers that stay."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - ASGI's own
+        """Answer one request."""
+        ...
+
+    def leave(self) -> None:
+        """Have the readers leave."""
+        ...
+
+
 class _Server(uvicorn.Server):
     """Ends by signal with exit status 0, and has the readers that stay leave first."""
 
-    def __init__(self, config: uvicorn.Config, application: Application) -> None:
+    def __init__(self, config: uvicorn.Config, application: Served) -> None:
         super().__init__(config)
         self._application = application
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         def end(number: int, frame: FrameType | None) -> None:
-            self._application.dashboard.hub.close()
+            self._application.leave()
             self.handle_exit(number, frame)
 
         before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -63,15 +72,13 @@ class _Server(uvicorn.Server):
 
 def serve(
     settings: Settings,
+    application_of: Callable[[str], Served],
     *,
     host: str,
     port: int,
-    log: EventSink,
-    complain: Callable[[str], None],
     ready: Callable[[str], None],
-    metrics: Hook | None = None,
 ) -> None:
-    """Serve until SIGTERM. `ready` is given the address once readers can come.
+    """Serve until SIGTERM what is made for that host. `ready` is given the address once readers can come.
 
     Raises UsageError when everybody could come in, and PortTakenError.
     """
@@ -88,7 +95,7 @@ def serve(
         logger.addHandler(logging.NullHandler())
         logger.propagate = False
     sys.setswitchinterval(_SWITCH)
-    application = Application(settings, host=host, log=log, complain=complain, metrics=metrics)
+    application = application_of(host)
     config = uvicorn.Config(
         application,
         log_config=None,

@@ -1,6 +1,6 @@
 """What every reader sees: the queue and what is under way, looked at by one thread, however many read.
 
-A page never waits for the disk. The thread looks when the folder or the history has changed, and leaves the
+A page never waits for the disk. The thread looks when the queue or the history has changed, and leaves the
 processor to others most of the time: with very many jobs, the picture is some seconds old instead.
 """
 
@@ -9,27 +9,26 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.errors import explained
 from briter_worker.job import State
-from briter_worker.queues.watching import FolderWaker
 from briter_worker.sinks.history.reading import HistoryUnreadableError
-from briter_worker.standing import holder, stand
+from briter_worker.standing import stand
 from briter_worker.web.plots import Figures, figures_of
-from briter_worker.wiring import open_folder, open_history
+from briter_worker.wiring import open_history
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from briter_worker.queues.disk import DiskQueue
-    from briter_worker.queues.steering import Listed
+    from briter_worker.queues.steering import Shown
     from briter_worker.settings import Settings
     from briter_worker.sinks.history.reading import History, Moment, Receipt
     from briter_worker.standing import Standing
+    from briter_worker.web.looking import Looking, Steered
 
-_GLANCE = 0.2
 _SHARE = 3.0
 """After a look that cost a second of the processor, so many seconds pass before the next one."""
 _MOST_APART = 10.0
@@ -37,7 +36,6 @@ _CHEAP = 0.02
 """What a look may have cost for a reader to be worth another one."""
 _FULL = 60.0
 """A file that was written in place moves no time stamp."""
-_YOUNG_NS = 100_000_000
 _WORKER_EVERY = 1.0
 _FIGURES_EVERY = 60.0
 _MOST_MOMENTS = 500
@@ -49,21 +47,21 @@ class Snapshot:
 
     at: float
     standing: Standing
-    in_flight: Sequence[Listed] = ()
-    pending: Sequence[Listed] = ()
-    retrying: Sequence[Listed] = ()
-    scheduled: Sequence[Listed] = ()
+    in_flight: Sequence[Shown] = ()
+    pending: Sequence[Shown] = ()
+    retrying: Sequence[Shown] = ()
+    scheduled: Sequence[Shown] = ()
     """Soonest first."""
-    failed: Sequence[Listed] = ()
+    failed: Sequence[Shown] = ()
     """The latest save first."""
-    by_id: Mapping[str, Listed | list[Listed]] = field(default_factory=dict)
-    by_slug: Mapping[str, Listed | list[Listed]] = field(default_factory=dict)
+    by_id: Mapping[str, Shown | list[Shown]] = field(default_factory=dict)
+    by_slug: Mapping[str, Shown | list[Shown]] = field(default_factory=dict)
     turns_at: float | None = None
     """When a job changes its state by time alone."""
     is_first: bool = False
     """Nobody has looked yet: it knows nothing."""
 
-    def of(self, state: State) -> Sequence[Listed]:
+    def of(self, state: State) -> Sequence[Shown]:
         """All jobs of a state."""
         return {
             State.CLAIMED: self.in_flight,
@@ -73,11 +71,11 @@ class Snapshot:
             State.FAILED: self.failed,
         }[state]
 
-    def find(self, wanted: str) -> Sequence[Listed]:
+    def find(self, wanted: str) -> Sequence[Shown]:
         """The jobs of this id, else those of this slug, the newest save first."""
         return _newest_first(self.by_id.get(wanted) or self.by_slug.get(wanted))
 
-    def of_slug(self, slug: str) -> Sequence[Listed]:
+    def of_slug(self, slug: str) -> Sequence[Shown]:
         """The jobs of this slug, the newest save first."""
         return _newest_first(self.by_slug.get(slug))
 
@@ -94,14 +92,14 @@ class Snapshot:
         )
 
 
-def _newest_first(found: Listed | list[Listed] | None) -> Sequence[Listed]:
+def _newest_first(found: Shown | list[Shown] | None) -> Sequence[Shown]:
     if found is None:
         return ()
     rows = found if isinstance(found, list) else [found]
     return sorted(rows, key=lambda row: row.job.created_at, reverse=True)
 
 
-def _file(place: dict[str, Listed | list[Listed]], key: str, row: Listed) -> None:
+def _file(place: dict[str, Shown | list[Shown]], key: str, row: Shown) -> None:
     """Nearly every job is the only one of its slug: of a hundred thousand lists, none is made."""
     known = place.setdefault(key, row)
     if isinstance(known, list):
@@ -110,12 +108,12 @@ def _file(place: dict[str, Listed | list[Listed]], key: str, row: Listed) -> Non
         place[key] = [known, row]
 
 
-def picture(settings: Settings, queue: DiskQueue, now: float) -> Snapshot:
+def picture(settings: Settings, queue: Steered, now: float) -> Snapshot:
     """Look at the whole queue."""
     rows = queue.jobs(now)
-    sorted_by: dict[State, list[Listed]] = {state: [] for state in State}
-    by_id: dict[str, Listed | list[Listed]] = {}
-    by_slug: dict[str, Listed | list[Listed]] = {}
+    sorted_by: dict[State, list[Shown]] = {state: [] for state in State}
+    by_id: dict[str, Shown | list[Shown]] = {}
+    by_slug: dict[str, Shown | list[Shown]] = {}
     turns = []
     for row in rows:
         sorted_by[row.state].append(row)
@@ -141,45 +139,28 @@ def picture(settings: Settings, queue: DiskQueue, now: float) -> Snapshot:
     )
 
 
-def _nothing_known(settings: Settings, now: float) -> Standing:
-    """What can be said before the queue was looked at, which may take its time: who is there, and where."""
-    nowhere = open_folder(dataclasses.replace(settings, queue_root=settings.queue_root / ".none"))
-    return dataclasses.replace(
-        stand(settings, now, queue=nowhere, rows=()),
-        paused=open_folder(settings).paused(now),
-        queue=str(settings.queue_root),
-    )
-
-
-class _Stop(threading.Event):
-    """As the waker wants it."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return super().wait(timeout)
-
-
 class Keeper:
     """Keeps the snapshot, from a thread of its own. `changed` is told of every news, in that thread."""
 
     def __init__(
         self,
         settings: Settings,
-        queue: DiskQueue,
+        looking: Looking,
         changed: Callable[[Sequence[Moment], dict[str, Any] | None], None],
         restarted: Callable[[int], None],
     ) -> None:
         self._settings = settings
-        self._queue = queue
+        self._looking = looking
         self._changed = changed
         self._restarted = restarted
         self._history: History = open_history(settings)
-        self._stop = _Stop()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
         self._fresh = threading.Condition()
         self._wanted = 0
         self._reached = 0
         self._dirty = True
-        self._stamp: tuple[int, ...] = ()
+        self._stamp: tuple[float, ...] = ()
         self._looked = 0.0
         self._not_before = 0.0
         self._cheap = True
@@ -198,11 +179,11 @@ class Keeper:
         self.beat = time.monotonic()
         """When the thread was last seen at work."""
         now = time.time()
-        self.snapshot = Snapshot(at=now, standing=_nothing_known(settings, now), is_first=True)
+        self.snapshot = Snapshot(at=now, standing=looking.nothing_known(now), is_first=True)
 
     def start(self) -> None:
         """Begin to look."""
-        self._settings.queue_root.mkdir(parents=True, exist_ok=True)
+        self._looking.prepare()
         self.latest = self._newest()
         self._thread.start()
 
@@ -215,12 +196,14 @@ class Keeper:
         with self._fresh:
             self._wanted += 1
             wanted = self._wanted
+            self._looking.hurry()
             self._fresh.wait_for(lambda: self._reached >= wanted, timeout=within)
 
     def catch_up(self) -> None:
         """Who reloads after a save sees it, as long as a look at the queue costs next to nothing."""
-        if self._cheap and self._seen() != self._stamp:
-            self.renew()
+        with suppress(OSError):
+            if self._cheap and self._looking.stamp() != self._stamp:
+                self.renew()
 
     def status(self) -> dict[str, Any]:
         """What readers are told whenever it changes; by time alone, nothing in it moves but the revision."""
@@ -253,7 +236,7 @@ class Keeper:
         return rows
 
     def _run(self) -> None:
-        waker = FolderWaker(self._settings.queue_root, self._notice)
+        waker = self._looking.waker(self._notice)
         while not self._stop.is_set():
             self.beat = time.monotonic()
             moments = self._look_at_history()
@@ -263,11 +246,10 @@ class Keeper:
                 self._changed(moments, status if status != self._told else None)
                 self._told = status
             self._count()
-            waker.wait(_GLANCE if self._reached >= self._wanted else 0.01, self._stop)  # type: ignore[arg-type]
+            waker.wait(self._looking.glance if self._reached >= self._wanted else 0.01, self._stop)  # type: ignore[arg-type]
         self._history.close()
 
     def _notice(self) -> None:
-        self._queue.notice()
         self._dirty = True
 
     def _newest(self) -> int:
@@ -295,48 +277,38 @@ class Keeper:
 
     def _look_at_queue(self) -> None:
         now, tick = time.time(), time.monotonic()
-        stamp = self._seen()
-        turned = self.snapshot.turns_at is not None and self.snapshot.turns_at <= now
-        if stamp != self._stamp or turned or tick - self._looked > _FULL:
-            self._dirty = True
         wanted = self._wanted
-        if wanted > self._reached or (self._dirty and tick >= self._not_before):
-            self._renew(now, stamp, wanted)
-        elif tick - self._worker_at > _WORKER_EVERY:
-            self._worker_at = tick
-            standing = dataclasses.replace(
-                self.snapshot.standing, worker=holder(self._settings, now), paused=self._queue.paused(now)
-            )
-            self.snapshot = dataclasses.replace(self.snapshot, standing=standing)
+        try:
+            stamp = self._looking.stamp()
+            turned = self.snapshot.turns_at is not None and self.snapshot.turns_at <= now
+            if stamp != self._stamp or turned or tick - self._looked > _FULL:
+                self._dirty = True
+            if wanted > self._reached or (self._dirty and tick >= self._not_before):
+                self._renew(now, stamp)
+            elif tick - self._worker_at > _WORKER_EVERY:
+                self._worker_at = tick
+                standing = self._looking.lately(self.snapshot.standing, now)
+                self.snapshot = dataclasses.replace(self.snapshot, standing=standing)
+        except Exception as error:  # noqa: BLE001 - the thread's end would be the end of all news
+            self.queue_problem = explained(error) if isinstance(error, OSError) else str(error)
+        with self._fresh:
+            self._reached = wanted
+            self._fresh.notify_all()
 
-    def _renew(self, now: float, stamp: tuple[int, ...], wanted: int) -> None:
+    def _renew(self, now: float, stamp: tuple[float, ...]) -> None:
         began = time.thread_time()
         try:
-            self.snapshot = picture(self._settings, self._queue, now)
+            self.snapshot = picture(self._settings, self._looking.queue, now)
             self.revision += 1
             self.queue_problem = None
         except OSError as error:
             self.queue_problem = explained(error)
         self._stamp = stamp
-        # A second change in the moment of the first moves no stamp.
-        self._dirty = time.time_ns() - max(stamp) < _YOUNG_NS
+        self._dirty = self._looking.may_hide_more(stamp)
         self._looked = self._worker_at = time.monotonic()
         cost = time.thread_time() - began
         self._not_before = self._looked + min(_MOST_APART, _SHARE * cost)
         self._cheap = cost < _CHEAP
-        with self._fresh:
-            self._reached = wanted
-            self._fresh.notify_all()
-
-    def _seen(self) -> tuple[int, ...]:
-        root = self._settings.queue_root
-        stamps = []
-        for path in (root, root / ".claimed", root / ".paused"):
-            try:
-                stamps.append(path.stat().st_mtime_ns)
-            except OSError:
-                stamps.append(0)
-        return tuple(stamps)
 
     def _count(self) -> None:
         """The figures: every receipt of a month is read for them, so that is done at most once a minute."""

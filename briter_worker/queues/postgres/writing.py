@@ -15,7 +15,7 @@ from briter_worker.queues.postgres.rows import Save, values_of
 from briter_worker.strictjson import MalformedJobError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from briter_worker.job import Job
     from briter_worker.queues.postgres.contents import Source
@@ -32,17 +32,19 @@ def submit(
     source: Source | None = None,
     *,
     now: float | None = None,
+    first: Callable[[Connection], None] | None = None,
 ) -> Job:
     """Have the post published as this job file says, with what `source` brings along.
 
     A waiting save of the slug is joined with it: the newest `createdAt` wins, in whatever order they are
     written. A job without an id gets one. When this returns, it is durable; should the connection break,
-    the same call again does no harm.
+    the same call again does no harm. `first` is done in the same transaction, before it; what it raises
+    leaves nothing written.
 
     Raises MalformedJobError and UnreadableJobError for what is no job, ContentChangedError,
     SiteMissingError, DatabaseError.
     """
-    (job,) = submit_many(database, site, [(document, source)], now=now)
+    (job,) = submit_many(database, site, [(document, source)], now=now, first=first)
     return job
 
 
@@ -52,6 +54,7 @@ def submit_many(
     saves: Iterable[tuple[Mapping[str, Any], Source | None]],
     *,
     now: float | None = None,
+    first: Callable[[Connection], None] | None = None,
 ) -> list[Job]:
     """As `submit`, for all of these or, when an exception says so, none."""
     now = time.time() if now is None else now
@@ -64,6 +67,8 @@ def submit_many(
     files = sum(len(source.delivery.files) for source in sources)
     is_light = max(files, len(new)) < contents.FEW and contents.is_light(sources)
     with database.transaction(pipelined=is_light) as connection:
+        if first is not None:
+            first(connection)
         contents.store(connection, sources)
         # From here on the site's other writers wait; so contents, which may be large, come first.
         tokens.lock(connection, site, None)

@@ -60,7 +60,7 @@
   }
 
   function open() {
-    const source = new EventSource("/events");
+    const source = new EventSource(document.getElementById("main").dataset.events);
     source.onopen = () => show("live");
     source.onerror = () => {
       show("not connected");
