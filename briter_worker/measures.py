@@ -58,10 +58,19 @@ def _age(since: float | None, now: float) -> float | None:
 
 
 def of_worker(settings: Settings, *, host: str, port: int) -> MetricsSink:
-    """What `run` counts, and serves at this port. Raises UsageError."""
-    queue = open_queue(settings)  # one of its own: it remembers what it has read
+    """What `run` counts, and serves at this port; of a cluster's sites, `serve` has the standing.
+
+    Raises UsageError.
+    """
+    measure = None
+    if not settings.database_url:
+        queue = open_queue(settings)  # one of its own: it remembers what it has read
+
+        def measure() -> Measures:
+            return measured(stand(settings, time.time(), queue=queue))
+
     try:
-        return MetricsSink.serving(host, port, lambda: measured(stand(settings, time.time(), queue=queue)))
+        return MetricsSink.serving(host, port, measure)
     except (OSError, OverflowError) as error:
         raise UsageError(
             f"metrics cannot be served at {host}, port {port}: {error}. "

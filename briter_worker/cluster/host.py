@@ -20,10 +20,9 @@ from briter_worker.worker import Stop, started, stopped
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from briter_worker.cluster.telling import Log
+    from briter_worker.cluster.telling import Log, Numbers
     from briter_worker.settings import Settings
     from briter_worker.settling import Tally
-    from briter_worker.sinks.fan import Sink
 
 
 def run(
@@ -32,7 +31,7 @@ def run(
     workers: int,
     once: bool,
     log: Log,
-    metrics: Callable[[], Sink] | None = None,
+    metrics: Callable[[], Numbers] | None = None,
 ) -> int:
     """Publish for every site, up to `workers` at once; the exit status.
 

@@ -38,11 +38,23 @@ class Log(Protocol):
         ...
 
 
+class Numbers(Protocol):
+    """Counts what happens."""
+
+    def beside(self) -> EventSink:
+        """What counts for one drain among others."""
+        ...
+
+    def close(self) -> None:
+        """Count no more."""
+        ...
+
+
 class Telling:
     """One for each host. Safe in several threads."""
 
     def __init__(
-        self, settings: Settings, database: Database, log: Log, *, metrics: EventSink | None = None
+        self, settings: Settings, database: Database, log: Log, *, metrics: Numbers | None = None
     ) -> None:
         self._settings = settings
         self._database = database
@@ -64,7 +76,8 @@ class Telling:
     def of(self, settings: Settings) -> EventSink:
         """Who is told of one drain of the settings' site. In one thread at a time; never to be closed."""
         site, target = settings.site, target_of(settings)
-        log, metrics = self._log.of(site), self._metrics
+        log = self._log.of(site)
+        metrics = None if self._metrics is None else self._metrics.beside()
 
         def tell(event: Event) -> None:
             if metrics is not None:

@@ -11,6 +11,7 @@ from briter_worker.doctor.finding import ok, warning
 from briter_worker.sinks.sqlite import open_to_read
 from briter_worker.sinks.webhooks.endpoints import Address, AddressRefusedError, Endpoint, check, origin_of
 from briter_worker.sinks.webhooks.outbox import waiting
+from briter_worker.wiring import open_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,19 +65,29 @@ def _reachable(url: str, *, allow_private: bool) -> None:
         check(str(sockaddr[0]) for *_, sockaddr in found)
 
 
-def _unsent(settings: Settings) -> Iterator[Finding]:
+def _waiting(settings: Settings) -> list[tuple[str, int, str]]:
+    if settings.database_url:
+        from briter_worker.sinks.postgres.outbox import waiting as waiting_rows  # noqa: PLC0415 - for a cluster only
+
+        return waiting_rows(open_database(settings))
     if not settings.webhooks_mark.exists():
-        return
+        return []
+    connection = open_to_read(settings.webhooks_path)
     try:
-        connection = open_to_read(settings.webhooks_path)
-        try:
-            rows = list(waiting(connection))
-        finally:
-            connection.close()
+        return list(waiting(connection))
+    finally:
+        connection.close()
+
+
+def _unsent(settings: Settings) -> Iterator[Finding]:
+    try:
+        rows = _waiting(settings)
     except sqlite3.Error as error:
         text = f"{settings.webhooks_path} cannot be read: {error}"
         yield warning(_CHECK, text, "give the worker's user access to it")
         return
+    except OSError:
+        return  # the database: that it cannot be read is told already
     for url, count, said in rows:
         what = "1 message waits" if count == 1 else f"{count} messages wait"
         yield warning(

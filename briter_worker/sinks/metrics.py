@@ -104,7 +104,7 @@ class MetricsSink:
         self._phase: tuple[str, float] | None = None
 
     @classmethod
-    def serving(cls, host: str, port: int, measure: Callable[[], Measures]) -> MetricsSink:
+    def serving(cls, host: str, port: int, measure: Callable[[], Measures] | None) -> MetricsSink:
         """One that answers at this port. Raises OSError."""
         meters = Meters(measure)
         server, _ = start_http_server(port, host, meters.registry)
@@ -125,6 +125,10 @@ class MetricsSink:
                 self._end(event)
             case _:
                 pass
+
+    def beside(self) -> MetricsSink:
+        """One that adds to the same numbers, for a drain that runs at the same time as others."""
+        return MetricsSink(self._meters, clock=self._clock)
 
     def close(self) -> None:
         """Answer nobody any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 import threading
 from contextlib import contextmanager
 from functools import partial
@@ -38,7 +39,7 @@ from briter_worker.sinks.history.retention import Retention
 from briter_worker.sinks.history.sink import HistorySink
 from briter_worker.sinks.postgres.condition import RowSlate
 from briter_worker.sinks.postgres.history import RowHistorySink
-from briter_worker.sinks.postgres.outbox import RowOutbox
+from briter_worker.sinks.postgres.outbox import RowOutbox, waiting
 from briter_worker.sinks.postgres.reading import RowHistory
 from briter_worker.sinks.postgres.webhooks import RowWebhookSink
 from briter_worker.sinks.webhooks.outbox import LEASE
@@ -366,10 +367,12 @@ def test_what_a_host_left_another_one_sends(hosts: Hosts, receiver: Receiver) ->
     tried = len(receiver.received)
     assert hosts.left() >= 1
     hosts.now += 6
+    assert [(url, error) for url, _, error in waiting(hosts.database) if error] != []
     other = hosts.open()
     other.send()
     eventually(lambda: hosts.left() == 0)
     other.close()
+    assert waiting(hosts.database) == []
     assert sorted(receiver.paths()[tried:] + receiver.paths()[:tried]).count("/own") >= 1
     assert {"/own", "/all"} == set(receiver.paths())
     assert len({each.headers["webhook-id"] for each in receiver.received}) == 1
@@ -434,7 +437,10 @@ def test_the_commands_tell_what_became_of_a_posts_on_one_site(site: Site, databa
     site.write_post("content/posts/hello.md", "# Hello\n")
     for name, paths in (("blog", "content/posts/hello.md"), ("shop", "content/posts/welcome.md")):
         assert site.command("enqueue", "hello", paths, "--site", name).returncode == 0
-    done = site.command("run", "--once", "--workers", "2")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    done = site.command("run", "--once", "--workers", "2", "--metrics-port", port)
     assert done.returncode == 0, done.stderr
     (receipt,) = json.loads(site.command("history", "--site", "blog", "--json").stdout)
     assert (receipt["outcome"], receipt["slug"], receipt["attempt"]) == ("published", "hello", 1)

@@ -136,3 +136,12 @@ class RowOutbox:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def waiting(database: Database) -> list[tuple[str, int, str]]:
+    """What could not be sent so far: address, how many messages, and what the last attempt met."""
+    with database.transaction() as connection:
+        rows = connection.execute(
+            "SELECT url, count(*), max(error) FROM messages WHERE attempts > 0 GROUP BY url ORDER BY url"
+        )
+        return [(url, number, error) for url, number, error in rows]
