@@ -12,8 +12,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from briter_worker.cluster.engine import Engine
 from briter_worker.cluster.dispatching import Host, Pace
+from briter_worker.cluster.engine import Engine
 from briter_worker.cluster.slots import Left
 from briter_worker.cluster.sweep import Sweep
 from briter_worker.queues.postgres.database import Database
