@@ -235,7 +235,9 @@ class Trial:
                 if any(set(path.split("/")) & set(BAD) for path in tracked)
                 else "--sparse-index"
             )
-            folder = self._dice.choice(above(self._dice.choice(fine)))
+            # In a cone, git takes no folder whose name it could mistake for a pattern.
+            folders = [each for path in fine for each in above(path) if not set(each) & set('*?[]!#"\\')]
+            folder = self._dice.choice(folders or ["content"])
             self._place.git(*LAX, "sparse-checkout", "set", "--cone", kind, folder, SECRETS)
         # `git hash-object` does not know a .gitattributes that is not in the work tree.
         tracked = [path for path in tracked if path != ".gitattributes" and not path.startswith(SECRETS)]
