@@ -166,7 +166,7 @@ def change(database: Database, site: Site, worker: Settings) -> None:
 def _forget_published(connection: Connection, name: str) -> None:
     """What was published is elsewhere. Whoever has the site in hand loses it."""
     connection.execute("UPDATE sites SET tip = NULL, token = token + 1 WHERE name = %s", (name,))
-    for table in (b"versions", b"starts", b"start_contents"):
+    for table in (b"versions", b"starts", b"start_contents", b"conditions"):
         connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
 

@@ -15,7 +15,7 @@ from postgres import add_site
 from receivers import Receiver, Reply, receiving
 from sites import eventually
 
-from briter_worker.cluster import telling
+from briter_worker.cluster import sites, telling
 from briter_worker.events import (
     Cancelled,
     ConditionChanged,
@@ -295,6 +295,17 @@ def test_a_sites_condition_is_told_once_whichever_host_meets_it(database: Databa
     ]
     drain("shop")(away)
     assert RowSlate(database, "shop").read() == Ailment("network", "the remote is away")
+
+
+def test_what_was_wrong_with_an_old_remote_is_nothing_of_the_new_one(database: Database) -> None:
+    settings = load_settings({})
+    registered = sites.Site("blog", "https://example.org/old.git", "main", "local-mdx", created_at=1.0)
+    sites.add(database, registered, settings)
+    RowSlate(database, "blog").write(Ailment("network", "the remote is away"))
+    sites.change(database, dataclasses.replace(registered, allowed=("static/",)), settings)
+    assert RowSlate(database, "blog").read() is not None
+    sites.change(database, dataclasses.replace(registered, remote="https://example.org/new.git"), settings)
+    assert RowSlate(database, "blog").read() is None
 
 
 # --- webhooks
