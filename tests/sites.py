@@ -86,12 +86,12 @@ class Site:
     def make(cls, root: Path) -> Site:
         """A bare remote with one commit on `main`, cloned, with `content/posts` in it."""
         site = cls(root)
-        template = _template()
-        for part in (site.remote, site.worktree):
+        template = Site(_template())
+        for part, copy in ((template.remote, site.remote), (template.worktree, site.worktree)):
             # Links and times as they are: for git, but for the inodes, nothing has changed.
-            shutil.copytree(template / part.name, part, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(part, copy, symlinks=True, dirs_exist_ok=True)
         config = site.worktree / ".git" / "config"
-        config.write_text(config.read_text().replace(str(template), str(root)))
+        config.write_text(config.read_text().replace(str(template.remote), str(site.remote)))
         site.git("update-index", "--refresh", "-q")
         site.queue.mkdir(parents=True)
         return site
