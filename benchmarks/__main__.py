@@ -23,6 +23,7 @@ from benchmarks import (
     start,
     web,
 )
+from benchmarks.cluster import section as cluster
 from benchmarks.lab import PROJECT, Scale, laboratory, say
 from benchmarks.report import Section, machine, write
 
@@ -39,6 +40,7 @@ _BENCHMARKS = {
     "web": web.measure,
     "import": imports.measure,
     "nested": nested.measure,
+    "cluster": cluster.measure,
     "growth": growth.measure,
 }
 

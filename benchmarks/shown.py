@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab import PROJECT
 from benchmarks.plots import draw
-from benchmarks.report import CHECKED, RESULTS, Check, Plot, described, marked, number
+from benchmarks.report import CHECKED, RESULTS, Check, Plot, Section, described, marked, number
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PAGES = ("docs/explanation/speed.md", "README.md")
+_PAGES = ("docs/explanation/speed.md", "docs/explanation/cluster-speed.md", "README.md")
 _IMAGES = PROJECT / "docs" / "images"
 _PART = re.compile(r"(<!-- bench:(\w+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
@@ -38,6 +38,7 @@ def show() -> list[Path]:
 def _wanted() -> dict[Path, str]:
     name = next(name for name in ("all", "all-quick") if (RESULTS / f"{name}.json").exists())
     data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    cluster = _cluster(data)
     parts = {
         "machine": [_machine(name, data)],
         "targets": _targets(data, headline=False),
@@ -45,6 +46,9 @@ def _wanted() -> dict[Path, str]:
         "drain": _made(data, "ran: ", "of one drain"),
         "start": _made(data, "import ", "to import, with Python's own start"),
         "notes": [f"- {note}" for section in data["sections"] for note in _notes(section, data)],
+        "cluster": cluster.markdown().splitlines()[2:]
+        if cluster
+        else ["Not measured yet: `scripts/bench cluster`."],
     }
 
     def fill(part: re.Match[str]) -> str:
@@ -54,15 +58,28 @@ def _wanted() -> dict[Path, str]:
     wanted = {
         PROJECT / page: _PART.sub(fill, (PROJECT / page).read_text(encoding="utf-8")) for page in _PAGES
     }
-    for section in data["sections"]:
-        for plot in section["plots"]:
-            wanted[_IMAGES / f"{plot['file']}.svg"] = draw(Plot(**plot))
+    plots = [Plot(**plot) for section in data["sections"] for plot in section["plots"]]
+    for plot in [*plots, *(cluster.plots if cluster else [])]:
+        wanted[_IMAGES / f"{plot.file}.svg"] = draw(plot)
     return wanted
+
+
+def _cluster(data: dict[str, Any]) -> Section | None:
+    """The cluster's figures: of the whole run, or of one of its own, which says when and where it was."""
+    for name in ("", "cluster", "cluster-quick"):
+        file = RESULTS / f"{name}.json"
+        there = data if not name else json.loads(file.read_text("utf-8")) if file.exists() else None
+        for each in there["sections"] if there else []:
+            if each.get("name") == "cluster":
+                found = Section.of(each)
+                found.notes.insert(0, _machine(name or "all", each))
+                return found
+    return None
 
 
 def _machine(name: str, data: dict[str, Any]) -> str:
     text = described(data["machine"])
-    if name == "all":
+    if not name.endswith("-quick"):
         return text
     return text + " This was `--quick`, with sizes smaller than those that the targets are meant for."
 
