@@ -38,6 +38,8 @@ class Ground:
 
     lab: Lab
     connection: str
+    server: psycopg.Connection[Any]
+    """One connection for all that is asked: each new one would take some of the time that is measured."""
     _databases: int = 0
 
     @contextmanager
@@ -45,8 +47,7 @@ class Ground:
         """The URL of a fresh database, with the worker's tables or with none."""
         self._databases += 1
         name = f"bench_{self._databases}"
-        with psycopg.connect(self.connection, autocommit=True) as server:
-            server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        self.server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         url = f"postgresql://bench@/{name}?host={self._folder}"
         try:
             if ours:
@@ -54,8 +55,7 @@ class Ground:
                     database.upgrade()
             yield url
         finally:
-            with psycopg.connect(self.connection, autocommit=True) as server:
-                server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+            self.server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
     @contextmanager
     def remotes(self, names: Sequence[str]) -> Iterator[Path]:
@@ -77,17 +77,8 @@ class Ground:
 
     def log_written(self) -> int:
         """Bytes of Postgres's log of changes so far."""
-        return int(self._ask("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
-
-    def commits(self, url: str) -> int:
-        """Transactions so far, as Postgres has counted them a moment after its clients have gone."""
-        name = conninfo.conninfo_to_dict(url)["dbname"]
-        return int(self._ask("SELECT xact_commit FROM pg_stat_database WHERE datname = %s", name))
-
-    def _ask(self, query: str, *values: object) -> Any:  # noqa: ANN401 - what a database answers
-        with psycopg.connect(self.connection, autocommit=True) as server:
-            row = server.execute(query.encode(), values or None).fetchone()
-        return row[0] if row else None
+        row = self.server.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
+        return int(row[0]) if row else 0
 
     @property
     def _folder(self) -> Path:
@@ -97,8 +88,8 @@ class Ground:
 @contextmanager
 def ground(lab: Lab) -> Iterator[Ground]:
     """Where to measure. Raises postgres.MissingError."""
-    with postgres.server(lab) as connection:
-        yield Ground(lab, connection)
+    with postgres.server(lab) as connection, psycopg.connect(connection, autocommit=True) as server:
+        yield Ground(lab, connection, server)
 
 
 @dataclass

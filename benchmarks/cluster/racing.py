@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LONGEST = 600.0
-_LOOK = 0.005
+_LOOK = 0.02
+"""Each look takes some of Postgres's time, which is measured."""
 
 
 @dataclass
