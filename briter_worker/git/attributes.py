@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _ASKED = ("filter", "text", "eol", "crlf", "ident", "working-tree-encoding")
 _LINE_ENDS = frozenset({"text", "eol"})
+_SAID = _LINE_ENDS | {"crlf"}
 _NOTHING = ("unspecified", "unset")
 _SYSTEM = ("/etc/gitattributes", "/usr/local/etc/gitattributes")
 
@@ -31,8 +32,10 @@ class Attributes:
         self._tree = tree
         self._folders: dict[str, bool] = {}
         self._absent: dict[str, bool] = {}
+        self.guessed: set[str] = set()
+        """Those whose line ends git guesses at, whatever else it does: it spares what has CRLF committed."""
         self.automatic: set[str] = set()
-        """Those whose only filter is git's own guess at line ends: it spares what has CRLF committed."""
+        """Those of them that have no other filter."""
         self.uses_lfs = False
         """Whether any of them is stored by git-lfs."""
 
@@ -45,9 +48,9 @@ class Attributes:
         filters = self._ask(asked) if asked else {}
         self.uses_lfs = self.uses_lfs or any(each.get("filter") == "lfs" for each in filters.values())
         found = {path for path, each in filters.items() if each} | set(asked if always else ())
-        self.automatic |= {
-            path for path in found if filters[path].keys() <= _LINE_ENDS and _is_guess(filters[path])
-        }
+        guessed = {path for path in found if _is_guess(filters[path], always=always)}
+        self.guessed |= guessed
+        self.automatic |= {path for path in guessed if filters[path].keys() <= _LINE_ENDS}
         return frozenset(found)
 
     def _ask(self, paths: list[str]) -> dict[str, dict[str, str]]:
@@ -108,6 +111,6 @@ class Attributes:
         return known
 
 
-def _is_guess(attributes: dict[str, str]) -> bool:
-    """Whether git decides by the content alone if a file is text."""
-    return attributes.get("text") == "auto" or not attributes
+def _is_guess(attributes: dict[str, str], *, always: bool) -> bool:
+    """Whether git decides by the content alone if a file is text; `always`: if nothing says otherwise."""
+    return attributes.get("text") == "auto" or (always and attributes.keys().isdisjoint(_SAID))

@@ -155,9 +155,14 @@ class Staging:
         before = {path: self._tried(path, "") for path in paths}
         sound = [path for path in paths if isinstance(before[path], tuple)]
         self._read.update({path: before[path] for path in paths})
-        unseen = [path for path in sound if self._attributes.is_unseen(path)]
-        seen = [path for path in sound if path not in set(unseen)] if unseen else sound
-        found = self._hashes(seen, self._by_hash_object) | self._hashes(unseen, self._by_index)
+        guessed = self._attributes.guessed
+        by_index = {
+            path: None
+            for path in sound
+            if self._attributes.is_unseen(path) or (path in guessed and self._has_crlf(path))
+        }
+        others = [path for path in sound if path not in by_index]
+        found = self._hashes(others, self._by_hash_object) | self._hashes([*by_index], self._by_index)
         for path, sha in found.items():
             after = self._tried(path, sha) if isinstance(sha, str) else sha
             first = before[path]
@@ -189,9 +194,9 @@ class Staging:
         )
 
     def _by_index(self, paths: Sequence[str]) -> Sequence[str]:
-        """As `git add` does, which reads a `.gitattributes` that is not checked out; hash-object does not.
+        """As `git add` does, which knows what is committed: attributes, and line ends that it spares.
 
-        Its index has what matters to these files, not all of the tree: in that may be what git refuses.
+        hash-object does not. The index here has what matters to these files, not all of the tree: in that may be what git refuses.
         """
         with tempfile.TemporaryDirectory(prefix="briter-index-") as folder:
             index = {"GIT_INDEX_FILE": f"{folder}/index"}

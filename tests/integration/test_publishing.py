@@ -236,6 +236,26 @@ def test_attributes_that_are_not_checked_out_count_whatever_else_was_committed(
     assert site.remote_file("content/posts/crlf.md") == "one\r\ntwo\r\n", "git spares what has CRLF committed"
 
 
+@pytest.mark.parametrize("said", ["*.md text=auto ident", "*.md text=auto filter=upper", "*.md ident"])
+@pytest.mark.parametrize("autocrlf", ["false", "input"])
+def test_line_ends_that_were_committed_as_they_are_stay_so_whatever_else_is_filtered(
+    site: Site, said: str, autocrlf: str
+) -> None:
+    site.git("config", "filter.upper.clean", "tr a-z A-Z")
+    site.write_post("content/posts/a.md", "one\r\n")
+    site.git("add", "content")
+    site.git("commit", "-qm", "line ends")
+    site.git("push", "-q")
+    site.git("config", "core.autocrlf", autocrlf)
+    site.write_post(".gitattributes", f"{said}\n")
+    site.write_post("content/posts/a.md", "one $Id: 1 $\r\ntwo\r\n")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    site.git("add", "content/posts/a.md")
+    assert site.git("diff", "--cached", "--name-only", "--", "content") == "", "as git add has it"
+    assert str(site.remote_file("content/posts/a.md")).count("\r\n") == 2
+
+
 def test_a_large_file_is_lfs_s_also_where_its_attributes_are_not_checked_out(site: Site) -> None:
     provide("git-lfs", package="git-lfs")
     site.git("lfs", "install", "--local")
