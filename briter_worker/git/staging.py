@@ -196,7 +196,8 @@ class Staging:
     def _by_index(self, paths: Sequence[str]) -> Sequence[str]:
         """As `git add` does, which knows what is committed: attributes, and line ends that it spares.
 
-        hash-object does not. The index here has what matters to these files, not all of the tree: in that may be what git refuses.
+        hash-object does not. The index here has what matters to these files, not all of the tree: in that
+        may be what git refuses.
         """
         with tempfile.TemporaryDirectory(prefix="briter-index-") as folder:
             index = {"GIT_INDEX_FILE": f"{folder}/index"}
