@@ -45,6 +45,8 @@ class Placing:
         self._over: dict[str, Entry | None] = {}
         self._made: set[str] = set()
         """Folders in which something was placed."""
+        self._taken_in: dict[str, tuple[Change, Entry | None]] = {}
+        """By path: the change that was placed there last, and what it came to."""
 
     def entry(self, path: str) -> Entry | None:
         """What is at `path` by now: a file's entry, or None."""
@@ -57,11 +59,12 @@ class Placing:
         """What has to change for these changes; with a conflict, nothing of them is taken over."""
         placed = Placed()
         conflicts: list[str] = []
+        results: dict[str, tuple[Change, Entry | None]] = {}
         gone: set[str] = set()
         # Removals first: what they leave is in nobody's way. What the other side has there by now is.
         for change in sorted(changes, key=lambda each: each.blob is not None):
             theirs = self.entry(change.path)
-            if _is_theirs_alone(change, theirs):
+            if _is_theirs_alone(change, theirs) or self._taken_in.get(change.path) == (change, theirs):
                 continue
             if change.blob is not None and self._is_taken(change.path, gone):
                 conflicts.append(change.path)
@@ -73,10 +76,14 @@ class Placing:
                 continue
             if ours is None:
                 gone.add(change.path)
+            results[change.path] = change, ours
             if ours != theirs:
                 placed.entries[change.path] = ours
         placed.conflicts = tuple(conflicts)
         if not conflicts:
+            # Another post may bring the same: merged with its own result, it may meet its own lines as a
+            # conflict, where lines are alike.
+            self._taken_in.update(results)
             self._over.update(placed.entries)
             self._made.update(
                 above for path, entry in placed.entries.items() if entry for above in _folders_of(path)
