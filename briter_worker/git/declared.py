@@ -39,6 +39,8 @@ class Draft:
     folders: list[str] = field(default_factory=list)
     """Which of them are folders."""
     ignored: set[str] = field(default_factory=set)
+    on_hold: list[str] = field(default_factory=list)
+    """Files of a declared folder that are published with the job on hold that declares them."""
 
 
 class Declared:
@@ -65,7 +67,7 @@ class Declared:
     def _reject_barren(self, draft: Draft) -> None:
         """A folder in which nothing may be published is no more allowed than what is in it."""
         for folder in draft.folders:
-            carried = any(holds(folder, path) for path in (*draft.files, *draft.gone))
+            carried = any(holds(folder, path) for path in (*draft.files, *draft.gone, *draft.on_hold))
             refused = [path for path in (*draft.rejected, *draft.ignored) if holds(folder, path)]
             if refused and not carried and next(self._tree.files(folder), None) is None:
                 draft.rejected[folder] = (
@@ -153,7 +155,11 @@ class Declared:
         if was is not None and not was.is_folder:
             draft.gone[folder] = None
         self._gone_below(folder, draft, here=here, shut=shut)
-        draft.files.update(dict.fromkeys(sorted(path for path in here if not self._is_held(path))))
+        for path in sorted(here):
+            if self._is_held(path):
+                draft.on_hold.append(path)
+            else:
+                draft.files[path] = None
 
     def _gone_below(
         self, folder: str, draft: Draft, *, here: Collection[str] = (), shut: Collection[str] = ()

@@ -111,3 +111,15 @@ def test_a_file_does_not_take_the_place_of_a_folder_in_which_a_submodule_is(site
     assert "content/posts/note" in reason
     tree = site.git("ls-tree", "-r", "main", "content/posts/note", cwd=site.remote)
     assert tree.startswith("160000 commit "), "its author declared nothing of the module"
+
+
+def test_a_folder_whose_only_post_is_on_hold_has_nothing_to_publish_and_is_not_refused(site: Site) -> None:
+    site.write_post("content/notes/later.md", "later\n")
+    (site.worktree / "content/notes/link.md").symlink_to("later.md")
+    site.save("later", ["content/notes/later.md"], scheduledFor="2999-01-01")
+    site.save("notes", ["content/notes"])
+
+    result = site.run_once()
+
+    assert [event["slug"] for event in result.of("nochange")] == ["notes"]
+    assert [job["slug"] for job in site.jobs()] == ["later"]
