@@ -38,7 +38,7 @@ def show() -> list[Path]:
 def _wanted() -> dict[Path, str]:
     name = next(name for name in ("all", "all-quick") if (RESULTS / f"{name}.json").exists())
     data = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    cluster = _cluster(data)
+    cluster = _cluster()
     parts = {
         "machine": [_machine(name, data)],
         "targets": _targets(data, headline=False),
@@ -64,15 +64,14 @@ def _wanted() -> dict[Path, str]:
     return wanted
 
 
-def _cluster(data: dict[str, Any]) -> Section | None:
-    """The cluster's figures: of the whole run, or of one of its own, which says when and where it was."""
-    for name in ("", "cluster", "cluster-quick"):
+def _cluster() -> Section | None:
+    """The cluster's figures: of the whole run, else of a full one of its own, else of a short one over all."""
+    for name in ("all", "cluster", "all-quick"):
         file = RESULTS / f"{name}.json"
-        there = data if not name else json.loads(file.read_text("utf-8")) if file.exists() else None
-        for each in there["sections"] if there else []:
+        for each in json.loads(file.read_text("utf-8"))["sections"] if file.exists() else ():
             if each.get("name") == "cluster":
                 found = Section.of(each)
-                found.notes.insert(0, _machine(name or "all", each))
+                found.notes.insert(0, _machine(name, each))
                 return found
     return None
 
