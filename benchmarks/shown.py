@@ -48,7 +48,7 @@ def _wanted() -> dict[Path, str]:
         "notes": [f"- {note}" for section in data["sections"] for note in _notes(section, data)],
         "cluster": cluster.markdown().splitlines()[2:]
         if cluster
-        else ["Not measured yet: `scripts/bench cluster`."],
+        else ["Not measured: `scripts/bench cluster`."],
     }
 
     def fill(part: re.Match[str]) -> str:
