@@ -65,7 +65,7 @@ def _wanted() -> dict[Path, str]:
 
 
 def _cluster() -> Section | None:
-    """The cluster's figures: of the whole run, else of a full one of its own, else of a short one over all."""
+    """The cluster's figures: of a whole run, else of one of its own, else of the short one over all."""
     for name in ("all", "cluster", "all-quick"):
         file = RESULTS / f"{name}.json"
         for each in json.loads(file.read_text("utf-8"))["sections"] if file.exists() else ():
