@@ -82,6 +82,7 @@ class Machine(Watched):
         self.flying = set()
         self.known = {True: {self.first}, False: {self.first}}
         self.said = Counter()
+        self.rejected = set()
 
     def teardown(self) -> None:
         """Calm comes, and everything that was promised is there."""
@@ -266,13 +267,12 @@ class Machine(Watched):
         except DiedError:
             died = True
             self.worker = None
+            self.fuse.leave_behind()
             self.figures["deaths"] += 1
         self.fuse.left = None
-        for save in self.model.saves.values():
-            if died and (save.id in self.flying or save.id in self._in_flight()):
-                save.deaths += 1
         self._told_rightly(died=died)
         self._git_is_right(secrets)
+        self._excuse_rejected()
         assert self.human.state() == mine, "the worker touched what is a person's"
 
     # What a person does in the repository.
@@ -282,7 +282,7 @@ class Machine(Watched):
         """An unstaged change."""
         self.human.edits()
 
-    @precondition(lambda self: not self.human.is_merging())
+    @precondition(lambda self: not self.human.is_merging() and not self.human.is_locked_out())
     @rule(stages=st.booleans())
     def human_stages(self, stages: bool) -> None:  # noqa: FBT001
         """A staged change, or not any more."""
@@ -297,13 +297,13 @@ class Machine(Watched):
             self.elsewhere.is_well_again()
             self.place.git("push", "--quiet", "origin", "main")
 
-    @precondition(lambda self: not self.human.is_merging())
+    @precondition(lambda self: not self.human.is_merging() and not self.human.is_locked_out())
     @rule()
     def human_switches(self) -> None:
         """To another branch, or back."""
         (self.human.comes_back if self.human.is_away() else self.human.leaves)()
 
-    @precondition(lambda self: not self.human.is_away())
+    @precondition(lambda self: not self.human.is_away() and not self.human.is_locked_out())
     @rule()
     def human_merges(self) -> None:
         """A merge begins, or is given up."""
@@ -315,7 +315,9 @@ class Machine(Watched):
 
     def _human_may_commit(self) -> bool:
         """Not where it would diverge from the remote: that is for the person to mend, and nothing moves."""
-        return not self.human.is_merging() and not self.human.is_away() and self._remote_is_behind()
+        if self.human.is_merging() or self.human.is_away() or self.human.is_locked_out():
+            return False
+        return self._remote_is_behind()
 
     def _remote_is_behind(self) -> bool:
         """Whether the local branch has all that the remote has."""
@@ -324,6 +326,11 @@ class Machine(Watched):
 
     def _unpushed_dry_runs(self) -> bool:
         return bool(self.place.git("for-each-ref", "refs/briter/branches/main/dry-run"))
+
+    def _deleted_by_dry_runs(self, path: str) -> bool:
+        """Whether a commit that the remote has not got deletes the file, for now or for good."""
+        log = ("log", "--format=%H", "--diff-filter=D", "refs/remotes/origin/main..main", "--", path)
+        return bool(self.place.git(*log))
 
     # What happens elsewhere.
 
@@ -335,7 +342,9 @@ class Machine(Watched):
         self.number += 1
         version = f"o{self.number}"
         content = self.elsewhere.file(path)
-        if what == "other" or content is None or (what in ("head", "gone") and self._unpushed_dry_runs()):
+        # What a dry run has committed has no job any more that could fail alone: then everything waits.
+        overlaps = what in ("head", "gone") or (what == "foot" and self._deleted_by_dry_runs(path))
+        if what == "other" or content is None or (overlaps and self._unpushed_dry_runs()):
             self.elsewhere.changes(f"others/{self.number}.txt", version)
             return
         self.model.touched.add(path)
@@ -361,6 +370,8 @@ class Machine(Watched):
     def _calm(self) -> None:
         """Everything is as it should be again, and all the time there is has passed."""
         self.elsewhere.is_well_again()
+        if self.human.is_locked_out():
+            self._drain(None)
         if self.human.is_merging():
             self.human.aborts_the_merge()
         if self.human.is_away():

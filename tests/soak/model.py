@@ -90,6 +90,15 @@ class Model:
         for key in [key for key in self.owed if key[0] == slug]:
             del self.owed[key]
 
+    def leave_out(self, path: str, version: str | None) -> None:
+        """A dry run committed this version, and the remote has rejected it: it is kept, and told of.
+
+        The job had left the queue as published, by the contract; so nobody is owed it who is not waiting.
+        """
+        for slug, number in [(slug, number) for (slug, each), number in self.owed.items() if each == path]:
+            if version in self.versions[path][number:] and not self.open(slug):
+                del self.owed[slug, path]
+
     def open(self, slug: str) -> list[Save]:
         """The slug's saves of which nobody has been told the end, newest first."""
         found = [save for save in self.saves.values() if save.slug == slug and save.fate is Fate.OPEN]

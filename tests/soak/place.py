@@ -25,7 +25,7 @@ from briter_worker.settling import Desk
 from briter_worker.worker import Stop, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from briter_worker.events import Event
     from briter_worker.ports import Queue
@@ -57,14 +57,34 @@ class Fuse:
     def __init__(self, steps: int | None = None) -> None:
         self.left = steps
         self.blown = False
+        self.git_dir: Path | None = None
+        self._left_behind: dict[Path, tuple[bytes, int]] = {}
 
     def step(self) -> None:
         """One more step; raises DiedError at the last, and ever after."""
         if self.left is not None:
             self.left -= 1
-            self.blown = self.blown or self.left <= 0
+            if self.left <= 0 and not self.blown:
+                self.blown = True
+                self._left_behind = dict(self._marks())
         if self.blown:
             raise DiedError
+
+    def _marks(self) -> Iterator[tuple[Path, tuple[bytes, int]]]:
+        for pattern in ("*.lock", "briter-*") if self.git_dir else ():
+            for file in self.git_dir.glob(pattern):  # type: ignore[union-attr] # there is one
+                yield file, (file.read_bytes(), file.stat().st_mtime_ns)
+
+    def leave_behind(self) -> None:
+        """Put back what the worker had in git's folder when it died: a dead one takes nothing away.
+
+        Here it is an exception that ends it, so that it has let go of the index and of its marker. While a
+        dead worker's lock is there, nobody commits what its index says.
+        """
+        for file, (content, moment) in self._left_behind.items():
+            file.write_bytes(content)
+            os.utime(file, ns=(moment, moment))
+        self._left_behind = {}
 
 
 class _MortalCommands(Commands):
@@ -174,6 +194,7 @@ class Place:
         """A worker that has just started; `once()` drains what is due by `clock`."""
         logging.getLogger("git.remote").disabled = True  # as `wiring` has it: it prints what git said
         fuse = fuse or Fuse()
+        fuse.git_dir = self.site / ".git"
         commands = _MortalCommands(self.site, remote="origin", timeout=60.0)
         commands.fuse = fuse
         publisher = GitPublisher(

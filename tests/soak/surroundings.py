@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 POSTS = tuple(f"content/posts/p{number}.md" for number in range(4))
 MEDIA = tuple(f"content/media/p{number}.txt" for number in range(4))
 LINK = "content/posts/link.md"
-_BODY = "-\n" * 6
+_BODY = "".join(f"line {number}\n" for number in range(6))
+"""No two lines alike: where they are, git may find an edit of one in its neighbour, and a conflict there."""
 _HOOK = """#!/bin/sh
 while read -r old new ref; do
   git log --format=%s "$old..$new" | grep -q -E "$(cat refused)" && { echo "policy: not this one"; exit 1; }
@@ -146,6 +147,10 @@ class Human:
             # As where a worker died before it had brought the index up to date: nobody merges then.
             if "overwritten by merge" not in str(refusal):
                 raise
+
+    def is_locked_out(self) -> bool:
+        """Whether a dead worker has the index: git lets nobody change it until the next worker has been."""
+        return (self._place.site / ".git/index.lock").exists()
 
     def is_merging(self) -> bool:
         """Whether a merge is under way."""

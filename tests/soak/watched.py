@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from hypothesis.stateful import RuleBasedStateMachine
@@ -10,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from briter_worker import events as told
 from soak.model import REFUSED, Fate, Model, Save
 from soak.place import DELAYS, MAX_ATTEMPTS, WORKER, Place
-from soak.surroundings import LINK, Elsewhere, Human, first_line, iso, last_line
+from soak.surroundings import LINK, Cms, Elsewhere, Human, first_line, iso, last_line
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -36,6 +37,9 @@ class Watched(RuleBasedStateMachine):
     said: Counter[str]
     """Commits on the remote's branch, by message."""
     figures: Counter[str]
+    cms: Cms
+    rejected: set[str]
+    """Commits of dry runs that the remote has rejected."""
 
     def _told_rightly(self, *, died: bool) -> None:
         """Exactly one outcome for each attempt; attempts, delays and reasons as they should be."""
@@ -68,8 +72,7 @@ class Watched(RuleBasedStateMachine):
                 started.pop(save.id, None)
                 save.fate = Fate.CANCELLED
                 self.model.excuse(save.slug)
-        if not died:
-            assert not started, f"no outcome was told for {sorted(started)}"
+        assert died or not started, f"no outcome was told for {sorted(started)}"
         self._accounted_for(files, died=died)
         self.flying = self._in_flight()
 
@@ -87,7 +90,8 @@ class Watched(RuleBasedStateMachine):
         save.attempts = event.attempt
         assert event.error, f"no reason: {event}"
         word = "nopaths" if isinstance(event, told.NoPaths) else event.failure
-        assert self.model.may_fail_with(save, word), f"this cannot be what went wrong: {event}"
+        known = self.model.may_fail_with(save, word) or (word == "nopaths" and self._asks_for_nothing(save))
+        assert known, f"this cannot be what went wrong: {event}"
         save.deaths = 0
         if isinstance(event, told.Failed):
             assert event.attempt < MAX_ATTEMPTS
@@ -97,10 +101,27 @@ class Watched(RuleBasedStateMachine):
         else:
             assert event.attempt >= MAX_ATTEMPTS, f"buried too early: {event}"
 
+    def _asks_for_nothing(self, save: Save) -> bool:
+        """Whether the folder has no post in it, here or in git: a link is left, and that is refused."""
+        tracked = self.place.git("ls-tree", "-r", "--name-only", "main", "content/posts/").splitlines()
+        return save.paths == (str(PurePosixPath(LINK).parent),) and not self.cms.existing() and not tracked
+
+    def _excuse_rejected(self) -> None:
+        """What the remote rejects of dry runs is kept at refs of its own."""
+        refs = self.place.git("for-each-ref", "--format=%(objectname)", "refs/briter/rejected")
+        for sha in set(refs.split()) - self.rejected:
+            self.rejected.add(sha)
+            for path in self.place.git("diff-tree", "-r", "--no-commit-id", "--name-only", sha).splitlines():
+                there = self.place.git("ls-tree", "--name-only", sha, path)
+                content = self.place.ask("cat-file", "blob", f"{sha}:{path}") if there else None
+                self.model.leave_out(path, first_line(content))
+
     def _accounted_for(self, files: dict[str, dict[str, Any]], *, died: bool) -> None:
         flying = self._in_flight()
         done = {event.slug for event in self.events if isinstance(event, (told.Published, told.NoChange))}
         for save in self.model.saves.values():
+            if died and save.id in flying | self.flying:
+                save.deaths += 1  # it comes after all that was told
             document = files.get(save.id)
             if document is None:
                 if save.fate is Fate.OPEN:
