@@ -245,8 +245,8 @@ def _reckoned(rates: Mapping[str, Rates], saved: Mapping[str, list[float]]) -> l
             f"{ratio(found[SINGLE, count], found[other, count]):.2f}× at {_of(count)}" for count in WORKERS
         ]
         notes.append(
-            f"cluster: with real pushes and only one post waiting in each site, ours are {', '.join(shares)} of "
-            f"the publications per second of {other}."
+            "cluster: with real pushes and only one post waiting in each site, ours are "
+            f"{', '.join(shares)} of the publications per second of {other}."
         )
     return notes
 
