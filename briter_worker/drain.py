@@ -76,7 +76,7 @@ class Drain:
     def _ask(self, batch: Batch) -> Sequence[Outcome]:
         try:
             return self._landed(batch, batch.plans)
-        except (PublishError, Stopped, LockLostError):
+        except (PublishError, Stopped, LockLostError, AwayError):
             raise
         except Exception as error:
             # It must not keep the other jobs from being published.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sites import PERSON
 
 from briter_worker.allowlist import Allowlist
+from briter_worker.errors import AwayError
 from briter_worker.git.cache import Cache, open_cache
 from briter_worker.git.commits import Person
 from briter_worker.git.delivering import open_publisher
@@ -48,6 +49,7 @@ class Database:
     known: dict[str, Base] = field(default_factory=dict)
     starts: dict[str, bytes] = field(default_factory=dict)
     tip: str | None = None
+    is_away: bool = False
 
     def of(self, keys: Collection[str]) -> Mapping[str, Delivery]:
         return {key: self.deliveries[key] for key in keys}
@@ -78,6 +80,8 @@ class Versions:
         return {path: self.database.known[path] for path in paths if path in self.database.known}
 
     def remember(self, bases: Mapping[str, Base], contents: Mapping[str, bytes]) -> None:
+        if self.database.is_away:
+            raise AwayError("the database is away")
         self.database.known |= bases
         self.database.starts |= contents
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import Failure, PublishError
+from briter_worker.errors import AwayError, Failure, PublishError
 from briter_worker.git.bases import Base
-from briter_worker.git.objects import MissingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -79,15 +77,28 @@ class Following:
                 self._remember(plan.staged, plan.new)
 
     def _remember(self, staged: Mapping[str, str | None], tip: str) -> None:
-        """What was merged on its way is not on the remote as its author has it: that is kept, too."""
-        tree = self._objects.tree(tip)
+        """What was merged on its way is not on the remote as its author has it: that is kept, too.
+
+        Raises AwayError: then nothing of it may be settled yet.
+        """
         contents: dict[str, bytes] = {}
         for path, blob in staged.items():
-            entry = tree.entry(path)
-            if blob is not None and (entry is None or entry.sha != blob):
-                with suppress(MissingError):
+            if blob is not None and not self._is_there(blob, path, tip):
+                try:
                     contents[blob] = self._objects.version(blob)
+                except AwayError:
+                    raise
+                except (PublishError, OSError):
+                    continue  # it is nowhere
         self.versions.remember({path: Base(blob) for path, blob in staged.items()}, contents)
+
+    def _is_there(self, blob: str, path: str, tip: str) -> bool:
+        """Whether the remote has this version. A cache that was lost since the push cannot tell."""
+        try:
+            entry = self._objects.tree(tip).entry(path)
+        except (PublishError, OSError):
+            return False
+        return entry is not None and entry.sha == blob
 
     def take_over(self, tips: Tips, theirs: str, *, rewritten: bool) -> Tips:
         """See `Follower`. Nothing is here alone: the branch is where the remote's is, whatever that did.
@@ -103,11 +114,11 @@ class Following:
         self._cache.move_to(theirs)
         raise MovedError
 
-    def unchanged(self, items: Sequence[Item]) -> None:
+    def unchanged(self, items: Sequence[Item], tip: str) -> None:
         """See `Follower`. What the CMS's copy of them is, is known from now on."""
-        staged = {change.path: Base(change.blob) for item in items for change in item.changes}
+        staged = {change.path: change.blob for item in items for change in item.changes}
         if staged and not self._dry_run:
-            self.versions.remember(staged, {})
+            self._remember(staged, tip)
 
     def landed(self, items: Sequence[Item], tip: str, building: Building) -> Mapping[str, str | None]:
         """See `Follower`. It may have been another host that pushed it, and died before it could say so."""

@@ -48,7 +48,8 @@ class Follower(Protocol):
     def adopt(self, plan: Plan, known: Mapping[str, Entry | None] | None) -> None:
         """Bring this side up to `plan.new`. `known`: all that it changes, where nothing came from elsewhere.
 
-        May be done twice. Raises PublishError and OSError when something could not be done.
+        May be done twice. Raises PublishError and OSError when something could not be done; AwayError when
+        that has to be done before anything of the plan is settled.
         """
         ...
 
@@ -59,8 +60,8 @@ class Follower(Protocol):
         """
         ...
 
-    def unchanged(self, items: Sequence[Item]) -> None:
-        """The remote has these already, as they are."""
+    def unchanged(self, items: Sequence[Item], tip: str) -> None:
+        """The remote's `tip` has these already, as they are or as they were merged."""
         ...
 
     def landed(self, items: Sequence[Item], tip: str, building: Building) -> Mapping[str, str | None]:
@@ -207,7 +208,7 @@ class Taking(Adoption):
             )
         return None
 
-    def unchanged(self, items: Sequence[Item]) -> None:
+    def unchanged(self, items: Sequence[Item], tip: str) -> None:
         """Nothing: the branch has them, too."""
 
     def landed(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import Failure, LockLostError, PublishError
+from briter_worker.errors import AwayError, Failure, LockLostError, PublishError
 from briter_worker.git.conflicts import Conflicts
 from briter_worker.git.refs import PRIVATE
 from briter_worker.git.rejection import Rejection, blocked
@@ -270,10 +270,13 @@ class Transaction:
     def adopt(self, plan: Plan, known: dict[str, Entry | None] | None) -> None:
         """Bring the local side up to what was pushed. Never fails once the posts are on the remote.
 
+        But for AwayError: what their next saves start from has to be kept before they are settled.
         What a dry run commits is nowhere but on the local branch: raises PublishError where it is not.
         """
         try:
             self._follower.adopt(plan, known)
+        except AwayError:
+            raise
         except (PublishError, OSError) as error:
             if plan.dry_run and not self._site.is_ancestor(plan.new, self._site.tips().local):
                 self._forget(plan.ref)
@@ -322,7 +325,7 @@ class Transaction:
 
     def _nothing_to_do(self, items: Sequence[Item], ground: Ground, built: Built) -> list[Outcome]:
         """Unchanged; but it may have been our own push, whose answer was lost, that brought it there."""
-        self._follower.unchanged(items)
+        self._follower.unchanged(items, built.tip)
         since = self._follower.since or ground.since or ground.tips.local
         return [
             Outcome(

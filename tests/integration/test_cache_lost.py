@@ -7,9 +7,9 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from caches import LINES, NOW, Cluster, made, small
+from caches import LINES, NOW, Cluster, made, named, small
 
-from briter_worker.errors import Stopped
+from briter_worker.errors import AwayError, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +97,47 @@ def test_a_cache_that_is_lost_or_broken_costs_no_attempt(
     assert cluster.log() == ["Publish c", "Publish a", "Start the site"]
     assert cluster.file("content/posts/b.md") == LINES
     cluster.git("fsck", "--strict", "--no-dangling")
+
+
+POST = "content/posts/b.md"
+
+
+def test_the_next_save_is_merged_though_the_cache_was_lost_while_the_last_was_pushed(
+    cluster: Cluster,
+) -> None:
+    cluster.publish(cluster.save("b", {POST: LINES}))
+    cluster.person({POST: LINES.replace("line 1\n", "line one\n")})
+    hook = cluster.remote / "hooks" / "post-receive"
+    hook.write_text(f"#!/bin/sh\nrm -rf '{cluster.repository()}'\n")
+    hook.chmod(0o755)
+    mine = LINES.replace("line 12\n", "line twelve\n")
+    cluster.publish(cluster.save("b", {POST: mine}))
+    hook.unlink()
+    theirs = mine.replace("line 1\n", "line I\n")
+    cluster.person({POST: theirs})
+    outcome = cluster.publish(cluster.save("b", {POST: mine.replace("twelve", "XII")}))["b"]
+    assert outcome.failure is None, outcome.text
+    assert cluster.file(POST) == theirs.replace("twelve", "XII")
+
+
+def test_a_post_is_not_settled_before_it_is_kept_what_its_next_save_starts_from(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("b", {POST: LINES}))
+    cluster.person({POST: LINES.replace("line 1\n", "line one\n")})
+    mine = LINES.replace("line 12\n", "line twelve\n")
+
+    def goes_away() -> bool:
+        cluster.database.is_away = True
+        return True
+
+    with pytest.raises(AwayError):
+        cluster.publish(cluster.save("b", {POST: mine}), still_ours=goes_away)
+    assert cluster.file(POST) == mine.replace("line 1\n", "line one\n")
+    with pytest.raises(AwayError):
+        cluster.landed(cluster.plans[-1], host="two")
+    cluster.database.is_away = False
+    assert cluster.landed(cluster.plans[-1], host="two")
+    assert cluster.database.known[POST].start == named(mine.encode())
+    assert cluster.database.starts[named(mine.encode())] == mine.encode()
 
 
 def test_a_cache_of_another_address_or_branch_is_not_used(cluster: Cluster, tmp_path: Path) -> None:

@@ -119,6 +119,21 @@ def test_what_may_have_been_pushed_while_the_queue_went_away_is_settled_with_it(
     assert bench.names() == ["start", "published"]
 
 
+def test_what_cannot_be_settled_as_the_queue_is_away_is_left_to_the_next_drain(bench: Bench) -> None:
+    bench.save("a")
+    bench.publisher.steps.append(AwayError("no answer"))
+    with pytest.raises(AwayError):
+        bench.drain.run()
+    bench.start()
+    bench.publisher.remote.append(AwayError("no answer"))
+    with pytest.raises(AwayError):
+        bench.drain.recover()
+    bench.start()
+    bench.publisher.remote.append(True)
+    assert bench.drain.recover() == Tally(settled=1)
+    assert bench.names() == ["start", "published"]
+
+
 def test_a_stop_gives_back_what_did_not_land(bench: Bench) -> None:
     bench.save("a")
     bench.publisher.steps.append(Stopped())
