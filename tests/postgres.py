@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -26,7 +27,7 @@ from psycopg import conninfo, sql
 from briter_worker.queues.postgres.database import Database
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PASSWORD = "open-sesame-4711"  # noqa: S105 - nobody asks for it; no text may show it
 _TEMPLATE = "briter_template"
@@ -45,10 +46,23 @@ log_min_messages = fatal
 
 
 class Server:
-    """One Postgres, with its data in a folder of its own. Nothing of it outlives this process."""
+    """One Postgres, with its data in a folder of its own. Nothing of it outlives this process.
 
-    def __init__(self, folder: Path, *, addresses: str = "127.0.0.1", port: int = 0) -> None:
+    `host` is where this process reaches it, and `within` a command that runs another in a network of its own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        addresses: str = "127.0.0.1",
+        port: int = 0,
+        host: str = "127.0.0.1",
+        within: Sequence[str] = (),
+    ) -> None:
         self.folder = folder
+        self._host = host
+        self._within = within
         self.port = port or _free_port()
         self._programs = _programs()
         self._account = _account()
@@ -65,9 +79,9 @@ class Server:
         access.write_text("local all all trust\nhost all all all trust\n")
         self._own(settings)
 
-    def url(self, database: str, *, host: str = "127.0.0.1") -> str:
-        """How a program reaches it, with a password in it."""
-        return f"postgresql://postgres:{PASSWORD}@{host}:{self.port}/{database}"
+    def url(self, database: str, *, host: str = "") -> str:
+        """How a program reaches it, with a password in it; by its socket, where `host` is a folder."""
+        return f"postgresql://postgres:{PASSWORD}@{quote(host or self._host, safe='')}:{self.port}/{database}"
 
     def start(self) -> None:
         """It runs, and takes connections."""
@@ -75,7 +89,7 @@ class Server:
         # It ends when we do, however we end.
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "INT", *self._account, *command],
+                [*self._within, "setpriv", "--pdeathsig", "INT", *self._account, *command],
                 stdout=subprocess.DEVNULL,
                 stderr=log,
                 cwd=self.folder,

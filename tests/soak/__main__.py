@@ -23,6 +23,7 @@ PARTS = {
     "machine": "random histories of CMS, worker, person, remote and clock against a model",
     "oracle": "what is published of random path lists, against git itself",
     "fuzz": "random bytes as jobs",
+    "cluster": "hosts of a cluster killed, stopped, cut off, and a Postgres that goes and comes",
 }
 
 
