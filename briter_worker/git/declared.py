@@ -38,6 +38,8 @@ class Draft:
     """For each declared path that the allowlist accepts, where it is."""
     folders: list[str] = field(default_factory=list)
     """Which of them are folders."""
+    shut: list[str] = field(default_factory=list)
+    """What lies in them and is refused."""
     ignored: set[str] = field(default_factory=set)
     on_hold: list[str] = field(default_factory=list)
     """Files of a declared folder that are published with the job on hold that declares them."""
@@ -68,7 +70,7 @@ class Declared:
         """A folder in which nothing may be published is no more allowed than what is in it."""
         for folder in draft.folders:
             carried = any(holds(folder, path) for path in (*draft.files, *draft.gone, *draft.on_hold))
-            refused = [path for path in (*draft.rejected, *draft.ignored) if holds(folder, path)]
+            refused = [path for path in (*draft.shut, *draft.ignored) if holds(folder, path)]
             if refused and not carried and next(self._tree.files(folder), None) is None:
                 draft.rejected[folder] = (
                     f"nothing in it may be published ({refused[0]} is refused or ignored)"
@@ -151,6 +153,7 @@ class Declared:
             for name, mode in listing:
                 self._sort(f"{current}/{name}", mode, todo, here, shut)
         draft.rejected.update(shut)
+        draft.shut += shut
         was = self._tree.entry(folder)
         if was is not None and not was.is_folder:
             draft.gone[folder] = None

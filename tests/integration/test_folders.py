@@ -123,3 +123,12 @@ def test_a_folder_whose_only_post_is_on_hold_has_nothing_to_publish_and_is_not_r
 
     assert [event["slug"] for event in result.of("nochange")] == ["notes"]
     assert [job["slug"] for job in site.jobs()] == ["later"]
+
+
+@pytest.mark.parametrize("other", ["content/posts/empty/../../b", "content/posts/empty/.gitmodules"])
+def test_an_empty_folder_is_no_more_refused_for_what_else_its_job_declares(site: Site, other: str) -> None:
+    (site.worktree / "content/posts/empty").mkdir()
+    site.save("a", ["content/posts/empty", other])
+    result = site.run_once()
+    assert result.of("nochange")[0]["rejectedPaths"] == [other]
+    assert not result.of("nopaths")
