@@ -401,10 +401,11 @@ def test_the_sites_of_a_killed_host_are_anothers_within_15_seconds(cluster: Clus
 
 def test_a_host_that_slept_takes_nothing_from_its_successor(cluster: Cluster) -> None:
     cluster.add_sites("blog")
-    quick = {"poll": 0.5, "beat": 0.1, "silence": 1.0}
-    with Process(cluster, seconds=2.0, pace=quick) as sleeper:
+    quick = {"poll": 0.5, "beat": 0.1, "silence": 3.0}
+    # The one drain lasts until the other host has started and has seen it stopped; the other outlasts it.
+    with Process(cluster, seconds=6.0, pace=quick) as sleeper:
         cluster.begin("blog")
-        with Process(cluster, seconds=4.0, pace=quick) as heir:
+        with Process(cluster, seconds=8.0, pace=quick) as heir:
             sleeper.process.send_signal(signal.SIGSTOP)
             until(lambda: cluster.worker_of("blog") not in {None, cluster.worker_before})
             taken = cluster.worker_of("blog")
@@ -445,7 +446,7 @@ def test_postgres_restarts_and_nothing_is_lost_nor_anybody_taken_for_dead(
 
 def test_a_host_that_is_told_to_stop_ends_its_drains_and_takes_no_new_ones(cluster: Cluster) -> None:
     cluster.add_sites("first", "second")
-    pace = {"poll": 0.5, "beat": 0.1, "silence": 1.0}
+    pace = {"poll": 0.5, "beat": 0.1, "silence": 3.0}
     with Process(cluster, seconds=60.0, slots=1, pace=pace) as host:
         cluster.begin("first")
         cluster.save("second")
