@@ -174,6 +174,7 @@ class Cache:
                 and len(files) <= _MOST_FILES
                 and sum(file.name.endswith(".pack") for file in files) <= _MOST_PACKS
                 and sum(file.stat().st_size for file in files) <= 2 * int(size) + _MOST_GROWTH
+                and (self._git / "config").is_file()
                 and self.site.ref(self.site.tracking_ref) is not None
                 and self.site.ref(self.site.tracking_ref) == self.site.ref(self.site.branch_ref)
             )
@@ -183,7 +184,8 @@ class Cache:
     def is_there(self) -> bool:
         """Whether it still is the clone that it was."""
         try:
-            return (self._git / _MARK).read_text().startswith(f"{self._mark()} ")
+            mark = (self._git / _MARK).read_text()
+            return mark.startswith(f"{self._mark()} ") and (self._git / "config").is_file()
         except (OSError, ValueError):
             return False
 

@@ -148,8 +148,7 @@ class Remote:
         failed = False
         with self._commands.watched(None, "push"):
             try:
-                remote = self._commands.repo.remote(self._site.remote)
-                infos = remote.push(
+                infos = self._found().push(
                     refspec,
                     progress=listener,
                     allow_unsafe_options=True,  # for the next one, which makes it safe
@@ -175,6 +174,13 @@ class Remote:
         # A remote may have mirrors to push to as well: one of them having it is not enough.
         worst = next((info for info in infos if info.flags & PushInfo.ERROR), infos[0])
         return self._meaning(worst, said)
+
+    def _found(self) -> git.Remote:
+        """The remote, if it still is in the configuration."""
+        try:
+            return self._commands.repo.remote(self._site.remote)
+        except ValueError:
+            raise self._site.no_remote() from None
 
     def _meaning(self, info: PushInfo, said: str) -> Pushed:
         if not info.flags & PushInfo.ERROR:

@@ -108,11 +108,15 @@ class Site:
     def check_remote(self) -> None:
         """Raises PublishError when the remote is not configured; does not ask it anything."""
         if f'remote "{self.remote}"' not in self.commands.config.sections():
-            raise PublishError(
-                Failure.REMOTE_MISSING,
-                f"the repository has no remote named {self.remote}. "
-                f"Fix: git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
-            )
+            raise self.no_remote()
+
+    def no_remote(self) -> PublishError:
+        """What it means that the remote is not configured."""
+        return PublishError(
+            Failure.REMOTE_MISSING,
+            f"the repository has no remote named {self.remote}. "
+            f"Fix: git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
+        )
 
     def no_branch(self) -> PublishError:
         """What it means that the remote does not have the branch."""

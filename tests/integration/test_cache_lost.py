@@ -33,6 +33,10 @@ def lose_the_objects(cluster: Cluster) -> None:
     shutil.rmtree(cluster.repository() / ".git" / "objects")
 
 
+def lose_the_config(cluster: Cluster) -> None:
+    (cluster.repository() / ".git" / "config").unlink()
+
+
 def tear_a_pack(cluster: Cluster) -> None:
     for pack in (cluster.repository() / ".git" / "objects" / "pack").glob("*.pack"):
         pack.chmod(0o644)
@@ -77,6 +81,7 @@ def litter(cluster: Cluster) -> None:
         lose,
         lose_the_clone,
         lose_the_objects,
+        lose_the_config,
         tear_a_pack,
         empty_the_branch,
         break_the_config,
@@ -97,6 +102,23 @@ def test_a_cache_that_is_lost_or_broken_costs_no_attempt(
     assert cluster.log() == ["Publish c", "Publish a", "Start the site"]
     assert cluster.file("content/posts/b.md") == LINES
     cluster.git("fsck", "--strict", "--no-dangling")
+
+
+@pytest.mark.parametrize("damage", [lose, lose_the_clone, lose_the_objects, lose_the_config])
+def test_a_cache_that_is_lost_right_before_the_push_costs_no_attempt(
+    cluster: Cluster, damage: Callable[[Cluster], None]
+) -> None:
+    cluster.publish(cluster.save("a", {"content/posts/a.md": "A\n"}))
+    damages = [damage]
+
+    def loses_it() -> bool:
+        while damages:
+            damages.pop()(cluster)
+        return True
+
+    outcome = cluster.publish(cluster.save("c", {"content/c.md": "C\n"}), still_ours=loses_it)["c"]
+    assert (outcome.failure, outcome.commit) == (None, cluster.tip())
+    assert cluster.log() == ["Publish c", "Publish a", "Start the site"]
 
 
 POST = "content/posts/b.md"
