@@ -23,7 +23,7 @@ _IN_MEMORY = Path("/dev/shm")
 def run(options: Options, tell: Callable[[str], None]) -> Report:
     """Many sites on three hosts; each save is published once, whatever befalls the hosts."""
     count = options.of(200, _FEW)
-    saves, pause = (25, 3.0) if count > _FEW else (6, 1.5)
+    saves, pause = (25, 1.5) if count > _FEW else (6, 1.5)
     root = Path(tempfile.mkdtemp(prefix="briter-soak-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None))
     cluster = Cluster(root, options.seed, count=count, saves=saves, pause=pause)
     try:

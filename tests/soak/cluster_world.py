@@ -76,6 +76,8 @@ class Cluster:
         self._over = threading.Event()
         self._errors: list[BaseException] = []
         self._backlog = 0
+        self._last_seen = (0, 0)
+        self._moved = time.monotonic()
         self.found = Found()
         self.about: dict[str, str | float] = {}
 
@@ -198,7 +200,12 @@ class Cluster:
     def _is_enough(self, writers: list[threading.Thread]) -> bool:
         if self._errors:
             return True
-        if any(thread.is_alive() for thread in writers) or self._backlog > max(4, self._count // 4):
+        now = (self.found.figures["saves"], self._backlog)
+        if now != self._last_seen:
+            self._last_seen, self._moved = now, time.monotonic()
+        if time.monotonic() - self._moved < _PATIENCE and (
+            any(thread.is_alive() for thread in writers) or self._backlog > max(4, self._count // 4)
+        ):
             return False
         self._fate.last()
         return self._fate.is_done
@@ -216,6 +223,8 @@ class Cluster:
         for cms in mine:
             while self._backlog > max(20, self._count) and not self._over.is_set():
                 time.sleep(0.1)
+            if self._over.is_set():
+                return
             cms.save(given_up=self._over.is_set)
             time.sleep(dice.choice([0, 0.02, 0.1, 0.4]))
 
