@@ -26,6 +26,8 @@ SEND_TIMEOUT = 10.0
 RECONNECT_MS = 2000
 MOST_READERS = 2000
 _QUEUE = 64
+_FOR_EACH_READER = 0.0005
+_MOST_GATHERED = 0.5
 _MOST_MISSED = 5000
 _PAGE = 500
 
@@ -78,13 +80,16 @@ class Hub:
         self._readers: set[Reader] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._gathered: list[bytes] = []
+        self._telling: asyncio.TimerHandle | None = None
         self.cursor = 0
         """The newest moment that was sent to readers."""
+        self._next = 0
 
     def open(self, loop: asyncio.AbstractEventLoop, cursor: int) -> None:
         """From now on there may be readers."""
         self._loop = loop
-        self.cursor = cursor
+        self.cursor = self._next = cursor
 
     def __len__(self) -> int:
         return len(self._readers)
@@ -102,17 +107,42 @@ class Hub:
 
     def _soon(self, chunk: bytes | None, cursor: int | None) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._fan_out, chunk, cursor)
+            self._loop.call_soon_threadsafe(self._gather, self._loop, chunk, cursor)
 
-    def _fan_out(self, chunk: bytes | None, cursor: int | None) -> None:
+    def _gather(self, loop: asyncio.AbstractEventLoop, chunk: bytes | None, cursor: int | None) -> None:
+        """Tell it in a moment, with what comes meanwhile: later, the more readers there are.
+
+        To tell many takes the processor from the publication that it is about, and that makes six moments.
+        """
         if cursor is not None:
-            self.cursor = cursor
+            self._next = cursor
+        if chunk is None:
+            self._tell()
+            self._fan_out(None)
+            return
+        self._gathered.append(chunk)
+        if self._telling is None:
+            wait = min(len(self._readers) * _FOR_EACH_READER, _MOST_GATHERED)
+            self._telling = loop.call_later(wait, self._tell)
+
+    def _tell(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        chunk = b"".join(self._gathered)
+        self._gathered.clear()
+        self.cursor = self._next
+        if chunk:
+            self._fan_out(chunk)
+
+    def _fan_out(self, chunk: bytes | None) -> None:
         for reader in [reader for reader in self._readers if not reader.offer(chunk)]:
             self._readers.discard(reader)
 
     def close(self) -> None:
         """Every reader's stream ends."""
         self._closed = True
+        self._tell()
         for reader in self._readers:
             if not reader.offer(None):
                 reader.dropped = True

@@ -37,6 +37,34 @@ def test_a_hub_that_is_closed_lets_nobody_in() -> None:
     assert hub.is_full()
 
 
+def test_many_readers_are_told_at_once_of_what_comes_together() -> None:
+    moments = [Moment(number, 0.0, "published", {}) for number in range(1, 7)]
+
+    async def missed(_after: int, _number: int) -> tuple[int, int, list[Moment]]:
+        return 0, 0, []
+
+    async def follow() -> list[list[bytes]]:
+        hub = Hub()
+        hub.open(asyncio.get_running_loop(), 0)
+        streams = [aiter(hub.stream(None, missed, dict, dict).body_iterator) for _ in range(50)]
+        for stream in streams:
+            assert b"retry" in await anext(stream)
+            assert b"snapshot" in await anext(stream)
+        for moment in moments:
+            hub.publish([moment], None)
+        told = [[await anext(stream)] for stream in streams]
+        hub.publish([Moment(7, 0.0, "published", {})], None)
+        hub.close()
+        hub.publish([Moment(8, 0.0, "published", {})], None)
+        return [
+            [*first, *[chunk async for chunk in stream]] for first, stream in zip(told, streams, strict=True)
+        ]
+
+    for first, *rest in asyncio.run(follow()):
+        assert re.findall(rb"^id: (\d+)$", first, re.MULTILINE) == [b"1", b"2", b"3", b"4", b"5", b"6"]
+        assert rest == []
+
+
 def test_who_was_away_long_gets_what_it_missed_in_portions() -> None:
     past = [Moment(number, 0.0, "published", {"slug": "x" * 100}) for number in range(1, 5001)]
 
