@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git import causes, refs
+from briter_worker.git.leftovers import OLD, Leftovers
 from briter_worker.git.moving import Moving
 from briter_worker.git.refs import PRIVATE
 
@@ -34,12 +32,8 @@ _UNDER_WAY = {
     "BISECT_LOG": ("a bisect", "git bisect reset"),
 }
 _BATCH = re.compile(r"[0-9a-f]{32}")
-_OLD_LOCK = 15 * 60.0
 _OLD_PUSH = 2 * 24 * 60 * 60.0
 """Longer than any backoff: a push whose answer was lost is recognised by its ref when it is tried again."""
-_MOMENT = 0.5
-_BUSY = "briter-worker.busy"
-"""A file in the git folder while commands of ours may be running there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,6 @@ class Site:
         self.commands = commands
         self.remote = remote
         self.branch = branch
-        self._working = False
         self._moving: Moving | None = None
         self._head: tuple[int, int] | None = None
         self.branch_ref = f"refs/heads/{branch}"
@@ -72,6 +65,7 @@ class Site:
         """The commit that the index still shows for what was published since, if it could not be written."""
         self.fetched_ref = f"{own}/fetched"
         """What the last fetch brought."""
+        self._leftovers = Leftovers(commands, (self.branch_ref, self.tracking_ref))
 
     def look(self) -> Tips:
         """The tips, once the site is fit to be published from. Raises PublishError, with the fix."""
@@ -192,7 +186,7 @@ class Site:
         ]
         for path in left:
             with suppress(OSError):
-                if now - path.stat().st_mtime > _OLD_LOCK:
+                if now - path.stat().st_mtime > OLD:
                     path.unlink()
         out = self.commands.run("for-each-ref", "--format=%(committerdate:unix) %(refname)", PRIVATE)
         old = [
@@ -303,41 +297,10 @@ class Site:
                     Failure.UNFINISHED, f"{what} is under way in the site's repository. Fix: {fix}"
                 )
 
-    # Locks that somebody left over
-
-    def _no_locks(self) -> None:
-        """Remove lock files that are certainly nobody's; raise for one that stops us and may be somebody's.
-
-        `index.lock` stops nobody: building and pushing do not use the index.
-        """
-        busy = self._busy()
-        try:
-            # Within our own span, nobody has died: a lock that comes up is somebody else's.
-            died_after = None if self._working else busy.stat().st_mtime
-        except FileNotFoundError:
-            died_after = None
-        for path in self.locks():
-            if self._remove_dead(path, died_after):
-                continue
-            if path.name != "index.lock":
-                raise PublishError(
-                    Failure.LOCKED,
-                    f"another git command holds {path}. Fix: let it end; if none runs, remove that file",
-                )
-        try:
-            busy.touch()
-            self._working = True
-        except OSError as error:
-            raise causes.from_os("the repository cannot be written", error) from error
-
-    def _busy(self) -> Path:
-        # Of this work tree alone: a worker in another one, linked to this, has its own.
-        return Path(self.commands.repo.git_dir, _BUSY)
-
     @contextmanager
     def working(self) -> Iterator[Tips]:
         """Where the branch is, as `look` says; a worker that is killed inside leaves a marker of it."""
-        with self._leaving():
+        with self._leftovers.leaving():
             try:
                 with Moving(self.commands) as self._moving:
                     yield self.look()
@@ -347,96 +310,15 @@ class Site:
     @contextmanager
     def finishing(self) -> Iterator[None]:
         """As `working`, for what a dead worker began: where the site is not fit, what can be done is."""
-        with self._leaving():
+        with self._leftovers.leaving():
             self.commands.refresh()
             with suppress(PublishError):
                 self._no_locks()
             yield
 
-    @contextmanager
-    def _leaving(self) -> Iterator[None]:
-        ended = self.commands.ended
-        try:
-            yield
-        finally:
-            if self._working:  # else the marker is a dead worker's, and its locks are there still
-                self._working = False
-                with suppress(OSError, PublishError):
-                    self._leave(killed=self.commands.ended > ended)
-
-    def _leave(self, *, killed: bool) -> None:
-        """No command of ours runs any more: what one that was ended has left goes now, the marker too.
-
-        If it stayed, the lock file of a person who comes later would pass for ours.
-        """
-        busy = self._busy()
-        began = busy.stat().st_mtime
-        for path in self._abandoned(killed=killed):
-            self._remove_dead(path, began)
-        busy.unlink()
-
-    def _abandoned(self, *, killed: bool) -> Iterator[Path]:
-        left = {path: _number(path) for path in self.locks() if killed or path.name != "index.lock"}
-        if left and not killed:
-            # Git could not remove it. Somebody else's program holds the lock of a ref for a moment only.
-            time.sleep(_MOMENT)
-        yield from (path for path, number in left.items() if _number(path) == number)
+    def _no_locks(self) -> None:
+        self._leftovers.clear()
 
     def locks(self) -> Iterator[Path]:
         """Lock files of git's that are there now, whoever made them."""
-        repo = self.commands.repo
-        git_dir, common = Path(repo.git_dir), Path(repo.common_dir)
-        for path in (
-            git_dir / "index.lock",
-            git_dir / "HEAD.lock",
-            common / "packed-refs.lock",
-            common / f"{self.branch_ref}.lock",
-            common / f"{self.tracking_ref}.lock",
-        ):
-            if path.exists():
-                yield path
-        if (common / PRIVATE).is_dir():
-            yield from (common / PRIVATE).rglob("*.lock")
-
-    def _remove_dead(self, path: Path, died_after: float | None) -> bool:
-        """Whether the lock file is gone: it was ours, or it is old; and no git runs here.
-
-        We hold the site, and our children hold it with us, so none of ours is alive: what lies below our own
-        refs was left by a dead one, and so was what appeared since a worker began that never finished. That
-        no process has the file open proves nothing: `git commit` waits for its editor without.
-        """
-        try:
-            made = path.stat().st_mtime
-            ours = path.is_relative_to(Path(self.commands.repo.common_dir, PRIVATE))
-            left = (died_after is not None and made >= died_after) or time.time() - made > _OLD_LOCK
-            if not ours and (not left or self._git_runs()):
-                return False
-            path.unlink()
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
-
-    def _git_runs(self) -> bool:
-        """Whether a git process works in this repository, as far as can be seen; if not seen, it may."""
-        places = (str(self.commands.worktree), str(self.commands.repo.git_dir))
-        for process in psutil.process_iter(["name"]):
-            if not (process.info["name"] or "").startswith("git"):
-                continue
-            try:
-                named = " ".join(process.cmdline())
-                if process.cwd().startswith(places) or any(place in named for place in places):
-                    return True
-            except (psutil.NoSuchProcess, psutil.ZombieProcess):
-                continue
-            except psutil.AccessDenied:
-                return True
-        return False
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None
+        return self._leftovers.locks()

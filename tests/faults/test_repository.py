@@ -215,6 +215,41 @@ def test_the_marker_of_a_dead_worker_outlives_a_look_that_was_refused(site: Site
     assert not busy.exists()
 
 
+def test_a_dead_workers_lock_of_the_index_goes_also_after_a_run_in_which_a_git_of_somebodys_ran(
+    site: Site,
+) -> None:
+    git_dir = site.worktree / ".git"
+    busy, lock = git_dir / "briter-worker.busy", git_dir / "index.lock"
+    busy.touch()
+    lock.touch()
+    site.git("symbolic-ref", "HEAD", "refs/heads/draft")  # the site's person is away, and cannot come back
+    save(site)
+    with subprocess.Popen(
+        ["git", "cat-file", "--batch"], cwd=site.worktree, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ):
+        assert site.run_once().of("failed")[0]["failure"] == "wrong-branch"
+        assert lock.exists(), "it may be that git's"
+    assert try_again(site).of("failed")[0]["failure"] == "wrong-branch"
+    assert not lock.exists()
+    assert not busy.exists()
+
+
+def test_a_lock_of_the_index_that_came_after_the_dead_worker_stays_while_its_git_runs(site: Site) -> None:
+    git_dir = site.worktree / ".git"
+    busy, lock = git_dir / "briter-worker.busy", git_dir / "index.lock"
+    busy.touch()
+    lock.touch()
+    save(site)
+    with subprocess.Popen(
+        ["git", "cat-file", "--batch"], cwd=site.worktree, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ):
+        assert site.run_once().of("published")
+        assert lock.exists()
+        lock.unlink()
+    site.run_once()
+    assert not busy.exists()
+
+
 def test_a_lock_is_ours_by_its_folder_not_by_a_name_in_its_path(tmp_path: Path) -> None:
     (tmp_path / "refs/briter").mkdir(parents=True)
     site = Site.make(tmp_path / "refs/briter")
