@@ -98,7 +98,7 @@ class Adoption:
             # follow: else a person's next commit would take the posts back.
             if plan.old == plan.new or self._site.ref(self._site.branch_ref) != plan.new:
                 raise
-        if not self._site.is_checked_out():
+        if not self._site.is_checked_out() and not self._site.has_checked_out(plan.new):
             # The index and the files are another branch's now, and somebody's work.
             raise PublishError(
                 Failure.WRONG_BRANCH,
@@ -140,11 +140,25 @@ class Adoption:
             changes.append((self._site.bases_ref, write_bases(self._commands, after), None))
         if not plan.dry_run and self._site.ref(self._site.tracking_ref) != plan.new:
             changes.append((self._site.tracking_ref, plan.new, None))
-        if plan.old != plan.new == self._site.ref(self._site.branch_ref):
+        if plan.old != plan.new == self._site.ref(self._site.branch_ref) and not self._has_followed(plan):
             # It has moved already, and its worker died before the index.
             changes.append(self._unindexed(plan))
         if changes:
             self._site.update(*changes)
+
+    def _has_followed(self, plan: Plan) -> bool:
+        """Whether the index is where the branch is, although that is not checked out.
+
+        A new branch that somebody made of it has the index that was there: it is behind that one, too.
+        """
+        try:
+            with self._index.held():
+                if not self._index.is_held or not self._site.has_checked_out(plan.new):
+                    return False
+                self._index.follow(plan.old, plan.new, own=plan.staged.keys())
+        except PublishError:
+            return False
+        return True
 
     def _still_needed(self, bases: Bases, plan: Plan) -> Bases:
         """Without those of files that are, in the work tree, what the branch has now."""

@@ -57,7 +57,14 @@ class Index:
                     self._copy.unlink(missing_ok=True)  # else `tidy` removes it
                 _remove(self._lock)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether nobody else can change it now."""
+        return self._held
+
     def _taken(self) -> bool:
+        if self._site.take_over_index():
+            return True
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:

@@ -37,8 +37,10 @@ class Leftovers:
         self._own = own
         """The refs that the worker moves."""
         self._working = False
-        self._inherited = False
-        """The marker is a dead worker's still, as its lock of the index could not be removed yet."""
+        self._inherited: int | None = None
+        """A dead worker's lock of the index. As long as it is there, the marker is that worker's still."""
+        self._is_nobodys = False
+        """No git ran when that was found, so that it is not somebody else's after all."""
 
     def locks(self) -> Iterator[Path]:
         """Lock files of git's that are there now, whoever made them."""
@@ -58,8 +60,10 @@ class Leftovers:
     def clear(self) -> None:
         """Remove lock files that are certainly nobody's; raise for one that stops us and may be somebody's.
 
-        `index.lock` stops nobody: building and pushing do not use the index. From here to the end of
-        `leaving`, commands of ours may run.
+        `index.lock` stops nobody: building and pushing do not use the index. One that a dead worker left
+        stays to the end of `leaving`, as the index may be behind its branch: without it, a person's next
+        commit would take posts back, and `git stash` what was saved since. Until then, commands of ours may
+        run.
         """
         marker = self._marker()
         try:
@@ -68,20 +72,28 @@ class Leftovers:
         except FileNotFoundError:
             died_after = None
         for path in self.locks():
-            if self._remove_dead(path, died_after):
-                continue
-            if path.name != _INDEX:
+            if path.name == _INDEX and _is_since(path, died_after):
+                self._inherited = _number(path)
+                self._is_nobodys = not self._git_runs()
+            elif not self._remove_dead(path, died_after) and path.name != _INDEX:
                 raise PublishError(
                     Failure.LOCKED,
                     f"another git command holds {path}. Fix: let it end; if none runs, remove that file",
                 )
-            self._inherited = self._inherited or _is_since(path, died_after)
         try:
-            if not self._inherited:
+            if self._inherited is None:
                 marker.touch()
             self._working = True
         except OSError as error:
             raise causes.from_os("the repository cannot be written", error) from error
+
+    def take_over_index(self) -> bool:
+        """Whether the lock of the index that is there is a dead worker's; from now on it is the caller's."""
+        index = Path(self._commands.repo.git_dir, _INDEX)
+        if self._inherited is None or not self._is_nobodys or _number(index) != self._inherited:
+            return False
+        self._inherited = None
+        return True
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
@@ -98,17 +110,16 @@ class Leftovers:
     def _leave(self, *, killed: bool) -> None:
         """The marker goes, too: if it stayed, the lock file of a person who comes later would pass for ours.
 
-        But where a dead worker's lock of the index is still there, nothing else tells that it is. It was
-        not removed as some git ran, a person's `git status`, say: somebody else's lock it cannot be then.
+        But where a dead worker's lock of the index is still there, nothing else tells that it is: some git
+        runs, a person's `git status`, say, so that it may not be removed yet.
         """
         marker = self._marker()
         began = marker.stat().st_mtime
-        stays = self._inherited
-        self._inherited = False
+        inherited, self._inherited = self._inherited, None
         for path in self._abandoned(killed=killed):
             self._remove_dead(path, began)
         index = marker.with_name(_INDEX)
-        if not stays or not index.exists() or self._remove_dead(index, began):
+        if inherited is None or _number(index) != inherited or self._remove_dead(index, began):
             marker.unlink()
 
     def _abandoned(self, *, killed: bool) -> Iterator[Path]:

@@ -280,6 +280,14 @@ class Site:
         except (refs.BrokenRefError, OSError):
             return False
 
+    def has_checked_out(self, commit: str) -> bool:
+        """Whether the work tree and the index are those of this commit, on whatever branch."""
+        try:
+            head = refs.head(Path(self.commands.repo.git_dir))
+            return head is not None and self.ref(head) == commit
+        except (refs.BrokenRefError, OSError, PublishError):
+            return False
+
     def _head_stamp(self) -> tuple[int, int] | None:
         """Changes whenever git switches branches: it writes HEAD anew; a commit does not."""
         try:
@@ -318,6 +326,10 @@ class Site:
 
     def _no_locks(self) -> None:
         self._leftovers.clear()
+
+    def take_over_index(self) -> bool:
+        """Whether the index is locked by a dead worker; from now on the lock is the caller's."""
+        return self._leftovers.take_over_index()
 
     def locks(self) -> Iterator[Path]:
         """Lock files of git's that are there now, whoever made them."""

@@ -105,6 +105,49 @@ def test_a_death_while_the_index_is_made_up_for_leaves_no_lock_in_a_persons_way(
     assert site.git("status", "--porcelain", "--untracked-files=no") == ""
 
 
+def test_a_dead_workers_lock_of_the_index_is_held_until_the_index_has_followed(
+    site: Site, tmp_path: Path
+) -> None:
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    die_before_update_index(site, tmp_path / "bin")
+    lock, seen = site.worktree / ".git" / "index.lock", tmp_path / "seen"
+    assert lock.exists()
+    assert site.git("diff", "--cached", "--name-only") == "content/posts/a.md"
+    (tmp_path / "looking").mkdir()
+    shim = tmp_path / "looking" / "git"
+    shim.write_text(
+        f"""#!/bin/sh
+if [ -e '{lock}' ]; then echo "held $*"; else echo "free $*"; fi >> '{seen}'
+exec {REAL} "$@"
+"""
+    )
+    shim.chmod(0o755)
+    site.run_once(PATH=f"{shim.parent}:/usr/bin:/bin")
+    asked = seen.read_text().splitlines()
+    (follows,) = [number for number, line in enumerate(asked) if " update-index " in line]
+    free = [line for line in asked[: follows + 1] if not line.startswith("held ")]
+    assert not free, "a person's commit could have come between"
+    assert not lock.exists()
+    assert site.git("diff", "--cached", "--name-only") == ""
+
+
+def test_who_left_for_a_new_branch_before_the_index_followed_takes_nothing_back_there(
+    site: Site, tmp_path: Path
+) -> None:
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    die_before_update_index(site, tmp_path / "bin")
+    site.git("switch", "--quiet", "--create", "draft")
+    site.run_once()
+    assert not (site.worktree / ".git" / "index.lock").exists()
+    assert site.git("diff", "--cached", "--name-only") == ""
+    site.git("switch", "--quiet", "main")
+    site.run_once()
+    assert site.git("status", "--porcelain", "--untracked-files=no") == ""
+    assert site.git("show", "HEAD:content/posts/a.md") == "published"
+
+
 def test_what_a_killed_git_left_beside_the_index_is_in_nobodys_way(site: Site) -> None:
     (site.worktree / ".git" / "briter-new-index.lock").write_text("half an index")
     site.write_post("content/posts/a.md", "published")
