@@ -59,6 +59,8 @@ class Person:
         self._count = 0
         self._staged: dict[str, str] = {}
         self._texts: dict[str, str] = {}
+        self._joined: dict[str, tuple[str | None, bytes]] = {}
+        """What they have merged into an author's file by hand, and what that was known to have begun as."""
         self.surprises: list[str] = []
         """What they found that was not of their doing."""
 
@@ -225,6 +227,7 @@ class Person:
         """As a careful person does: put the authors' unpublished files aside, join, merge them back."""
         aside: dict[str, bytes | None] = {}
         bases: dict[str, bytes] = {}
+        begins: dict[str, str | None] = {}
         for line in self._git.says("status", "--porcelain", "-z", "-uall", "content"):
             path = line.lstrip("MADRCU? ")
             file = self._site.worktree / path
@@ -238,6 +241,10 @@ class Person:
             )
             first = begun or base or self._git("show", f"{born}:{path}")
             bases[path] = f"{first}\n".encode() if first else b""
+            # No worker may have run since they did this last: then only they know what is in it already.
+            if path in self._joined and self._joined[path][0] == begun:
+                bases[path] = self._joined[path][1]
+            begins[path] = begun
             if base is None:
                 self._git("rm", "--quiet", "--cached", "--ignore-unmatch", path)
                 file.unlink(missing_ok=True)
@@ -255,6 +262,9 @@ class Person:
         for path in self._staged:
             self._git("add", path)
         for path, mine in aside.items():
+            file = self._site.worktree / path
+            if file.exists():
+                self._joined[path] = begins[path], file.read_bytes()
             self._put_back(path, mine, bases[path])
         # Of a publication that had not come here yet, git brings back what was deleted since: it cannot know.
         for path, (_, data) in self._ledger.last_writes().items():
