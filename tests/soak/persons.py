@@ -232,19 +232,9 @@ class Person:
             path = line.lstrip("MADRCU? ")
             file = self._site.worktree / path
             aside[path] = file.read_bytes() if file.exists() else None
+            begins[path] = self._begun(path)
             base = self._git("show", f"HEAD:{path}")
-            # Of a post whose publication has not come here yet, they look up how it began.
-            born = self._git("log", "--diff-filter=A", "--format=%H", "-1", "origin/main", "--", path)
-            # And of one that the remote's edit was not merged into yet, what it began as: HEAD has the edit.
-            begun = self._git(
-                "cat-file", "blob", f"refs/briter/branches/main/bases:{quote(path, safe='')}?start"
-            )
-            first = begun or base or self._git("show", f"{born}:{path}")
-            bases[path] = f"{first}\n".encode() if first else b""
-            # No worker may have run since they did this last: then only they know what is in it already.
-            if path in self._joined and self._joined[path][0] == begun:
-                bases[path] = self._joined[path][1]
-            begins[path] = begun
+            bases[path] = self._base(path, begins[path], base)
             if base is None:
                 self._git("rm", "--quiet", "--cached", "--ignore-unmatch", path)
                 file.unlink(missing_ok=True)
@@ -262,14 +252,30 @@ class Person:
         for path in self._staged:
             self._git("add", path)
         for path, mine in aside.items():
-            file = self._site.worktree / path
-            if file.exists():
-                self._joined[path] = begins[path], file.read_bytes()
+            self._note(path, begins[path])
             self._put_back(path, mine, bases[path])
         # Of a publication that had not come here yet, git brings back what was deleted since: it cannot know.
         for path, (_, data) in self._ledger.last_writes().items():
             if data is None:
                 (self._site.worktree / path).unlink(missing_ok=True)
+
+    def _begun(self, path: str) -> str | None:
+        """What an unpublished file began as, where the remote's edit was not merged into it yet."""
+        return self._git("cat-file", "blob", f"refs/briter/branches/main/bases:{quote(path, safe='')}?start")
+
+    def _base(self, path: str, begun: str | None, base: str | None) -> bytes:
+        # No worker may have run since they did this last: then only they know what is in it already.
+        if begun is not None and path in self._joined and self._joined[path][0] == begun:
+            return self._joined[path][1]
+        # Of a post whose publication has not come here yet, they look up how it began.
+        born = self._git("log", "--diff-filter=A", "--format=%H", "-1", "origin/main", "--", path)
+        first = begun or base or self._git("show", f"{born}:{path}")
+        return f"{first}\n".encode() if first else b""
+
+    def _note(self, path: str, begun: str | None) -> None:
+        file = self._site.worktree / path
+        if file.exists():
+            self._joined[path] = begun, file.read_bytes()
 
     def _put_back(self, path: str, mine: bytes | None, base: bytes) -> None:
         file = self._site.worktree / path
