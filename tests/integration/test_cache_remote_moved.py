@@ -171,3 +171,17 @@ def test_what_a_save_left_unchanged_is_what_the_next_edit_starts_from(cluster: C
     mine = theirs.replace("line one\n", "line I\n")
     assert cluster.publish(cluster.save("b", {path: mine}), host="two")["b"].failure is None
     assert cluster.file(path) == mine
+
+
+def test_a_conflict_whose_version_the_remote_does_not_take_is_still_with_its_job(cluster: Cluster) -> None:
+    path = "content/posts/b.md"
+    cluster.person({path: LINES.replace("line 1\n", "line one\n")})
+    hook = cluster.remote / "hooks" / "pre-receive"
+    hook.write_text("#!/bin/sh\ngrep -q refs/heads/conflict && { echo no; exit 1; }; exit 0\n")
+    hook.chmod(0o755)
+    mine = LINES.replace("line 1\n", "line I\n")
+    outcome = cluster.publish(cluster.save("b", {path: mine}, bases={path: named(LINES.encode())}))["b"]
+    assert outcome.failure is Failure.CONFLICT
+    assert "the post's with its job. Fix: " in outcome.text
+    assert cluster.git("for-each-ref", "refs/briter/conflict", cwd=cluster.repository()) == ""
+    assert cluster.git("for-each-ref", "refs/heads/conflict") == ""

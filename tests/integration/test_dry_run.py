@@ -290,3 +290,164 @@ def test_a_remote_that_rejects_dry_runs_below_a_persons_commit_is_for_that_perso
     assert "Fix: git rebase --autostash -i origin/main" in warning["error"]
     assert site.git("rev-parse", "main") == tip
     assert subjects(site) == ["Start the site"]
+
+
+def test_a_persons_commit_between_dry_runs_is_not_rewritten_for_what_is_rejected(site: Site) -> None:
+    dry_publish(site, "bad")
+    site.git("commit", "-q", "--allow-empty", "-m", "By hand")
+    tip = dry_publish(site, "c")
+    refuse(site)
+    (warning,) = site.run_once().of("warning")
+    assert "Fix: git rebase --autostash -i origin/main" in warning["error"]
+    assert site.git("rev-parse", "main") == tip
+    assert subjects(site) == ["Start the site"]
+
+
+_ONCE = """#!/bin/sh
+unset $(env | sed -n 's/^\\(GIT_[A-Z_]*\\)=.*/\\1/p')
+echo x >> {calls}
+test $(wc -l < {calls}) -gt 1 || {{ {first}; echo "policy: not this one"; exit 1; }}
+{then}
+"""
+
+
+def refuse_once(site: Site, *, first: str = ":", then: str = ":") -> None:
+    """The first push is rejected for what is in it; from the second on something else happens."""
+    refuse(site, _ONCE.format(calls=site.root / "calls", first=first, then=then))
+
+
+def test_a_remote_that_fails_while_the_rejected_commit_is_looked_for_loses_none(site: Site) -> None:
+    tips = [dry_publish(site, slug) for slug in "abc"]
+    refuse_once(site, then="echo 'fatal: no space left on device' >&2; exit 1")
+    (warning,) = site.run_once().of("warning")
+    assert "could not take the push" in warning["error"]
+    assert site.git("rev-parse", "main") == tips[-1]
+    assert site.git("for-each-ref", "refs/briter/rejected") == ""
+    (site.remote / "hooks" / "pre-receive").unlink()
+    assert site.run_once().returncode == 0
+    assert [commit for commit, _ in site.remote_log()][:3] == tips[::-1]
+
+
+def test_a_remote_that_moves_while_the_rejected_commit_is_looked_for_is_not_overwritten(site: Site) -> None:
+    for slug in "abc":
+        dry_publish(site, slug)
+    theirs = site.git("commit-tree", "-p", "main", "-m", "Theirs", "main^{tree}", cwd=site.remote)
+    moves = f"git --git-dir={site.remote} update-ref refs/heads/main {theirs}"
+    refuse_once(site, first=moves)
+    (warning,) = site.run_once().of("warning")
+    assert "somebody else pushed meanwhile" in warning["error"]
+    assert subjects(site) == ["Start the site", "Theirs"]
+    assert site.run_once().returncode == 0
+    assert subjects(site) == ["Start the site", "Theirs", *(f"Publish {slug}" for slug in "abc")]
+
+
+def test_what_stands_on_a_rejected_commit_of_dry_runs_is_for_a_person(site: Site) -> None:
+    site.write_post("content/posts/x", "a file\n")
+    site.save("x", ["content/posts/x"])
+    site.run_once()
+    (site.worktree / "content/posts/x").unlink()
+    site.save("bad", ["content/posts/x"])
+    site.run_once(**DRY)
+    site.write_post("content/posts/x/y.md", "below\n")
+    site.save("y", ["content/posts/x/y.md"])
+    site.run_once(**DRY)
+    tip = site.git("rev-parse", "main")
+    refuse(site)
+    (warning,) = site.run_once().of("warning")
+    assert "stands on what the remote rejects: content/posts/x/y.md. Fix: git reset" in warning["error"]
+    assert site.git("rev-parse", "main") == tip
+    assert subjects(site) == ["Start the site", "Publish x"]
+
+
+def the_remote_edits_the_welcome(site: Site, text: str) -> None:
+    other = site.root / "editing"
+    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+    (other / "content/posts/welcome.md").write_text(text)
+    site.git("commit", "-qam", "Theirs", cwd=other)
+    site.git("push", "-q", cwd=other)
+
+
+@pytest.mark.parametrize("waiting", [False, True], ids=["alone", "with a post"])
+def test_a_dry_runs_commit_that_the_remote_edited_too_stops_with_the_way_out(
+    site: Site,
+    waiting: bool,  # noqa: FBT001
+) -> None:
+    site.write_post("content/posts/welcome.md", "# Mine\n")
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once(**DRY).of("published")
+    the_remote_edits_the_welcome(site, "# Theirs\n")
+    if waiting:
+        site.write_post("content/posts/b.md", "b\n")
+        site.save("b", ["content/posts/b.md"])
+        result = site.run_once(**DRY)
+        assert result.of("failed")[0]["failure"] == "diverged"
+        said = site.job("b")["lastError"]
+    else:
+        said = site.run_once().of("warning")[0]["error"]
+    assert "content/posts/welcome.md in the same lines as a dry run's commit. Fix: git reset --keep" in said
+    assert subjects(site) == ["Start the site", "Theirs"]
+    assert site.git("log", "-1", "--format=%s", "main") == "Publish welcome"
+
+
+def test_what_of_dry_runs_was_put_on_a_moved_remote_before_a_death_is_not_put_there_twice(site: Site) -> None:
+    dry = dry_publish(site, "a")
+    dry_publish(site, "b")
+    somebody_else_pushes(site, "one")
+    # As a live run does, and dies before it can take note of it.
+    other = site.root / "one"
+    site.git("fetch", "-q", str(site.worktree), "main", cwd=other)
+    worker = ("-c", "user.name=Briter Worker", "-c", "user.email=briter-worker@localhost")
+    site.git(*worker, "cherry-pick", dry, cwd=other)
+    site.git("push", "-q", cwd=other)
+    assert site.run_once().returncode == 0
+    assert subjects(site) == ["Start the site", "Theirs: one", "Publish a", "Publish b"]
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_what_a_person_has_pushed_of_dry_runs_is_gone_on_from(site: Site) -> None:
+    first, last = dry_publish(site, "a"), dry_publish(site, "b")
+    site.git("push", "-q", str(site.remote), f"{first}:main")  # by its address: nothing here tells of it
+    assert site.run_once().returncode == 0
+    assert site.remote_log()[0][0] == last
+    assert subjects(site) == ["Start the site", "Publish a", "Publish b"]
+
+
+_RACES = """#!/bin/sh
+unset $(env | sed -n 's/^\\(GIT_[A-Z_]*\\)=.*/\\1/p')
+cd {remote}
+new=$(git -c user.name=x -c user.email=x commit-tree -p main -m Theirs 'main^{{tree}}')
+git update-ref refs/heads/main $new
+"""
+
+
+@pytest.mark.parametrize("waiting", [False, True], ids=["dry runs' commits", "a post"])
+def test_a_remote_that_moves_at_every_push_is_given_up_for_now(
+    site: Site,
+    waiting: bool,  # noqa: FBT001
+) -> None:
+    if waiting:
+        site.write_post("content/posts/a.md", "a\n")
+        site.save("a", ["content/posts/a.md"])
+    else:
+        dry_publish(site, "a")
+    refuse(site, _RACES.format(remote=site.remote))
+    result = site.run_once()
+    (told,) = result.of("failed") if waiting else result.of("warning")
+    assert "others pushed 5 times while this was being pushed" in told["error"]
+    assert "Publish a" not in subjects(site)
+    (site.remote / "hooks" / "pre-receive").unlink()
+    if waiting:
+        site.command("retry", "a")
+    assert site.run_once().returncode == 0
+    assert subjects(site)[-1] == "Publish a"
+
+
+def test_a_remote_that_is_away_keeps_what_dry_runs_committed(site: Site) -> None:
+    dry = dry_publish(site, "a")
+    there = site.git("remote", "get-url", "origin")
+    site.git("remote", "set-url", "origin", "/nowhere/at/all.git")
+    assert site.run_once().of("warning")
+    site.git("remote", "set-url", "origin", there)
+    assert site.run_once().returncode == 0
+    assert site.remote_log()[0][0] == dry

@@ -1,0 +1,353 @@
+"""The publisher by its port, with real git: what the worker around it seldom brings about."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+from caches import LINES, NOW, WORKER
+
+from briter_worker.allowlist import Allowlist
+from briter_worker.errors import Failure, PublishError
+from briter_worker.git.command import Commands
+from briter_worker.git.publisher import GitPublisher
+from briter_worker.ports import Outcome, Plan, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from pathlib import Path
+
+    from sites import Site
+
+    from briter_worker.ports import Change
+
+POST = "content/posts/b.md"
+
+
+def nobody() -> Collection[str]:
+    return ()
+
+
+def unexamined(_key: str, _changes: Sequence[Change]) -> Outcome | None:
+    return None
+
+
+@dataclass
+class Here:
+    """The site's publisher, in this process."""
+
+    site: Site
+    commands: Commands
+    warned: list[str] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+
+    def publisher(self, *, dry_run: bool = False) -> GitPublisher:
+        return GitPublisher(
+            self.commands,
+            branch="main",
+            remote="origin",
+            allowlist=Allowlist(["content"]),
+            identity=WORKER,
+            max_file_bytes=1 << 20,
+            dry_run=dry_run,
+            progress=lambda _phase, _done, _total: None,
+            warn=self.warned.append,
+            still_ours=lambda: True,
+        )
+
+    def publish(
+        self,
+        *requests: Request,
+        cancelled: Callable[[], Collection[str]] = nobody,
+        examine: Callable[[str, Sequence[Change]], Outcome | None] = unexamined,
+        dry_run: bool = False,
+    ) -> dict[str, Outcome]:
+        """What became of each, by its key."""
+        publisher = self.publisher(dry_run=dry_run)
+        found = publisher.publish(
+            requests, held=(), examine=examine, cancelled=cancelled, record=self.plans.append, now=NOW
+        )
+        return {outcome.key: outcome for outcomes in found for outcome in outcomes}
+
+    def post(self, slug: str, text: str = "", path: str = "") -> Request:
+        """A CMS saves a post."""
+        path = path or f"content/posts/{slug}.md"
+        self.site.write_post(path, text or f"{slug}\n")
+        return declared(slug, path)
+
+    def subjects(self) -> list[str]:
+        return [subject for _, subject in self.site.remote_log()]
+
+    def theirs(self, path: str = "theirs.txt", text: str = "theirs\n") -> str:
+        """Somebody else pushes a change of a file; the new commit."""
+        other = self.elsewhere()
+        (other / path).parent.mkdir(parents=True, exist_ok=True)
+        (other / path).write_text(text)
+        return self.push_theirs()
+
+    def elsewhere(self) -> Path:
+        other = self.site.root / "other"
+        if not other.exists():
+            self.site.git("clone", "-q", str(self.site.remote), str(other), cwd=self.site.root)
+        self.site.git("pull", "-q", "--rebase", cwd=other)
+        return other
+
+    def push_theirs(self) -> str:
+        other = self.site.root / "other"
+        self.site.git("add", "-A", cwd=other)
+        self.site.git("commit", "-qm", "Theirs", cwd=other)
+        self.site.git("push", "-q", cwd=other)
+        return self.site.git("rev-parse", "HEAD", cwd=other)
+
+
+def declared(slug: str, *paths: str) -> Request:
+    return Request(slug, slug, paths, f"Publish {slug}")
+
+
+@pytest.fixture
+def here(site: Site) -> Iterator[Here]:
+    commands = Commands(site.worktree, remote="origin", timeout=30)
+    found = Here(site, commands)
+    yield found
+    found.commands.close()
+
+
+def refuse(site: Site, text: str) -> None:
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text(f"#!/bin/sh\n{text}\n")
+    hook.chmod(0o755)
+
+
+def shadow(here: Here, monkeypatch: pytest.MonkeyPatch, command: str, does: str) -> None:
+    """Git is as ever, but for one command of it, which does this."""
+    bin_ = here.site.root / "bin"
+    bin_.mkdir()
+    git = bin_ / "git"
+    git.write_text(f'#!/bin/sh\ncase " $* " in *" {command} "*) {does};; esac\nexec /usr/bin/git "$@"\n')
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
+    here.commands.close()
+    here.commands = Commands(here.site.worktree, remote="origin", timeout=30)  # it looks at PATH once
+
+
+# What is asked at the last moment
+
+
+def test_a_post_that_is_cancelled_right_before_the_push_is_built_out_of_it(here: Here) -> None:
+    asked: list[int] = []
+
+    def at_the_last_moment() -> Collection[str]:
+        asked.append(1)
+        return ["a"] if len(asked) > 1 else []
+
+    found = here.publish(here.post("a"), here.post("b"), cancelled=at_the_last_moment)
+    assert found["a"].cancelled
+    assert found["b"].commit == here.site.remote_log()[0][0]
+    assert here.subjects() == ["Publish b", "Start the site"]
+    assert here.site.git("status", "--porcelain") == "?? content/posts/a.md"
+
+
+def test_what_somebody_else_refuses_is_not_published_and_keeps_its_rejected_paths(here: Here) -> None:
+    def examine(key: str, _changes: Sequence[Change]) -> Outcome | None:
+        return Outcome(key, snooze_until=NOW + 5) if key == "a" else None
+
+    here.post("a")
+    found = here.publish(declared("a", "content/posts/a.md", "secret.md"), here.post("b"), examine=examine)
+    assert found["a"].snooze_until == NOW + 5
+    assert found["a"].rejected_paths == ("secret.md",)
+    assert found["b"].commit
+    assert here.subjects() == ["Publish b", "Start the site"]
+
+
+# What a person has done meanwhile
+
+
+def test_a_rejected_post_that_goes_along_with_a_persons_commits_is_not_blamed_for_them(here: Here) -> None:
+    here.site.git("commit", "-q", "--allow-empty", "-m", "By hand")
+    refuse(here.site, "echo 'policy: not by hand'; exit 1")
+    with pytest.raises(PublishError, match="goes along with commits of a person's") as failed:
+        here.publish(here.post("a"))
+    assert failed.value.failure is Failure.REMOTE_REFUSED
+    assert "Fix first: git push origin main" in failed.value.text
+    assert here.subjects() == ["Start the site"]
+
+
+def test_a_post_is_put_on_what_a_person_has_fetched(here: Here) -> None:
+    here.theirs()
+    here.site.git("fetch", "-q")
+    assert here.publish(here.post("a"))["a"].commit == here.site.remote_log()[0][0]
+    assert here.subjects() == ["Publish a", "Theirs", "Start the site"]
+    assert (here.site.worktree / "theirs.txt").exists()
+
+
+def test_an_unchanged_post_is_compared_with_what_the_remote_has_by_now(here: Here) -> None:
+    here.theirs("content/posts/welcome.md", "# Theirs\n")
+    found = here.publish(declared("welcome", "content/posts/welcome.md"))
+    assert (found["welcome"].commit, found["welcome"].failure) == (None, None)
+    assert here.site.remote_file("content/posts/welcome.md") == "# Theirs\n"
+    assert (here.site.worktree / "content/posts/welcome.md").read_text() == "# Theirs\n"
+    assert here.site.git("status", "--porcelain") == ""
+
+
+def test_a_push_that_is_adopted_already_is_not_adopted_again(here: Here) -> None:
+    here.publish(here.post("a"))
+    here.site.git("update-ref", f"refs/briter/{'1' * 32}", "main")  # as a worker leaves it that dies there
+    here.theirs("content/posts/a.md", "theirs\n")
+    assert here.publish(here.post("b"))["b"].commit
+    assert (here.site.worktree / "content/posts/a.md").read_text() == "theirs\n"
+    assert here.site.git("status", "--porcelain") == ""
+
+
+# Both sides changed
+
+
+def test_a_deletion_of_what_the_remote_edited_is_a_conflict(here: Here) -> None:
+    here.publish(here.post("b", LINES))
+    here.theirs(POST, LINES + "theirs\n")
+    (here.site.worktree / POST).unlink()
+    assert here.publish(declared("b", POST))["b"].failure is Failure.CONFLICT
+    assert here.site.remote_file(POST) == LINES + "theirs\n"
+
+
+def test_a_repository_that_the_remote_has_in_a_posts_place_stays(here: Here) -> None:
+    here.publish(here.post("b", LINES))
+    other = here.elsewhere()
+    (other / POST).unlink()
+    nested = here.site.git("rev-parse", "main")
+    here.site.git("add", "-A", cwd=other)
+    here.site.git("update-index", "--add", "--cacheinfo", f"160000,{nested},{POST}", cwd=other)
+    here.site.git("commit", "-qm", "Theirs", cwd=other)
+    here.site.git("push", "-q", cwd=other)
+    assert here.publish(here.post("b", LINES + "mine\n"))["b"].failure is Failure.CONFLICT
+    assert here.site.git("ls-tree", "main", POST, cwd=here.site.remote).startswith("160000 commit")
+    assert here.site.remote_file(POST, "conflict/b") == LINES + "mine\n"
+
+
+def loosen(site: Site, pack: Path) -> None:
+    """Each of its objects has a file of its own from now on."""
+    aside = site.root / pack.name
+    pack.rename(aside)
+    for left in pack.parent.glob(f"{pack.stem}.*"):
+        left.unlink()
+    with aside.open("rb") as file:
+        subprocess.run(["git", "unpack-objects", "-q"], stdin=file, cwd=site.worktree, check=True)
+
+
+def test_a_start_that_the_repository_has_lost_is_damage_not_a_conflict(here: Here) -> None:
+    here.publish(here.post("b", LINES))
+    here.theirs(POST, LINES + "theirs\n")
+    start = here.site.git("rev-parse", f"main:{POST}")
+    here.site.git("fetch", "-q")  # what comes from there is not put together with what is lost
+    objects = here.site.worktree / ".git" / "objects"
+    for pack in (objects / "pack").glob("*.pack"):
+        loosen(here.site, pack)
+    (objects / start[:2] / start[2:]).unlink()
+    with pytest.raises(PublishError, match=f"has no blob {start}") as failed:
+        here.publish(here.post("b", "mine\n" + LINES))
+    assert failed.value.failure is Failure.CORRUPT
+
+
+def test_a_git_that_dies_as_it_merges_is_no_conflict(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.publish(here.post("b", LINES))
+    here.theirs(POST, LINES + "theirs\n")
+    shadow(here, monkeypatch, "merge-file", "echo 'fatal: out of memory' >&2; exit 128")
+    with pytest.raises(PublishError, match="two versions could not be merged") as failed:
+        here.publish(here.post("b", "mine\n" + LINES))
+    assert failed.value.failure is Failure.DISK
+    assert here.site.git("for-each-ref", "refs/heads/conflict", cwd=here.site.remote) == ""
+
+
+def conflicting(here: Here) -> Request:
+    """A post that the remote has changed in the same line."""
+    here.theirs("content/posts/welcome.md", "# Theirs\n")
+    return here.post("welcome", "# Mine\n")
+
+
+def test_the_version_of_a_dry_runs_conflict_is_kept_here(here: Here) -> None:
+    outcome = here.publish(conflicting(here), dry_run=True)["welcome"]
+    assert outcome.failure is Failure.CONFLICT
+    (kept,) = here.site.git("for-each-ref", "--format=%(refname)", "refs/briter/conflict").splitlines()
+    assert f"the post's on the local ref {kept}" in outcome.text
+    assert here.site.git("show", f"{kept}:content/posts/welcome.md") == "# Mine"
+    assert here.subjects() == ["Theirs", "Start the site"]
+
+
+def test_the_version_of_a_conflict_that_the_remote_does_not_take_is_kept_here(here: Here) -> None:
+    refuse(here.site, "grep -q refs/heads/conflict && { echo no; exit 1; }; exit 0")
+    outcome = here.publish(conflicting(here))["welcome"]
+    assert outcome.failure is Failure.CONFLICT
+    (kept,) = here.site.git("for-each-ref", "--format=%(refname)", "refs/briter/conflict").splitlines()
+    assert f"the post's on the local ref {kept}" in outcome.text
+    assert here.site.git("show", f"{kept}:content/posts/welcome.md") == "# Mine"
+
+
+def test_the_version_of_a_conflict_that_the_branch_has_is_said_to_be_there(here: Here) -> None:
+    welcome = "content/posts/welcome.md"
+    here.post("welcome", "# A draft of mine\n")
+    here.theirs(welcome, "# Same\n")
+    here.publish(here.post("a"))
+    request = here.post("welcome", "# Same\n")  # an edit of what its author has seen, not of theirs
+    here.theirs(welcome, "# Later\n")
+    outcome = here.publish(request)["welcome"]
+    assert outcome.failure is Failure.CONFLICT
+    assert "the post's on the branch main of this repository" in outcome.text
+
+
+def test_a_conflict_whose_version_git_does_not_take_still_fails_alone(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = conflicting(here)
+    # A pack with the post's own version cannot be written any more; all that came before could be.
+    count = here.site.root / "packs"
+    fails = "{ echo 'fatal: no space left on device' >&2; exit 128; }"
+    shadow(here, monkeypatch, "index-pack", f"echo x >> {count}; test $(wc -l < {count}) -lt 2 || {fails}")
+    outcome = here.publish(request)["welcome"]
+    assert outcome.failure is Failure.CONFLICT
+    assert "the post's in the work tree alone (" in outcome.text
+
+
+# What is staged
+
+
+def test_a_post_does_not_replace_a_file_that_is_in_the_way_of_its_folder(here: Here) -> None:
+    here.publish(here.post("x", path="content/posts/x"))
+    (here.site.worktree / "content/posts/x").unlink()
+    here.post("y", path="content/posts/x/y.md")
+    found = here.publish(declared("y", "content/posts/x/y.md"))
+    assert found["y"].failure is Failure.NO_PATHS
+    assert "it would replace the file content/posts/x; declare that path, too" in found["y"].text
+    assert here.publish(declared("y", "content/posts/x/y.md", "content/posts/x"))["y"].commit
+
+
+def test_a_job_that_declares_nothing_is_refused_with_what_to_do(here: Here) -> None:
+    found = here.publish(declared("a"))
+    assert found["a"].failure is Failure.NO_PATHS
+    assert found["a"].text == "the job declares no paths. Fix: list what to publish"
+
+
+def test_modes_that_are_not_to_be_trusted_are_kept_as_they_were_committed(here: Here) -> None:
+    file = here.site.write_post(POST, "1\n")
+    file.chmod(0o755)
+    here.site.git("config", "core.fileMode", "true")
+    here.publish(declared("b", POST))
+    here.site.git("config", "core.fileMode", "false")
+    here.commands.refresh()
+    file.chmod(0o644)
+    here.publish(here.post("b", "2\n"))
+    assert here.site.git("ls-tree", "main", POST, cwd=here.site.remote).startswith("100755")
+    assert here.site.remote_file(POST) == "2\n"
+
+
+def test_a_file_that_a_filter_cannot_take_stops_no_other(here: Here) -> None:
+    here.site.write_post(".gitattributes", "*.md filter=picky\n")
+    here.site.git("config", "filter.picky.required", "true")
+    here.commands.refresh()
+    posts = [here.post(slug, f"{slug}\n") for slug in ("a", "bad", "c")]
+    here.site.git("config", "filter.picky.clean", "grep -v bad")
+    found = here.publish(*posts)
+    assert found["bad"].failure is not None
+    assert [found[slug].failure for slug in ("a", "c")] == [None, None]
+    assert here.site.remote_file("content/posts/a.md") == "a\n"
