@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -58,3 +59,36 @@ def killed_at(step: int, operation: Callable[[], object]) -> bool:
     code = os.waitstatus_to_exitcode(status)
     assert code in {_DIED, _NO_MORE}
     return code == _DIED
+
+
+def before_change(step: int, act: Callable[[], object], operation: Callable[[], object]) -> bool:
+    """Run it, and `act` just before its change number `step`; whether it has so many."""
+    left = step
+
+    def strike() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            act()
+
+    with at_each_change(strike):
+        operation()
+    return left <= 0
+
+
+def refused_at(step: int, operation: Callable[[], object], *, lasting: bool) -> bool:
+    """Run it on a disk that is full at its change number `step`, and maybe from then on."""
+    left = step
+
+    def strike() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0 or (lasting and left < 0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with at_each_change(strike):
+        try:
+            operation()
+        except OSError as error:
+            assert error.errno == errno.ENOSPC  # noqa: PT017 - which of the two it was
+    return left <= 0

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from briter_worker.queues.quarantine import Quarantined
     from briter_worker.queues.steering import Cancellation, Listed
 
+_OTHER = (-1, -1)
+"""What no file has: whatever is there now is not what was taken."""
+
 
 class DiskQueue:
     """Implements `ports.Queue` for one worker per folder, beside any number of writers.
@@ -85,7 +88,7 @@ class DiskQueue:
             self._index.refresh(now)
             for batch in batches:
                 for claim in batch.claims:
-                    self._remember(self._flight.read(claim.key))
+                    self._remember(claim.key, self._flight.read(claim.key))
             return batches
 
     def claim(self, now: float) -> Found:
@@ -109,7 +112,7 @@ class DiskQueue:
             batch = Batch(uuid4().hex, claims)
             self._journal.open(batch.key, {claim.key: claim.attempt for claim in claims}, started=True)
             for held in haul.due:
-                self._remember(held)
+                self._remember(held.name, held)
         return Found(batch, haul.superseded, haul.put_aside)
 
     def retake(self, batch: Batch, now: float) -> Sequence[Batch]:
@@ -310,9 +313,9 @@ class DiskQueue:
         with self._guard, self._flight.exclusively():
             yield
 
-    def _remember(self, held: Held | None) -> None:
-        if held is not None:
-            self._as_taken[held.name] = (held.stat.st_mtime_ns, held.stat.st_size)
+    def _remember(self, key: str, held: Held | None) -> None:
+        # It was a job a moment ago: a writer that has had it open is just saving it again.
+        self._as_taken[key] = _OTHER if held is None else (held.stat.st_mtime_ns, held.stat.st_size)
 
     def _is_resaved(self, key: str) -> bool:
         """Whether a writer that does not rename, and had the file open, has written to it in flight."""

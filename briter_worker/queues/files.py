@@ -71,8 +71,7 @@ def naming(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
+        error.filename = str(path)
         raise
 
 
@@ -179,11 +178,10 @@ def make_folder(folder: Path, owner: Path) -> None:
 
 
 def belong_to(path: Path, owner: Path) -> None:
-    """What root makes must not lock out the user that the worker runs as."""
-    if os.geteuid() == 0:
-        like = owner.stat()
-        with contextlib.suppress(OSError):
-            os.chown(path, like.st_uid, like.st_gid)
+    """What root makes must not lock out the user that the worker runs as; nobody else can give it away."""
+    like = owner.stat()
+    with contextlib.suppress(OSError):
+        os.chown(path, like.st_uid, like.st_gid)
 
 
 @contextlib.contextmanager

@@ -187,10 +187,9 @@ class Index:
         signature = _signature(sighting.stat)
         racy = _is_racy(sighting.stat.st_ctime_ns, wall)
         self._again = self._again or (racy and not self._is_told)
-        if known is not None and known.signature == signature and known.trouble is not None:
+        if known is not None and known.signature == signature and known.trouble and sighting.trouble:
             known.racy = racy
-            if sighting.trouble is not None:
-                return
+            return
         self.forget(name)
         seen = Seen(signature, sighting.stat.st_mtime_ns / 1e9, racy, sighting.job, since=now)
         if sighting.trouble is not None:

@@ -73,16 +73,19 @@ class Quarantine:
         temp = files.temporary(self._flight.claimed)
         files.write_new(temp, encode(document), like)
         try:
-            base = name if name.isprintable() else f"{temp.name[1:33]}{files.SUFFIX}"
-            for candidate in files.variants(base):
-                try:
-                    files.place(temp, self._flight.root / candidate)
-                    break
-                except FileExistsError:
-                    continue
+            self._place(temp, name if name.isprintable() else f"{temp.name[1:33]}{files.SUFFIX}")
         finally:
             temp.unlink(missing_ok=True)
         files.sync_folder(self._flight.root)
+
+    def _place(self, temp: Path, name: str) -> None:
+        for candidate in files.variants(name):
+            try:
+                files.place(temp, self._flight.root / candidate)
+            except FileExistsError:
+                continue  # a writer has used the name meanwhile
+            return
+        raise AssertionError  # variants never end
 
     def _free_name(self, name: str, now: float) -> Path:
         stamp = _UNSAFE.sub("", format_time(now).replace(":", ""))

@@ -196,12 +196,23 @@ class Steering:
 
     def _drop(self, rows: Sequence[Listed]) -> list[Held]:
         """Those that are still the saves that were shown, with the older saves they stand for."""
-        names: list[str] = []
-        for row in rows:
-            names += [row.name] if row.state is State.FAILED else self._index.pending.get(row.job.slug, ())
-        taken = self._take(names)
+        taken = self._take([name for row in rows for name in self._files_of(row)])
         self._flight.drop(held.name for held in taken)
         return taken
+
+    def _files_of(self, row: Listed) -> list[str]:
+        """What was shown as this row. What has been saved since is newer, or declares what it did not."""
+        if row.state is State.FAILED:
+            names = [name for name in self._index.failed.get(row.job.slug, ()) if name == row.name]
+        else:
+            names = self._index.pending.get(row.job.slug, [])
+        jobs = {name: self._index.job(name) for name in names}
+        declared = set(row.job.paths)
+        return [
+            name
+            for name, job in jobs.items()
+            if job.created_at <= row.job.created_at and declared.issuperset(job.paths)
+        ]
 
     def _existing(self, wanted: str, now: float) -> list[Listed]:
         self._recovery.tidy(now)

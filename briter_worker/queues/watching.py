@@ -71,7 +71,9 @@ class FolderWaker:
         """Return after `seconds`, or when the folder changed, or when `stop` is set."""
         if self._watch is not None and _identity(self._folder) != self._watched:
             # Another folder has the name now; the kernel would go on telling of the old one.
-            self._lose()
+            self._watch.close()
+            self._watch = None
+            self._rely(False)
         known = self._watch
         watch = self._watching()
         if watch is None:
@@ -133,12 +135,6 @@ class FolderWaker:
                 self._changed = set()
                 self._rely(self._watched is not None and _tells_all(self._watched[0]))
         return self._watch
-
-    def _lose(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-        self._watch = None
-        self._rely(False)
 
     def _rely(self, told: bool) -> None:  # noqa: FBT001 - it answers the name
         self._is_relied_on = told and self._relied_on is not None

@@ -90,6 +90,16 @@ def test_a_job_on_hold_waits_for_its_time(engine: Engine) -> None:
     assert set(engine.queue.held_paths(NOW + 100)) == set()
 
 
+def test_what_is_on_hold_is_known_beside_what_waits_for_nothing(engine: Engine) -> None:
+    engine.save("plain", ["plain.md"])
+    engine.save("held", ["held.md"], scheduledFor=format_time(NOW + 100))
+    for now in (NOW, NOW + 1):  # asked again, it is not found anew
+        assert set(engine.queue.held_paths(now)) == {"held.md"}
+    engine.save("more", ["more.md"], scheduledFor=format_time(NOW + 50))
+    assert set(engine.queue.held_paths(NOW + 2)) == {"held.md", "more.md"}
+    assert set(engine.queue.held_paths(NOW + 50)) == {"held.md"}
+
+
 def test_a_retry_further_away_than_any_backoff_is_due_as_a_clock_was_set_back(engine: Engine) -> None:
     engine.save("a", ["x"], attempts=1, nextAttemptAt=format_time(NOW + LONGEST_DELAY + 5))
     engine.save("b", ["x"], attempts=1, nextAttemptAt=format_time(NOW + LONGEST_DELAY - 5))
@@ -305,6 +315,16 @@ def test_dead_letters_of_the_surroundings_wait_again_when_revived(engine: Engine
     assert engine.rows("own") == [(FAILED, ("x",))]
 
 
+def test_a_dead_letter_of_a_kind_that_only_a_newer_worker_knows_waits_for_a_person(engine: Engine) -> None:
+    engine.save("a", ["old"], created=NOW - 9, status="failed", failure="a-word-to-come")
+    assert list(engine.queue.revive(NOW)) == []
+    engine.save("a", ["new"], name="new")
+    batch = claimed(engine)
+    assert batch.claims[0].job.paths == ("new",)  # as nobody knows whether the old ones were refused
+    release(engine, batch)
+    assert [job.status.value for job in engine.queue.retry_all(NOW)] == ["pending"]
+
+
 def test_a_revived_job_gives_way_to_a_newer_save(engine: Engine) -> None:
     engine.save("a", ["old"], created=NOW - 2)
     bury(engine, claimed(engine), Failure.NETWORK)
@@ -463,6 +483,17 @@ def test_a_job_that_was_claimed_anew_belongs_to_its_latest_batch_only(engine: En
     engine.die()
     (again,) = engine.queue.recover(NOW)
     assert (again.key, again.claims) == (second.key, second.claims)
+
+
+def test_an_interrupted_job_that_has_been_saved_again_is_left_to_the_newer_save(engine: Engine) -> None:
+    engine.save("a", ["old"], created=NOW - 2)
+    batch = claimed(engine)
+    new = engine.save("a", ["new"], created=NOW - 1, name="new")
+    assert killed(engine, batch) == []
+    engine.die()
+    assert list(engine.queue.recover(NOW)) == []
+    (claim,) = claimed(engine).claims
+    assert (claim.job.id, set(claim.job.paths)) == (new, {"new", "old"})
 
 
 def test_a_save_after_the_crash_is_published_after_the_older(engine: Engine) -> None:

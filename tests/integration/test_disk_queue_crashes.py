@@ -6,7 +6,6 @@ worker starts on what is left. And the same operation meets a full disk at its n
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from collections import Counter
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from disk_steps import at_each_change, killed_at
+from disk_steps import killed_at, refused_at
 from queue_engines import NOW, Disk
 
 from briter_worker.errors import Failure
@@ -39,24 +38,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir=memory) as name:
         yield Path(name)
-
-
-def refused_at(step: int, operation: Callable[[], object], *, lasting: bool) -> bool:
-    """Run it on a disk that is full at its change number `step`, and maybe from then on."""
-    left = step
-
-    def strike() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0 or (lasting and left < 0):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with at_each_change(strike):
-        try:
-            operation()
-        except OSError as error:
-            assert error.errno == errno.ENOSPC  # noqa: PT017 - which of the two it was
-    return left <= 0
 
 
 def batch_of(disk: Disk, now: float = NOW) -> Batch:
@@ -271,6 +252,27 @@ def test_dying_while_finishing_leaves_a_job_in_flight_or_gone(folder: Path) -> N
         assert (found["plain"], found["held"]) == ({"p2"}, {"h1", "h2"})
         if not went_on:
             return
+
+
+def test_what_a_full_disk_kept_from_being_finished_is_finished_by_the_next_attempt(folder: Path) -> None:
+    for step in range(1, 1000):
+        disk = Disk(folder / str(step))
+        batch = _in_flight(disk)
+        hit = refused_at(step, partial(disk.queue.finish, batch, batch.claims), lasting=False)
+        again = disk.queue.claim(NOW + 1).batch
+        disk.queue.finish(batch, batch.claims)
+        disk.queue.close(batch)
+        assert again is not None
+        assert [claim.job.paths for claim in again.claims] == [("p2",)], f"step {step}"
+        disk.queue.finish(again, again.claims)
+        disk.queue.close(again)
+        disk.die()
+        assert list(disk.queue.recover(NOW)) == []
+        assert {row.job.slug for row in disk.queue.jobs(NOW)} == {"held", "torn", "wrong"}, f"step {step}"
+        if not hit:
+            assert step > 3
+            return
+    pytest.fail("it never ends")
 
 
 def test_dying_while_dropping_what_was_cancelled_never_cancels_the_next_save(folder: Path) -> None:

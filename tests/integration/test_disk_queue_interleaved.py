@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from disk_steps import at_each_change, killed_at
+from disk_steps import before_change, killed_at
 from queue_engines import NOW, Disk
 from sites import eventually
 
@@ -27,21 +27,6 @@ def batch_of(disk: Disk, now: float = NOW) -> Batch:
     batch = disk.queue.claim(now).batch
     assert batch is not None
     return batch
-
-
-def before_change(step: int, act: Callable[[], object], operation: Callable[[], object]) -> bool:
-    """Run it, and `act` just before its change number `step`; whether it has so many."""
-    left = step
-
-    def strike() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            act()
-
-    with at_each_change(strike):
-        operation()
-    return left <= 0
 
 
 @pytest.mark.parametrize("status", ["pending", "failed"])
@@ -183,6 +168,26 @@ def test_a_job_that_moves_while_somebody_looks_is_seen_once(
     monkeypatch.setattr(Flight, "names", then_it_moves)
     assert [row.job.slug for row in reader.jobs(NOW)] == ["a"]
     assert left == 0
+
+
+def test_a_queue_that_never_rests_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path)
+    disk.save("still", ["content/still.md"], name="still")
+    names = Flight.names
+    looks = 0
+
+    def then_it_moves(flight: Flight) -> list[str]:
+        nonlocal looks
+        looks += 1
+        disk.save("moving", ["content/moving.md"], created=NOW + looks, name="moving")
+        os.utime(disk.root, ns=(0, looks))  # however coarse the clock
+        return names(flight)
+
+    monkeypatch.setattr(Flight, "names", then_it_moves)
+    assert sorted(row.job.slug for row in disk.queue.jobs(NOW)) == ["moving", "still"]
+    assert 1 < looks < 50
 
 
 def test_a_clock_that_is_set_back_far_gives_due_jobs_no_later_time(tmp_path: Path) -> None:

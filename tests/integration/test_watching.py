@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import threading
@@ -11,17 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sites import eventually
 
 from briter_worker.queues import index, watching
 from briter_worker.queues.disk import DiskQueue
+from briter_worker.queues.inotify import Inotify
 from briter_worker.queues.steering import SteeringError
 from briter_worker.queues.watching import FolderWaker
 
 if TYPE_CHECKING:
-    import pytest
     from sites import Site
 
 
@@ -237,6 +239,75 @@ def test_what_a_look_has_heard_already_still_ends_the_next_wait(tmp_path: Path) 
     began = time.monotonic()
     watched.waker.wait(60, NeverStop())
     assert time.monotonic() - began < 30
+
+
+def test_files_that_are_saved_together_end_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_QUIET", 1.0)
+    monkeypatch.setattr(watching, "_LONGEST_GATHERING", 5.0)
+    noticed: list[bool] = []
+    waker = FolderWaker(tmp_path, lambda: noticed.append((tmp_path / "b.json").exists()))
+    waker.wait(60, NeverStop())
+    timer = threading.Timer(0.2, (tmp_path / "b.json").touch)
+    (tmp_path / "a.json").touch()
+    timer.start()
+    waker.wait(60, NeverStop())
+    timer.join()
+    assert noticed == [False, True]
+
+
+class Polled:
+    """A worker that has to do with the poll; it notes how long each wait would have been."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+def test_where_no_folder_is_yet_the_poll_does_until_it_can_be_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noticed: list[bool] = []
+    told: list[bool] = []
+    folder = tmp_path / "queue"
+    stop = Polled()
+    waker = FolderWaker(folder, lambda: noticed.append(True), lambda changes: told.append(bool(changes)))
+    waker.wait(5, stop)
+    folder.mkdir()
+    waker.wait(6, stop)  # it is not tried again at once
+    assert (stop.slept, noticed, told) == ([5, 6], [], [])
+    assert waker.changes(watching._identity(folder) or (0, 0)) is None  # noqa: SLF001 - as the queue asks
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 61)
+    waker.wait(60, NeverStop())
+    assert noticed == [True]
+
+
+def test_a_system_without_inotify_has_the_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())  # a C library of another system
+    stop = Polled()
+    FolderWaker(tmp_path, lambda: None).wait(5, stop)
+    assert stop.slept == [5]
+    with pytest.raises(OSError, match="this system has no inotify"):
+        Inotify(tmp_path)
+
+
+def test_a_worker_that_is_stopped_waits_no_longer_and_looks_at_nothing_more(tmp_path: Path) -> None:
+    class Stopped(NeverStop):
+        def is_set(self) -> bool:
+            return True
+
+    noticed: list[bool] = []
+    waker = FolderWaker(tmp_path, lambda: noticed.append(True))
+    waker.wait(60, NeverStop())
+    began = time.monotonic()
+    waker.wait(60, Stopped())
+    assert noticed == [True]
+    assert time.monotonic() - began < 5
 
 
 def test_a_save_is_published_long_before_the_next_poll(site: Site) -> None:

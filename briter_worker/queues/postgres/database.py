@@ -51,6 +51,7 @@ _CLIENT = {
     "keepalives_count": "2",
     "tcp_user_timeout": "20000",
 }
+_UNFLUSHED = "SET LOCAL synchronous_commit TO off"
 # All but what only a mistake in a statement can cause.
 _SURROUNDINGS = (
     psycopg.OperationalError,
@@ -90,19 +91,27 @@ class Database:
         self._pool: ConnectionPool[Connection] | None = None
 
     @contextlib.contextmanager
-    def transaction(self, *, pipelined: bool = False) -> Iterator[Connection]:
+    def transaction(self, *, pipelined: bool = False, flushed: bool = True) -> Iterator[Connection]:
         """A connection in a transaction: committed at the end, undone when an exception leaves it.
 
         Pipelined, statements wait for no answer until one's rows are asked for: fewer ways to the server and
         back, but an error is raised later, `rowcount` is not known, and COPY is not possible.
 
+        Not flushed, it does not wait for the server's disk: everybody sees it at once, and the next flushed
+        one, of anybody's, flushes it, too. Where the server dies before, it has not taken place, nor has
+        anything that came after it.
+
         Raises DatabaseError. Where the connection breaks during the commit, it may have taken place.
         """
         with self._translated(), self._opened().connection() as connection:
             if not pipelined:
+                if not flushed:
+                    connection.execute(_UNFLUSHED)
                 yield connection
                 return
             with connection.pipeline():
+                if not flushed:
+                    connection.execute(_UNFLUSHED)
                 yield connection
                 # Together with what was sent last; where nothing was sent yet, the pool does it.
                 connection.commit()

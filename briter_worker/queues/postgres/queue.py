@@ -66,7 +66,8 @@ class PostgresQueue(PostgresRecovery):
     def claim(self, now: float) -> Found:
         """Take what is due, newest of its slug, but not more than `most`; count the attempt."""
         key = uuid4().hex
-        with self._working() as connection:
+        # Before anything of it is pushed, its plan is recorded, and flushed, and with that all of this.
+        with self._working(flushed=False) as connection:
             if not self._dry_run:
                 self._take_tried(connection, now)
             told = connection.execute(
@@ -126,7 +127,7 @@ class PostgresQueue(PostgresRecovery):
 
     def close(self, batch: Batch) -> None:
         """The batch is settled: forget its plans."""
-        with self._working() as connection:
+        with self._working(flushed=False) as connection:  # there again, it is an empty one
             journal.close(connection, [batch.key])
 
     def finish(self, batch: Batch, claims: Sequence[Claim]) -> None:  # noqa: ARG002 - the port's signature

@@ -161,9 +161,9 @@ class PostgresRecovery(PostgresSteering):
         return found
 
     @contextlib.contextmanager
-    def _working(self) -> Iterator[Connection]:
+    def _working(self, *, flushed: bool = True) -> Iterator[Connection]:
         """A transaction in which the site is this worker's."""
-        with self._database.transaction(pipelined=True) as connection:
+        with self._database.transaction(pipelined=True, flushed=flushed) as connection:
             tokens.lock(connection, self._site, self.token)
             yield connection
 

@@ -28,6 +28,7 @@ def take(database: Database, site: str, worker: str) -> int:
 
     What its predecessor is writing at this moment is finished first. Raises LockLostError (missing).
     """
+    # Flushed: were it lost with the server, the next one would be the same, and two would have it.
     with database.asking() as connection:
         row = connection.execute(
             "UPDATE sites SET token = token + 1, worker = %s, taken_at = %s"
