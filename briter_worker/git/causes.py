@@ -177,6 +177,8 @@ _HERE = (
         "install that part of git, or take it out of the settings: git config --list",
         "is not a git command",
     ),
+    # Of what has git die with the worker, see `ending`.
+    _cause(Failure.GIT_MISSING, "install git 2.36 or newer", "setpriv: failed to execute git"),
     _cause(Failure.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone", "not a git repository"),
 )
 

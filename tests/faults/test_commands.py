@@ -19,6 +19,7 @@ from briter_worker.errors import Failure, PublishError, Stopped
 from briter_worker.git.command import Commands
 from briter_worker.git.ending import end
 from briter_worker.git.environment import environment, trusted_path
+from briter_worker.git.moving import Moving
 from briter_worker.git.objects import Objects
 
 if TYPE_CHECKING:
@@ -310,3 +311,103 @@ def test_git_takes_the_ssh_command_for_what_it_was(tmp_path: Path, ssh: str, var
     assert made(fds=(7,))["GIT_SSH_VARIANT"] == variant
     assert made(fds=(7,), variant="simple")["GIT_SSH_VARIANT"] == "simple"
     assert "GIT_SSH_VARIANT" not in made()
+
+
+def test_what_gitpython_asks_by_itself_is_asked_as_everything_else(site: Site) -> None:
+    git = commands(site, timeout=30)
+    assert git.repo.git.rev_parse("--is-inside-work-tree").strip() == "true"
+    assert git.started > 0
+    assert git.running() == ()
+    git.close()
+
+
+def test_what_runs_when_all_is_closed_is_ended(site: Site) -> None:
+    git = commands(site, timeout=30)
+    process = git.spawn(["cat-file", "--batch"], feed=True)
+    git.close()
+    assert process.poll() is not None
+    assert git.running() == ()
+
+
+def test_a_process_that_was_dismissed_is_nobodys_to_wait_for(site: Site) -> None:
+    git = commands(site, timeout=30)
+    process = git.spawn(["cat-file", "--batch"], feed=True)
+    git.dismiss(process)
+    with git.awaiting(process), git.watched(process, "cat-file"):
+        pass
+    assert git.running() == ()
+    git.close()
+
+
+def test_a_command_that_does_not_read_what_it_is_given_is_no_error(site: Site) -> None:
+    git = commands(site, timeout=30)
+    assert git.run("rev-parse", "--is-inside-work-tree", stdin=b"x" * (1 << 22)) == b"true\n"
+    git.close()
+
+
+def test_a_git_that_cannot_be_started_is_named_with_the_reason(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git = commands(site, timeout=30)
+    with pytest.raises(PublishError, match="git could not be started: ") as failed:
+        git.run("rev-parse", "x" * (1 << 20))
+    assert failed.value.failure is Failure.INTERNAL
+    git.close()
+    monkeypatch.setattr("briter_worker.git.command.dying_with_parent", tuple)
+    nowhere = site.root / "nowhere"
+    nowhere.mkdir()
+    monkeypatch.setenv("PATH", str(nowhere))
+    git = commands(site, timeout=30)
+    with pytest.raises(PublishError, match="git was not found") as failed:
+        git.run("rev-parse", "HEAD")
+    assert failed.value.failure is Failure.GIT_MISSING
+    git.close()
+
+
+def test_a_git_that_is_gone_is_missing_whatever_would_have_started_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(site.root))
+    git = commands(site, timeout=30)
+    with pytest.raises(PublishError) as failed:
+        git.run("rev-parse", "HEAD")
+    assert failed.value.failure is Failure.GIT_MISSING, failed.value.text
+    git.close()
+
+
+def test_a_git_that_was_killed_before_it_moves_a_ref_says_so_and_moves_none(site: Site) -> None:
+    git = commands(site, timeout=30)
+    tip = site.git("rev-parse", "main")
+    with Moving(git) as moving:
+        moving.start()
+        (pid,) = git.running()
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+        with pytest.raises(PublishError, match="the local branch could not be moved") as failed:
+            moving.move([("refs/heads/other", tip, None)])
+    assert "SIGKILL" in failed.value.text
+    assert site.git("branch", "--list", "other") == ""
+    git.close()
+
+
+def test_without_a_path_git_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATH")
+    assert "PATH" not in environment(worktree=tmp_path, remote="origin", hooks=False)
+
+
+@pytest.mark.parametrize("whose", ["the site's", "the worker's"])
+def test_a_configuration_that_cannot_be_read_is_damage_without_its_words(
+    site: Site, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = site.worktree / ".git" / "config"
+    if whose == "the worker's":
+        monkeypatch.setenv("HOME", str(site.root))
+        config = site.root / ".gitconfig"
+        config.touch()
+    config.write_text("https://user:s3cret@example.org\n" + config.read_text())
+    git = commands(site, timeout=30)
+    with pytest.raises(PublishError, match="git's configuration cannot be read") as failed:
+        _ = git.config
+    assert failed.value.failure is Failure.CORRUPT
+    assert "s3cret" not in failed.value.text
+    git.close()

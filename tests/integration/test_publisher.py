@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +15,11 @@ from caches import LINES, NOW, WORKER
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git.command import Commands
+from briter_worker.git.folders import read_all
 from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.remote import Remote
+from briter_worker.git.site import Site as Repository
+from briter_worker.git.writeback import _like_a_checkout
 from briter_worker.ports import Outcome, Plan, Request
 
 if TYPE_CHECKING:
@@ -31,6 +37,10 @@ def nobody() -> Collection[str]:
     return ()
 
 
+def untold(_phase: str, _done: int, _total: int) -> None:
+    """Nobody wants to know how far it is."""
+
+
 def unexamined(_key: str, _changes: Sequence[Change]) -> Outcome | None:
     return None
 
@@ -44,16 +54,22 @@ class Here:
     warned: list[str] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
 
-    def publisher(self, *, dry_run: bool = False) -> GitPublisher:
+    def publisher(
+        self,
+        *,
+        dry_run: bool = False,
+        progress: Callable[[str, int, int], None] = untold,
+        allowlist: Allowlist | None = None,
+    ) -> GitPublisher:
         return GitPublisher(
             self.commands,
             branch="main",
             remote="origin",
-            allowlist=Allowlist(["content"]),
+            allowlist=allowlist or Allowlist(["content"]),
             identity=WORKER,
             max_file_bytes=1 << 20,
             dry_run=dry_run,
-            progress=lambda _phase, _done, _total: None,
+            progress=progress,
             warn=self.warned.append,
             still_ours=lambda: True,
         )
@@ -63,12 +79,15 @@ class Here:
         *requests: Request,
         cancelled: Callable[[], Collection[str]] = nobody,
         examine: Callable[[str, Sequence[Change]], Outcome | None] = unexamined,
+        held: Collection[str] = (),
         dry_run: bool = False,
+        progress: Callable[[str, int, int], None] = untold,
+        allowlist: Allowlist | None = None,
     ) -> dict[str, Outcome]:
         """What became of each, by its key."""
-        publisher = self.publisher(dry_run=dry_run)
+        publisher = self.publisher(dry_run=dry_run, progress=progress, allowlist=allowlist)
         found = publisher.publish(
-            requests, held=(), examine=examine, cancelled=cancelled, record=self.plans.append, now=NOW
+            requests, held=held, examine=examine, cancelled=cancelled, record=self.plans.append, now=NOW
         )
         return {outcome.key: outcome for outcomes in found for outcome in outcomes}
 
@@ -351,3 +370,257 @@ def test_a_file_that_a_filter_cannot_take_stops_no_other(here: Here) -> None:
     assert found["bad"].failure is not None
     assert [found[slug].failure for slug in ("a", "c")] == [None, None]
     assert here.site.remote_file("content/posts/a.md") == "a\n"
+
+
+def as_it_is_read(does: Callable[[], object]) -> Callable[[str, int, int], None]:
+    """What is passed as `progress` to have something happen between the look at a file and its reading."""
+    left = [does]
+
+    def progress(phase: str, _done: int, _total: int) -> None:
+        if phase == "stage" and left:
+            left.pop()()
+
+    return progress
+
+
+def test_a_post_that_is_deleted_before_it_is_read_is_deleted(here: Here) -> None:
+    file = here.site.worktree / "content/posts/welcome.md"
+    request = here.post("welcome", "# New\n")
+    found = here.publish(request, progress=as_it_is_read(file.unlink))
+    assert found["welcome"].commit
+    assert here.site.remote_file("content/posts/welcome.md") is None
+
+
+def test_a_post_that_comes_back_before_it_is_read_is_not_deleted(here: Here) -> None:
+    file = here.site.worktree / "content/posts/welcome.md"
+    file.unlink()
+    request = declared("welcome", "content/posts/welcome.md")
+    found = here.publish(request, progress=as_it_is_read(lambda: file.write_text("# Back\n")))
+    assert found["welcome"].commit
+    assert here.site.remote_file("content/posts/welcome.md") == "# Back\n"
+
+
+def test_a_post_that_becomes_a_folder_before_it_is_read_is_tried_again(here: Here) -> None:
+    request = here.post("a")
+    file = here.site.worktree / "content/posts/a.md"
+
+    def becomes_a_folder() -> None:
+        file.unlink()
+        file.mkdir()
+
+    found = here.publish(request, here.post("b"), progress=as_it_is_read(becomes_a_folder))
+    assert found["a"].failure is Failure.UNSETTLED
+    assert "has just become a folder" in found["a"].text
+    assert here.subjects() == ["Publish b", "Start the site"]
+
+
+def test_a_post_that_becomes_a_link_before_it_is_read_is_refused(here: Here) -> None:
+    request = here.post("a")
+    file = here.site.worktree / "content/posts/a.md"
+
+    def becomes_a_link() -> None:
+        file.unlink()
+        file.symlink_to("/etc/passwd")
+
+    found = here.publish(request, here.post("b"), progress=as_it_is_read(becomes_a_link))
+    assert found["a"].failure is Failure.NO_PATHS
+    assert "symbolic link" in found["a"].text
+    assert here.subjects() == ["Publish b", "Start the site"]
+
+
+@pytest.mark.parametrize("times", [1, 100], ids=["once", "again and again"])
+def test_a_post_that_is_written_while_it_is_read_is_never_published_in_halves(
+    here: Here, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = here.post("a", "half\n")
+    file = here.site.worktree / "content/posts/a.md"
+    written: list[int] = []
+
+    def read_meanwhile(fd: int, size: int) -> bytes:
+        content = read_all(fd, size)
+        if len(written) < times:
+            written.append(1)
+            file.write_text("half\n" * (1 + len(written)))
+        return content
+
+    monkeypatch.setattr("briter_worker.git.staging.read_all", read_meanwhile)
+    outcome = here.publish(request)["a"]
+    if times == 1:
+        assert here.site.remote_file("content/posts/a.md") == "half\nhalf\n"
+    else:
+        assert outcome.failure is Failure.UNSETTLED
+        assert "keeps changing while it is read" in outcome.text
+
+
+# What declared paths stand for
+
+
+def test_a_path_on_hold_that_nobody_may_publish_holds_nothing_back(here: Here) -> None:
+    here.post("x", path="content/x/a.md")
+    found = here.publish(declared("x", "content/x"), held=["../x", "content/x/later.md"])
+    assert found["x"].commit
+    assert here.site.remote_file("content/x/a.md") == "x\n"
+
+
+def a_submodule(here: Here, path: str) -> None:
+    here.site.git(
+        "update-index", "--add", "--cacheinfo", f"160000,{here.site.git('rev-parse', 'main')},{path}"
+    )
+
+
+def test_what_is_below_a_repository_of_the_branchs_is_refused(here: Here) -> None:
+    a_submodule(here, "content/sub")
+    here.site.git("commit", "-qm", "Submodule")
+    here.site.git("push", "-q", "origin", "main")
+    found = here.publish(here.post("x", path="content/sub/x.md"))
+    assert found["x"].failure is Failure.NO_PATHS
+    assert "inside a nested repository (a submodule)" in found["x"].text
+
+
+def test_what_is_below_a_repository_that_somebody_has_staged_stops_no_other(here: Here) -> None:
+    a_submodule(here, "content/sub")
+    requests = [here.post(slug, path=f"content/{slug}.md") for slug in ("a", "sub/x", "b")]
+    found = here.publish(*requests)
+    assert found["sub/x"].failure is Failure.NO_PATHS
+    assert [found[slug].failure for slug in ("a", "b")] == [None, None]
+    assert here.subjects() == ["Publish b", "Publish a", "Start the site"]
+
+
+def test_a_folder_that_is_a_repository_is_refused(here: Here) -> None:
+    (here.site.worktree / "content" / "nested" / ".git").mkdir(parents=True)
+    here.post("x", path="content/nested/x.md")
+    found = here.publish(declared("x", "content/nested"))
+    assert found["x"].failure is Failure.NO_PATHS
+    assert "it is inside a nested repository; publish it from there" in found["x"].text
+
+
+class Meanwhile(Allowlist):
+    """Something happens as one path is looked at."""
+
+    path = ""
+    does: Callable[[], object] = staticmethod(lambda: None)
+
+    def resolve(self, path: str) -> str:
+        found = super().resolve(path)
+        if path == self.path:
+            self.path = ""
+            self.does()
+        return found
+
+
+def test_a_folder_that_goes_while_another_is_looked_at_takes_only_its_own_posts_along(here: Here) -> None:
+    for name in ("x/a.md", "x/y/b.md"):
+        here.post("x", path=f"content/{name}")
+    here.publish(declared("x", "content/x"))
+    here.post("x", "new\n", path="content/x/a.md")
+    meanwhile = Meanwhile(["content"])
+    meanwhile.path = "content/x/y"
+    meanwhile.does = partial(shutil.rmtree, here.site.worktree / "content/x/y")
+    assert here.publish(declared("x", "content/x"), allowlist=meanwhile)["x"].commit
+    assert here.site.remote_file("content/x/a.md") == "new\n"
+    assert here.site.remote_file("content/x/y/b.md") is None
+
+
+# What comes from the remote
+
+
+def test_what_the_remote_removed_is_removed_here_only_where_nobody_touched_it(here: Here) -> None:
+    names = [f"drafts/{name}.txt" for name in ("gone", "edited", "untouched")]
+    for name in names:
+        here.theirs(name, "1\n")
+    here.publish(here.post("a"))
+    gone, edited, untouched = (here.site.worktree / name for name in names)
+    gone.unlink()
+    edited.write_text("mine\n")
+    other = here.elsewhere()
+    for name in names:
+        (other / name).unlink()
+    here.push_theirs()
+    here.publish(here.post("b"))
+    assert edited.read_text() == "mine\n"
+    assert not gone.exists()
+    assert not untouched.exists()
+
+
+def test_folders_that_the_remote_emptied_go_with_their_last_file(here: Here) -> None:
+    here.theirs("drafts/deep/x.txt", "1\n")
+    here.publish(here.post("a"))
+    assert (here.site.worktree / "drafts/deep/x.txt").exists()
+    other = here.elsewhere()
+    (other / "drafts/deep/x.txt").unlink()
+    here.push_theirs()
+    here.publish(here.post("b"))
+    assert not (here.site.worktree / "drafts").exists()
+
+
+def test_a_file_that_is_already_as_the_remote_has_it_is_left_as_it_is(here: Here) -> None:
+    here.theirs("theirs.txt", "same\n")
+    file = here.site.write_post("theirs.txt", "same\n")
+    before = file.stat()
+    here.publish(here.post("a"))
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert here.site.git("status", "--porcelain") == ""
+
+
+def test_what_the_cms_saves_while_the_remotes_version_is_made_is_not_overwritten(here: Here) -> None:
+    here.site.write_post(".gitattributes", "*.md filter=slow\n")
+    here.site.git("config", "filter.slow.clean", "cat")
+    file = here.site.worktree / "content/posts/welcome.md"
+    here.site.git("config", "filter.slow.smudge", f"cat; echo '# Mine, just now' > {file}")
+    here.theirs("content/posts/welcome.md", "# Theirs\n")
+    here.publish(here.post("a"))
+    assert file.read_text() == "# Mine, just now\n"
+    assert here.site.remote_file("content/posts/welcome.md") == "# Theirs\n"
+
+
+def test_who_is_not_root_gives_no_file_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    before = file.stat()
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("os.chown", lambda *_: pytest.fail("only root may"))
+    _like_a_checkout(file, tmp_path.stat(), executable=True)
+    assert file.stat().st_mode & 0o100
+    assert file.stat().st_uid == before.st_uid
+
+
+# The remote
+
+
+def test_a_branch_of_the_same_name_elsewhere_on_the_remote_is_not_taken_for_it(here: Here) -> None:
+    start = here.site.git("rev-parse", "main")
+    for name in ("refs/a/refs/heads/main", "refs/z/refs/heads/main"):
+        here.site.git("update-ref", name, start, cwd=here.site.remote)
+    here.publish(here.post("a"))
+    tip = here.site.git("rev-parse", "main")
+    site = Repository(here.commands, branch="main", remote="origin")
+    remote = Remote(site, progress=lambda _done, _total: None)
+    assert remote.tip() == tip
+    here.site.git("update-ref", "-d", "refs/heads/main", cwd=here.site.remote)
+    assert remote.tip() is None
+
+
+def test_a_fetch_that_brings_nothing_is_told(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.theirs()
+    shadow(here, monkeypatch, "fetch", "exit 0")
+    with pytest.raises(PublishError, match="git fetch succeeded, but brought no commit") as failed:
+        here.publish(here.post("a"))
+    assert failed.value.failure is Failure.INTERNAL
+    assert here.subjects() == ["Theirs", "Start the site"]
+
+
+def test_a_remote_that_is_taken_out_of_the_configuration_right_before_the_push_is_missing(here: Here) -> None:
+    def examine(_key: str, _changes: Sequence[Change]) -> None:
+        here.site.git("config", "--remove-section", "remote.origin")
+
+    with pytest.raises(PublishError, match="no remote named origin") as failed:
+        here.publish(here.post("a"), examine=examine)
+    assert failed.value.failure is Failure.REMOTE_MISSING
+
+
+def test_a_remote_that_dies_without_an_answer_is_asked_what_it_has(here: Here) -> None:
+    refuse(here.site, "kill -9 $PPID; sleep 1")
+    with pytest.raises(PublishError, match="the push failed") as failed:
+        here.publish(here.post("a"))
+    assert failed.value.failure is Failure.NETWORK
+    assert here.subjects() == ["Start the site"]

@@ -1,0 +1,73 @@
+"""The work tree's folders and files are opened part by part, and nothing but those."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from briter_worker.git.folders import Folders, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[Folders]:
+    opened = Folders(tmp_path)
+    yield opened
+    opened.close()
+
+
+def open_here() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a list of names
+
+
+@pytest.mark.parametrize("folder", ["a/..", "a/../..", ".", "a//b", ".."])
+def test_a_way_out_of_the_work_tree_is_no_folder(folders: Folders, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    with pytest.raises(Refused, match="write it in full"):
+        folders.open(folder)
+
+
+def test_however_many_folders_are_opened_few_are_open_at_once(folders: Folders, tmp_path: Path) -> None:
+    before = open_here()
+    for number in range(200):
+        (tmp_path / "a" / str(number)).mkdir(parents=True)
+        (tmp_path / "a" / str(number) / "file").write_text(f"{number}")
+        with folders.file(f"a/{number}", "file") as fd:
+            assert os.read(fd, 10) == str(number).encode()
+    assert open_here() - before < 70
+
+
+def test_a_folder_that_takes_a_removed_ones_name_is_the_one_that_is_opened(
+    folders: Folders, tmp_path: Path
+) -> None:
+    for known in (False, True):
+        (tmp_path / "a" / "b").mkdir(parents=True, exist_ok=True)
+        if known:
+            folders.open("a/b")
+        folders.remove("a/b")
+        assert not (tmp_path / "a" / "b").exists()
+        (tmp_path / "a" / "b").mkdir()
+        (tmp_path / "a" / "b" / "new").touch()
+        assert [name for name, _ in folders.listing("a/b")] == ["new"]
+        (tmp_path / "a" / "b" / "new").unlink()
+
+
+def test_only_a_regular_file_is_opened_as_one(folders: Folders, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        (tmp_path / "folder").mkdir()
+        for name, reason in (("link", "symbolic link"), ("pipe", "regular file"), ("socket", "regular file")):
+            with pytest.raises(Refused, match=reason), folders.file("", name):
+                pass
+        with pytest.raises(IsADirectoryError), folders.file("", "folder"):
+            pass
+        with pytest.raises(FileNotFoundError), folders.file("", "nothing"):
+            pass
