@@ -46,7 +46,8 @@ class Starts:
         """Keep these, each in the place of what was known of its path. Raises LockLostError."""
         kept = list(bases.values())
         conflicts = [base.conflict for base in kept]
-        with self._database.transaction() as connection:
+        # Flushed together with what they are kept for: the posts leave the queue after this.
+        with self._database.transaction(pipelined=True, flushed=False) as connection:
             tokens.lock(connection, self._site, self._token)
             before = connection.execute(
                 "SELECT DISTINCT blob FROM start_contents JOIN starts USING (site)"

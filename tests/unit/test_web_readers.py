@@ -14,6 +14,9 @@ from briter_worker.web.security import Door, Guard, address_of
 from briter_worker.web.sessions import LASTS, TRIES, WITHIN, Sessions, Tries
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sse_starlette import EventSourceResponse
     from starlette.types import Message, Receive, Scope, Send
 
 
@@ -37,6 +40,12 @@ def test_a_hub_that_is_closed_lets_nobody_in() -> None:
     assert hub.is_full()
 
 
+async def chunks_of(answer: EventSourceResponse) -> AsyncIterator[bytes]:
+    async for chunk in answer.body_iterator:
+        assert isinstance(chunk, bytes)
+        yield chunk
+
+
 def test_many_readers_are_told_at_once_of_what_comes_together() -> None:
     moments = [Moment(number, 0.0, "published", {}) for number in range(1, 7)]
 
@@ -46,7 +55,7 @@ def test_many_readers_are_told_at_once_of_what_comes_together() -> None:
     async def follow() -> list[list[bytes]]:
         hub = Hub()
         hub.open(asyncio.get_running_loop(), 0)
-        streams = [aiter(hub.stream(None, missed, dict, dict).body_iterator) for _ in range(50)]
+        streams = [chunks_of(hub.stream(None, missed, dict, dict)) for _ in range(50)]
         for stream in streams:
             assert b"retry" in await anext(stream)
             assert b"snapshot" in await anext(stream)

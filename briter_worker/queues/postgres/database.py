@@ -220,12 +220,10 @@ def _check(connection: Connection) -> None:
     A server that has ended a connection has said so: only then is there something to read. To ask it each
     time would double what a single statement takes.
     """
-    if not connection.closed:
-        said = select.poll()
-        said.register(connection.fileno(), select.POLLIN)
-        if not said.poll(0):
-            return
-    ConnectionPool.check_connection(connection)
+    said = select.poll()
+    said.register(connection.fileno(), select.POLLIN)
+    if said.poll(0):
+        ConnectionPool.check_connection(connection)
 
 
 def _conninfo(url: str, name: str) -> str:

@@ -100,12 +100,11 @@ def _apply(connection: Connection, migrations: list[_Migration], have: set[str])
 def _own() -> list[_Migration]:
     folder = resources.files("briter_worker.queues.postgres") / "migrations"
     found = []
-    for file in folder.iterdir():
+    for file in [file for file in folder.iterdir() if file.name.endswith(".sql")]:
         name = file.name.removesuffix(".sql")
-        if name != file.name:
-            script = file.read_text(encoding="utf-8")
-            oldest = re.match(r"-- oldest: (\d+)", script)
-            found.append(_Migration(name, int(name[:4]), int(oldest[1]) if oldest else 1, script))
+        script = file.read_text(encoding="utf-8")
+        oldest = re.match(r"-- oldest: (\d+)", script)
+        found.append(_Migration(name, int(name[:4]), int(oldest[1]) if oldest else 1, script))
     return sorted(found, key=lambda each: each.name)
 
 

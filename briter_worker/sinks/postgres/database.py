@@ -22,8 +22,8 @@ Item = TypeVar("Item")
 class Database(Protocol):
     """Connections to the cluster's Postgres. What the server or the network does is an OSError."""
 
-    def transaction(self) -> AbstractContextManager[Connection]:
-        """A connection in a transaction."""
+    def transaction(self, *, flushed: bool = True) -> AbstractContextManager[Connection]:
+        """A connection in a transaction; if not flushed, it waits for no disk, and may be lost by a crash."""
         ...
 
 
@@ -38,9 +38,13 @@ class RowStoring(Storing[Item]):
         """Store these, in order, within a transaction that the caller holds."""
         raise NotImplementedError
 
+    def is_lasting(self, item: Item) -> bool:  # noqa: ARG002 - for who knows better
+        """Whether it must outlive a crash of the server that comes right after it."""
+        return True
+
     def commit(self, items: list[Item]) -> None:
         """All of these are stored when it returns; none, when it raises."""
-        with self._database.transaction() as connection:
+        with self._database.transaction(flushed=any(map(self.is_lasting, items))) as connection:
             self.record(connection, items)
 
 

@@ -152,6 +152,10 @@ class RowHistorySink(RowStoring[Told]):
 
         return note
 
+    def is_lasting(self, item: Told) -> bool:
+        """What became of something; how far it is, will be written again in a moment."""
+        return not isinstance(item.event, Progress | JobStarted)
+
     def record(self, connection: Connection, items: list[Told]) -> None:
         """Store these, in order."""
         page = _Page(copy.deepcopy(self._running))
