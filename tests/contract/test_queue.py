@@ -63,6 +63,7 @@ def test_an_empty_queue_has_nothing_to_claim(engine: Engine) -> None:
     assert engine.queue.claim(NOW).batch is None
     assert engine.queue.next_due(NOW) is None
     assert list(engine.queue.recover(NOW)) == []
+    assert (engine.queue.stuck(NOW), engine.queue.quarantined()) == ({}, [])
 
 
 def test_a_due_job_is_claimed_once(engine: Engine) -> None:
@@ -354,6 +355,48 @@ def test_a_slug_has_one_dead_letter_with_the_paths_of_all(engine: Engine) -> Non
     bury(engine, claimed(engine))
     engine.queue.claim(NOW)
     assert engine.rows("a") == [(FAILED, ("two", "one"))]
+
+
+def test_dead_letters_that_each_name_a_file_put_aside_stand_for_nothing_but_themselves(
+    engine: Engine,
+) -> None:
+    for number in (1, 2):
+        failure = {"status": "failed", "failure": "malformed"}
+        engine.save("a", [f"{number}.md"], created=NOW - 9 + number, name=f"a{number}", **failure)
+    assert engine.queue.claim(NOW).batch is None
+    assert sorted(engine.rows("a")) == [(FAILED, ("1.md",)), (FAILED, ("2.md",))]
+    assert engine.queue.retry_all(NOW) == []
+
+
+@pytest.mark.parametrize("settle", ["put_off", "bury", "finish"])
+def test_to_settle_a_job_twice_is_to_settle_it_once(engine: Engine, settle: str) -> None:
+    """As when the answer was lost."""
+    engine.save("a", ["x"])
+    batch = claimed(engine)
+    (claim,) = batch.claims
+    for _ in range(2):
+        match settle:
+            case "put_off":
+                assert engine.queue.put_off(batch, claim, Failure.NETWORK, "no network", NOW + 60)
+            case "bury":
+                assert engine.queue.bury(batch, claim, Failure.REJECTED, "no")
+            case "finish":
+                engine.queue.finish(batch, batch.claims)
+    engine.queue.close(batch)
+    states = {"put_off": [RETRYING], "bury": [FAILED], "finish": []}[settle]
+    assert [state for state, _ in engine.rows("a")] == states
+    if states:
+        assert engine.document("a")["attempts"] == 1
+
+
+def test_saves_that_are_too_large_together_are_one_job_all_the_same(engine: Engine) -> None:
+    for number in (1, 2):
+        paths = [f"{number}{place:06}" for place in range(95_000)]
+        engine.save("a", paths, created=NOW - 9 + number, name=f"a{number}")
+    batch = claimed(engine)
+    assert len(batch.claims[0].job.paths) == 190_000
+    release(engine, batch)
+    assert len(claimed(engine, NOW + 1).claims[0].job.paths) == 190_000
 
 
 def test_a_newer_dead_letter_stays_when_an_older_save_is_published(engine: Engine) -> None:

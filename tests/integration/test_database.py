@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import traceback
 from typing import TYPE_CHECKING
 
@@ -114,4 +116,106 @@ def test_a_mistake_in_a_pipeline_undoes_all_of_it(database: Database) -> None:
         write()
     with database.asking() as connection:
         assert connection.execute("SELECT count(*) FROM sites").fetchone() == (0,)
+    add_site(database)
+
+
+def test_a_connection_that_ends_while_it_is_used_is_an_error_and_the_next_one_is_good(
+    database: Database,
+) -> None:
+    def go_on() -> None:
+        with database.asking() as connection:
+            with contextlib.suppress(psycopg.OperationalError):
+                connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            connection.execute("SELECT 1")
+
+    with pytest.raises(DatabaseError, match="Fix: start Postgres"):
+        go_on()
+    add_site(database, "one")
+    with database.asking() as connection:  # who asked has dealt with it
+        for _ in range(2):
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    add_site(database, "two")
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_only_a_transaction_that_may_be_lost_does_not_wait_for_the_disk(
+    database: Database, *, pipelined: bool, flushed: bool
+) -> None:
+    with database.transaction(pipelined=pipelined, flushed=flushed) as connection:
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("on" if flushed else "off",)
+    with database.asking() as connection:
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
+def test_a_connection_that_ended_while_nobody_used_it_is_never_handed_out(
+    database: Database, database_url: str
+) -> None:
+    with database.asking() as connection:
+        number = connection.info.backend_pid
+    with psycopg.connect(database_url, autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", (number,))
+    with database.asking() as connection:
+        assert connection.info.backend_pid != number
+    add_site(database)
+
+
+def test_too_few_connections_are_told_from_a_server_that_is_gone(database_url: str) -> None:
+    said = r"all 1 connections to Postgres are in use.* Fix: try again"
+    with (
+        Database(database_url, connections=1, patience=0.2) as database,
+        database.asking(),
+        pytest.raises(DatabaseError, match=said),
+    ):
+        add_site(database)
+
+
+def test_an_upgrade_of_what_cannot_be_reached_says_why(postgres_server: Server) -> None:
+    with (
+        Database(postgres_server.url("nowhere")) as database,
+        pytest.raises(DatabaseError, match='"nowhere" does not exist') as told,
+    ):
+        database.upgrade()
+    assert PASSWORD not in "".join(traceback.format_exception(told.value))
+
+
+def test_a_server_that_is_too_old_is_refused_before_anything_is_made(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "_OLDEST_SERVER", 10**9)
+    with Database(empty_database_url) as database:
+        with pytest.raises(DatabaseError, match="version 14 or newer is needed"):
+            database.upgrade()
+        assert database.version() == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "remedy"),
+    [
+        (
+            "CREATE ROLE nobody_here; SET LOCAL ROLE nobody_here; SELECT * FROM briter.sites",
+            "give the database's user",
+        ),
+        ("SET LOCAL statement_timeout = '10ms'; SELECT pg_sleep(10)", "look in pg_stat_activity"),
+        ("DO $$ BEGIN RAISE SQLSTATE '55P03'; END $$", "look in pg_stat_activity"),
+        ("SET LOCAL idle_in_transaction_session_timeout = '10ms'", "this program stood still"),
+        ("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$", "Fix: try again$"),
+        ("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$", "Fix: try again$"),
+        ("DO $$ BEGIN RAISE SQLSTATE '53100'; END $$", "free some space"),
+        ("SET TRANSACTION READ ONLY; DELETE FROM sites", "not a standby"),
+        ("DO $$ BEGIN RAISE SQLSTATE '57P01'; END $$", "start Postgres"),
+    ],
+)
+def test_each_refusal_of_the_server_comes_with_what_to_do(
+    database: Database, statement: str, remedy: str
+) -> None:
+    def ask() -> None:
+        with database.transaction() as connection:
+            connection.execute(statement.encode())
+            assert select.select([connection.fileno()], [], [], 10)[0], "the server says no more"
+            connection.execute("SELECT 1")
+
+    with pytest.raises(DatabaseError, match=remedy):
+        ask()
     add_site(database)

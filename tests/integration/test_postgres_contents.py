@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from postgres import Server
 
     from briter_worker.ports import Batch
+    from briter_worker.queues.postgres.database import Connection
 
 
 @dataclass
@@ -455,3 +457,52 @@ def test_a_drain_takes_as_many_statements_for_many_jobs_as_for_one(
         assert bench.count("publications") == 0
     assert 10 < counts[1] < 40
     assert counts[2] == counts[1]
+
+
+@pytest.mark.parametrize("size", [0, 1, PART, PART + 1])
+def test_a_content_of_any_size_is_read_part_by_part(bench: Bench, size: int) -> None:
+    content = random.randbytes(size)
+    bench.save("a", {"a": content})
+    parts = list(contents.read(bench.database, blob_of(content)))
+    assert b"".join(parts) == content
+    assert [len(part) for part in parts] == {0: [], 1: [1], PART: [PART], PART + 1: [PART, 1]}[size]
+
+
+def test_a_content_that_has_gone_with_its_post_is_an_error_that_says_so(bench: Bench) -> None:
+    bench.save("a", {"a": b"a"})
+    bench.finish(bench.claim())
+    with pytest.raises(LookupError, match="is not there any more"):
+        list(contents.read(bench.database, blob_of(b"a")))
+
+
+def test_what_comes_with_a_job_overtakes_nothing_in_flight(bench: Bench) -> None:
+    bench.save("a", {"a": b"old"}, created=NOW - 1)
+    batch = bench.claim()
+    bench.save("a", {"a": b"new"}, scheduledFor=format_time(NOW + 9))
+    assert set(bench.queue.overtaken(batch, NOW)) == set()
+    assert bench.files(batch) == {"a": b"old"}
+
+
+def test_a_job_is_found_at_its_site_and_row(bench: Bench) -> None:
+    bench.save("a", {"a": b"a"})
+    (row,) = bench.queue.jobs(NOW)
+    (claim,) = bench.claim().claims
+    assert row.place == f"site site, row {claim.key}"
+
+
+def test_no_posts_at_all_ask_nothing_of_the_database(bench: Bench) -> None:
+    assert submit_many(bench.database, "a site that is not there", []) == []
+
+
+def test_what_is_to_be_done_first_is_done_in_the_same_transaction(bench: Bench) -> None:
+    def first(connection: Connection, *, fails: bool) -> None:
+        connection.execute("INSERT INTO sites (name) VALUES ('another')")
+        if fails:
+            raise ValueError("enough")
+
+    document = {"slug": "a", "paths": []}
+    with pytest.raises(ValueError, match="enough"):
+        submit(bench.database, "site", document, now=NOW, first=partial(first, fails=True))
+    assert (bench.count("sites"), bench.count("publications")) == (1, 0)
+    submit(bench.database, "site", document, now=NOW, first=partial(first, fails=False))
+    assert (bench.count("sites"), bench.count("publications")) == (2, 1)
