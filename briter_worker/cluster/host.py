@@ -13,6 +13,7 @@ from briter_worker.cluster.engine import Engine
 from briter_worker.cluster.sweep import Sweep
 from briter_worker.cluster.telling import Telling
 from briter_worker.plugins import Plugins
+from briter_worker.queues.postgres import contents
 from briter_worker.queues.postgres.database import Database
 from briter_worker.wiring import open_backoff, prepare_git
 from briter_worker.worker import Stop, started, stopped
@@ -42,6 +43,8 @@ def run(
     # With the two of the dispatch, two more than there are slots.
     with Database(settings.database_url, connections=workers, name="briter-worker") as database:
         database.check()
+        if not once:
+            contents.tidy(database)  # what a writer kept from being removed, and then did not save after all
         measures = None if metrics is None else metrics()
         telling = Telling(settings, database, log, metrics=measures)
         drains = Drains(

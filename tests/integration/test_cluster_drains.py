@@ -115,6 +115,21 @@ def test_a_save_is_on_the_remote_within_a_second_while_a_host_runs(farm: Farm) -
     assert time.monotonic() - began < 5, host.text()  # 0.3 s where nothing else runs
 
 
+def test_a_host_that_starts_removes_contents_that_nothing_needs(farm: Farm) -> None:
+    farm.add("blog")
+    farm.save("blog", "later", at=datetime.now(UTC) + timedelta(days=1))
+    with farm.database.transaction() as connection:
+        connection.execute("INSERT INTO contents (blob, size) VALUES (%s, 0)", ("0" * 40,))
+    farm.start("one")
+
+    def contents() -> int:
+        with farm.database.transaction() as connection:
+            row = connection.execute("SELECT count(*) FROM contents").fetchone()
+        return int(row[0]) if row else 0
+
+    until(lambda: contents() == 1)
+
+
 def test_a_host_has_two_connections_more_than_slots(farm: Farm) -> None:
     names = [f"site{number}" for number in range(6)]
     farm.add(*names)
