@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from soak.cms import Gate
     from soak.ledger import Ledger
 
+_PATIENCE = 600
+"""Twentieths of a second: a killed worker's lock of the index goes when the next one starts."""
+
 
 class Git:
     """Git in one clone, as a person runs it; what fails is told, not raised."""
@@ -176,7 +179,7 @@ class Person:
         return text
 
     def _back(self) -> None:
-        for _ in range(20):
+        for _ in range(_PATIENCE):
             if self._git("switch", "--quiet", "main") is not None:
                 return
             if self._git("symbolic-ref", "HEAD") == "refs/heads/main":
@@ -205,7 +208,7 @@ class Person:
 
     def _end_merge(self, *, keep: bool) -> None:
         marker = self._site.worktree / ".git" / "MERGE_HEAD"
-        for _ in range(20):
+        for _ in range(_PATIENCE):
             if not marker.exists():
                 return
             if keep and self._git("commit", "--quiet", "--message=merge") is not None:
