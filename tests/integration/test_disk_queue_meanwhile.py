@@ -107,6 +107,7 @@ def test_what_somebody_removes_at_any_step_of_a_claim_is_in_nobodys_way(
                 path.unlink()
 
         reached = before_change(step, remove, run)
+        assert run.published["other"] == 1, f"at step {step}"
         run.go_on(NOW, NOW)
         assert run.published["other"] == 1, f"at step {step}"
         assert run.published["a"] + len(run.put_aside) <= 1, f"at step {step}"
