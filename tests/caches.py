@@ -55,6 +55,8 @@ class Database:
         return {key: self.deliveries[key] for key in keys}
 
     def content(self, blob: str) -> Iterator[bytes]:
+        if self.is_away:
+            raise AwayError("the database is away")
         content = self.contents[blob]
         for at in range(0, len(content), PART):
             yield content[at : at + PART]
@@ -101,6 +103,7 @@ class Cluster:
     warned: list[str] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     clock: float = NOW
+    max_file_bytes: int = 100 << 20
     running: list[GitPublisher] = field(default_factory=list)
 
     @property
@@ -225,7 +228,7 @@ class Cluster:
                 versions=Versions(self.database),
                 allowlist=Allowlist(["content"]),
                 identity=WORKER,
-                max_file_bytes=100 << 20,
+                max_file_bytes=self.max_file_bytes,
                 dry_run=dry_run,
                 progress=lambda _phase, _done, _total: None,
                 warn=self.warned.append,

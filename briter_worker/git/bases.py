@@ -64,6 +64,10 @@ class Versions(Protocol):
         """
         ...
 
+
+class StoredVersions(Versions, Protocol):
+    """Kept apart from the repository, which may be lost."""
+
     def content(self, blob: str) -> bytes | None:
         """What was kept of a start's content, if anything was."""
         ...
@@ -85,10 +89,6 @@ class KeptVersions:
         """See `Versions`. The repository has the contents."""
         all_of_them = read_bases(self._site, self._objects) | dict(bases)
         self._site.update((self._site.bases_ref, write_bases(self._site.commands, all_of_them), None))
-
-    def content(self, blob: str) -> bytes | None:  # noqa: ARG002
-        """Nothing besides what the repository has."""
-        return None
 
 
 # A name in the tree is a path, quoted, and one of these; an absent version is an empty link.

@@ -135,7 +135,7 @@ class Commands:
                     f"{self.worktree} is not the top of a git repository. "
                     "Fix: clone the site there, or point BRITER_GIT_WORKTREE at its clone",
                 ) from error
-            except configparser.Error as error:
+            except configparser.Error as error:  # pragma: no cover - GitPython 3.1 reads it only when asked
                 raise configuration.unreadable(error) from None
             repo.git = self._shell
             self._repo = repo
@@ -306,7 +306,7 @@ class Commands:
                         continue
                     try:
                         left = left[os.write(key.fd, left[:_PIECE]) :]
-                    except BlockingIOError:
+                    except BlockingIOError:  # pragma: no cover - the pipe was filled since it was asked
                         continue
                     except BrokenPipeError:
                         left = left[:0]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from briter_worker.allowlist import Allowlist
-    from briter_worker.git.bases import Versions
+    from briter_worker.git.bases import StoredVersions
     from briter_worker.git.cache import Cache
     from briter_worker.git.commits import Person
     from briter_worker.git.objects import Objects, Tree
@@ -50,7 +50,7 @@ class CachePlace:
         cache: Cache,
         *,
         deliveries: Deliveries,
-        versions: Versions,
+        versions: StoredVersions,
         allowlist: Allowlist,
         identity: Person,
         max_file_bytes: int,
@@ -146,7 +146,7 @@ def open_publisher(
     cache: Cache,
     *,
     deliveries: Deliveries,
-    versions: Versions,
+    versions: StoredVersions,
     allowlist: Allowlist,
     identity: Person,
     max_file_bytes: int,

@@ -100,7 +100,7 @@ class Following:
             return False
         return entry is not None and entry.sha == blob
 
-    def take_over(self, tips: Tips, theirs: str, *, rewritten: bool) -> Tips:
+    def take_over(self, tips: Tips, theirs: str, *, rewritten: bool) -> None:
         """See `Follower`. Nothing is here alone: the branch is where the remote's is, whatever that did.
 
         Raises MovedError: what was declared may stand for something else in what the branch has now.

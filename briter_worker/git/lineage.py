@@ -49,15 +49,16 @@ class Lineage:
     def _followed(self, starts: Mapping[str, str | None], tip: str) -> dict[str, str | None]:
         found: dict[str, str | None] = {}
         open_ = dict(starts)
-        for at in range(len(_MORE) + 1):
+        further = iter(_MORE)
+        while True:
             steps = self._steps(open_, tip)
             for path in list(open_):
                 chain = _since(steps.get(path, []), open_[path])
                 if chain is not None:
                     found[path] = _by_us(chain, open_.pop(path))
-            if not open_ or at == len(_MORE) or not self._cache.deepen(_MORE[at]):
-                break
-        return found
+            more = next(further, None) if open_ else None
+            if more is None or not self._cache.deepen(more):
+                return found
 
     def _steps(self, paths: Mapping[str, str | None], tip: str) -> dict[str, list[_Step]]:
         """What each commit of the branch that is here did to these paths, newest first."""

@@ -53,10 +53,11 @@ class Follower(Protocol):
         """
         ...
 
-    def take_over(self, tips: Tips, theirs: str, *, rewritten: bool) -> Tips | None:
-        """The remote is at `theirs`: the tips, where nothing of ours stands in the way of just being there.
+    def take_over(self, tips: Tips, theirs: str, *, rewritten: bool) -> None:
+        """The remote is at `theirs`. Returns where what is here has to be put on that.
 
-        `rewritten`: it does not contain any more what it had. Raises PublishError where that is a person's.
+        `rewritten`: it does not contain any more what it had. Raises PublishError where that is a person's to
+        mend, or all is to be read anew.
         """
         ...
 
@@ -197,7 +198,7 @@ class Taking(Adoption):
         super().__init__(site, objects)
         self.versions: Versions = KeptVersions(site, objects)
 
-    def take_over(self, tips: Tips, theirs: str, *, rewritten: bool) -> Tips | None:  # noqa: ARG002
+    def take_over(self, tips: Tips, theirs: str, *, rewritten: bool) -> None:  # noqa: ARG002
         """See `Follower`. Commits of a person's may be on the branch: they are to be looked at."""
         if rewritten:
             branch = self._site.branch
@@ -206,7 +207,6 @@ class Taking(Adoption):
                 f"the remote's {branch} no longer contains what it had ({str(tips.remote)[:10]}). Fix: git "
                 f"push it again; or git fetch && git reset --keep {self._site.remote}/{branch}",
             )
-        return None
 
     def unchanged(self, items: Sequence[Item], tip: str) -> None:
         """Nothing: the branch has them, too."""

@@ -158,11 +158,6 @@ class Remote:
                 )
             except git.GitCommandError:
                 failed = True
-            except git.UnsafeProtocolError as error:
-                raise PublishError(
-                    Failure.REMOTE_MISSING,
-                    f"the remote's address is not safe to use: {error}. Fix: use https, ssh or a path",
-                ) from error
         said = "\n".join(listener.said)
         if failed or not infos:
             if causes.too_large_for_remote(said):

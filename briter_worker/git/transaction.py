@@ -340,12 +340,10 @@ class Transaction:
         """The remote is not where we thought: fetch it, and see what to build on."""
         theirs = self._remote.fetch()
         rewritten = tips.remote is not None and not self._site.is_ancestor(tips.remote, theirs)
-        taken = self._follower.take_over(tips, theirs, rewritten=rewritten)
+        self._follower.take_over(tips, theirs, rewritten=rewritten)
         self._lacked = theirs
         self._checked = True
         since = tips.local
-        if taken is not None:
-            return Ground(taken, theirs, since=since)
         tips, landed = self.adopt_landed(tips, theirs)
         moved = Tips(tips.local, theirs)
         if self._site.is_ancestor(theirs, tips.local):

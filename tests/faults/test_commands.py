@@ -411,3 +411,23 @@ def test_a_configuration_that_cannot_be_read_is_damage_without_its_words(
     assert failed.value.failure is Failure.CORRUPT
     assert "s3cret" not in failed.value.text
     git.close()
+
+
+def test_what_breaks_as_a_command_is_ended_is_told_by_what_ended_it(site: Site) -> None:
+    git = commands(site, timeout=30)
+
+    def breaks() -> None:
+        process = git.spawn(["cat-file", "--batch"], feed=True)
+        with git.watched(process, "cat-file"):
+            if stopped:
+                git.abort()
+            raise BrokenPipeError
+
+    stopped = False
+    with pytest.raises(BrokenPipeError):
+        breaks()
+    stopped = True
+    with pytest.raises(Stopped):
+        breaks()
+    assert git.running() == ()
+    git.close()

@@ -119,3 +119,18 @@ def test_an_ssh_key_is_used_by_its_place(cluster: Cluster, monkeypatch: pytest.M
         with pytest.raises(PublishError) as failure:
             cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
         assert failure.value.failure is Failure.AUTH
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"\xff\xfe", "holds no text"), (None, "name neither env, file nor sshKey")]
+)
+def test_credentials_that_hold_none_say_what_is_wrong_with_them(
+    cluster: Cluster, content: bytes | None, words: str
+) -> None:
+    cluster.credentials = {"username": "blog"}
+    if content is not None:
+        (cluster.root / "token").write_bytes(content)
+        cluster.credentials = {"file": str(cluster.root / "token")}
+    with pytest.raises(PublishError, match=words) as failure:
+        cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    assert failure.value.failure is Failure.AUTH

@@ -150,3 +150,44 @@ def test_a_persons_edit_of_what_landed_unsettled_is_kept(cluster: Cluster) -> No
     second = cluster.save("b", {path: LINES + "one and more\n"}, bases={path: start})
     assert cluster.publish(second, host="fresh")["b"].failure is None
     assert cluster.file(path) == "their first\n" + LINES + "one and more\n"
+
+
+def test_of_commits_of_one_message_the_one_that_touched_the_post_is_its_own(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("other", {"content/other.md": "other\n"}))  # host one knows the branch
+    same = {"a": "content/a.md", "b": "content/b.md"}
+    first, second = (replace(cluster.save(slug, {path: slug}), message="Same") for slug, path in same.items())
+    landed = [cluster.publish(each, host="two", settle=False)[each.slug].commit for each in (first, second)]
+    cluster.database.tip = None  # as host one knows it
+    outcome = cluster.publish(first)["a"]
+    assert outcome.commit == landed[0]
+
+
+def test_what_became_of_a_start_is_asked_once_though_the_batch_is_built_anew(cluster: Cluster) -> None:
+    path = "content/posts/b.md"
+    start = named(LINES.encode())
+    cluster.publish(cluster.save("b", {path: LINES + "one\n"}, bases={path: start}), settle=False)
+    cluster.database.known.clear()
+    request = cluster.save("b", {path: LINES + "two\n"}, bases={path: start})
+    other = cluster.save("c", {"content/c.md": "C\n"})
+    asked: list[int] = []
+
+    def at_the_last_moment() -> list[str]:
+        asked.append(1)
+        return [other.key] if len(asked) > 1 else []
+
+    with cluster.publisher() as (_, publisher):
+        outcomes = [
+            outcome
+            for some in publisher.publish(
+                [request, other],
+                held=(),
+                examine=lambda _key, _changes: None,
+                cancelled=at_the_last_moment,
+                record=cluster.plans.append,
+                now=NOW,
+            )
+            for outcome in some
+        ]
+    assert [outcome.key for outcome in outcomes if outcome.cancelled] == [other.key]
+    assert cluster.file(path) == LINES + "two\n"
+    assert cluster.file("content/c.md") is None

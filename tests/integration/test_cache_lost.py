@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import shutil
 import threading
 from typing import TYPE_CHECKING
 
+import mounts
 import pytest
 from caches import LINES, NOW, Cluster, made, named, small
+from faults.servers import cuts_after, http_remote
 
-from briter_worker.errors import AwayError, Stopped
+from briter_worker.errors import AwayError, Failure, PublishError, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,7 +153,7 @@ def test_a_post_is_not_settled_before_it_is_kept_what_its_next_save_starts_from(
     mine = LINES.replace("line 12\n", "line twelve\n")
 
     def goes_away() -> bool:
-        cluster.database.is_away = True
+        cluster.database.is_away = len(cluster.plans) > 1  # the first push only finds that the remote moved
         return True
 
     with pytest.raises(AwayError):
@@ -251,3 +256,103 @@ def test_a_repository_of_the_other_hash_is_cloned_as_what_it_is(tmp_path: Path) 
         assert cluster.publish(cluster.save("a", {"content/a.md": f"{host}\n{LINES}"}), host=host)["a"]
     assert cluster.file("content/a.md") == f"two\n{LINES}"
     assert len(cluster.tip()) == 64
+
+
+def test_a_site_all_of_whose_caches_are_held_waits_for_them(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("briter_worker.git.cache._BESIDE", 2)
+    with (
+        cluster.publisher(),
+        cluster.publisher(),
+        pytest.raises(PublishError, match="all 2 caches") as failed,
+    ):
+        cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    assert failed.value.failure is Failure.LOCKED
+    assert cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"].commit
+
+
+def test_a_place_that_cannot_hold_a_cache_is_named(cluster: Cluster) -> None:
+    (cluster.root / "hosts").write_text("a file\n")
+    with pytest.raises(PublishError, match="cannot be used") as failed:
+        cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    assert str(cluster.cache()) in failed.value.text
+
+
+@pytest.mark.parametrize("becomes", ["gone", "another"])
+def test_a_lock_whose_file_was_removed_meanwhile_is_nobodys(
+    cluster: Cluster, becomes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = cluster.cache() / "0.lock"
+    flock = fcntl.flock
+
+    def removed_meanwhile(descriptor: int, how: int) -> None:
+        flock(descriptor, how)
+        if first.exists() and os.path.samestat(os.fstat(descriptor), first.stat()):
+            first.unlink()
+            if becomes == "another":
+                first.touch()
+
+    monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
+    with cluster.publisher() as (cache, _):
+        assert cache.commands.worktree.name == "1"
+
+
+def test_a_file_system_without_locks_is_named_and_nothing_stays_open(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unable(_descriptor: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    monkeypatch.setattr(fcntl, "flock", unable)
+    with pytest.raises(PublishError, match="cannot be used"), cluster.publisher():
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_a_cache_that_was_never_made_knows_of_no_tip(cluster: Cluster) -> None:
+    with cluster.publisher() as (cache, _):
+        assert cache.tip is None
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["before it is made", "while posts are laid out"])
+def test_a_full_disk_under_the_cache_is_the_hosts_condition(cluster: Cluster, *, made: bool) -> None:
+    post = cluster.save("a", {"content/a.md": "A\n" * 100_000})
+    with mounts.small(cluster.root / "hosts", size="4m") as place:
+        if made:
+            cluster.publish(cluster.save("b", {"content/b.md": "B\n"}))
+        with mounts.full(place), pytest.raises(PublishError) as failed:
+            cluster.publish(post)
+        assert failed.value.failure is Failure.DISK
+        assert cluster.publish(post)["a"].commit == cluster.tip()
+
+
+def test_a_push_whose_answer_was_cut_off_is_followed(cluster: Cluster) -> None:
+    with http_remote(cluster.root) as server:
+        cluster.url = server.url(cluster.remote)
+        server.on_push = cuts_after
+        outcome = cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"]
+        assert outcome.commit == cluster.tip()
+    tracking = "refs/remotes/origin/main"
+    assert cluster.git("rev-parse", tracking, cwd=cluster.repository()) == cluster.tip()
+
+
+def test_a_start_that_is_nowhere_any_more_stops_no_post_from_being_settled(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("b", {POST: LINES}))
+    cluster.person({POST: LINES.replace("line 1\n", "line one\n")})
+    hook = cluster.remote / "hooks" / "post-receive"
+    hook.write_text(f"#!/bin/sh\nrm -rf '{cluster.repository()}'\n")
+    hook.chmod(0o755)
+    mine = LINES.replace("line 12\n", "line twelve\n")
+
+    def also_in_the_database() -> bool:
+        if len(cluster.plans) > 1:  # the first push only finds that the remote moved
+            cluster.database.contents.clear()
+        return True
+
+    request = cluster.save("b", {POST: mine})
+    outcome = cluster.publish(request, still_ours=also_in_the_database)["b"]
+    assert (outcome.failure, outcome.commit) == (None, cluster.tip())
+    assert cluster.database.known[POST].start == named(mine.encode())
+    assert named(mine.encode()) not in cluster.database.starts

@@ -210,3 +210,41 @@ def test_what_the_site_ignores_is_refused_unless_git_has_it(cluster: Cluster) ->
     assert outcomes["ignored"].failure is outcomes["draft"].failure is Failure.NO_PATHS
     assert cluster.file("content/tracked.tmp") == "new\n"
     assert cluster.git("ls-tree", "--name-only", "main", "content/y/") == "content/y/a.md"
+
+
+def test_of_two_versions_in_a_batch_the_newer_is_published_whichever_comes_first(cluster: Cluster) -> None:
+    new = cluster.save("new", {"content/x/a.md": "new\n"}, folders=["content/x"])
+    files = {"content/x/a.md": "old\n", "content/x/b.md": "gone since\n"}
+    old = cluster.save("old", files, folders=["content/x"], at=NOW - 5)
+    cluster.publish(new, old)
+    assert cluster.file("content/x/a.md") == "new\n"
+    assert cluster.file("content/x/b.md") is None
+
+
+def test_of_a_file_and_a_folder_of_one_name_the_newer_is_published(cluster: Cluster) -> None:
+    folder = cluster.save("folder", {"content/x/y.md": "below\n"})
+    file = cluster.save("file", {"content/x": "a file\n"})
+    cluster.publish(folder, file)
+    assert cluster.file("content/x") == "a file\n"
+
+
+def test_a_content_larger_than_allowed_is_refused_before_all_of_it_is_there(cluster: Cluster) -> None:
+    cluster.max_file_bytes = 10
+    large = cluster.save("large", {"content/large.md": b"x" * (3 << 20)})
+    outcomes = cluster.publish(large, cluster.save("a", {"content/a.md": "A\n"}))
+    assert outcomes["large"].failure is Failure.TOO_LARGE
+    assert cluster.log() == ["Publish a", "Start the site"]
+
+
+def test_what_a_removed_rule_ignored_is_published_with_its_removal(cluster: Cluster) -> None:
+    cluster.person({"content/.gitignore": "*.tmp\n"})
+    cluster.publish(cluster.save("a", {"content/.gitignore": None, "content/a.tmp": "A\n"}))
+    assert cluster.file("content/.gitignore") is None
+    assert cluster.file("content/a.tmp") == "A\n"
+
+
+def test_a_start_that_names_no_version_is_taken_for_unknown(cluster: Cluster) -> None:
+    path = "content/posts/b.md"
+    outcome = cluster.publish(cluster.save("b", {path: LINES + "x\n"}, bases={path: "HEAD; rm -rf /"}))["b"]
+    assert outcome.failure is None
+    assert cluster.file(path) == LINES + "x\n"

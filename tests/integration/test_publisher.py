@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -624,3 +625,46 @@ def test_a_remote_that_dies_without_an_answer_is_asked_what_it_has(here: Here) -
         here.publish(here.post("a"))
     assert failed.value.failure is Failure.NETWORK
     assert here.subjects() == ["Start the site"]
+
+
+def test_whether_a_dry_run_landed_is_seen_by_the_branch(here: Here) -> None:
+    here.publish(here.post("a"), dry_run=True)
+    (plan,) = here.plans
+    dry = here.publisher(dry_run=True)
+    assert dry.landed(plan)
+    here.site.git("reset", "-q", "--hard", "origin/main")
+    assert not dry.landed(plan)
+
+
+_SPEECHLESS = """#!{python}
+import os, sys
+if "receive" not in " ".join(sys.argv): sys.exit(1)
+def line(text): return b"%04x%s" % (len(text) + 4, text)
+os.write(1, line(b"{tip} refs/heads/main\\0report-status delete-refs ofs-delta\\n") + b"0000")
+while (size := int(os.read(0, 4), 16)):
+    os.read(0, size - 4)
+os.write(1, line(b"unpack ok\\n") + b"0000")
+while os.read(0, 65536):
+    pass
+"""
+
+
+def test_a_remote_that_does_not_say_what_became_of_the_branch_has_not_published(here: Here) -> None:
+    program = here.site.root / "ssh"
+    program.write_text(_SPEECHLESS.format(python=sys.executable, tip=here.site.git("rev-parse", "main")))
+    program.chmod(0o755)
+    here.site.git("remote", "set-url", "origin", "ssh://host/x")
+    here.site.git("config", "core.sshCommand", str(program))
+    with pytest.raises(PublishError, match="remote failed to report status") as failed:
+        here.publish(here.post("a"))
+    assert failed.value.failure is Failure.NETWORK
+    assert here.subjects() == ["Start the site"]
+
+
+def test_a_remote_that_is_a_program_is_refused_and_not_run(here: Here) -> None:
+    mark = here.site.root / "ran"
+    here.site.git("remote", "set-url", "origin", f"ext::touch {mark}")
+    with pytest.raises(PublishError, match="transport 'ext' not allowed") as failed:
+        here.publish(here.post("a"))
+    assert failed.value.failure is Failure.REMOTE_MISSING
+    assert not mark.exists()

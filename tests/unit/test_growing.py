@@ -167,3 +167,28 @@ def test_an_entry_is_found_as_if_all_were_read(
     for name in [*entries, *ODD, b"a", b"b", b"7"]:
         one = Folder(raw, size).get(os.fsdecode(name))
         assert one == everything.get(os.fsdecode(name))
+
+
+def test_a_folder_that_was_written_out_of_order_is_changed_all_the_same(repository: Path) -> None:
+    sha = run(repository, "hash-object", "-w", "--stdin", stdin=b"old\n").strip()
+    entries = b"".join(b"100644 %s\0" % name + bytes.fromhex(sha) for name in (b"z", b"a", b"m"))
+    odd = ("hash-object", "-t", "tree", "-w", "--literally", "--stdin")
+    tree = run(repository, *odd, stdin=entries).strip()
+    tip = run(repository, "commit-tree", tree, "-m", "Odd").strip()
+    commands = Commands(repository, remote="origin", timeout=60)
+    writer = Writer(commands, tip=tip)
+    new = Entry("100644", writer.hash(b"new\n"))
+    writer.blob(new.sha, b"new\n")
+    with Objects(commands) as objects:
+        names = writer.commits(
+            objects,
+            tip,
+            [Commit(b"One", WHO, WHO, {"a": new, "q": new}), Commit(b"Two", WHO, WHO, {"m": None, "r": new})],
+        )
+    found = dict(line.split("\t")[::-1] for line in run(repository, "ls-tree", names[-1]).splitlines())
+    assert {name: about.split()[2] for name, about in found.items()} == {
+        "z": sha,
+        "a": new.sha,
+        "q": new.sha,
+        "r": new.sha,
+    }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from briter_worker.git import refs
-from briter_worker.git.pending import has_late_adoption
+from briter_worker.git.pending import has_dry_run_commits, has_late_adoption
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,3 +52,8 @@ def test_a_remote_that_is_ahead_by_nobodys_push_of_ours_leaves_nothing_to_adopt(
     assert has_late_adoption(tmp_path, "main", "origin")
     write(tmp_path, ".git/refs/heads/main", "spoilt\n")
     assert not has_late_adoption(tmp_path, "main", "origin")
+
+
+def test_a_name_that_no_file_can_have_is_no_ref(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    assert not has_dry_run_commits(tmp_path, "x" * 300)
