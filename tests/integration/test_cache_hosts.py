@@ -165,8 +165,7 @@ def test_of_commits_of_one_message_the_one_that_touched_the_post_is_its_own(clus
 def test_what_became_of_a_start_is_asked_once_though_the_batch_is_built_anew(cluster: Cluster) -> None:
     path = "content/posts/b.md"
     start = named(LINES.encode())
-    cluster.publish(cluster.save("b", {path: LINES + "one\n"}, bases={path: start}), settle=False)
-    cluster.database.known.clear()
+    cluster.person({path: LINES.replace("line 1\n", "line one\n")})
     request = cluster.save("b", {path: LINES + "two\n"}, bases={path: start})
     other = cluster.save("c", {"content/c.md": "C\n"})
     asked: list[int] = []
@@ -189,5 +188,5 @@ def test_what_became_of_a_start_is_asked_once_though_the_batch_is_built_anew(clu
             for outcome in some
         ]
     assert [outcome.key for outcome in outcomes if outcome.cancelled] == [other.key]
-    assert cluster.file(path) == LINES + "two\n"
+    assert cluster.file(path) == LINES.replace("line 1\n", "line one\n") + "two\n"
     assert cluster.file("content/c.md") is None

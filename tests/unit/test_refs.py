@@ -55,5 +55,5 @@ def test_a_remote_that_is_ahead_by_nobodys_push_of_ours_leaves_nothing_to_adopt(
 
 
 def test_a_name_that_no_file_can_have_is_no_ref(tmp_path: Path) -> None:
-    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / refs.PRIVATE / "branches").mkdir(parents=True)
     assert not has_dry_run_commits(tmp_path, "x" * 300)
