@@ -37,6 +37,8 @@ class Wanted:
     rejected: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
     ignored: set[str] = field(default_factory=set)
+    on_hold: set[str] = field(default_factory=set)
+    """Files of a folder that another job will publish, when it is due."""
 
 
 class Oracle:
@@ -103,7 +105,8 @@ class Oracle:
                 else:
                     shut.add(path)
         wanted.rejected |= shut
-        wanted.files |= {path for path in here if not self._is_held(path)}
+        wanted.on_hold |= {path for path in here if self._is_held(path)}
+        wanted.files |= here - wanted.on_hold
         for path in (*self._below(top), *([top] if top in self.tip else [])):
             if (
                 path not in here
@@ -215,7 +218,8 @@ class Oracle:
         """Whether nothing in a folder may be published, though something is there."""
         under = f"{folder}/"
         refused = any(path.startswith(under) or path == folder for path in wanted.rejected | wanted.ignored)
-        carried = any(path.startswith(under) or path == folder for path in wanted.files | wanted.gone)
+        found = wanted.files | wanted.gone | wanted.on_hold
+        carried = any(path.startswith(under) or path == folder for path in found)
         return refused and not carried and not self._below(folder)
 
 

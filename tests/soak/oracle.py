@@ -260,7 +260,7 @@ class Trial:
         for name, found in looked.items():
             merged[name] = Wanted()
             for each in (each for each in found.values() if each is not None):
-                for kind in ("files", "gone", "rejected", "folders"):
+                for kind in ("files", "gone", "rejected", "folders", "on_hold"):
                     getattr(merged[name], kind).update(getattr(each, kind))
         ignored = oracle.ignored({path for wanted in merged.values() for path in wanted.files})
         expected: dict[str, Wanted | str] = {}
