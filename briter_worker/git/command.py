@@ -384,7 +384,7 @@ class Commands:
             if not awaited:
                 self._busy.clear()
                 if self._closed.is_set() or any(each.awaited for each in list(self._active.values())):
-                    self._busy.set()  # it began between the two lines above
+                    self._busy.set()  # pragma: no cover - a race: it began between the two lines above
                 continue
             nap = _LOOK
             for running in awaited:
