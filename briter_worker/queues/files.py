@@ -178,10 +178,11 @@ def make_folder(folder: Path, owner: Path) -> None:
 
 
 def belong_to(path: Path, owner: Path) -> None:
-    """What root makes must not lock out the user that the worker runs as; nobody else can give it away."""
-    like = owner.stat()
-    with contextlib.suppress(OSError):
-        os.chown(path, like.st_uid, like.st_gid)
+    """What root makes must not lock out the user that the worker runs as."""
+    if os.geteuid() == 0:  # pragma: no branch - nobody else can give a file away
+        like = owner.stat()
+        with contextlib.suppress(OSError):
+            os.chown(path, like.st_uid, like.st_gid)
 
 
 @contextlib.contextmanager
