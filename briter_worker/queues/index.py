@@ -19,7 +19,7 @@ from briter_worker.queues.files import is_job_name
 from briter_worker.queues.sighting import Trouble, look
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
 GRACE = 2.0
@@ -301,18 +301,12 @@ class Index:
     def held_paths(self, now: float) -> frozenset[str]:
         """What the pending jobs declare whose time has not come. Found anew only when these are others."""
         if self._held is None or not self._held_from <= now < self._held_until:
-            jobs = [job for job in self._scheduled() if (job.scheduled_for or 0.0) > now]
+            pending = (self.job(name) for names in self.pending.values() for name in names)
+            jobs = [job for job in pending if (job.scheduled_for or 0.0) > now]
             self._held = frozenset(path for job in jobs for path in job.paths)
             self._held_from = now
             self._held_until = min((job.scheduled_for or 0.0 for job in jobs), default=math.inf)
         return self._held
-
-    def _scheduled(self) -> Iterator[Job]:
-        for names in self.pending.values():
-            for name in names:
-                job = self.job(name)
-                if job.scheduled_for is not None:
-                    yield job
 
     def is_held_newer(self, job: Job, now: float) -> bool:
         """Whether the post of this job has been saved again since, and that save is on hold."""

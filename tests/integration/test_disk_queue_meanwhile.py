@@ -288,7 +288,14 @@ def test_what_a_writer_makes_of_a_torn_file_at_the_last_moment_is_what_counts(
         disk = Disk(tmp_path / str(step))
         torn(disk)
         run = Run(disk)
-        reached = before_change(step, partial(put, disk, "a.json", data, age=0.0), run)
+        overwritten: list[bool] = []
+
+        def write(disk: Disk = disk, overwritten: list[bool] = overwritten) -> None:
+            path = disk.root / "a.json"
+            overwritten.append(path.exists() and b'"failed"' in path.read_bytes())
+            put(disk, "a.json", data, age=0.0)
+
+        reached = before_change(step, write, run)
         run.go_on(NOW, NOW + 1)
         assert {Path(aside.file).read_bytes() for aside in run.put_aside} <= {b"{"}, f"at step {step}"
         if not reached:
@@ -297,6 +304,8 @@ def test_what_a_writer_makes_of_a_torn_file_at_the_last_moment_is_what_counts(
             return
         if data.startswith(b"["):
             assert data in {path.read_bytes() for path in disk.root.glob("a*.json")}, f"at step {step}"
+            letters = len(run.put_aside) - sum(overwritten)  # as a new save takes an old one's place
+            assert [state for state, _ in disk.rows("a")] == [State.FAILED] * letters, f"at step {step}"
         else:
             assert run.published == {"a": 1}, f"at step {step}"
     pytest.fail("it never ends")
@@ -460,6 +469,7 @@ def test_a_batch_that_is_closed_late_does_not_unsettle_the_next(disk: Disk) -> N
         ("nothing", []),
         ("saved over it", [("newer",)]),
         ("saved beside it", [("newer",)]),
+        ("saved again with the same paths", [("a1",)]),
         ("an older one comes late", [("late",)]),
         ("removed", []),
     ],
@@ -476,6 +486,8 @@ def test_what_is_kept_elsewhere_leaves_the_queue_but_for_what_was_saved_since(
             disk.save("a", ["newer"], created=NOW - 1, name="a2")
         case "saved beside it":
             disk.save("a", ["newer"], created=NOW - 1, name="newer")
+        case "saved again with the same paths":
+            disk.save("a", ["a1"], created=NOW - 1, name="newer")
         case "an older one comes late":
             disk.save("a", ["late"], created=NOW - 10, name="late")
         case "removed":
@@ -594,6 +606,7 @@ def test_what_takes_the_place_of_a_file_before_it_is_read_is_never_followed_nor_
         make(path)
 
     at_opening(monkeypatch, "a.json", another)
+    assert disk.queue.stuck(NOW) == {"a.json": f"it is {kind}, and a job is a regular file"}
     (aside,) = disk.queue.claim(NOW).put_aside
     assert f"it is {kind}" in aside.reason
     assert not stat.S_ISREG(Path(aside.file).lstat().st_mode)
