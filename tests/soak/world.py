@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _FAST = {"BRITER_WORKER_BACKOFF_MS": "50", "BRITER_WORKER_POLL_INTERVAL_MS": "100"}
 _RUNS = 8
+_MOMENT = 2.0
 """So many runs of a worker that nobody disturbs have to empty the queue."""
 _LIVE, _DRY = {"BRITER_WORKER_DRY_RUN": "false"}, {"BRITER_WORKER_DRY_RUN": "true"}
 
@@ -92,7 +93,12 @@ class World:
         finally:
             self._over.set()
             for thread in threads:
-                thread.join()
+                thread.join(_MOMENT)
+                while thread.is_alive():
+                    # Somebody may wait for the killed worker's lock of the index: the next one lets go of it.
+                    with self._gate.worker:
+                        self._site.run_once(**_FAST)
+                    thread.join(_MOMENT)
 
     def _go_on(self, actor: Actor) -> None:
         try:
