@@ -152,7 +152,7 @@ class Drains:
     def remember_tip(self, site: Site, token: int, tip: str | None) -> None:
         """Other hosts need not ask the remote to know that they are behind."""
         if tip is not None and tip != site.tip:
-            with self._database.transaction(pipelined=True, flushed=False) as connection:
+            with self._database.transaction(flushed=False) as connection:
                 connection.execute(
                     "UPDATE sites SET tip = %s WHERE name = %s AND token = %s", (tip, site.name, token)
                 )

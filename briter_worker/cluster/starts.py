@@ -47,7 +47,7 @@ class Starts:
         kept = list(bases.values())
         conflicts = [base.conflict for base in kept]
         # Flushed together with what they are kept for: the posts leave the queue after this.
-        with self._database.transaction(pipelined=True, flushed=False) as connection:
+        with self._database.transaction(flushed=False) as connection:
             tokens.lock(connection, self._site, self._token)
             before = connection.execute(
                 "SELECT DISTINCT blob FROM start_contents JOIN starts USING (site)"

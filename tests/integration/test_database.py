@@ -12,7 +12,7 @@ import pytest
 from postgres import PASSWORD, add_site
 
 from briter_worker.errors import for_people
-from briter_worker.queues.postgres import versions
+from briter_worker.queues.postgres import tokens, versions
 from briter_worker.queues.postgres.database import Database, DatabaseError, VersionError
 
 if TYPE_CHECKING:
@@ -98,17 +98,9 @@ def test_the_password_is_shown_nowhere_once_the_url_is_known() -> None:
     assert "0815" not in for_people("the server said: an-unlikely-secret-0815 is wrong")
 
 
-def test_a_pipeline_in_which_nobody_waits_for_an_answer_is_committed_all_the_same(database: Database) -> None:
-    with database.transaction(pipelined=True) as connection:
-        connection.execute("INSERT INTO sites (name) VALUES ('one')")
-        connection.execute("INSERT INTO sites (name) VALUES ('two')")
-    with database.asking() as connection:
-        assert connection.execute("SELECT count(*) FROM sites").fetchone() == (2,)
-
-
-def test_a_mistake_in_a_pipeline_undoes_all_of_it(database: Database) -> None:
+def test_a_mistake_in_a_transaction_undoes_all_of_it(database: Database) -> None:
     def write() -> None:
-        with database.transaction(pipelined=True) as connection:
+        with database.transaction() as connection:
             connection.execute("INSERT INTO sites (name) VALUES ('one')")
             connection.execute("INSERT INTO sites (name) VALUES ('one')")
 
@@ -117,6 +109,20 @@ def test_a_mistake_in_a_pipeline_undoes_all_of_it(database: Database) -> None:
     with database.asking() as connection:
         assert connection.execute("SELECT count(*) FROM sites").fetchone() == (0,)
     add_site(database)
+
+
+def test_who_sleeps_in_the_middle_of_a_save_does_not_hold_the_site(database: Database) -> None:
+    add_site(database, "one")
+
+    def sleep() -> None:
+        with database.transaction() as connection:
+            connection.execute("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
+            tokens.lock(connection, "one", None)
+            with database.transaction() as other:
+                tokens.lock(other, "one", None)  # before its own time is up
+
+    with pytest.raises(DatabaseError):
+        sleep()
 
 
 def test_a_connection_that_ends_while_it_is_used_is_an_error_and_the_next_one_is_good(
@@ -138,12 +144,11 @@ def test_a_connection_that_ends_while_it_is_used_is_an_error_and_the_next_one_is
     add_site(database, "two")
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
 @pytest.mark.parametrize("flushed", [False, True])
 def test_only_a_transaction_that_may_be_lost_does_not_wait_for_the_disk(
-    database: Database, *, pipelined: bool, flushed: bool
+    database: Database, *, flushed: bool
 ) -> None:
-    with database.transaction(pipelined=pipelined, flushed=flushed) as connection:
+    with database.transaction(flushed=flushed) as connection:
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("on" if flushed else "off",)
     with database.asking() as connection:
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)

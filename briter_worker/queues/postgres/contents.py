@@ -126,12 +126,6 @@ def _add(connection: Connection, sizes: Mapping[str, int]) -> set[str]:
     return {str(blob) for blob, is_new in rows if is_new}
 
 
-def is_light(sources: Iterable[Source]) -> bool:
-    """Whether so little comes along that `store` does not need COPY, nor much memory when it is pipelined."""
-    sizes = [size for source in sources for size in source.sizes.values()]
-    return len(sizes) < FEW and all(size <= _SMALL for size in sizes)
-
-
 def _send(connection: Connection, blobs: Sequence[str], wanted: Mapping[str, Source]) -> None:
     small = [blob for blob in blobs if wanted[blob].sizes[blob] <= _SMALL]
     if len(small) < FEW:
@@ -221,7 +215,7 @@ def read_small(database: Database, blobs: Sequence[str]) -> dict[str, bytes]:
 
 
 def forget(connection: Connection, blobs: Iterable[str]) -> int:
-    """Those of the contents that nothing needs any more are gone; how many, unless it is pipelined.
+    """Those of the contents that nothing needs any more are gone; how many.
 
     A content that a writer is just about to need is locked by it, and stays.
     """

@@ -91,11 +91,11 @@ class Database:
         self._pool: ConnectionPool[Connection] | None = None
 
     @contextlib.contextmanager
-    def transaction(self, *, pipelined: bool = False, flushed: bool = True) -> Iterator[Connection]:
+    def transaction(self, *, flushed: bool = True) -> Iterator[Connection]:
         """A connection in a transaction: committed at the end, undone when an exception leaves it.
 
-        Pipelined, statements wait for no answer until one's rows are asked for: fewer ways to the server and
-        back, but an error is raised later, `rowcount` is not known, and COPY is not possible.
+        Each statement waits for its answer: then the server ends a transaction whose program was stopped in
+        the middle. In a pipeline it does not, and would hold the site's lock for as long as that one sleeps.
 
         Not flushed, it does not wait for the server's disk: everybody sees it at once, and the next flushed
         one, of anybody's, flushes it, too. Where the server dies before, it has not taken place, nor has
@@ -104,17 +104,9 @@ class Database:
         Raises DatabaseError. Where the connection breaks during the commit, it may have taken place.
         """
         with self._translated(), self._opened().connection() as connection:
-            if not pipelined:
-                if not flushed:
-                    connection.execute(_UNFLUSHED)
-                yield connection
-                return
-            with connection.pipeline():
-                if not flushed:
-                    connection.execute(_UNFLUSHED)
-                yield connection
-                # Together with what was sent last; where nothing was sent yet, the pool does it.
-                connection.commit()
+            if not flushed:
+                connection.execute(_UNFLUSHED)
+            yield connection
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[Connection]:

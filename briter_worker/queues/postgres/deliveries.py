@@ -32,7 +32,7 @@ class PostgresDeliveries:
         publications = [int(key) for key in keys]
         files: dict[int, list[Delivered]] = defaultdict(list)
         folders: dict[int, list[str]] = defaultdict(list)
-        with self._database.transaction(pipelined=True) as connection:
+        with self._database.transaction() as connection:
             for number, path, mode, blob, saved_at, base, knows_base in connection.execute(
                 "SELECT publication, path, mode, blob, saved_at, base, knows_base FROM delivered"
                 " WHERE publication = ANY(%s) ORDER BY publication, path",

@@ -163,7 +163,7 @@ class PostgresRecovery(PostgresSteering):
     @contextlib.contextmanager
     def _working(self, *, flushed: bool = True) -> Iterator[Connection]:
         """A transaction in which the site is this worker's."""
-        with self._database.transaction(pipelined=True, flushed=flushed) as connection:
+        with self._database.transaction(flushed=flushed) as connection:
             tokens.lock(connection, self._site, self.token)
             yield connection
 

@@ -150,7 +150,7 @@ class PostgresSteering:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[Connection]:
-        with self._database.transaction(pipelined=True) as connection:
+        with self._database.transaction() as connection:
             tokens.lock(connection, self._site, None)
             yield connection
 

@@ -64,9 +64,7 @@ def submit_many(
         _check(source)
     if not new:
         return []
-    files = sum(len(source.delivery.files) for source in sources)
-    is_light = max(files, len(new)) < contents.FEW and contents.is_light(sources)
-    with database.transaction(pipelined=is_light) as connection:
+    with database.transaction() as connection:
         if first is not None:
             first(connection)
         contents.store(connection, sources)
