@@ -18,12 +18,14 @@ The most that a `run --once` (the worker itself, not its git processes) has resi
 due at once."""
 _POSTS = 100
 _PEAK = """\
-import resource, runpy, sys
+import re, runpy, sys
 sys.argv[1:] = ["run", "--once"]
 try:
     runpy.run_module("briter_worker", run_name="__main__", alter_sys=True)
 finally:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+    # Not ru_maxrss: that is also what the process had that started this one.
+    with open("/proc/self/status") as status:
+        print(re.search("VmHWM:\\s+([0-9]+) kB", status.read())[1], file=sys.stderr)
 """
 
 
