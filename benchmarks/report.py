@@ -73,9 +73,9 @@ class Series:
 
     @property
     def p99(self) -> float:
-        """What one in a hundred exceeds; with fewer values, about the largest."""
+        """What one in a hundred exceeds, and no more; with fewer values, the largest."""
         ordered = sorted(self.values)
-        return ordered[min(len(ordered) - 1, len(ordered) * _PERCENT // 100)]
+        return ordered[-(-len(ordered) * _PERCENT // 100) - 1]
 
     def row(self) -> list[str]:
         """Its line of the table."""

@@ -48,3 +48,10 @@ def test_each_section_is_there_as_soon_as_it_is_measured_and_keeps_the_others(
     text = files[1].read_text()
     assert text.index("2 ms") < text.index("Of another run. Measured on then") < text.index("3 ms")
     assert text.count("Of another run") == 1
+
+
+def test_the_99th_percentile_is_what_one_in_a_hundred_exceeds() -> None:
+    def p99(count: int) -> float:
+        return report.Series("a series", "ms", [float(number) for number in range(1, count + 1)]).p99
+
+    assert [p99(count) for count in (1, 10, 100, 101, 200, 1000)] == [1, 10, 99, 100, 198, 990]
