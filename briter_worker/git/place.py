@@ -159,6 +159,10 @@ class WorkTree:
         if plan.dry_run:
             # A person may have committed on top of it meanwhile.
             return self.site.is_ancestor(plan.new, self.site.tips().local)
+        if plan.commits and plan.old != plan.new == self.site.tips().local:
+            # The branch moves here only after the push. The index has to follow, whether the remote is there
+            # or not: it is held no longer than this.
+            return True
         tip = remote.tip()
         if tip is None or tip == plan.new:
             return tip is not None

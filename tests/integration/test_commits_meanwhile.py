@@ -132,6 +132,18 @@ exec {REAL} "$@"
     assert site.git("diff", "--cached", "--name-only") == ""
 
 
+def test_the_index_follows_a_branch_that_a_dead_worker_has_moved_also_without_the_remote(
+    site: Site, tmp_path: Path
+) -> None:
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    die_before_update_index(site, tmp_path / "bin")
+    site.remote.rename(tmp_path / "away.git")
+    assert [event["slug"] for event in site.run_once().of("published")] == ["a"]
+    assert not (site.worktree / ".git" / "index.lock").exists()
+    assert site.git("diff", "--cached", "--name-only") == ""
+
+
 def test_who_left_for_a_new_branch_before_the_index_followed_takes_nothing_back_there(
     site: Site, tmp_path: Path
 ) -> None:
