@@ -195,10 +195,12 @@ def _judge_ours(commit: Commit, save: Save, ledger: Ledger) -> Iterator[str]:
             yield f"{name} touches {path}, which {save.slug} never declared"
         if mode not in _MODES:
             yield f"{name} gives {path} the mode {mode}"
+    # A newer save takes the place of one of its slug that was on hold, with all that this had declared.
+    replaced = [other for other in ledger.saves[: ledger.saves.index(save)] if other.slug == save.slug]
     early = [
         path
         for other in ledger.saves
-        if other.held_until and commit.when + 1 <= other.held_until
+        if other.held_until and commit.when + 1 <= other.held_until and other not in replaced
         for path, data in other.files.items()
         if data is not None and commit.touched.get(path, ("", ""))[1] == blob_of(data)
     ]
