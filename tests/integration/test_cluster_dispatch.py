@@ -474,10 +474,13 @@ def test_the_heart_of_a_host_beats_until_its_last_drain_has_ended(cluster: Clust
             cluster.save("blog")
             assert begun.wait(20)
             host.stop.set()
+            draining = cluster.worker_of("blog")
             with running(cluster, counting(cluster)) as heir:
                 beats = cluster.beats()
                 until(lambda: cluster.beats() > beats + 3 * QUICK.silence)
-                assert cluster.words() == {"doing": 1}
+                # A sweep may have found the row due and said the word once more; nobody may take it.
+                assert draining is not None
+                assert cluster.worker_of("blog") == draining
                 go_on.set()
                 until(lambda: not cluster.waiting())
         assert not [event for event in heir.events if isinstance(event, Reaped)]
