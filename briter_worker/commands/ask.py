@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ def ask(asked: Enqueue) -> None:
         )
     except ValueError as error:
         raise UsageError(for_people(str(error))) from None
-    _warn_of_refusals(settings, asked)
+    _warn_of_refusals(settings, asked, _site_here(settings))
     _say(asked, {"id": job.id, "slug": asked.slug, "file": str(job.path)})
 
 
@@ -69,8 +70,8 @@ def _say(asked: Enqueue, job: dict[str, str]) -> None:
         views.put(job["id"])
 
 
-def _warn_of_refusals(settings: Settings, asked: Enqueue) -> None:
-    """A person at a terminal learns at once what the worker would say later."""
+def _warn_of_refusals(settings: Settings, asked: Enqueue, site: Path | None = None) -> None:
+    """A person at a terminal learns at once what the worker would say later, and what is not in `site`."""
     from briter_worker.allowlist import Allowlist, PathRefusedError  # noqa: PLC0415 - loaded by now
 
     allowlist = Allowlist(settings.folders)
@@ -79,3 +80,22 @@ def _warn_of_refusals(settings: Settings, asked: Enqueue) -> None:
             allowlist.resolve(path)
         except PathRefusedError as refused:
             views.tell(f"warning: {path} will not be published: {refused.reason}")
+        else:
+            if site is not None and not os.path.lexists(site / path):
+                views.tell(f"warning: {path} is not in {site}: if the site has it, it will be deleted there")
+
+
+def _site_here(settings: Settings) -> Path | None:
+    """The site's work tree, where it is on this machine; a person who is in the wrong folder is told.
+
+    Nothing is said where the queue has a place of its own: a CMS may have that alone.
+    """
+    site = settings.git_worktree
+    if (site / ".git").exists():
+        return site
+    if settings.queue_root.is_relative_to(site):
+        views.tell(
+            f"warning: {site} is not the top of a git repository, so that nothing is published from it. "
+            "Fix: go to the site's clone, or set BRITER_APP_ROOT"
+        )
+    return None

@@ -172,6 +172,7 @@ def test_enqueue_writes_what_it_was_told(site: Site) -> None:
 
 
 def test_enqueue_tells_a_program_where_the_job_is(site: Site) -> None:
+    site.write_post(POST, "# Hello")
     told = data(site.command("enqueue", "hello", POST, "--json"))
     assert told["slug"] == "hello"
     assert json.loads(Path(told["file"]).read_bytes())["id"] == told["id"]
@@ -200,6 +201,27 @@ def test_enqueue_warns_of_a_path_that_will_not_be_published(site: Site) -> None:
     assert result.returncode == 0
     assert ".env will not be published" in one_line(result)
     assert site.job("secret")["paths"] == [".env"]
+
+
+def test_enqueue_warns_of_what_is_not_there_and_says_nothing_of_what_is(site: Site) -> None:
+    site.write_post(POST, "# Hello")
+    assert site.command("enqueue", "hello", POST, "content/posts/").stderr == ""
+    told = one_line(site.command("enqueue", "typo", "content/posts/helo.md"))
+    assert "warning: content/posts/helo.md is not in" in told
+    assert "it will be deleted there" in told
+    assert site.job("typo")["paths"] == ["content/posts/helo.md"]
+
+
+def test_enqueue_warns_in_a_folder_that_is_no_site(tmp_path: Path, site: Site) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    here = {"BRITER_APP_ROOT": str(wrong), "BRITER_STORAGE_ROOT": "", "BRITER_GIT_WORKTREE": ""}
+    told = site.command("enqueue", "hello", POST, **here)
+    assert told.returncode == 0
+    assert f"warning: {wrong} is not the top of a git repository" in one_line(told)
+    # A CMS may have the queue alone, and the site be somewhere else.
+    apart = {**here, "BRITER_STORAGE_ROOT": str(site.storage)}
+    assert site.command("enqueue", "hello", POST, **apart).stderr == ""
 
 
 def test_a_path_or_message_may_look_like_an_option(site: Site) -> None:
