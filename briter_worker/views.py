@@ -14,7 +14,7 @@ from briter_worker.strictjson import encode, visible
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from briter_worker.doctor import Finding
     from briter_worker.job import State
@@ -34,6 +34,8 @@ _COLOURS = {
 }
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_WIDE = 100
+"""So wide a terminal has room for a job's id beside the reason; every command takes the slug, too."""
 
 
 def is_terminal() -> bool:
@@ -75,11 +77,15 @@ def put_columns(rows: Iterable[Sequence[str]]) -> None:
 
 def put_rich(*parts: RenderableType) -> None:
     """Print for a terminal, as wide as it is; in colour unless NO_COLOR asks for none."""
-    from rich.console import Console  # noqa: PLC0415 - only a terminal pays for it
-
-    console = Console(file=io.StringIO(), force_terminal=True)
+    console = _terminal()
     console.print(*parts, sep="\n")
     put(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def _terminal() -> Console:
+    from rich.console import Console  # noqa: PLC0415 - only a terminal pays for it
+
+    return Console(file=io.StringIO(), force_terminal=True)
 
 
 def document_of(row: Shown) -> dict[str, Any]:
@@ -130,8 +136,10 @@ def _table(rows: Sequence[Shown], now: float) -> RenderableType:
     table.add_column("Post", overflow="fold")
     table.add_column("When", no_wrap=True)
     table.add_column("Tries", justify="right")
-    table.add_column("Job", style="dim", overflow="fold")
-    table.add_column("What happened", ratio=1)
+    wide = _terminal().width >= _WIDE
+    if wide:
+        table.add_column("Job", style="dim", overflow="fold")
+    table.add_column("What happened", ratio=1, overflow="fold")
     for row in rows:
         due = _due(row, now)
         table.add_row(
@@ -139,7 +147,7 @@ def _table(rows: Sequence[Shown], now: float) -> RenderableType:
             Text(for_people(row.job.slug)),
             ago(due - now) if due else "",
             str(row.job.attempts or ""),
-            Text(for_people(row.job.id)),
+            *([Text(for_people(row.job.id))] if wide else []),
             Text(for_people(row.job.last_error or "")),
         )
     return table

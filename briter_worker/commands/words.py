@@ -57,7 +57,7 @@ def _table(receipts: Sequence[Receipt], now: float) -> RenderableType:
     table.add_column("Post", overflow="fold")
     table.add_column("Commit", no_wrap=True)
     table.add_column("Took", justify="right", no_wrap=True)
-    table.add_column("What happened", ratio=1)
+    table.add_column("What happened", ratio=1, overflow="fold")
     for each in receipts:
         waited = each.save_to_remote
         table.add_row(

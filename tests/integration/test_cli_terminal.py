@@ -34,13 +34,14 @@ sink(Progress(phase="push", done=3, total=3))
 """
 
 
-def at_terminal(arguments: Sequence[str], environment: dict[str, str]) -> str:
+def at_terminal(arguments: Sequence[str], environment: dict[str, str], columns: int = 200) -> str:
     """All that a terminal is sent by `python …`."""
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (40, 200))
+    termios.tcsetwinsize(theirs, (40, columns))
     with subprocess.Popen(
         [sys.executable, *arguments],
-        env={**environment, "TERM": "xterm-256color"},
+        # COLUMNS, which some that run tests set, would count for more than how wide the terminal is.
+        env={**environment, "TERM": "xterm-256color", "COLUMNS": ""},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -74,6 +75,16 @@ def test_the_list_is_a_table_in_colour(site: Site) -> None:
     assert rows[0].split()[:3] == ["scheduled", "late", "in"]
     assert rows[1].split()[:2] == ["failed", "secret"]
     assert "\x1b[31m" not in worker(site, "list", NO_COLOR="1")
+
+
+def test_in_a_terminal_of_eighty_columns_the_whole_reason_has_room(site: Site) -> None:
+    site.save("secret", [".env"])
+    site.run_once()
+    shown = _STYLE.sub("", at_terminal(["-m", "briter_worker", "list"], site.environment(), columns=80))
+    heading, *rows = shown.splitlines()
+    assert heading.split() == ["State", "Post", "When", "Tries", "What", "happened"]
+    at = heading.index("What happened")
+    assert site.job("secret")["lastError"] == " ".join(row[at:].strip() for row in rows)
 
 
 def test_every_command_can_speak_to_a_person(site: Site) -> None:
