@@ -220,6 +220,6 @@ SITE = _matching(
     rf"{SITE_NAME}|", "a site's name: up to 100 letters, digits, and after the first also . _ and -"
 )
 DATABASE = _matching(
-    r"postgres(?:ql)?://[!-~]+|", "an address of Postgres, such as postgresql://briter@localhost/briter"
+    r"postgres(?:ql)?://[!-~]+|", "an address of Postgres, such as postgresql://db.example.org/briter"
 )
 TOKEN = _matching(r"[!-~]{16,200}|", "at least 16 characters, without spaces: openssl rand -hex 32 makes one")

@@ -23,7 +23,7 @@ _SSH = rf"ssh://(?:{_USER}@)?{_HOST}/{_REST}|(?:{_USER}@)?[A-Za-z0-9][A-Za-z0-9.
 _OPEN = rf"git://{_HOST}/{_REST}|file:///{_REST}|/{_REST}"
 _MOST = 2000
 _ACCEPTED = (
-    "https://host/path, ssh://git@host/path, git@host:path, git://host/path, file:///path or an absolute "
+    "https://host/path, ssh://host/path, git@host:path, git://host/path, file:///path or an absolute "
     "path, without a password, token, query or fragment"
 )
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,199}"

@@ -54,7 +54,7 @@ def read_cluster(what: str) -> Settings:
     if not settings.database_url:
         raise UsageError(
             f"{what} is for a cluster, and there is none. Fix: set BRITER_DATABASE_URL, such as "
-            "postgresql://briter@localhost/briter"
+            "postgresql://db.example.org/briter"
         )
     return settings
 

@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="In a cluster: the database.", rich
 
 @app.command()
 def upgrade(*, as_json: Json = False) -> None:
-    """Make the tables, or bring them up to date; safe while older workers run, and to repeat."""
+    """Make the tables, or bring them up to date. Safe while older workers run, and to repeat."""
     settings = read_cluster("db upgrade")
     from briter_worker.wiring import open_database  # noqa: PLC0415 - see app
 

@@ -68,7 +68,7 @@ def list_(
 
 
 def status(*, site: OfSite = None, as_json: Json = False) -> None:
-    """How many jobs wait and since when, who publishes, what is wrong."""
+    """How many jobs wait, who publishes, what is wrong."""
     settings = read_site(site)
     from briter_worker.standing import stand  # noqa: PLC0415
 
@@ -126,7 +126,7 @@ def health(
 
 
 def doctor(*, site: OfSite = None, as_json: Json = False) -> None:
-    """Check everything a publication needs; one fix for each finding."""
+    """Check everything a publication needs. One fix for each finding."""
     settings = read_settings()
     if site is not None:
         settings = replace(settings, site=site) if settings.database_url else read_site(site)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def import_(*, site: OfSite = None, as_json: Json = False) -> None:
-    """Move the jobs of this folder, and their files, into a site of the cluster: holds, dead letters, all."""
+    """Move this folder's jobs into a site of the cluster. With their files: holds, dead letters, all."""
     read_cluster("import")
     settings = read_site(site)
     from briter_worker.cluster.moving import bring_in  # noqa: PLC0415 - see app
@@ -29,7 +29,7 @@ def import_(*, site: OfSite = None, as_json: Json = False) -> None:
 
 
 def export(*, site: OfSite = None, as_json: Json = False) -> None:
-    """Move the jobs of a site out of the cluster: into this folder, and their files into the work tree."""
+    """Move a site's jobs out of the cluster, into this folder. And their files into the work tree."""
     read_cluster("export")
     settings = read_site(site)
     from briter_worker.cluster.moving import take_out  # noqa: PLC0415 - see app

@@ -54,7 +54,7 @@ def history(
     site: OfSite = None,
     as_json: Json = False,
 ) -> None:
-    """What became of each attempt, newest first: with commit, branch, remote and how long it took."""
+    """What became of each attempt, newest first. With commit, branch, remote and how long it took."""
     with _reading(read_site(site)) as past:
         receipts = past.receipts(
             slug=slug,
@@ -76,7 +76,7 @@ def show(
     site: OfSite = None,
     as_json: Json = False,
 ) -> None:
-    """One post: its job with every key of its file, and what became of each attempt."""
+    """One post: its job, and what became of each attempt. With every key of the job's file."""
     settings = read_site(site)
     if watch:
         _watch(settings, wanted)

@@ -62,7 +62,7 @@ def add(  # noqa: PLR0913 - each is an option
     own: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Add a site: its repository, its kind, and where the workers find what opens it."""
+    """Add a site: its repository, its kind, its credential's place."""
     settings = read_cluster("site add")
     from briter_worker.cluster import sites  # noqa: PLC0415 - see app
     from briter_worker.wiring import open_database  # noqa: PLC0415
@@ -100,7 +100,7 @@ def change(  # noqa: PLR0913 - as above
     own: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Change what is given, from the next publication on; `--set KEY=` and `--allow ''` take back."""
+    """Change what is given. From the next publication on; `--set KEY=` and `--allow ''` take back."""
     settings = read_cluster("site change")
     from briter_worker.cluster import sites  # noqa: PLC0415 - see app
     from briter_worker.wiring import open_database  # noqa: PLC0415
@@ -174,7 +174,7 @@ def remove(
 def pause(
     name: Name, *, span: steer.Span = None, until: steer.Until = None, reason: steer.Reason = ""
 ) -> None:
-    """Publish nothing of a site until `site resume`, or for a time: as `pause --site`."""
+    """Publish nothing of a site until `site resume`. Or for a time: as `pause --site`."""
     read_cluster("site pause")
     steer.pause(span=span, until=until, reason=reason, site=name)
 

@@ -33,7 +33,7 @@ def serve(
         int | None, typer.Option(min=0, max=65_535, help="0: any free one; default: BRITER_DASHBOARD_PORT.")
     ] = None,
 ) -> None:
-    """The dashboard and its API, until SIGTERM; beside a worker, or without one."""
+    """The dashboard and its API, until SIGTERM. Beside a worker, or without one."""
     settings = read_settings()
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:

@@ -54,7 +54,7 @@ def retry(
 
 
 def cancel(wanted: Wanted, *, site: OfSite = None, as_json: Json = False) -> None:
-    """Take a waiting or failed job out of the queue; stop one in flight that is not being pushed yet."""
+    """Take a job out of the queue. Stops one in flight, too, while it is not being pushed."""
     settings = read_site(site)
     from briter_worker.wiring import open_queue  # noqa: PLC0415
 
@@ -111,7 +111,7 @@ def _open_record(settings: Settings, log: EventSink) -> Fan:
 
 
 def publish_now(wanted: Wanted, *, site: OfSite = None, as_json: Json = False) -> None:
-    """Have a job on hold, or one that waits for its retry, published at once."""
+    """Have a job on hold published at once. Also one that waits for its retry."""
     settings = read_site(site)
     from briter_worker.wiring import open_queue  # noqa: PLC0415
 

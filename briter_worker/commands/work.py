@@ -32,7 +32,7 @@ def run(
         typer.Option(metavar="ADDRESS", help="At this address; default: BRITER_METRICS_HOST."),
     ] = None,
 ) -> None:
-    """Publish whatever is due, until SIGTERM; one log line per event."""
+    """Publish whatever is due, until SIGTERM. One log line per event."""
     raise typer.Exit(
         publish(once=once, workers=workers, metrics_port=metrics_port, metrics_host=metrics_host)
     )
@@ -65,5 +65,5 @@ def enqueue(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask for a post to be published: write a job, safely; in a cluster, with its files."""
+    """Ask for a post to be published. Writes a job, safely; in a cluster, with its files."""
     ask(plain.Enqueue(slug, paths, message, at, author, as_json, site, root))

@@ -131,7 +131,9 @@ class Database:
         except _SURROUNDINGS as error:
             raise _explained(error) from error
         except psycopg.errors.UndefinedTable as error:
-            raise VersionError(f"{_reason(error)}. Fix: briter-worker db upgrade") from error
+            raise VersionError(
+                "the database lacks tables of the worker's. Fix: briter-worker db upgrade"
+            ) from error
 
     def upgrade(self) -> list[str]:
         """The tables are what this program needs; what was done for it, by name. Safe beside old workers."""
