@@ -75,7 +75,7 @@ def test_the_example_of_the_guide_does_what_the_guide_says(plugged: Plugged) -> 
     assert [line["slug"] for line in done.of("handled")] == ["purge"]
     assert not (cache / "index.html").exists()
     assert [job["slug"] for job in site.jobs()] == ["secret"]
-    notes = (site.root / "editorial-rules.log").read_text()
+    notes = done.stderr
     assert f"live is live as {done.of('published')[0]['commit']}" in notes or "live is live" in notes
     assert "secret attempt 1 took" in notes
     assert site.remote_file("content/drafts/secret.md") is None

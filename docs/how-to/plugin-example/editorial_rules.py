@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -69,5 +70,5 @@ def job_kinds(settings: Mapping[str, Any]) -> dict[str, JobKind]:
 
 
 def _note(text: str) -> None:
-    with Path("editorial-rules.log").open("a", encoding="utf-8") as log:
-        log.write(f"{text}\n")
+    # Beside the worker's log: a service has no folder of its own that a file could lie in.
+    print(f"editorial-rules: {text}", file=sys.stderr, flush=True)
