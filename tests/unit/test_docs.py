@@ -56,6 +56,16 @@ def test_every_page_is_reached_from_the_readme_or_the_index(page: Path) -> None:
     assert _dotted(page) in here or page.name in index
 
 
+def test_every_picture_is_shown_and_is_there() -> None:
+    pictures = ROOT / "docs" / "images"
+    shown = {
+        (page.parent / target).resolve()
+        for page in PAGES
+        for target in re.findall(r"""(?:!\[[^]]*\]\(|src="|srcset=")([^)"]+)""", page.read_text())
+    }
+    assert shown == set(pictures.iterdir())
+
+
 def test_only_settings_that_exist_are_named() -> None:
     listed = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     known = set(re.findall(r"^\| `(BRITER_\w+)`", listed, flags=re.MULTILINE))
