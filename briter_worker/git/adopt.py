@@ -46,14 +46,17 @@ class Adoption:
         Raises PublishError when something could not be done; it is done by a later adoption or `heal`.
         """
         if not self._site.is_checked_out():
-            self._postpone(plan)
-            raise PublishError(
-                Failure.WRONG_BRANCH,
-                f"it is published, but {self._site.branch} is not checked out any more, so that the branch, "
-                "the index and the files were left as they are. They follow by themselves once it is again: "
-                f"git switch {self._site.branch}",
-            )
+            raise self._put_off(plan)
         self._take_over(plan, known)
+
+    def _put_off(self, plan: Plan) -> PublishError:
+        self._postpone(plan)
+        return PublishError(
+            Failure.WRONG_BRANCH,
+            f"it is published, but {self._site.branch} is not checked out any more, so that the branch, "
+            "the index and the files were left as they are. They follow by themselves once it is again: "
+            f"git switch {self._site.branch}",
+        )
 
     def _take_over(self, plan: Plan, known: Mapping[str, Entry | None] | None) -> None:
         foreign: dict[str, Difference] = {}
@@ -78,7 +81,7 @@ class Adoption:
             if path in plan.staged or path not in kept:
                 kept[path] = Base(started)
         try:
-            with self._index.held():
+            with self._index.held(lambda: self._is_at(plan.new)):
                 self._move_all(plan, known, bases, kept)
         finally:
             if foreign and self._has_moved(plan):
@@ -91,31 +94,63 @@ class Adoption:
         self, plan: Plan, known: Mapping[str, Entry | None] | None, bases: Bases, kept: Bases
     ) -> None:
         """The branch and the index, with nobody's commit between them."""
+        moves = self._moves(plan, bases, kept)
+        before = {name: self._site.ref(name) for name, _, _ in moves}
         try:
-            self._move(plan, bases, kept)
+            if moves:
+                self._site.update(*moves)
         except PublishError:
             # Git may have been ended, or refused, in the middle. Where the branch has moved, the index must
             # follow: else a person's next commit would take the posts back.
             if plan.old == plan.new or self._site.ref(self._site.branch_ref) != plan.new:
                 raise
-        if not self._site.is_checked_out() and not self._site.has_checked_out(plan.new):
-            # The index and the files are another branch's now, and somebody's work.
-            raise PublishError(
-                Failure.WRONG_BRANCH,
-                f"it is published, but {self._site.branch} was not checked out any more, so that the files "
-                f"and the index were left alone. Fix: git switch {self._site.branch}; files that are in its "
-                "way and were published may be removed",
-            )
+        self._stay(plan, before)
         try:
             if known is None:
                 self._index.follow(plan.old, plan.new, own=plan.staged.keys())
             else:
                 self._index.put(known)
         except PublishError:
+            self._stay(plan, before)
             self._site.update(self._unindexed(plan))
             raise
         if not plan.commits and self._site.ref(self._site.unindexed_ref) == plan.old:
             self._site.update((self._site.unindexed_ref, None, None))
+
+    def _is_at(self, new: str) -> bool:
+        """Whether the index and the files are those of the branch, or of one that was made of it since."""
+        return self._site.is_checked_out() or self._site.has_checked_out(new)
+
+    def _stay(self, plan: Plan, before: Mapping[str, str | None]) -> None:
+        """Raises PublishError when the index and the files are another branch's now, and somebody's work."""
+        if self._is_at(plan.new):
+            return
+        if self._take_back(plan, before):
+            raise self._put_off(plan)
+        raise PublishError(
+            Failure.WRONG_BRANCH,
+            f"it is published, but {self._site.branch} was not checked out any more, so that the files "
+            f"and the index were left alone. Fix: git switch {self._site.branch}; files that are in its "
+            "way and were published may be removed",
+        )
+
+    def _take_back(self, plan: Plan, before: Mapping[str, str | None]) -> bool:
+        """Whether the branch is again where it was for who left it while it was moved: see `_postpone`.
+
+        `git switch --create` takes no lock of the index, and writes HEAD last.
+        """
+        site = self._site
+        if not self._index.is_held or before.get(site.branch_ref) != plan.old:
+            return False  # while it is held, nobody comes back: that takes the index
+        # By its private ref it is found again. What files started from goes with the branch, or after it.
+        moves: list[Move] = [(plan.ref, plan.new, None), (site.branch_ref, plan.old, plan.new)]
+        done = {plan.ref, site.branch_ref, site.tracking_ref}  # the last one tells what the remote has
+        moves += [(name, was, None) for name, was in before.items() if name not in done]
+        try:
+            site.update(*(move for move in moves if site.ref(move[0]) != move[1]))
+        except PublishError:
+            return False
+        return True
 
     def _unindexed(self, plan: Plan) -> Move:
         """What the index has to be brought up from, by `heal`."""
@@ -152,8 +187,8 @@ class Adoption:
         A new branch that somebody made of it has the index that was there: it is behind that one, too.
         """
         try:
-            with self._index.held():
-                if not self._index.is_held or not self._site.has_checked_out(plan.new):
+            with self._index.held(lambda: self._is_at(plan.new)):
+                if not self._index.is_held or not self._is_at(plan.new):
                     return False
                 self._index.follow(plan.old, plan.new, own=plan.staged.keys())
         except PublishError:
@@ -175,7 +210,7 @@ class Adoption:
         """Finish what an earlier adoption could not do to the index."""
         old, tip = self._site.ref(self._site.unindexed_ref), self._site.ref(self._site.branch_ref)
         if old is not None and tip is not None and self._site.is_checked_out():
-            with self._index.held():
+            with self._index.held(self._site.is_checked_out):
                 self._index.follow(old, tip)
             self._site.update((self._site.unindexed_ref, None, None))
 
@@ -201,7 +236,7 @@ class Adoption:
         if kept != bases:
             self._site.update((self._site.bases_ref, write_bases(self._commands, kept), None))
 
-    def _move(self, plan: Plan, before: Bases, after: Bases) -> None:
+    def _moves(self, plan: Plan, before: Bases, after: Bases) -> list[Move]:
         tip = self._site.ref(self._site.branch_ref)
         if tip not in (plan.old, plan.new):
             raise PublishError(
@@ -227,8 +262,7 @@ class Adoption:
             changes.append((self._site.dry_run_ref, None, None))
         if self._site.ref(plan.ref) is not None:
             changes.append((plan.ref, None, None))
-        if changes:
-            self._site.update(*changes)
+        return changes
 
     def _write_back(self, foreign: Mapping[str, Difference], bases: Bases, new: str) -> None:
         # A link is not made here. By its base it is known that nobody has removed it, or made it a file.

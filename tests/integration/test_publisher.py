@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from sites import Site
 
+    from briter_worker.git.moving import Move
     from briter_worker.ports import Change
 
 POST = "content/posts/b.md"
@@ -219,6 +220,87 @@ def test_a_push_that_is_adopted_already_is_not_adopted_again(here: Here) -> None
     assert here.publish(here.post("b"))["b"].commit
     assert (here.site.worktree / "content/posts/a.md").read_text() == "theirs\n"
     assert here.site.git("status", "--porcelain") == ""
+
+
+# A person leaves for another branch in the moment in which theirs moves. Git writes HEAD last: until then,
+# `git switch --create` has read where the branch was, and has asked for no lock.
+
+
+def leaving_as_the_branch_moves(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Repository.update
+
+    def update(site: Repository, *moves: Move) -> None:
+        plain(site, *moves)
+        if site.branch_ref in {name for name, _, _ in moves}:
+            here.site.git("symbolic-ref", "HEAD", "refs/heads/draft")
+            monkeypatch.setattr(Repository, "update", plain)
+
+    here.site.git("branch", "draft")
+    monkeypatch.setattr(Repository, "update", update)
+
+
+def leaving_as_the_index_is_written(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.site.git("branch", "draft")
+    mark = here.site.root / "left"
+    does = f"mkdir '{mark}' 2>/dev/null && /usr/bin/git symbolic-ref HEAD refs/heads/draft"
+    shadow(here, monkeypatch, "update-index", does)
+
+
+in_each_moment = pytest.mark.parametrize(
+    "leaving", [leaving_as_the_branch_moves, leaving_as_the_index_is_written], ids=["branch", "index"]
+)
+
+
+@in_each_moment
+def test_who_leaves_while_the_branch_moves_finds_it_where_it_was_and_comes_back(
+    here: Here, monkeypatch: pytest.MonkeyPatch, leaving: Callable[[Here, pytest.MonkeyPatch], None]
+) -> None:
+    site = here.site
+    start = site.git("rev-parse", "main")
+    leaving(here, monkeypatch)
+    published = here.publish(here.post("a"), here.post("welcome", "# Edited\n"))
+    assert {outcome.failure for outcome in published.values()} == {None}
+    assert site.git("symbolic-ref", "HEAD") == "refs/heads/draft"
+    assert site.git("diff", "--cached", "--name-only") == "", "the posts are no part of the draft"
+    assert site.git("rev-parse", "main", "draft") == f"{start}\n{start}"
+    assert here.warned == [text for text in here.warned if "They follow by themselves" in text] != []
+
+    site.git("switch", "-q", "main")
+    here.publisher().tidy(NOW)
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert site.git("status", "--porcelain") == ""
+    assert site.git("for-each-ref", "refs/briter") == ""
+
+
+@in_each_moment
+def test_who_leaves_while_the_branch_moves_keeps_what_a_file_started_from(
+    here: Here, monkeypatch: pytest.MonkeyPatch, leaving: Callable[[Here, pytest.MonkeyPatch], None]
+) -> None:
+    site = here.site
+    here.publish(here.post("b", LINES))
+    here.theirs(POST, LINES + "theirs\n")
+    leaving(here, monkeypatch)
+    here.publish(here.post("b", "ours\n" + LINES))
+    request = here.post("b", "ours again\n" + LINES)
+    site.git("switch", "-q", "main")
+    here.publisher().tidy(NOW)
+    here.publish(request)
+    assert site.remote_file(POST) == "ours again\n" + LINES + "theirs\n"
+
+
+@in_each_moment
+def test_who_leaves_while_a_dry_run_moves_the_branch_has_it_tried_again(
+    here: Here, monkeypatch: pytest.MonkeyPatch, leaving: Callable[[Here, pytest.MonkeyPatch], None]
+) -> None:
+    site = here.site
+    start = site.git("rev-parse", "main")
+    leaving(here, monkeypatch)
+    with pytest.raises(PublishError) as failed:
+        here.publish(here.post("a"), dry_run=True)
+    assert failed.value.failure is Failure.LOST_RACE
+    assert site.git("rev-parse", "main") == start
+    site.git("switch", "-q", "main")
+    assert site.git("for-each-ref", "refs/briter") == ""
 
 
 # Both sides changed
