@@ -46,8 +46,9 @@ class Starts:
         """Keep these, each in the place of what was known of its path. Raises LockLostError."""
         kept = list(bases.values())
         conflicts = [base.conflict for base in kept]
-        # Flushed together with what they are kept for: the posts leave the queue after this.
-        with self._database.transaction(flushed=False) as connection:
+        # Flushed: the posts leave the queue after this, and should the server crash in between, they do so on
+        # another connection, which knows nothing of what was lost with it.
+        with self._database.transaction() as connection:
             tokens.lock(connection, self._site, self._token)
             before = connection.execute(
                 "SELECT DISTINCT blob FROM start_contents JOIN starts USING (site)"

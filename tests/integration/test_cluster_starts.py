@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from postgres import add_site
 
@@ -13,6 +15,8 @@ from briter_worker.git.bases import Base, Conflict
 from briter_worker.queues.postgres import tokens
 
 if TYPE_CHECKING:
+    from postgres import Server
+
     from briter_worker.queues.postgres.database import Database
 
 ODD = "content/\udcff post?start.md"
@@ -55,6 +59,27 @@ def test_a_content_is_kept_as_long_as_something_started_from_it(database: Databa
     assert (starts.content(one), starts.content(other)) == (b"\0text", b"")
     starts.remember({"content/b.md": Base(None)}, {})
     assert (starts.content(one), starts.content(other)) == (None, b"")
+
+
+def test_what_is_remembered_outlives_a_crash_of_the_server(
+    database: Database, postgres_server: Server
+) -> None:
+    add_site(database, "blog")
+    starts = taken(database)
+    base = {"content/a.md": Base("a" * 40)}
+    with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")  # what waits for it is lost
+        connection.execute("SELECT pg_reload_conf()")
+    try:
+        starts.remember(base, {"a" * 40: b"text"})
+        postgres_server.restart(signal.SIGQUIT)
+        # The drain that remembered it goes on with another connection, and settles the post.
+        assert starts.bases(base) == base
+        assert starts.content("a" * 40) == b"text"
+    finally:
+        with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM RESET wal_writer_delay")
+            connection.execute("SELECT pg_reload_conf()")
 
 
 def test_who_lost_the_site_remembers_nothing(database: Database) -> None:

@@ -98,8 +98,8 @@ class Database:
         the middle. In a pipeline it does not, and would hold the site's lock for as long as that one sleeps.
 
         Not flushed, it does not wait for the server's disk: everybody sees it at once, and the next flushed
-        one, of anybody's, flushes it, too. Where the server dies before, it has not taken place, nor has
-        anything that came after it.
+        one, of anybody's, flushes it, too. Where the server dies before, it has not taken place; but what
+        this program does next, on a new connection, may: so only for what that finds missing, or can miss.
 
         Raises DatabaseError. Where the connection breaks during the commit, it may have taken place.
         """
