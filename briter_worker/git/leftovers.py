@@ -66,6 +66,8 @@ class Leftovers:
         run.
         """
         marker = self._marker()
+        if not self._working:
+            self._inherited = None  # another file may have the number of one that went since
         try:
             # Within our own span, nobody has died: a lock that comes up is somebody else's.
             died_after = None if self._working else marker.stat().st_mtime

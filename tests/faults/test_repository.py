@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sites import Result, Site
 
+from briter_worker.errors import PublishError
 from briter_worker.git import refs
 from briter_worker.git.command import Commands
 from briter_worker.git.pending import has_dry_run_commits
@@ -248,6 +249,26 @@ def test_a_lock_of_the_index_that_came_after_the_dead_worker_stays_while_its_git
         lock.unlink()
     site.run_once()
     assert not busy.exists()
+
+
+def test_what_a_look_in_vain_took_for_a_dead_workers_is_not_taken_for_it_later(site: Site) -> None:
+    git_dir = site.worktree / ".git"
+    busy, lock, head = git_dir / "briter-worker.busy", git_dir / "index.lock", git_dir / "HEAD.lock"
+    for file in (busy, lock, head):
+        file.touch()
+    opened = repository(site)
+    with subprocess.Popen(
+        ["git", "cat-file", "--batch"], cwd=site.worktree, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ):
+        with pytest.raises(PublishError, match=r"HEAD\.lock"), opened.working():
+            pass
+        # A person removes them, and commits: their lock may have the number of the one that was there.
+        busy.unlink()
+        head.unlink()
+        with opened.working():
+            assert busy.exists(), "if this worker died now, nobody would know its locks"
+    assert lock.exists()
+    opened.commands.close()
 
 
 def test_a_lock_is_ours_by_its_folder_not_by_a_name_in_its_path(tmp_path: Path) -> None:
