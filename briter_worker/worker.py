@@ -151,7 +151,7 @@ class Worker:
 
     def forever(self) -> Tally:
         """Drain whenever something is due, until told to stop. Raises LockLostError."""
-        tidied = time.monotonic()
+        tidied = -math.inf  # a worker that died may have left something that is in a person's way
         while not self._stop.is_set():
             try:
                 if self._pass():

@@ -112,9 +112,8 @@ class Adoption:
                 self._index.put(known)
         except PublishError:
             self._stay(plan, before)
-            self._site.update(self._unindexed(plan))
             raise
-        if not plan.commits and self._site.ref(self._site.unindexed_ref) == plan.old:
+        if self._site.ref(self._site.unindexed_ref) == plan.old:
             self._site.update((self._site.unindexed_ref, None, None))
 
     def _is_at(self, new: str) -> bool:
@@ -175,9 +174,10 @@ class Adoption:
             changes.append((self._site.bases_ref, write_bases(self._commands, after), None))
         if not plan.dry_run and self._site.ref(self._site.tracking_ref) != plan.new:
             changes.append((self._site.tracking_ref, plan.new, None))
-        if plan.old != plan.new == self._site.ref(self._site.branch_ref) and not self._has_followed(plan):
+        if plan.old != plan.new == self._site.ref(self._site.branch_ref):
             # It has moved already, and its worker died before the index.
-            changes.append(self._unindexed(plan))
+            noted, start, _ = self._unindexed(plan)
+            changes.append((noted, None if start == plan.old and self._has_followed(plan) else start, None))
         if changes:
             self._site.update(*changes)
 
@@ -239,6 +239,14 @@ class Adoption:
     def _moves(self, plan: Plan, before: Bases, after: Bases) -> list[Move]:
         tip = self._site.ref(self._site.branch_ref)
         if tip not in (plan.old, plan.new):
+            if tip is not None and self._site.is_ancestor(tip, plan.old):
+                # Nobody has committed: what this stands on was put off, as somebody was away, who is back.
+                self._postpone(plan)
+                raise PublishError(
+                    Failure.WRONG_BRANCH,
+                    f"it is published, but {self._site.branch} has not followed what was published before. "
+                    "Both follow by themselves",
+                )
             raise PublishError(
                 Failure.DIVERGED,
                 f"it is published, but {self._site.branch} was changed by somebody meanwhile. "
@@ -248,10 +256,10 @@ class Adoption:
         if before != after:
             # First: git moves one after the other, and may be ended in between.
             changes.append((self._site.bases_ref, write_bases(self._commands, after), None))
+        if plan.old != plan.new:
+            # Before the branch: whatever becomes of us, or of the batch, the index is known to be behind.
+            changes.append(self._unindexed(plan))
         if tip != plan.new:
-            if not plan.commits:
-                # No journal tells of it: should we die before the index follows, nobody would make up for it.
-                changes.append(self._unindexed(plan))
             changes.append((self._site.branch_ref, plan.new, plan.old))
         on_remote = plan.remote if plan.dry_run else plan.new
         if on_remote is not None and self._site.ref(self._site.tracking_ref) != on_remote:

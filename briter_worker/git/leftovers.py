@@ -6,6 +6,7 @@ a worker that never took it away was that worker's.
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from briter_worker.git import causes
 from briter_worker.git.refs import PRIVATE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from briter_worker.git.command import Commands
 
@@ -32,15 +33,15 @@ _INDEX = "index.lock"
 class Leftovers:
     """What is left over in one repository. Whoever uses this has the site to themselves."""
 
-    def __init__(self, commands: Commands, own: Collection[str]) -> None:
+    def __init__(self, commands: Commands, own: Collection[str], is_behind: Callable[[], bool]) -> None:
         self._commands = commands
         self._own = own
         """The refs that the worker moves."""
+        self._is_behind = is_behind
+        """Whether the index has to be brought up to the branch."""
         self._working = False
         self._inherited: int | None = None
         """A dead worker's lock of the index. As long as it is there, the marker is that worker's still."""
-        self._is_nobodys = False
-        """No git ran when that was found, so that it is not somebody else's after all."""
 
     def locks(self) -> Iterator[Path]:
         """Lock files of git's that are there now, whoever made them."""
@@ -76,7 +77,6 @@ class Leftovers:
         for path in self.locks():
             if path.name == _INDEX and _is_since(path, died_after):
                 self._inherited = _number(path)
-                self._is_nobodys = not self._git_runs()
             elif not self._remove_dead(path, died_after) and path.name != _INDEX:
                 raise PublishError(
                     Failure.LOCKED,
@@ -92,8 +92,8 @@ class Leftovers:
     def take_over_index(self) -> bool:
         """Whether the lock of the index that is there is a dead worker's; from now on it is the caller's."""
         index = Path(self._commands.repo.git_dir, _INDEX)
-        if self._inherited is None or not self._is_nobodys or _number(index) != self._inherited:
-            return False
+        if self._inherited is None or _number(index) != self._inherited or self._git_runs():
+            return False  # or a person's, of a moment after
         self._inherited = None
         return True
 
@@ -113,7 +113,7 @@ class Leftovers:
         """The marker goes, too: if it stayed, the lock file of a person who comes later would pass for ours.
 
         But where a dead worker's lock of the index is still there, nothing else tells that it is: some git
-        runs, a person's `git status`, say, so that it may not be removed yet.
+        runs, a person's `git status`, say, so that it may not be removed yet; or the index is behind still.
         """
         marker = self._marker()
         began = marker.stat().st_mtime
@@ -121,8 +121,11 @@ class Leftovers:
         for path in self._abandoned(killed=killed):
             self._remove_dead(path, began)
         index = marker.with_name(_INDEX)
-        if inherited is None or _number(index) != inherited or self._remove_dead(index, began):
-            marker.unlink()
+        if inherited is not None and _number(index) == inherited:
+            is_needed = self._is_behind() and _is_since(index, time.time() - OLD)
+            if is_needed or not self._remove_dead(index, began):
+                return
+        marker.unlink()
 
     def _abandoned(self, *, killed: bool) -> Iterator[Path]:
         left = {path: _number(path) for path in self.locks() if killed or path.name != _INDEX}
@@ -155,12 +158,14 @@ class Leftovers:
         return True
 
     def _git_runs(self) -> bool:
-        """Whether a git process works in this repository, as far as can be seen; if not seen, it may."""
+        """Whether a git process of others works in this repository, as far as can be seen; if not, it may."""
         places = (str(self._commands.worktree), str(self._commands.repo.git_dir))
         for process in psutil.process_iter(["name"]):
             if not (process.info["name"] or "").startswith("git"):
                 continue
             try:
+                if process.ppid() == os.getpid():
+                    continue  # our own
                 named = " ".join(process.cmdline())
                 if process.cwd().startswith(places) or any(place in named for place in places):
                     return True

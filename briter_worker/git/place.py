@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from briter_worker.errors import Failure, PublishError
 from briter_worker.git.adopt import Adoption
 from briter_worker.git.bases import KeptVersions
+from briter_worker.git.objects import Objects
 from briter_worker.git.pending import has_late_index
 from briter_worker.git.site import Site
 from briter_worker.git.upkeep import Upkeep
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from briter_worker.git.bases import Versions
     from briter_worker.git.building import Building, Item
     from briter_worker.git.command import Commands
-    from briter_worker.git.objects import Entry, Objects, Tree
+    from briter_worker.git.objects import Entry, Tree
     from briter_worker.git.remote import Remote
     from briter_worker.git.site import Tips
     from briter_worker.ports import Change, Plan, Request, Staged
@@ -54,7 +55,7 @@ class Follower(Protocol):
         ...
 
     def take_over(self, tips: Tips, theirs: str, *, rewritten: bool) -> None:
-        """The remote is at `theirs`. Returns where what is here has to be put on that.
+        """The remote is at `theirs`.
 
         `rewritten`: it does not contain any more what it had. Raises PublishError where that is a person's to
         mend, or all is to be read anew.
@@ -163,6 +164,9 @@ class WorkTree:
             # The branch moves here only after the push. The index has to follow, whether the remote is there
             # or not: it is held no longer than this.
             return True
+        with suppress(PublishError), Objects(self._commands) as objects:
+            # Another of the dead worker's plans may have moved it, and the remote may not be there for long.
+            Adoption(self.site, objects).heal()
         tip = remote.tip()
         if tip is None or tip == plan.new:
             return tip is not None

@@ -62,10 +62,10 @@ class Site:
         self.bases_ref = f"{own}/bases"
         """A tree of the versions that files in the work tree started from; see `bases`."""
         self.unindexed_ref = f"{own}/{refs.UNINDEXED}"
-        """The commit that the index still shows for what was published since, if it could not be written."""
+        """The commit that the index still shows; there while the branch moves, until it has followed."""
         self.fetched_ref = f"{own}/fetched"
         """What the last fetch brought."""
-        self._leftovers = Leftovers(commands, (self.branch_ref, self.tracking_ref))
+        self._leftovers = Leftovers(commands, (self.branch_ref, self.tracking_ref), self._is_index_behind)
 
     def look(self) -> Tips:
         """The tips, once the site is fit to be published from. Raises PublishError, with the fix."""
@@ -287,6 +287,13 @@ class Site:
             return head is not None and self.ref(head) == commit
         except (refs.BrokenRefError, OSError, PublishError):
             return False
+
+    def _is_index_behind(self) -> bool:
+        """Whether the work tree's index has to follow the branch still, for all that is known."""
+        if self.ref(self.unindexed_ref) is None:
+            return False
+        tip = self.ref(self.branch_ref)
+        return self.is_checked_out() or (tip is not None and self.has_checked_out(tip))
 
     def _head_stamp(self) -> tuple[int, int] | None:
         """Changes whenever git switches branches: it writes HEAD anew; a commit does not."""

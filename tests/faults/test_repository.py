@@ -8,8 +8,9 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
-from sites import Result, Site
+from sites import Result, Site, eventually
 
 from briter_worker.errors import PublishError
 from briter_worker.git import refs
@@ -257,9 +258,12 @@ def test_what_a_look_in_vain_took_for_a_dead_workers_is_not_taken_for_it_later(s
     for file in (busy, lock, head):
         file.touch()
     opened = repository(site)
+    # A child of our own would be the worker's.
+    somebodys = ["sh", "-c", "git cat-file --batch; :"]
     with subprocess.Popen(
-        ["git", "cat-file", "--batch"], cwd=site.worktree, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-    ):
+        somebodys, cwd=site.worktree, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as somebody:
+        eventually(lambda: psutil.Process(somebody.pid).children())
         with pytest.raises(PublishError, match=r"HEAD\.lock"), opened.working():
             pass
         # A person removes them, and commits: their lock may have the number of the one that was there.

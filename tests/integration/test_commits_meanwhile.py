@@ -77,14 +77,17 @@ exec {REAL} "$@"
     assert (folder / "died").exists(), "the worker did not get that far"
 
 
-def test_a_death_before_the_index_follows_the_remote_alone_is_made_up_for(site: Site, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    site.git("clone", "-q", str(site.remote), str(other), cwd=tmp_path)
-    (other / "content/posts/theirs.md").parent.mkdir(parents=True, exist_ok=True)
+def push_from_elsewhere(site: Site, other: Path) -> None:
+    """Somebody else's post comes to the remote, of which nobody has told this clone."""
+    site.git("clone", "-q", str(site.remote), str(other), cwd=other.parent)
     (other / "content/posts/theirs.md").write_text("theirs")
     site.git("add", "-A", cwd=other)
     site.git("commit", "-qm", "Theirs", cwd=other)
     site.git("push", "-q", "origin", "HEAD:main", cwd=other)
+
+
+def test_a_death_before_the_index_follows_the_remote_alone_is_made_up_for(site: Site, tmp_path: Path) -> None:
+    push_from_elsewhere(site, tmp_path / "other")
     site.save("nothing-new", ["content"])
     die_before_update_index(site, tmp_path / "bin")
     assert site.run_once().of("nochange")
@@ -141,6 +144,77 @@ def test_the_index_follows_a_branch_that_a_dead_worker_has_moved_also_without_th
     site.remote.rename(tmp_path / "away.git")
     assert [event["slug"] for event in site.run_once().of("published")] == ["a"]
     assert not (site.worktree / ".git" / "index.lock").exists()
+    assert site.git("diff", "--cached", "--name-only") == ""
+
+
+def test_the_index_follows_a_branch_that_was_moved_by_the_second_push_also_without_the_remote(
+    site: Site, tmp_path: Path
+) -> None:
+    """The first push lost a race: asked about it, a remote that is away says nothing."""
+    push_from_elsewhere(site, tmp_path / "other")
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    die_before_update_index(site, tmp_path / "bin")
+    away = site.remote.rename(tmp_path / "away.git")
+    site.run_once()
+    assert not (site.worktree / ".git" / "index.lock").exists()
+    assert site.git("diff", "--cached", "--name-only") == ""
+    away.rename(site.remote)
+    assert [event["slug"] for event in site.run_once().of("published")] == ["a"]
+    assert site.git("diff", "--cached", "--name-only") == ""
+
+
+def test_a_dead_workers_lock_is_held_until_the_index_has_followed_whatever_git_ran_meanwhile(
+    site: Site, tmp_path: Path
+) -> None:
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    die_before_update_index(site, tmp_path / "bin")
+    lock, seen = site.worktree / ".git" / "index.lock", tmp_path / "seen"
+    (tmp_path / "looking").mkdir()
+    shim = tmp_path / "looking" / "git"
+    with subprocess.Popen(
+        ["sh", "-c", "git cat-file --batch; :"],
+        cwd=site.worktree,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    ) as somebody:
+        shim.write_text(
+            f"""#!/bin/sh
+case " $* " in *" update-index "*) kill $(pgrep -P {somebody.pid}); sleep 0.2;; esac
+if [ -e '{lock}' ]; then echo "held $*"; else echo "free $*"; fi >> '{seen}'
+exec {REAL} "$@"
+"""
+        )
+        shim.chmod(0o755)
+        site.run_once(PATH=f"{shim.parent}:/usr/bin:/bin")
+    asked = seen.read_text().splitlines()
+    follows = max(number for number, line in enumerate(asked) if " update-index " in line)
+    free = [line for line in asked[: follows + 1] if not line.startswith("held ")]
+    assert not free, "a person's commit could have come between"
+    assert not lock.exists()
+    assert site.git("diff", "--cached", "--name-only") == ""
+
+
+def test_a_pause_keeps_no_lock_of_a_dead_worker(site: Site, tmp_path: Path) -> None:
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    die_before_update_index(site, tmp_path / "bin")
+    assert site.command("pause").returncode == 0
+    site.run_once()
+    assert not (site.worktree / ".git" / "index.lock").exists()
+    assert site.git("diff", "--cached", "--name-only") == ""
+
+
+def test_a_worker_that_starts_in_a_pause_lets_go_of_a_dead_ones_lock_in_a_moment(
+    site: Site, tmp_path: Path
+) -> None:
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    die_before_update_index(site, tmp_path / "bin")
+    assert site.command("pause").returncode == 0
+    with site.running():
+        eventually(lambda: not (site.worktree / ".git" / "index.lock").exists(), within=15)
     assert site.git("diff", "--cached", "--name-only") == ""
 
 

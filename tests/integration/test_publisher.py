@@ -15,6 +15,7 @@ from caches import LINES, NOW, WORKER
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import Failure, PublishError
+from briter_worker.git.adopt import Adoption
 from briter_worker.git.command import Commands
 from briter_worker.git.folders import read_all
 from briter_worker.git.publisher import GitPublisher
@@ -24,12 +25,13 @@ from briter_worker.git.writeback import _like_a_checkout
 from briter_worker.ports import Outcome, Plan, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sites import Site
 
     from briter_worker.git.moving import Move
+    from briter_worker.git.objects import Entry
     from briter_worker.ports import Change
 
 POST = "content/posts/b.md"
@@ -270,6 +272,33 @@ def test_who_leaves_while_the_branch_moves_finds_it_where_it_was_and_comes_back(
     assert site.git("rev-parse", "main") == site.remote_log()[0][0]
     assert site.git("status", "--porcelain") == ""
     assert site.git("for-each-ref", "refs/briter") == ""
+
+
+def test_who_leaves_again_for_a_moment_is_told_of_no_commits_that_nobody_has_made(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = here.site
+    leaving_as_the_branch_moves(here, monkeypatch)
+    here.publish(here.post("a"))
+    site.git("switch", "-q", "main")
+    plain = Adoption.adopt
+
+    def adopt(self: Adoption, plan: Plan, known: Mapping[str, Entry | None] | None) -> None:
+        monkeypatch.setattr(Adoption, "adopt", plain)
+        site.git("symbolic-ref", "HEAD", "refs/heads/draft")
+        try:
+            plain(self, plan, known)
+        finally:
+            site.git("symbolic-ref", "HEAD", "refs/heads/main")
+
+    monkeypatch.setattr(Adoption, "adopt", adopt)
+    assert here.publish(here.post("c"))["c"].failure is None
+    assert len(here.warned) == len([text for text in here.warned if "follow by themselves" in text]) == 3
+
+    for _ in range(2):
+        here.publisher().tidy(NOW)
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert site.git("status", "--porcelain") == ""
 
 
 @in_each_moment
