@@ -249,6 +249,8 @@ class Transaction:
         self._record(plan)
         if not self._still_ours():
             raise LockLostError
+        # Git tells nothing before it sends the first object: it looks for the remote, and compares.
+        self._progress("push", 0, 0)
         try:
             if self._large_files:
                 self._remote.push_large_files(plan.ref, dry_run=plan.dry_run)
@@ -259,7 +261,9 @@ class Transaction:
             raise
         if pushed is Pushed.MOVED:
             self._forget(plan.ref)
-        self._checked = self._checked or pushed is Pushed.DONE
+        if pushed is Pushed.DONE:
+            self._checked = True
+            self._progress("settle", 0, len(plan.commits))
         return pushed
 
     def _forget(self, ref: str) -> None:

@@ -102,6 +102,8 @@ class MetricsSink:
         self._clock = clock
         self._open: dict[str, JobStarted] = {}
         self._phase: tuple[str, float] | None = None
+        self._beginning = False
+        """Whether the last that the drain told was a start: it tells all of them before anything else."""
 
     @classmethod
     def serving(cls, host: str, port: int, measure: Callable[[], Measures] | None) -> MetricsSink:
@@ -114,9 +116,7 @@ class MetricsSink:
         """Count it."""
         match event:
             case JobStarted():
-                if not self._open:
-                    self._enter(_FIRST_PHASE)
-                self._open[event.job_id] = event
+                self._start(event)
             case Progress():
                 self._progress(event)
             case JobOutcome():
@@ -136,16 +136,22 @@ class MetricsSink:
             self._server.shutdown()
             self._server.server_close()
 
+    def _start(self, event: JobStarted) -> None:
+        if not self._beginning:
+            # Of an earlier drain, some may be open for ever: they were put back.
+            self._open.clear()
+            self._enter(_FIRST_PHASE)
+        self._beginning = True
+        self._open[event.job_id] = event
+
     def _progress(self, event: Progress) -> None:
-        if not self._open:
-            return
-        if self._phase is None or self._phase[0] != event.phase:
+        self._beginning = False
+        if self._open and (self._phase is None or self._phase[0] != event.phase):
             self._leave()
             self._enter(event.phase)
-        if event.total and event.done >= event.total:
-            self._leave()
 
     def _end(self, event: JobEvent) -> None:
+        self._beginning = False
         self._meters.count(event.kind if isinstance(event, JobOutcome) else ANY_KIND, event.name)
         started = self._open.pop(event.job_id, None)
         if started is not None and isinstance(event, Published) and not event.dry_run:

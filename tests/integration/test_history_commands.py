@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dashboards import serving
 from sites import eventually
 
+from briter_worker.job import parse_time
+
 if TYPE_CHECKING:
     from sites import Site
 
@@ -35,6 +37,18 @@ def test_a_published_post_has_a_receipt_with_commit_branch_remote_time_and_link(
     names = [phase["name"] for phase in receipt["phases"]]
     assert names == ["validate", "stage", "commit", "push", "settle"]
     assert all(phase["ended"] for phase in receipt["phases"])
+
+
+def test_the_push_is_timed_until_the_remote_has_answered(site: Site) -> None:
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text("#!/bin/sh\nsleep 0.5\n")
+    hook.chmod(0o755)
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    (receipt,) = receipts(site)
+    push = next(phase for phase in receipt["phases"] if phase["name"] == "push")
+    assert (parse_time(push["ended"]) - parse_time(push["began"])) >= 0.5
 
 
 def test_what_left_the_queue_is_still_shown(site: Site) -> None:

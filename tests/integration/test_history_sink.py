@@ -155,6 +155,42 @@ def test_phases_follow_one_another_and_the_open_attempt_shows_them(book: Book) -
     assert book.receipts() == []
 
 
+def test_a_phase_lasts_until_the_next_one_and_the_last_until_nothing_is_open(book: Book) -> None:
+    sink = book.open()
+    steps = [
+        start(),
+        Progress(phase="push", done=0, total=0),
+        Progress(phase="push", done=4, total=4),
+        Progress(phase="settle", done=1, total=1),
+        published(),
+    ]
+    for step in steps:
+        sink(step)
+        book.now += 1
+    sink.close()
+    (receipt,) = book.receipts()
+    lasted = {phase.name: (phase.ended or 0) - phase.began for phase in receipt.phases}
+    assert lasted == {"validate": 1, "push": 2, "settle": 1}
+
+
+@pytest.mark.parametrize("end", [[Cancelled(job_id="j", slug="a")], []], ids=["cancelled", "put back"])
+def test_what_ends_without_an_outcome_lends_its_phases_to_no_later_drain(
+    book: Book, end: list[Event]
+) -> None:
+    book.write(
+        start("first"),
+        start("j"),
+        Progress(phase="stage", done=0, total=1),
+        published("first"),
+        *end,
+        start("other"),
+        Progress(phase="push", done=0, total=1),
+        published("other"),
+    )
+    found = {each.job_id: [phase.name for phase in each.phases] for each in book.receipts()}
+    assert found["other"] == ["validate", "push"]
+
+
 def test_a_flood_of_progress_costs_a_few_rows_only(book: Book) -> None:
     sink = book.open()
     sink(start())

@@ -108,7 +108,21 @@ def test_what_ends_is_counted_and_timed() -> None:
     assert found["briter_save_to_remote_seconds_sum"] == 16
     assert found["briter_phase_seconds_sum{phase=validate}"] == 2
     assert found["briter_phase_seconds_sum{phase=push}"] == 3
-    assert found["briter_phase_seconds_count{phase=settle}"] == 1
+    assert found["briter_phase_seconds_sum{phase=settle}"] == 1
+
+
+def test_what_is_put_back_takes_no_phase_along() -> None:
+    meters, now = Meters(), [1000.0]
+    sink = MetricsSink(meters, clock=lambda: now[0])
+    sink(_start("a", saved_at=990.0))
+    sink(Progress(phase="stage", done=1, total=1))
+    now[0] = 5000
+    sink(_start("b", saved_at=4999.0))
+    now[0] = 5002
+    sink(Progress(phase="stage", done=1, total=1))
+    found = parsed(meters.render()[0].decode())
+    assert found["briter_phase_seconds_sum{phase=validate}"] == 2
+    assert "briter_phase_seconds_sum{phase=stage}" not in found
 
 
 def _start(job: str, *, saved_at: float) -> JobStarted:

@@ -58,13 +58,15 @@ class Recorder:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._drain: int | None = None
-        self._open = 0
-        """Attempts of the running drain that have no outcome yet."""
+        self._open: set[str] = set()
+        """The jobs of the running drain that have no outcome yet."""
+        self._beginning = False
+        """Whether the last that the drain told was a start: it tells all of them before anything else."""
 
     def forget(self) -> None:
         """The transaction was given up: what it began does not exist."""
         self._drain = None
-        self._open = 0
+        self._open.clear()
 
     def record(self, connection: sqlite3.Connection, events: Sequence[tuple[float, Event]]) -> None:
         """Store these, in order."""
@@ -75,11 +77,9 @@ class Recorder:
                     continue
                 case JobStarted():
                     self._start(connection, at, event)
-                case JobOutcome():
+                case JobOutcome() | Superseded() | Cancelled() | Quarantined():
                     self._end(connection, ended(event, at, self._target))
-                    self._open = max(0, self._open - 1)
-                case Superseded() | Cancelled() | Quarantined():
-                    self._end(connection, ended(event, at, self._target))
+                    self._leave(connection, at, event.job_id)
                 case _:
                     pass
             connection.execute(
@@ -88,12 +88,15 @@ class Recorder:
             )
 
     def _start(self, connection: sqlite3.Connection, at: float, event: JobStarted) -> None:
-        if not self._open or self._drain is None:
+        # Of an earlier one, some may be open for ever: they were put back.
+        if not self._beginning or self._drain is None:
+            self._open.clear()
             phases = json.dumps([[FIRST_PHASE, at, None]])
             self._drain = connection.execute(
                 "INSERT INTO drains (began, phase, phases) VALUES (?, ?, ?)", (at, FIRST_PHASE, phases)
             ).lastrowid
-        self._open += 1
+        self._beginning = True
+        self._open.add(event.job_id)
         # One that its worker did not live to end.
         connection.execute(
             "UPDATE attempts SET outcome = ?, ended = ? WHERE job_id = ? AND outcome IS NULL",
@@ -102,15 +105,31 @@ class Recorder:
         self._insert(connection, drain=self._drain, **begun(event, at))
 
     def _progress(self, connection: sqlite3.Connection, at: float, event: Progress) -> None:
+        self._beginning = False
         if self._drain is None:
             return
-        row = connection.execute("SELECT phases FROM drains WHERE id = ?", (self._drain,)).fetchone()
-        phases: list[list[Any]] = json.loads(row[0])
+        phases = self._phases(connection)
         follow(phases, event, at)
         connection.execute(
             "UPDATE drains SET phase = ?, done = ?, total = ?, phases = ? WHERE id = ?",
             (event.phase, event.done, event.total, json.dumps(phases), self._drain),
         )
+
+    def _leave(self, connection: sqlite3.Connection, at: float, job_id: str) -> None:
+        """Its job has an outcome; with the last one's, the drain's last phase ends."""
+        self._beginning = False
+        if self._drain is None or job_id not in self._open:
+            return
+        self._open.remove(job_id)
+        if not self._open:
+            phases = self._phases(connection)
+            phases[-1][2] = at
+            connection.execute("UPDATE drains SET phases = ? WHERE id = ?", (json.dumps(phases), self._drain))
+
+    def _phases(self, connection: sqlite3.Connection) -> list[list[Any]]:
+        row = connection.execute("SELECT phases FROM drains WHERE id = ?", (self._drain,)).fetchone()
+        phases: list[list[Any]] = json.loads(row[0])
+        return phases
 
     def _end(self, connection: sqlite3.Connection, facts: dict[str, Any]) -> None:
         names = ", ".join(f'"{name}" = :{name}' for name in facts if name not in ("job_id", "slug"))
@@ -157,9 +176,12 @@ def ended(
 
 
 def follow(phases: list[list[Any]], event: Progress, at: float) -> None:
-    """Add to a drain's phases what the event says of them."""
+    """Add to a drain's phases what the event says of them.
+
+    A phase lasts until the next one: when git has sent the last object, the remote has yet to take it.
+    """
     if phases[-1][0] != event.phase and len(phases) < _MOST_PHASES:
-        phases[-1][2] = phases[-1][2] or at
+        phases[-1][2] = at
         phases.append([event.phase, at, None])
     if event.total and event.done >= event.total:
         phases[-1][2] = at

@@ -245,6 +245,8 @@ class _Page:
         drain = self._drain_of(item)
         times = drain.open.pop(event.job_id, None) if drain is not None else None
         if drain is not None and not drain.open:
+            drain.phases[-1][2] = item.at
+            self._drains[drain.id] = drain
             del self.running[item.site]
         self._count(item, event, times)
 
