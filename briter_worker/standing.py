@@ -133,7 +133,7 @@ def stand(
     surroundings = _cluster(settings) if settings.database_url else _machine(settings, now)
     worst = _condition(rows, surroundings.well_since)
     due = [row for row in rows if row.state is not State.SCHEDULED]
-    since = [max(row.job.created_at, row.job.scheduled_for or 0.0) for row in due]
+    since = [waits_since(row) for row in due]
     waiting = [moment for row, moment in zip(due, since, strict=True) if row.state is not State.FAILED]
     return Standing(
         now=now,
@@ -155,6 +155,11 @@ def stand(
         remote=surroundings.remote,
         queue=surroundings.queue,
     )
+
+
+def waits_since(row: Shown) -> float:
+    """Since when the post waits: since its save, or since it was due."""
+    return max(row.job.created_at, row.job.scheduled_for or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

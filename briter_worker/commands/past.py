@@ -12,14 +12,18 @@ import typer
 from briter_worker import views
 from briter_worker.commands import DeclinedError, read_site, words
 from briter_worker.commands.options import Json, OfSite, Wanted  # noqa: TC001 - typer reads them
+from briter_worker.errors import for_people
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from briter_worker.queues.disk import DiskQueue
+    from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.queues.steering import Shown
     from briter_worker.settings import Settings
     from briter_worker.sinks.history.reading import History, Receipt
 
+_DUE = frozenset({"pending", "retrying"})
 _GLANCE = 0.2
 _RECEIPT_LATE = 3.0
 """A receipt that is not there by then is not coming."""
@@ -91,10 +95,14 @@ def show(
 class _Found:
     """A post as it is known: its jobs in the queue, newest first, and its receipts."""
 
-    def __init__(self, rows: list[Shown], receipts: list[Receipt], under_way: Receipt | None) -> None:
+    def __init__(
+        self, rows: list[Shown], receipts: list[Receipt], under_way: Receipt | None, obstacle: str
+    ) -> None:
         self.rows = rows
         self.receipts = receipts
         self.under_way = under_way
+        self.obstacle = obstacle
+        """Why it waits though it is due, where that is not its own last error."""
 
     def as_json(self) -> dict[str, Any]:
         """The newest job's keys, or the last receipt's, with `receipts`."""
@@ -113,6 +121,8 @@ class _Found:
             views.put_job(self.rows[0])
             for other in self.rows[1:]:
                 views.tell(f"an older save of this post is {other.state.value}: job {other.job.id}")
+        if self.obstacle:
+            views.tell(self.obstacle)
         if self.under_way is not None:
             views.put_facts([("phase", words.progress_in_words(self.under_way))])
         if self.receipts:
@@ -122,7 +132,8 @@ class _Found:
 def _look(settings: Settings, wanted: str) -> _Found:
     from briter_worker.wiring import open_queue  # noqa: PLC0415
 
-    rows: list[Shown] = [*open_queue(settings).find(wanted, time.time())]
+    queue = open_queue(settings)
+    rows: list[Shown] = [*queue.find(wanted, time.time())]
     # Of one post in flight, waiting and failed, its newest save is what a person means.
     rows.sort(key=lambda row: row.job.created_at, reverse=True)
     with _reading(settings) as past:
@@ -130,19 +141,35 @@ def _look(settings: Settings, wanted: str) -> _Found:
         under_way = next((each for each in past.under_way() if wanted in (each.job_id, each.slug)), None)
     if not rows and not receipts and under_way is None:
         raise DeclinedError(f"neither the queue nor the history has a job with the id or slug {wanted!r}")
-    return _Found(rows, [each for each in receipts if each.outcome], under_way)
+    return _Found(
+        rows, [each for each in receipts if each.outcome], under_way, _obstacle(settings, queue, rows[:1])
+    )
+
+
+def _obstacle(settings: Settings, queue: DiskQueue | PostgresQueue, rows: list[Shown]) -> str:
+    if not rows or rows[0].state.value not in _DUE:
+        return ""
+    from briter_worker.job import format_time  # noqa: PLC0415 - only a post that waits pays for it
+    from briter_worker.standing import stand  # noqa: PLC0415 - as above
+
+    standing = stand(settings, time.time(), queue=queue, rows=rows)
+    if standing.paused is not None:
+        pause = standing.paused
+        until = "briter-worker resume" if pause.until is None else format_time(pause.until)
+        return f"paused until {until}" + (f": {for_people(pause.reason)}" if pause.reason else "")
+    return "" if standing.has_worker else "no worker is running: the next one publishes it"
 
 
 def _watch(settings: Settings, wanted: str) -> None:
     """Print each change of the post's until it has come to an end."""
-    told = ""
+    told: list[object] = []
     gone_at: float | None = None
     while True:
         found = _look(settings, wanted)
-        text = _standing(found)
-        if text != told:
+        text, *news = _standing(found)
+        if news != told:
             views.put(text)
-            told = text
+            told = news
         ended = not any(row.state.value != "failed" for row in found.rows)
         if ended and not found.rows and found.under_way is not None:
             # It has left the queue, and its receipt is about to be written; unless the worker died just then.
@@ -153,13 +180,18 @@ def _watch(settings: Settings, wanted: str) -> None:
         time.sleep(_GLANCE)
 
 
-def _standing(found: _Found) -> str:
-    now = time.time()
+def _standing(found: _Found) -> tuple[str, *tuple[object, ...]]:
+    """What to say, and what has to change for it to be said again: time alone is no news."""
     if found.under_way is not None and (not found.rows or found.rows[0].state.value == "claimed"):
-        return words.progress_in_words(found.under_way)
+        text = words.progress_in_words(found.under_way)
+        return text, text
     if found.rows:
-        return words.row_in_words(found.rows[0], now)
-    return words.receipt_in_words(found.receipts[0])
+        row = found.rows[0]
+        text = words.row_in_words(row, time.time())
+        text = f"{text}; {found.obstacle}" if found.obstacle else text
+        return text, row.state, row.job.next_attempt_at, row.job.last_error, found.obstacle
+    text = words.receipt_in_words(found.receipts[0])
+    return text, text
 
 
 @contextmanager

@@ -29,11 +29,29 @@ def condition_of(snapshot: Snapshot, problem: str | None) -> Condition:
     return next(_conditions(snapshot, problem))
 
 
+def obstacle(snapshot: Snapshot, problem: str | None) -> Condition | None:
+    """What keeps any post from going live, whichever page one looks at."""
+    return next(_obstacles(snapshot, problem), None)
+
+
 def _conditions(snapshot: Snapshot, problem: str | None) -> Iterator[Condition]:
-    standing = snapshot.standing
     waiting, again, dead = len(snapshot.pending), len(snapshot.retrying), len(snapshot.failed)
     if snapshot.is_first and problem is None:
         yield Condition("busy", "The queue is being looked at", "This page shows it in a moment.")
+    yield from _obstacles(snapshot, problem)
+    if snapshot.in_flight:
+        yield Condition("busy", f"{words.count(len(snapshot.in_flight), 'post')} on the way to the remote")
+    if dead:
+        yield Condition("warn", f"{words.count(dead, 'post')} {'need' if dead > 1 else 'needs'} a hand")
+    if again:
+        yield Condition("warn", f"{words.count(again, 'post')} will be tried again soon")
+    if waiting:
+        yield Condition("busy", f"{words.count(waiting, 'post')} about to be published")
+    yield _nothing_to_do(dry_run=snapshot.standing.dry_run)
+
+
+def _obstacles(snapshot: Snapshot, problem: str | None) -> Iterator[Condition]:
+    standing, waiting = snapshot.standing, len(snapshot.pending)
     if problem is not None:
         yield Condition("bad", "The queue cannot be read", problem)
     if standing.paused is not None:
@@ -46,15 +64,6 @@ def _conditions(snapshot: Snapshot, problem: str | None) -> Iterator[Condition]:
         text = f"{words.count(waiting, 'post')} {verb}, and no worker is running"
         where = "on the server" if standing.hosts is None else "on a host of the cluster"
         yield Condition("bad", text, "", f"Start the worker {where}: briter-worker run")
-    if snapshot.in_flight:
-        yield Condition("busy", f"{words.count(len(snapshot.in_flight), 'post')} on the way to the remote")
-    if dead:
-        yield Condition("warn", f"{words.count(dead, 'post')} {'need' if dead > 1 else 'needs'} a hand")
-    if again:
-        yield Condition("warn", f"{words.count(again, 'post')} will be tried again soon")
-    if waiting:
-        yield Condition("busy", f"{words.count(waiting, 'post')} about to be published")
-    yield _nothing_to_do(dry_run=standing.dry_run)
 
 
 def _nothing_to_do(*, dry_run: bool) -> Condition:

@@ -11,6 +11,7 @@ from briter_worker.allowlist import Allowlist
 from briter_worker.errors import for_people
 from briter_worker.outlets import open_record
 from briter_worker.web.actions import Actions, FolderEntry
+from briter_worker.web.condition import obstacle
 from briter_worker.web.examination import Examination
 from briter_worker.web.live import Hub
 from briter_worker.web.looking import FolderLooking
@@ -131,6 +132,7 @@ class Dashboard:
             "snapshot": snapshot,
             "standing": snapshot.standing,
             "dry_run": snapshot.standing.dry_run,
+            "obstacle": obstacle(snapshot, keeper.queue_problem),
             "site_name": for_people(self.name) or "site",
             "base": self.base,
             "above": "/" if self.base else "",

@@ -51,14 +51,13 @@ def now(request: Request, dashboard: Asked) -> Response:
     keeper = dashboard.keeper
     snapshot = keeper.snapshot
     receipts, trouble = _read(dashboard, lambda history: history.receipts(limit=_RECENT))
-    oldest = min(snapshot.pending, key=lambda row: row.job.created_at, default=None)
     return page(
         request,
         dashboard,
         "now.html",
         condition=condition_of(snapshot, keeper.queue_problem),
         progress=keeper.progress()[:_FIRST],
-        oldest=oldest,
+        oldest=snapshot.longest_waiting,
         receipts=_linked(dashboard, receipts),
         trouble=trouble,
     )

@@ -124,9 +124,12 @@ def page(
 ) -> HTMLResponse:
     """A page with all that every page shows."""
     visit = request.state.visit
+    around = _everywhere(shell)
     told = TOLD.get(request.query_params.get("told", ""), "")
+    if around["obstacle"] is not None:
+        told = told.replace(" now.", " once posts go out again.")
     here = address(request.url.path, **{k: v for k, v in request.query_params.items() if k != "told"})
-    shown = {"visit": visit, "told": told, "here": here, **_everywhere(shell), **more}
+    shown = {"visit": visit, "told": told, "here": here, **around, **more}
     return HTMLResponse(_environment().get_template(template).render(shown), status_code=status)
 
 
@@ -148,4 +151,4 @@ def error_page(shell: Shell) -> Callable[[int, str], HTMLResponse]:
 
 
 def _everywhere(shell: Shell) -> dict[str, Any]:
-    return {"now": time.time(), "zone": words.zone(), "above": "", **shell.everywhere()}
+    return {"now": time.time(), "zone": words.zone(), "above": "", "obstacle": None, **shell.everywhere()}

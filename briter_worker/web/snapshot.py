@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from briter_worker.errors import explained
 from briter_worker.job import State
 from briter_worker.sinks.history.reading import HistoryUnreadableError
-from briter_worker.standing import stand
+from briter_worker.standing import stand, waits_since
 from briter_worker.web.plots import Figures, figures_of
 from briter_worker.wiring import open_history
 
@@ -39,6 +39,7 @@ _FULL = 60.0
 _WORKER_EVERY = 1.0
 _FIGURES_EVERY = 60.0
 _MOST_MOMENTS = 500
+_WAITING = (State.CLAIMED, State.PENDING, State.RETRYING)
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Snapshot:
     """The latest save first."""
     by_id: Mapping[str, Shown | list[Shown]] = field(default_factory=dict)
     by_slug: Mapping[str, Shown | list[Shown]] = field(default_factory=dict)
+    longest_waiting: Shown | None = None
+    """Of those that are due, in flight or not: since its save, or since it was due."""
     turns_at: float | None = None
     """When a job changes its state by time alone."""
     is_first: bool = False
@@ -125,9 +128,11 @@ def picture(settings: Settings, queue: Steered, now: float) -> Snapshot:
     scheduled.sort(key=lambda row: row.job.scheduled_for or 0.0)
     if scheduled:
         turns.append(scheduled[0].job.scheduled_for or now)
+    waiting = (row for state in _WAITING for row in sorted_by[state])
     return Snapshot(
         at=now,
         standing=stand(settings, now, queue=queue, rows=rows),
+        longest_waiting=min(waiting, key=waits_since, default=None),
         in_flight=sorted_by[State.CLAIMED],
         pending=sorted_by[State.PENDING],
         retrying=sorted_by[State.RETRYING],

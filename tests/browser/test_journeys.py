@@ -174,6 +174,19 @@ def test_publishing_is_paused_with_a_reason_that_all_see_and_resumed(
     expect(page.get_by_role("button", name="Resume publishing")).to_have_count(0)
 
 
+def test_an_open_page_says_that_publishing_is_paused_and_when_it_goes_on_again(
+    running: Running, visitor: Visitor
+) -> None:
+    page = visitor.page
+    page.goto("/published")
+    follows(page)
+    assert running.site.command("pause", "--for", "1h", "--reason", "Lunch").returncode == 0
+    expect(page.locator("#obstacle")).to_contain_text("Publishing is paused until")
+    expect(page.locator("#obstacle")).to_contain_text("Lunch.")
+    assert running.site.command("resume").returncode == 0
+    expect(page.locator("#obstacle")).to_be_empty()
+
+
 def test_a_held_post_that_is_saved_for_another_day_moves_on_the_open_page(
     running: Running, visitor: Visitor
 ) -> None:

@@ -124,6 +124,20 @@ def test_a_paused_site_publishes_nothing_and_goes_on_at_once_when_resumed(site: 
         assert [line["event"] for line in until(lines, "published")] == ["resumed", "start", "published"]
 
 
+def test_a_post_that_waits_says_for_what(site: Site) -> None:
+    site.save("a", ["content/posts/a.md"])
+    assert "no worker is running" in site.command("show", "a").stderr
+    site.command("pause", "--reason", "Lunch")
+    assert "paused until briter-worker resume: Lunch" in site.command("show", "a").stderr
+    with site.running("show", "a", "--watch") as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "pending; paused until briter-worker resume: Lunch\n"
+        site.command("resume")
+        assert watching.stdout.readline().startswith("pending; no worker is running")
+        site.command("cancel", "a")
+        assert watching.stdout.readline().startswith("cancelled")
+
+
 def test_a_pause_ends_by_itself(site: Site) -> None:
     site.write_post("content/posts/a.md", "a")
     site.save("a", ["content/posts/a.md"])

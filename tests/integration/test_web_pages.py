@@ -198,6 +198,51 @@ def test_a_pause_is_shown_and_ended_from_the_page(site: Site, dashboard: Dashboa
     assert dashboard.act("pause", **{"for": "1e9"}).status_code == 422
 
 
+def test_every_page_says_what_keeps_posts_from_going_live(site: Site, dashboard: Dashboard) -> None:
+    site.write_post("content/posts/hello.md", "# Hello\n")
+    site.save("hello", ["content/posts/hello.md"])
+    pages = [*PAGES, "/post?slug=hello"]
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["pending"] == 1)
+    for path in pages:
+        page = text_of(dashboard.page.get(path).text)
+        assert page.count("1 post waits, and no worker is running.") == 1, path
+        assert "Start the worker on the server: briter-worker run" in page
+    dashboard.act("pause", reason="<b>Elections</b>", **{"for": ""})
+    for path in pages:
+        page = text_of(dashboard.page.get(path).text)
+        assert page.count("Publishing is paused. <b>Elections</b>.") == 1, path
+    dashboard.act("resume")
+    site.run_once()
+    for path in pages:
+        page = text_of(dashboard.page.get(path).text)
+        assert "no worker is running" not in page
+        assert "paused" not in page
+
+
+def test_what_was_asked_for_while_nothing_goes_out_is_promised_for_later(
+    site: Site, dashboard: Dashboard
+) -> None:
+    site.write_post("content/posts/held.md", "# Held\n")
+    site.save("held", ["content/posts/held.md"], scheduledFor=TOMORROW)
+    dashboard.act("pause", **{"for": ""})
+    done = dashboard.act("publish-now", id="held", back="/scheduled")
+    page = text_of(dashboard.page.get(done.headers["location"]).text)
+    assert "It will be published once posts go out again." in page
+    assert "published now" not in page
+
+
+def test_what_waits_longest_counts_from_when_it_was_due_and_retries_wait_too(
+    site: Site, dashboard: Dashboard
+) -> None:
+    site.git("remote", "set-url", "origin", str(site.root / "nowhere"))
+    now = datetime.now(UTC)
+    save = {"createdAt": (now - timedelta(days=9)).isoformat()}
+    publish(site, "late", **save, scheduledFor=(now - timedelta(minutes=3)).isoformat())
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["retrying"] == 1)
+    page = text_of(dashboard.page.get("/").text)
+    assert "Longest waiting late , due 3 min ago" in page
+
+
 def test_what_cannot_be_done_is_said_on_a_page(dashboard: Dashboard) -> None:
     answer = dashboard.act("retry", id="nobody")
     assert answer.status_code == 404
