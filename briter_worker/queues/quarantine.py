@@ -52,8 +52,8 @@ class Quarantine:
         """
         target = self._free_name(name, now)
         text = for_people(
-            f"{trouble.reason}. The file {name!r} is kept as {target}; "
-            "correct what wrote it and save the post again"
+            f"{trouble.reason}. The file {name!r} is kept as {target}. "
+            "Fix: correct what wrote it, save the post again, then cancel this one"
         )
         document = _salvaged(trouble.document, name, min(sighting.stat.st_mtime, now))
         document = rewritten(

@@ -293,7 +293,7 @@ def to_retry(rows: Sequence[R], wanted: str) -> list[R]:
     if not chosen:
         raise SteeringError(f"{wanted!r} has not failed: it is {rows[0].state.value}")
     for row in chosen:
-        if _is_hopeless(row.job):
+        if is_hopeless(row.job):
             raise SteeringError(
                 f"{wanted!r} cannot be retried, as its file is no job that could succeed "
                 f"({row.job.failure}): save the post again, then cancel this one"
@@ -303,7 +303,7 @@ def to_retry(rows: Sequence[R], wanted: str) -> list[R]:
 
 def helpable(rows: Sequence[R]) -> list[R]:
     """The dead letters that a retry can help."""
-    return [row for row in rows if row.state is State.FAILED and not _is_hopeless(row.job)]
+    return [row for row in rows if row.state is State.FAILED and not is_hopeless(row.job)]
 
 
 def to_hurry(rows: Sequence[R], wanted: str) -> list[R]:
@@ -327,7 +327,8 @@ def hurried(document: Document, job: Job, now: float) -> Document:
     )
 
 
-def _is_hopeless(job: Job) -> bool:
+def is_hopeless(job: Job) -> bool:
+    """Whether it would fail again however often it is tried: only a new save can help."""
     return job.failure in _HOPELESS
 
 

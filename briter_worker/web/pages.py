@@ -9,6 +9,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from briter_worker.errors import for_people
+from briter_worker.queues.steering import is_hopeless
 from briter_worker.settings import settings_schema
 from briter_worker.sinks.history.reading import History, HistoryUnreadableError, Receipt
 from briter_worker.sinks.webhooks.endpoints import origin_of
@@ -81,8 +82,15 @@ def failed(request: Request, dashboard: Asked, start: Offset = 0) -> Response:
     snapshot = dashboard.keeper.snapshot
     shown = snapshot.failed[start : start + PER_PAGE]
     retrying = snapshot.retrying[:PER_PAGE]
+    can_help = len(snapshot.failed) > len(shown) or not all(is_hopeless(row.job) for row in shown)
     return page(
-        request, dashboard, "failed.html", rows=shown, retrying=retrying, **_paged(snapshot.failed, start)
+        request,
+        dashboard,
+        "failed.html",
+        rows=shown,
+        retrying=retrying,
+        can_help=can_help,
+        **_paged(snapshot.failed, start),
     )
 
 

@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse
 
 from briter_worker.errors import for_people
 from briter_worker.job import format_time
+from briter_worker.queues.steering import is_hopeless
 from briter_worker.web import words
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def _environment() -> Environment:
         "when": when,
         "exact": format_time,
         "ago": ago,
+        "sentence": words.sentence,
         "span": words.span,
         "ident": ident,
     }
@@ -66,7 +68,10 @@ def _environment() -> Environment:
         "address": address,
         "count": words.count,
         "day_of": words.day_of,
-        "clock": words.clock,
+        "day_ahead": words.day_ahead,
+        "clock": words.clock_there,
+        "fate_in_words": words.fate_in_words,
+        "is_hopeless": is_hopeless,
         "is_link": words.is_link,
         "moment": words.moment,
         "outcome_in_words": words.outcome_in_words,

@@ -88,10 +88,11 @@ def reason(failure: str | None, error: str | None) -> Reason:
         headline = HEADLINES[Failure(failure or "")]
     except ValueError:
         headline, detail = detail or "it did not work", ""
-    return Reason(headline, _sentence(detail), _sentence(fix))
+    return Reason(headline, sentence(detail), sentence(fix))
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """Begun with a capital; the rest as it is."""
     return text[:1].upper() + text[1:]
 
 
@@ -115,6 +116,14 @@ def outcome_in_words(receipt: Receipt) -> str:
     """What became of an attempt."""
     text = OUTCOMES.get(receipt.outcome or "", receipt.outcome or "under way")
     return f"{text} (dry run)" if receipt.dry_run else text
+
+
+def fate_in_words(receipt: Receipt) -> str:
+    """What has become of a post that has left the queue."""
+    if receipt.dry_run or receipt.outcome not in {"published", "nochange"}:
+        return outcome_in_words(receipt)
+    since = f" since {moment(receipt.ended)}" if receipt.ended and receipt.outcome == "published" else ""
+    return f"live{since}"
 
 
 def tone_of(outcome: str | None) -> str:
@@ -180,6 +189,19 @@ def clock(seconds: float) -> str:
     return f"{local(seconds):%H:%M}"
 
 
+def clock_there(seconds: float, now: float | None = None) -> str:
+    """`14:05`, or `14:05 CEST` where the clocks will have changed by then, or had not changed yet."""
+    there, here = local(seconds), local(time.time() if now is None else now)
+    return f"{there:%H:%M}" if there.utcoffset() == here.utcoffset() else f"{there:%H:%M %Z}"
+
+
+def day_ahead(seconds: float, now: float | None = None) -> str:
+    """As `day_of`, with `Today` and `Tomorrow` before it."""
+    today = local(time.time() if now is None else now).date()
+    near = {0: "Today, ", 1: "Tomorrow, "}.get((local(seconds).date() - today).days, "")
+    return near + day_of(seconds)
+
+
 def day_of(seconds: float, *, short: bool = False) -> str:
     """`Wednesday, 18 November 2026`, or `18 Nov`."""
     day = local(seconds)
@@ -192,7 +214,7 @@ def moment(seconds: float, now: float | None = None) -> str:
     if day.date() == today.date():
         return f"{day:%H:%M}"
     year = "" if day.year == today.year else f" {day.year}"
-    return f"{day.day} {day:%b}{year}, {day:%H:%M}"
+    return f"{day.day} {day:%b}{year}, {clock_there(seconds, now)}"
 
 
 def commit_href(template: str, commit: str | None) -> str | None:

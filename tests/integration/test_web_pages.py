@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -155,6 +156,34 @@ def test_a_refused_post_says_why_and_what_to_do_and_is_retried_from_the_page(
     assert site.job("hello")["status"] == "pending"
     assert site.run_once().returncode == 0
     assert "Everything that was saved is live" in text_of(dashboard.page.get("/").text)
+
+
+def test_what_failed_before_is_told_as_past_once_the_post_is_live(site: Site, dashboard: Dashboard) -> None:
+    refuse_everything(site, "customers are not to be named")
+    publish(site, "hello")
+    page = dashboard.page.get("/post?slug=hello").text
+    assert text_of(page).count("The remote does not accept this post.") == 2
+    assert page.count("<strong>Fix:</strong>") == 1
+    (site.remote / "hooks" / "pre-receive").unlink()
+    publish(site, "hello")
+    page = text_of(dashboard.page.get("/post?slug=hello").text)
+    assert "The remote does not accept this post." in page
+    assert "hello Live since " in page
+    assert "Not live" not in page
+    assert "Fix:" not in page
+
+
+def test_no_page_offers_a_retry_that_would_be_declined(site: Site, dashboard: Dashboard) -> None:
+    (site.queue / "broken.json").write_text('{"id": broken')
+    os.utime(site.queue / "broken.json", (1, 1))
+    site.run_once()
+    for path in ("/failed", "/post?slug=broken"):
+        page = dashboard.page.get(path).text
+        assert "Fix: Correct what wrote it, save the post again, then cancel this one" in text_of(page)
+        assert "Retry" not in text_of(page), path
+    site.save("outside", ["../outside"])
+    site.run_once()
+    assert text_of(dashboard.page.get("/failed").text).count("Retry") == 2, "one, and all"
 
 
 def test_retry_all_takes_every_dead_letter(site: Site, dashboard: Dashboard) -> None:

@@ -57,6 +57,25 @@ def zone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Ite
     time.tzset()
 
 
+@pytest.mark.parametrize("zone", ["Europe/Berlin"], indirect=True)
+def test_a_time_on_the_other_side_of_a_change_of_the_clocks_names_its_zone(zone: str) -> None:
+    winter, july = (
+        datetime.fromisoformat(f"{day}T09:00:00+00:00").timestamp() for day in ("2026-11-19", "2027-07-01")
+    )
+    assert words.clock_there(winter, winter) == "10:00", zone
+    assert words.clock_there(july, winter) == "11:00 CEST"
+    assert words.moment(july, winter) == "1 Jul 2027, 11:00 CEST"
+    assert words.moment(winter, july) == "19 Nov 2026, 10:00 CET"
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Auckland"], indirect=True)
+def test_a_calendar_says_which_day_is_today_and_which_tomorrow(zone: str) -> None:
+    eve = datetime.fromisoformat("2026-11-19T23:30").astimezone().timestamp()
+    assert words.day_ahead(eve + 60, eve) == "Today, Thursday, 19 November 2026", zone
+    assert words.day_ahead(eve + 3600, eve) == "Tomorrow, Friday, 20 November 2026"
+    assert words.day_ahead(eve + 2 * 86400, eve) == "Saturday, 21 November 2026"
+
+
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata", "Pacific/Auckland"], indirect=True)
 def test_figures_count_by_the_days_and_hours_of_the_servers_zone(zone: str, tmp_path: Path) -> None:
     late = datetime.fromisoformat("2026-01-15T22:10").astimezone().timestamp()
