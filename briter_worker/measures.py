@@ -7,7 +7,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import UsageError
+from briter_worker.errors import UsageError, for_people
 from briter_worker.job import GIT_SYNC
 from briter_worker.standing import stand
 from briter_worker.wiring import open_history, open_queue
@@ -38,14 +38,14 @@ _AT_ONCE = 1000
 
 def measured(standing: Standing) -> Measures:
     """The standing as numbers."""
-    now, worker = standing.now, standing.worker
-    beat = worker.heartbeat if worker is not None and worker.alive else None
+    now = standing.now
+    worker = standing.worker if standing.worker is not None and standing.worker.alive else None
     return Measures(
         jobs=standing.jobs,
         oldest_waiting=_age(standing.waiting_since, now),
         oldest_unpushed=_age(standing.unpushed_since, now),
-        worker_alive=worker is not None and worker.alive,
-        heartbeat_age=_age(beat, now),
+        holder=None if worker is None else (for_people(worker.host or ""), worker.pid),
+        heartbeat_age=_age(None if worker is None else worker.heartbeat, now),
         failure=standing.failure,
         paused=standing.paused is not None,
         dry_run=standing.dry_run,

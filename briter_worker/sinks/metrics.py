@@ -46,7 +46,8 @@ class Measures:
     """By state."""
     oldest_waiting: float | None
     oldest_unpushed: float | None
-    worker_alive: bool
+    holder: tuple[str, int] | None
+    """The host and PID of the live worker that holds the site's lock."""
     heartbeat_age: float | None
     failure: str | None
     paused: bool
@@ -205,6 +206,13 @@ def _gauges(site: Measures) -> Iterable[Metric]:
     if site.failure is not None:
         condition.add_metric([site.failure], 1)
     yield condition
+    holder = GaugeMetricFamily(
+        "briter_lock_holder", "1 for the worker that holds the site's lock.", labels=["host", "pid"]
+    )
+    if site.holder is not None:
+        host, pid = site.holder
+        holder.add_metric([host, str(pid)], 1)
+    yield holder
     single: list[tuple[str, str, Any]] = [
         ("briter_in_flight", "Jobs being published now.", site.jobs.get("claimed", 0)),
         ("briter_dead_letters", "Jobs that failed for good.", site.jobs.get("failed", 0)),
@@ -218,7 +226,7 @@ def _gauges(site: Measures) -> Iterable[Metric]:
             "The same, with those that failed for good.",
             site.oldest_unpushed or 0,
         ),
-        ("briter_worker_alive", "1 while a live worker holds the site's lock.", int(site.worker_alive)),
+        ("briter_worker_alive", "1 while a live worker holds the site's lock.", int(site.holder is not None)),
         ("briter_paused", "1 while somebody wants nothing published.", int(site.paused)),
         ("briter_dry_run", "1 while nothing reaches the remote.", int(site.dry_run)),
         ("briter_quarantined", "Files that were no jobs.", site.quarantined),

@@ -169,7 +169,7 @@ class Actions:
 
     def refused(self, paths: Sequence[str]) -> list[str]:
         """Which of these will not be published, with the reasons."""
-        warnings = []
+        warnings = [] if paths else ["nothing will be published: the job declares no paths"]
         for path in paths:
             try:
                 self._allowlist.resolve(path)

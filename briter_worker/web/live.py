@@ -76,7 +76,8 @@ class Reader:
 class Hub:
     """All readers. `publish` may be called from any thread, all else from the loop's."""
 
-    def __init__(self) -> None:
+    def __init__(self, ping: float = PING) -> None:
+        self._ping = ping
         self._readers: set[Reader] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -161,7 +162,7 @@ class Hub:
         """The answer for a reader who has seen everything up to `seen`, or nothing."""
         return EventSourceResponse(
             self._chunks(seen, missed, snapshot, status),
-            ping=PING,
+            ping=self._ping,
             send_timeout=SEND_TIMEOUT,
             ping_message_factory=lambda: ServerSentEvent("{}", event="ping", sep="\n"),
         )

@@ -7,6 +7,8 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from mounts import full, small
+from sites import eventually
 
 from briter_worker.events import (
     Cancelled,
@@ -305,6 +307,23 @@ def test_events_wait_for_a_locked_file_and_the_worker_does_not(book: Book) -> No
     assert [each.job_id for each in book.receipts()] == ["j1", "before"]
     assert len(book.complaints) == 1
     assert "publishing goes on" in book.complaints[0]
+
+
+def test_a_full_disk_delays_receipts_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    with small(tmp_path / "disk", size="1M") as disk:
+        book = Book(disk / "history.db")
+        book.write(start("before"), published("before"))
+        sink = book.open()
+        with full(disk):
+            sink(start())
+            sink(published())
+            eventually(lambda: book.complaints)
+            assert "full" in book.complaints[0]
+            assert "publishing goes on without it" in book.complaints[0]
+        sink.close()
+        assert [each.job_id for each in book.receipts()] == ["j1", "before"]
+        assert len(book.complaints) == 1
+        book.reader.close()
 
 
 def test_a_job_whose_file_has_a_name_that_is_no_text_has_a_receipt_too(book: Book) -> None:

@@ -62,7 +62,7 @@ MEASURES = Measures(
     jobs={"pending": 1, "scheduled": 2, "retrying": 0, "claimed": 3, "failed": 4},
     oldest_waiting=12.5,
     oldest_unpushed=99.0,
-    worker_alive=True,
+    holder=("web-1", 4711),
     heartbeat_age=3.0,
     failure="network",
     paused=True,
@@ -79,6 +79,7 @@ def test_the_standing_of_the_site_is_told_as_it_is() -> None:
     assert found["briter_oldest_waiting_seconds"] == 12.5
     assert found["briter_oldest_unpushed_seconds"] == 99
     assert found["briter_worker_alive"] == found["briter_paused"] == 1
+    assert found["briter_lock_holder{host=web-1,pid=4711}"] == 1
     assert found["briter_worker_heartbeat_age_seconds"] == 3
     assert found["briter_condition{failure=network}"] == 1
     assert found["briter_quarantined"] == 5
@@ -138,6 +139,7 @@ def test_a_running_worker_answers_prometheus(site: Site) -> None:
         eventually(lambda: scraped(port))
         before = scraped(port)
         assert before["briter_worker_alive"] == 1
+        assert before[f"briter_lock_holder{{host={socket.gethostname()},pid={worker.pid}}}"] == 1
         assert before["briter_jobs{state=pending}"] == 0
         site.save("late", [POST], scheduledFor="2099-01-01")
         site.save("bad", [".env"])

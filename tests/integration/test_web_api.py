@@ -112,6 +112,11 @@ def test_a_job_that_is_enqueued_over_http_is_published(site: Site, dashboard: Da
     assert dashboard.json("/api/history")["items"][0]["jobId"] == made["id"]
 
 
+def test_a_job_without_paths_is_warned_of_where_it_is_made(dashboard: Dashboard) -> None:
+    made = dashboard.api.post("/api/jobs", json={"slug": "empty", "paths": []}).json()
+    assert made["warnings"] == ["nothing will be published: the job declares no paths"]
+
+
 def test_an_idempotency_key_is_one_job_however_often_it_comes_at_once(
     site: Site, dashboard: Dashboard
 ) -> None:

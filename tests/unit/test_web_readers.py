@@ -74,6 +74,34 @@ def test_many_readers_are_told_at_once_of_what_comes_together() -> None:
         assert rest == []
 
 
+def test_a_reader_of_a_quiet_site_is_pinged_so_that_no_proxy_hangs_up() -> None:
+    async def missed(_after: int, _number: int) -> tuple[int, int, list[Moment]]:
+        return 0, 0, []
+
+    async def follow() -> bytes:
+        hub = Hub(ping=0.01)
+        hub.open(asyncio.get_running_loop(), 0)
+        told = b""
+        gone = asyncio.Event()
+
+        async def receive() -> Message:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            nonlocal told
+            told += message.get("body", b"")
+            if told.count(b"event: ping") == 2:
+                gone.set()
+
+        await hub.stream(None, missed, dict, dict)({"type": "http", "method": "GET"}, receive, send)
+        assert len(hub) == 0
+        return told
+
+    told = asyncio.run(asyncio.wait_for(follow(), 20))
+    assert told.index(b"event: snapshot") < told.index(b"event: ping\ndata: {}\n\n")
+
+
 def test_who_was_away_long_gets_what_it_missed_in_portions() -> None:
     past = [Moment(number, 0.0, "published", {"slug": "x" * 100}) for number in range(1, 5001)]
 
