@@ -13,6 +13,7 @@ from briter_worker.queues.steering import is_hopeless
 from briter_worker.settings import settings_schema
 from briter_worker.sinks.history.reading import History, HistoryUnreadableError, Receipt
 from briter_worker.sinks.webhooks.endpoints import origin_of
+from briter_worker.standing import waits_since
 from briter_worker.views import document_of
 from briter_worker.web import plots, words
 from briter_worker.web.api import MEANT, Asked
@@ -59,6 +60,7 @@ def now(request: Request, dashboard: Asked) -> Response:
         condition=condition_of(snapshot, keeper.queue_problem),
         progress=keeper.progress()[:_FIRST],
         oldest=snapshot.longest_waiting,
+        waits_since=waits_since,
         receipts=_linked(dashboard, receipts),
         trouble=trouble,
     )

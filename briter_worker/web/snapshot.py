@@ -39,7 +39,7 @@ _FULL = 60.0
 _WORKER_EVERY = 1.0
 _FIGURES_EVERY = 60.0
 _MOST_MOMENTS = 500
-_WAITING = (State.CLAIMED, State.PENDING, State.RETRYING)
+_WAITING = (State.PENDING, State.RETRYING)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Snapshot:
     by_id: Mapping[str, Shown | list[Shown]] = field(default_factory=dict)
     by_slug: Mapping[str, Shown | list[Shown]] = field(default_factory=dict)
     longest_waiting: Shown | None = None
-    """Of those that are due, in flight or not: since its save, or since it was due."""
+    """Of those that are due and not in flight."""
     turns_at: float | None = None
     """When a job changes its state by time alone."""
     is_first: bool = False

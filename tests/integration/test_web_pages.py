@@ -268,6 +268,8 @@ def test_what_waits_longest_counts_from_when_it_was_due_and_retries_wait_too(
     save = {"createdAt": (now - timedelta(days=9)).isoformat()}
     publish(site, "late", **save, scheduledFor=(now - timedelta(minutes=3)).isoformat())
     eventually(lambda: dashboard.json("/api/status")["jobs"]["retrying"] == 1)
+    page = text_of(dashboard.page.get("/scheduled").text)
+    assert "Nothing goes live: the remote repository is not there. Fix: Check the remote's address" in page
     page = text_of(dashboard.page.get("/").text)
     assert "Longest waiting late , due 3 min ago" in page
 
