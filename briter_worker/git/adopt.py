@@ -161,25 +161,30 @@ class Adoption:
         Were it moved before, its posts would be in the way of whoever comes back. Its private ref tells that
         this was pushed; what is in the work tree, where it was merged with the remote's, nothing else does.
         """
-        tree = self._objects.tree(plan.new)
-        before = read_bases(self._site, self._objects)
-        entries = {path: tree.entry(path) for path in plan.staged}
-        after = before | {
-            path: Base(plan.staged[path])
-            for path, entry in entries.items()
-            if plan.staged[path] != (entry.sha if entry else None)
-        }
         changes: list[Move] = []
-        if after != before:
-            changes.append((self._site.bases_ref, write_bases(self._commands, after), None))
-        if not plan.dry_run and self._site.ref(self._site.tracking_ref) != plan.new:
-            changes.append((self._site.tracking_ref, plan.new, None))
+        if not plan.dry_run:  # else its posts are tried again, as edits of what they started from
+            before = read_bases(self._site, self._objects)
+            after = before | self._merged_elsewhere(plan)
+            if after != before:
+                changes.append((self._site.bases_ref, write_bases(self._commands, after), None))
+            if self._site.ref(self._site.tracking_ref) != plan.new:
+                changes.append((self._site.tracking_ref, plan.new, None))
         if plan.old != plan.new == self._site.ref(self._site.branch_ref):
             # It has moved already, and its worker died before the index.
             noted, start, _ = self._unindexed(plan)
             changes.append((noted, None if start == plan.old and self._has_followed(plan) else start, None))
         if changes:
             self._site.update(*changes)
+
+    def _merged_elsewhere(self, plan: Plan) -> Bases:
+        """What files in the work tree are, of which the plan has another version."""
+        tree = self._objects.tree(plan.new)
+        entries = {path: tree.entry(path) for path in plan.staged}
+        return {
+            path: Base(plan.staged[path])
+            for path, entry in entries.items()
+            if plan.staged[path] != (entry.sha if entry else None)
+        }
 
     def _has_followed(self, plan: Plan) -> bool:
         """Whether the index is where the branch is, although that is not checked out.

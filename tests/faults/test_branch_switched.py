@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
+from caches import LINES
 from outcomes import DELAYS, assert_published, assert_put_off, save
 
-from briter_worker.errors import Failure
+from briter_worker.errors import Failure, Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +57,20 @@ def while_pushing(site: Site, text: str) -> None:
     )
 
 
+def just_before(site: Site, command: str, text: str) -> str:
+    """A PATH on which a person does this just before the worker's first `git <command>`."""
+    person = "git -c user.name=P -c user.email=p@example.org"
+    git = site.root / "bin" / "git"
+    git.parent.mkdir()
+    does = f"cd {site.worktree} && {text.replace('git ', f'{person} ')}"
+    program(
+        git,
+        f'case " $* " in *" {command} "*) mkdir {site.root}/came 2>/dev/null && ({does}) >&2;; esac\n'
+        'exec /usr/bin/git "$@"',
+    )
+    return f"{git.parent}:{os.environ['PATH']}"
+
+
 @pytest.mark.parametrize(
     ("text", "failure", "back"),
     [
@@ -98,6 +114,22 @@ def test_a_branch_that_is_switched_during_the_push_keeps_its_index_and_its_files
     assert drafts.git("status", "--porcelain") == ""
 
 
+def test_a_head_that_is_spoilt_during_the_push_leaves_the_branch_where_it_is_until_it_is_mended(
+    site: Site,
+) -> None:
+    save(site, "a")
+    before = site.git("rev-parse", "main")
+    while_pushing(site, ": > .git/HEAD")
+    result = site.run_once()
+    assert_published(site, result)
+    assert "is not checked out any more" in result.of("warning")[0]["error"]
+    (site.worktree / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    assert site.git("rev-parse", "main") == before
+    site.run_once()
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert site.git("status", "--porcelain") == ""
+
+
 @pytest.mark.parametrize(
     ("post", "edited"),
     [("a", False), ("welcome", False), ("welcome", True)],
@@ -138,3 +170,53 @@ def test_a_persons_commit_during_the_push_is_kept_and_goes_out_with_the_next_pos
     ]
     left = "M content/posts/welcome.md" if edited else ""
     assert site.git("status", "--porcelain") == left
+
+
+def theirs(site: Site, text: str) -> None:
+    """Somebody else pushes this version of the post."""
+    other = site.root / "other"
+    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+    (other / "content/posts/welcome.md").write_text(text)
+    site.git("commit", "-qam", "Theirs", cwd=other)
+    site.git("push", "-q", "origin", "HEAD:main", cwd=other)
+
+
+@pytest.mark.parametrize("text", ["git switch -q drafts", "git switch -q --detach drafts"])
+def test_a_branch_that_is_switched_right_before_it_moves_keeps_its_index_and_its_files(
+    drafts: Site, text: str
+) -> None:
+    welcome = drafts.worktree / "content/posts/welcome.md"
+    theirs(drafts, "# Theirs\n")
+    save(drafts, "a")
+    result = drafts.run_once(PATH=just_before(drafts, "ls-files -z -t", text))
+    assert_published(drafts, result)
+    (told,) = result.of("warning")
+    assert "the files and the index were left alone. Fix: git switch main" in told["error"]
+    assert welcome.read_text() == "# A draft, not to be published\n"
+    assert drafts.git("diff", "--cached", "--name-only") == ""
+    (drafts.worktree / "content/posts/a.md").unlink()  # it is in the way, as the warning has it
+    drafts.git("switch", "-q", "main")
+    assert welcome.read_text() == "# Theirs\n"
+    drafts.run_once()
+    assert drafts.git("rev-parse", "main") == drafts.remote_log()[0][0]
+    assert drafts.git("diff", "--cached", "--name-only") == "", "a person's next commit takes nothing back"
+    assert (drafts.worktree / "content/posts/a.md").read_text() == "a\n"
+
+
+def test_a_dry_run_that_loses_its_branch_takes_nothing_of_the_post_for_published(site: Site) -> None:
+    welcome = site.write_post("content/posts/welcome.md", LINES)
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert_published(site, site.run_once(), "welcome")
+    site.git("branch", "drafts")
+    theirs(site, LINES + "theirs\n")
+    welcome.write_text("mine\n" + LINES)
+    site.save("mine", ["content/posts/welcome.md"])
+    dry = {"BRITER_WORKER_DRY_RUN": "true", "PATH": just_before(site, "push", "git switch -q drafts")}
+    seen = site.git("rev-parse", "origin/main")
+    assert_put_off(site, site.run_once(**dry), Failure.LOST_RACE, slug="mine", kind=Kind.TRANSIENT)
+    assert site.git("rev-parse", "origin/main") == seen, "the remote has nothing of a dry run's"
+    site.git("switch", "-q", "main")
+    site.command("retry", "mine")
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/welcome.md") == "mine\n" + LINES + "theirs\n"
+    assert welcome.read_text() == "mine\n" + LINES + "theirs\n"
