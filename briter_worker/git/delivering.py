@@ -131,7 +131,7 @@ class CachePlace:
         broken = isinstance(failure, PublishError) and failure.failure in _BROKEN
         return (broken or not self._cache.is_there()) and self._cache.renew()
 
-    def tidy(self, now: float, adopt_late: Callable[[Objects], None], objects: Objects) -> None:
+    def tidy(self, now: float, adopt_late: Callable[[], None]) -> None:
         """Nothing: the whole cache is thrown away when it has grown too large."""
 
     def rest(self) -> None:

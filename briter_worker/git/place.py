@@ -104,7 +104,7 @@ class Place(Protocol):
         """Whether what failed has been replaced, so that it is worth another try at once."""
         ...
 
-    def tidy(self, now: float, adopt_late: Callable[[Objects], None], objects: Objects) -> None:
+    def tidy(self, now: float, adopt_late: Callable[[], None]) -> None:
         """Remove what dead workers and old batches left; finish what is late."""
         ...
 
@@ -176,13 +176,13 @@ class WorkTree:
         """Never: what is broken here is a person's to mend."""
         return False
 
-    def tidy(self, now: float, adopt_late: Callable[[Objects], None], objects: Objects) -> None:
+    def tidy(self, now: float, adopt_late: Callable[[], None]) -> None:
         """See `Place`."""
         self.site.tidy(now)
-        adopt_late(objects)
+        adopt_late()
         if has_late_index(self._commands.worktree, self.site.branch):
             # Marked as at work: the lock of the index, if we die here, is known for ours by that.
-            with self.site.finishing():
+            with self.site.finishing(), Objects(self._commands) as objects:
                 Adoption(self.site, objects).heal()
 
     def rest(self) -> None:

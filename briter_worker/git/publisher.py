@@ -163,15 +163,14 @@ class GitPublisher:
 
     def tidy(self, now: float) -> None:
         """See `ports.Publisher`."""
-        with Objects(self._commands) as objects:
-            self._place.tidy(now, self._adopt_late, objects)
+        self._place.tidy(now, self._adopt_late)
         self._place.rest()
 
     def close(self, stopping: Callable[[], bool], *, wait: float) -> None:
         """Leave nothing running; housekeeping that was begun may take this long to end by itself."""
         self._place.close(stopping, wait)
 
-    def _adopt_late(self, objects: Objects) -> None:
+    def _adopt_late(self) -> None:
         """What was pushed and could not be adopted then, as the disk was full, say."""
         site = self._site
         late = self._late.copy()
@@ -180,7 +179,7 @@ class GitPublisher:
         if not site.is_checked_out():
             return  # somebody is away on another branch, maybe for days
         self._late.clear()
-        with site.working() as tips:
+        with site.working() as tips, Objects(self._commands) as objects:
             writer = Writer(self._commands, tip=tips.local)
             transaction = self._transaction(objects, writer, lambda _: None, 0.0)
             for plan in late:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
 
+import pytest
 from machine import provide
 from sites import PERSON, eventually
 
@@ -77,9 +79,24 @@ exec {REAL} "$@"
     assert (folder / "died").exists(), "the worker did not get that far"
 
 
+def failing(folder: Path, command: str) -> Path:
+    """A folder with a git that cannot do one command."""
+    shim = folder / "failing" / "git"
+    shim.parent.mkdir()
+    shim.write_text(
+        f"""#!/bin/sh
+case " $* " in *" {command} "*) echo 'fatal: out of memory' >&2; exit 128;; esac
+exec {REAL} "$@"
+"""
+    )
+    shim.chmod(0o755)
+    return shim.parent
+
+
 def push_from_elsewhere(site: Site, other: Path) -> None:
     """Somebody else's post comes to the remote, of which nobody has told this clone."""
     site.git("clone", "-q", str(site.remote), str(other), cwd=other.parent)
+    (other / "content/posts").mkdir(parents=True, exist_ok=True)
     (other / "content/posts/theirs.md").write_text("theirs")
     site.git("add", "-A", cwd=other)
     site.git("commit", "-qm", "Theirs", cwd=other)
@@ -216,6 +233,73 @@ def test_a_worker_that_starts_in_a_pause_lets_go_of_a_dead_ones_lock_in_a_moment
     with site.running():
         eventually(lambda: not (site.worktree / ".git" / "index.lock").exists(), within=15)
     assert site.git("diff", "--cached", "--name-only") == ""
+
+
+@pytest.mark.parametrize("ended", ["delay_enter", "delay_exit"], ids=["before", "after"])
+def test_the_index_is_where_the_branch_is_also_when_git_has_to_be_ended_as_it_moves_that(
+    site: Site, tmp_path: Path, ended: str
+) -> None:
+    provide("strace", package="strace")
+    shim = tmp_path / "bin" / "git"
+    shim.parent.mkdir()
+    moves = f"-P {site.worktree}/.git/refs/heads/main.lock -e trace=rename"
+    slow = f"strace -qq -o /dev/null {moves} -e inject=rename:{ended}=60000000 {REAL}"
+    shim.write_text(
+        f'#!/bin/sh\ncase " $* " in *" update-ref "*) exec {slow} "$@";; esac\nexec {REAL} "$@"\n'
+    )
+    shim.chmod(0o755)
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once(PATH=f"{shim.parent}:/usr/bin:/bin", BRITER_GIT_TIMEOUT_MS="3000")
+    assert result.of("published")
+    assert ("made no progress" in str(result.of("warning"))) == (ended == "delay_enter")
+    assert (site.git("rev-parse", "main") == site.remote_log()[0][0]) == (ended == "delay_exit")
+    assert site.git("diff", "--cached", "--name-only") == ""
+    site.run_once()
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_who_left_for_a_branch_of_earlier_before_the_index_followed_takes_nothing_back(
+    site: Site, tmp_path: Path
+) -> None:
+    site.git("branch", "draft")
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    die_before_update_index(site, tmp_path / "bin")
+    site.git("symbolic-ref", "HEAD", "refs/heads/draft")  # the dead worker's lock keeps them from more
+    for _ in range(2):
+        site.run_once()
+        assert site.git("diff", "--cached", "--name-only") == "", "that branch never had the post"
+    site.git("symbolic-ref", "HEAD", "refs/heads/main")
+    site.run_once()
+    assert site.git("status", "--porcelain") == ""
+    assert site.git("show", "HEAD:content/posts/a.md") == "published"
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["while they commit", "while git cannot"])
+def test_who_left_before_the_index_followed_finds_it_followed_when_they_are_back(
+    site: Site, tmp_path: Path, *, busy: bool
+) -> None:
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    die_before_update_index(site, tmp_path / "bin")
+    lock = site.worktree / ".git" / "index.lock"
+    lock.unlink()
+    site.git("switch", "--quiet", "--create", "draft")
+    if busy:
+        lock.touch()
+        os.utime(lock, (0, 0))  # no dead worker's: that was there before it
+        with subprocess.Popen(["git", "cat-file", "--batch"], cwd=site.worktree, stdin=subprocess.PIPE):
+            site.run_once()
+        lock.unlink()
+    else:
+        site.run_once(PATH=f"{failing(tmp_path, 'update-index')}:/usr/bin:/bin")
+    assert site.git("diff", "--cached", "--name-only") == "content/posts/a.md"
+    site.git("switch", "--quiet", "main")
+    site.run_once()
+    assert site.git("diff", "--cached", "--name-only") == ""
+    assert site.git("show", "HEAD:content/posts/a.md") == "published"
 
 
 def test_who_left_for_a_new_branch_before_the_index_followed_takes_nothing_back_there(
