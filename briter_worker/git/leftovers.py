@@ -150,11 +150,9 @@ class Leftovers:
             left = _is_since(path, died_after) or time.time() - path.stat().st_mtime > OLD
             if not ours and (not left or self._git_runs()):
                 return False
-            path.unlink()
-        except FileNotFoundError:
-            return True
+            path.unlink(missing_ok=True)
         except OSError:
-            return False
+            return not path.exists()
         return True
 
     def _git_runs(self) -> bool:
@@ -177,14 +175,17 @@ class Leftovers:
 
 
 def _is_since(path: Path, moment: float | None) -> bool:
-    try:
-        return moment is not None and path.stat().st_mtime >= moment
-    except FileNotFoundError:
-        return False
+    status = _status(path)
+    return moment is not None and status is not None and status.st_mtime >= moment
 
 
 def _number(path: Path) -> int | None:
+    status = _status(path)
+    return None if status is None else status.st_ino
+
+
+def _status(path: Path) -> os.stat_result | None:
     try:
-        return path.stat().st_ino
+        return path.stat()
     except OSError:
         return None

@@ -51,7 +51,8 @@ class Site:
         self.commands = commands
         self.remote = remote
         self.branch = branch
-        self._moving: Moving | None = None
+        self._moving = Moving(commands)
+        self._is_working = False
         self._head: tuple[int, int] | None = None
         self.branch_ref = f"refs/heads/{branch}"
         self.tracking_ref = f"refs/remotes/{remote}/{branch}"
@@ -146,16 +147,15 @@ class Site:
 
     def update(self, *moves: Move) -> None:
         """Move refs, all or none."""
-        if self._moving is not None:
+        if self._is_working:
             self._moving.move(moves)
             return
-        with Moving(self.commands) as moving:
+        with self._moving as moving:
             moving.move(moves)
 
     def about_to_update(self) -> None:
-        """Start git already, which takes as long as moving a ref does."""
-        if self._moving is not None:
-            self._moving.start()
+        """Start git already, which takes as long as moving a ref does. For use inside `working`."""
+        self._moving.start()
 
     def batches_within(self, commit: str) -> list[tuple[str, str]]:
         """The private refs of pushes, and their commits, that `commit` contains."""
@@ -223,11 +223,7 @@ class Site:
         Given a --git-dir, git does not ask whose repository it is: have it ask where that matters.
         """
         git_dir = Path(self.commands.repo.git_dir)
-        try:
-            owners = {git_dir.stat().st_uid, self.commands.worktree.stat().st_uid}
-        except OSError as error:
-            raise PublishError(Failure.DISK, f"{git_dir} cannot be read: {error.strerror}") from error
-        if owners != {os.geteuid()}:
+        if {git_dir.stat().st_uid, self.commands.worktree.stat().st_uid} != {os.geteuid()}:
             self.commands.run(
                 "rev-parse", "--git-dir", discover=True, doing="the site's repository was refused"
             )
@@ -275,18 +271,12 @@ class Site:
 
     def is_checked_out(self) -> bool:
         """Whether the work tree and the index are the configured branch's."""
-        try:
-            return refs.head(Path(self.commands.repo.git_dir)) == self.branch_ref
-        except (refs.BrokenRefError, OSError):
-            return False
+        return self._checked_out() == self.branch_ref
 
     def has_checked_out(self, commit: str) -> bool:
         """Whether the work tree and the index are those of this commit, on whatever branch."""
-        try:
-            head = refs.head(Path(self.commands.repo.git_dir))
-            return head is not None and self.ref(head) == commit
-        except (refs.BrokenRefError, OSError, PublishError):
-            return False
+        current = self._checked_out()
+        return current is not None and self.ref(current) == commit
 
     def _is_index_behind(self) -> bool:
         """Whether the work tree's index has to follow the branch still, for all that is known."""
@@ -295,12 +285,16 @@ class Site:
         tip = self.ref(self.branch_ref)
         return self.is_checked_out() or (tip is not None and self.has_checked_out(tip))
 
-    def _head_stamp(self) -> tuple[int, int] | None:
-        """Changes whenever git switches branches: it writes HEAD anew; a commit does not."""
+    def _checked_out(self) -> str | None:
+        """The branch that is; None where HEAD is detached, or damaged."""
         try:
-            status = Path(self.commands.repo.git_dir, "HEAD").stat()
-        except OSError:
+            return refs.head(Path(self.commands.repo.git_dir))
+        except (refs.BrokenRefError, OSError):
             return None
+
+    def _head_stamp(self) -> tuple[int, int]:
+        """Changes whenever git switches branches: it writes HEAD anew; a commit does not."""
+        status = Path(self.commands.repo.git_dir, "HEAD").stat()
         return status.st_ino, status.st_mtime_ns
 
     def check_nothing_under_way(self) -> None:
@@ -316,11 +310,12 @@ class Site:
     def working(self) -> Iterator[Tips]:
         """Where the branch is, as `look` says; a worker that is killed inside leaves a marker of it."""
         with self._leftovers.leaving():
+            self._is_working = True
             try:
-                with Moving(self.commands) as self._moving:
+                with self._moving:
                     yield self.look()
             finally:
-                self._moving = None
+                self._is_working = False
 
     @contextmanager
     def finishing(self) -> Iterator[None]:

@@ -221,6 +221,17 @@ def test_an_io_error_under_a_post_concerns_that_post_alone(site: Site) -> None:
     assert_published(site, site.run_once())
 
 
+@pytest.mark.parametrize("name", ["HEAD", "refs/heads/main"])
+def test_a_ref_that_cannot_be_read_is_the_sites_condition(site: Site, name: str) -> None:
+    save(site, "a")
+    with unreadable() as broken, over(site.worktree / ".git" / name, broken):
+        reason = assert_put_off(site, site.run_once(), Failure.DISK)
+    assert f"{name} cannot be read: Input/output error" in reason
+    assert "Fix: check the disk" in reason
+    site.command("retry", "a")
+    assert_published(site, site.run_once())
+
+
 def test_an_io_error_under_a_job_file_is_shown_and_the_others_go_on(site: Site) -> None:
     save(site, "a", "b")
     (job,) = site.queue.glob("a-*.json")
@@ -275,6 +286,46 @@ def test_what_git_cannot_flush_to_the_disk_is_the_sites_condition(site: Site, er
     assert len(site.remote_log()) == 1
     site.command("retry", "a")
     assert_published(site, site.run_once())
+    assert_sound(site)
+
+
+def refusing(site: Site, call: str, file: str, error: str) -> Result:
+    """`run --once`, to which the system refuses this call for this file of git's; git itself may."""
+    provide("strace", package="strace")
+    path = site.worktree / ".git" / file
+    inject = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}"]
+    return prefixed(site, "strace", "-qq", "-o", "/dev/null", "-P", str(path), *inject)
+
+
+@pytest.mark.parametrize(
+    ("call", "file", "error"),
+    [
+        ("openat", "index.lock", "ENOSPC"),
+        ("linkat", "index", "EPERM"),
+        ("unlink", "index.lock", "EIO:when=1"),
+    ],
+    ids=["its lock is not made", "it is not linked", "its lock is not removed at first"],
+)
+def test_an_index_that_can_be_changed_another_way_is_changed(
+    site: Site, call: str, file: str, error: str
+) -> None:
+    save(site, "a")
+    result = refusing(site, call, file, error)
+    assert_published(site, result)
+    assert not result.of("warning")
+    assert not (site.worktree / ".git" / "index.lock").exists()
+    assert_sound(site)
+
+
+def test_an_index_that_cannot_be_written_is_told_and_follows_later(site: Site) -> None:
+    save(site, "a")
+    result = refusing(site, "rename", "briter-new-index", "EIO")
+    assert_published(site, result)
+    (told, *_) = result.of("warning")
+    assert "it is published, but the index could not be written: Input/output error" in told["error"]
+    assert "Fix: check the disk" in told["error"]
+    assert site.git("diff", "--cached", "--name-only") == "content/posts/a.md"
+    site.run_once()
     assert_sound(site)
 
 

@@ -175,6 +175,13 @@ def test_a_sha256_repository_is_published_like_any_other(tmp_path: Path) -> None
 # Locks and leftovers
 
 
+def during_the_push(site: Site, text: str) -> None:
+    """Somebody does this while the remote has not answered yet."""
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text(f"#!/bin/sh\n{text}\n")
+    hook.chmod(0o755)
+
+
 def test_a_persons_lock_after_a_publication_that_failed_is_theirs(site: Site) -> None:
     there = site.git("remote", "get-url", "origin")
     site.git("remote", "set-url", "origin", "/nowhere/at/all.git")
@@ -275,6 +282,38 @@ def test_what_a_look_in_vain_took_for_a_dead_workers_is_not_taken_for_it_later(s
     opened.commands.close()
 
 
+def test_a_dead_workers_lock_of_the_index_that_somebody_removes_meanwhile_is_not_waited_for(
+    site: Site,
+) -> None:
+    git_dir = site.worktree / ".git"
+    busy, lock = git_dir / "briter-worker.busy", git_dir / "index.lock"
+    busy.touch()
+    lock.touch()
+    during_the_push(site, f"rm {lock}")
+    save(site)
+    with subprocess.Popen(
+        ["git", "cat-file", "--batch"], cwd=site.worktree, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ):
+        assert site.run_once().of("published")
+    assert not busy.exists()
+    assert site.git("status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["it stays", "it goes"])
+def test_a_lock_that_comes_during_a_publication_and_stays_is_nobodys(site: Site, *, gone: bool) -> None:
+    lock = site.worktree / ".git/refs/remotes/origin/main.lock"
+    away = f"(sleep 0.3; rm {lock}) >/dev/null 2>&1 &" if gone else ""
+    during_the_push(site, f"touch {lock}; {away}")
+    save(site)
+    result = site.run_once()
+    assert result.of("published")
+    assert not lock.exists()
+    assert not (site.worktree / ".git/briter-worker.busy").exists()
+    site.run_once()
+    assert site.git("rev-parse", "main", "origin/main").split() == [site.remote_log()[0][0]] * 2
+    assert site.git("status", "--porcelain") == ""
+
+
 def test_a_lock_is_ours_by_its_folder_not_by_a_name_in_its_path(tmp_path: Path) -> None:
     (tmp_path / "refs/briter").mkdir(parents=True)
     site = Site.make(tmp_path / "refs/briter")
@@ -309,6 +348,14 @@ def test_old_refs_of_dead_workers_are_swept_and_no_others(site: Site, packed: bo
         site.git("pack-refs", "--all", "--prune")
     repository(site).tidy(now, keep=[flight])
     assert private(site) == [flight, young, conflict]
+
+
+@pytest.mark.parametrize("lacking", ["refs/heads/main", "refs/remotes/origin/main"])
+def test_old_refs_are_swept_also_where_nothing_can_be_late(site: Site, lacking: str) -> None:
+    site.git("update-ref", f"{refs.PRIVATE}/{'1' * 32}", "main")
+    site.git("update-ref", "-d", lacking)
+    repository(site).tidy(time.time() + 300_000)
+    assert private(site) == []
 
 
 def test_the_ref_of_what_landed_is_kept_for_as_long_as_the_branch_has_not_got_it(site: Site) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from machine import provide, unavailable
 from outcomes import assert_published, assert_put_off, assert_sound, save
-from sites import PERSON, eventually
+from sites import PERSON, Result, eventually
 
 from briter_worker.errors import Failure
 from briter_worker.git import refs
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sites import Result, Site
+    from sites import Site
 
 HOUR = 3600.0
 
@@ -30,6 +32,20 @@ HOUR = 3600.0
 def try_again(site: Site) -> Result:
     site.command("retry", "a")
     return site.run_once()
+
+
+def prefixed(site: Site, *prefix: str) -> Result:
+    """`run --once`, started by another program."""
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", "briter_worker", "run", "--once"],
+        cwd=site.root,
+        env=site.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
 
 
 def lock(site: Site, name: str, *, age: float = 0.0) -> Path:
@@ -112,6 +128,34 @@ def test_an_old_lock_stays_while_any_git_lives_in_the_repository(site: Site) -> 
     with commit_in_its_editor(site):
         assert_put_off(site, site.run_once(), Failure.LOCKED)
         assert file.exists()
+    assert_published(site, try_again(site))
+    assert not file.exists()
+
+
+def test_an_old_lock_stays_while_a_git_that_nobody_may_look_at_lives(site: Site) -> None:
+    if os.geteuid() != 0:
+        unavailable("only root starts a process as somebody else")
+    file = lock(site, "HEAD.lock", age=HOUR)
+    save(site, "a")
+    with subprocess.Popen(
+        ["setpriv", "--reuid=65534", "--clear-groups", "git", "hash-object", "--stdin"],
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    ):
+        assert_put_off(site, prefixed(site, "setpriv", "--bounding-set", "-all"), Failure.LOCKED)
+        assert file.exists()
+    assert_published(site, try_again(site))
+    assert not file.exists()
+
+
+def test_a_lock_that_cannot_be_removed_is_named(site: Site) -> None:
+    provide("strace", package="strace")
+    file = lock(site, "HEAD.lock", age=HOUR)
+    save(site, "a")
+    refused = ("-P", str(file), "-e", "trace=unlink", "-e", "inject=unlink:error=EPERM")
+    result = prefixed(site, "strace", "-qq", "-o", "/dev/null", *refused)
+    assert str(file) in assert_put_off(site, result, Failure.LOCKED)
     assert_published(site, try_again(site))
     assert not file.exists()
 
@@ -204,6 +248,17 @@ def test_a_corrupt_index_is_named_with_its_repair_and_not_reset(site: Site, cont
     assert len(site.remote_log()) == 1
     repair(site, reason)
     assert_published(site, try_again(site))
+    assert_sound(site)
+
+
+def test_an_index_that_somebody_has_removed_gets_the_post_and_nothing_else(site: Site) -> None:
+    (site.worktree / ".git" / "index").unlink()
+    save(site, "a")
+    result = site.run_once()
+    assert_published(site, result)
+    assert not result.of("warning")
+    assert site.git("ls-files") == "content/posts/a.md"
+    site.git("reset", "-q")
     assert_sound(site)
 
 
