@@ -332,6 +332,51 @@ def test_who_leaves_while_a_dry_run_moves_the_branch_has_it_tried_again(
     assert site.git("for-each-ref", "refs/briter") == ""
 
 
+def test_an_edit_that_a_person_has_staged_is_still_one_of_what_its_author_has_seen(here: Here) -> None:
+    here.publish(here.post("b", LINES))
+    edit = here.post("b", "mine\n" + LINES)
+    here.theirs(POST, LINES + "theirs\n")
+    here.publish(here.post("a"))
+    here.site.git("add", POST)
+    assert here.publish(edit)["b"].commit
+    assert here.site.remote_file(POST) == "mine\n" + LINES + "theirs\n"
+
+
+def test_what_a_sparse_checkout_leaves_out_stays_out_when_the_remote_changes_it(here: Here) -> None:
+    here.theirs("notes/n.md", "one\n")
+    here.publish(here.post("a"))
+    here.site.git("status")  # else git is not sure that the file may go
+    here.site.git("sparse-checkout", "set", "content")
+    here.theirs("notes/n.md", "two\n")
+    here.publish(here.post("b"))
+    assert here.site.git("show", "HEAD:notes/n.md") == "two"
+    assert here.site.git("ls-files", "-t", "notes") == "S notes/n.md"
+    assert here.site.git("status", "--porcelain") == ""
+    assert not (here.site.worktree / "notes").exists()
+
+
+def test_a_push_that_is_taken_note_of_already_is_still_not_adopted_while_its_person_is_away(
+    here: Here,
+) -> None:
+    before = here.site.git("rev-parse", "main")
+    refuse(here.site, f"unset GIT_DIR GIT_QUARANTINE_PATH; cd {here.site.worktree}; git switch -qc draft")
+    assert here.publish(here.post("a"))["a"].commit
+    refs = here.site.git("for-each-ref")
+    assert here.publisher().landed(here.plans[-1])
+    assert here.site.git("for-each-ref") == refs
+    assert here.site.git("rev-parse", "main") == before
+    assert len(here.warned) == 2
+
+
+def test_a_repository_that_goes_away_is_missed(here: Here) -> None:
+    here.publish(here.post("a"))
+    (here.site.worktree / ".git").rename(here.site.root / "away")
+    with pytest.raises(PublishError) as failed:
+        here.publish(here.post("b"))
+    assert failed.value.failure is Failure.NOT_A_REPOSITORY
+    assert "Fix: clone the site there" in failed.value.text
+
+
 # Both sides changed
 
 

@@ -90,6 +90,45 @@ def test_objects_that_are_shared_are_left_to_git_gc(site: Site, shared: str) -> 
     assert packs(site) == before
 
 
+def test_a_repository_without_packs_is_left_alone(site: Site) -> None:
+    (site.worktree / ".git" / "objects" / "pack").rmdir()
+    before = objects(site)
+    upkeep = upkeep_of(site, packs=1)
+    upkeep.begin()
+    upkeep.finish(never, 60)
+    assert objects(site) == before
+
+
+def test_a_git_that_would_not_is_not_asked_again_for_a_while(site: Site) -> None:
+    fill(site, 4)
+    damaged = packs(site)[0]
+    content = damaged.read_bytes()
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"rubbish")
+    commands = Commands(site.worktree, remote="origin", timeout=60)
+    upkeep = Upkeep(commands, packs=3)
+    upkeep.begin()
+    assert commands.running()
+    upkeep.finish(never, 60)
+    damaged.write_bytes(content)
+    before = packs(site)
+    upkeep.begin()
+    assert commands.running() == ()
+    assert packs(site) == before
+
+
+def test_what_runs_already_is_not_begun_again(site: Site) -> None:
+    fill(site, 4)
+    commands = Commands(site.worktree, remote="origin", timeout=60)
+    upkeep = Upkeep(commands, packs=3)
+    upkeep.begin()
+    (pid,) = commands.running()
+    os.kill(pid, signal.SIGSTOP)
+    upkeep.begin()
+    assert commands.running() == (pid,)
+    upkeep.end()
+
+
 def test_what_is_to_be_published_ends_it_at_once(site: Site) -> None:
     fill(site, 4)
     before = objects(site)
