@@ -282,20 +282,24 @@ def test_what_a_look_in_vain_took_for_a_dead_workers_is_not_taken_for_it_later(s
     opened.commands.close()
 
 
+@pytest.mark.parametrize("theirs", [False, True], ids=["removes", "replaces"])
 def test_a_dead_workers_lock_of_the_index_that_somebody_removes_meanwhile_is_not_waited_for(
-    site: Site,
+    site: Site, *, theirs: bool
 ) -> None:
     git_dir = site.worktree / ".git"
     busy, lock = git_dir / "briter-worker.busy", git_dir / "index.lock"
     busy.touch()
     lock.touch()
-    during_the_push(site, f"rm {lock}")
+    during_the_push(site, f"touch {lock}.new; mv {lock}.new {lock}" if theirs else f"rm {lock}")
     save(site)
     with subprocess.Popen(
         ["git", "cat-file", "--batch"], cwd=site.worktree, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     ):
         assert site.run_once().of("published")
     assert not busy.exists()
+    assert lock.exists() == theirs
+    lock.unlink(missing_ok=True)
+    site.run_once()
     assert site.git("status", "--porcelain") == ""
 
 
