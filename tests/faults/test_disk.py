@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+# What is measured cannot write its figures either, and says so, as no worker does.
+UNMEASURED = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
+
+
 def prefixed(site: Site, *prefix: str, **env: str) -> Result:
     """`run --once`, started by another program."""
     done = subprocess.run(
@@ -111,7 +115,7 @@ def test_a_full_disk_under_the_repository_is_the_sites_condition(tmp_path: Path,
 
 def test_a_limit_on_the_size_of_files_that_the_worker_itself_meets_costs_no_attempt(site: Site) -> None:
     save(site, "a")
-    result = prefixed(site, "prlimit", "--fsize=0")
+    result = prefixed(site, "prlimit", "--fsize=0", **UNMEASURED)
     assert_not_begun(site, result, "File too large", "raise the limit on the size of files: ulimit -f", "a")
     result = prefixed(site, "prlimit", "--fsize=3")  # half a record would name another process
     assert result.returncode == 1
@@ -343,7 +347,7 @@ def test_what_the_queue_cannot_write_costs_no_attempt_and_no_job(
     provide("strace", package="strace")
     save(site, "a")
     inject = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}"]
-    result = prefixed(site, "strace", "-qq", "-o", "/dev/null", *inject)
+    result = prefixed(site, "strace", "-qq", "-o", "/dev/null", *inject, **UNMEASURED)
     assert_not_begun(site, result, said, remedy, "a")
     assert_published(site, site.run_once())
     assert_sound(site)
