@@ -6,12 +6,13 @@ loading pydantic takes longer than a whole run that finds nothing to do.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-from briter_worker.job import GIT_SYNC, Job, Status, parse_time
+from briter_worker.job import GIT_SYNC, Job, Status, last_change, parse_time
 from briter_worker.job import Author as JobAuthor
 from briter_worker.strictjson import MalformedJobError
 
@@ -119,6 +120,7 @@ def parse_strictly(value: Any, *, name: str, modified: float) -> Job:  # noqa: A
         last_error=file.last_error,
         failure=file.failure,
         webhook=file.webhook if type(file.webhook) is str else None,
+        changed_at=math.inf if retry is None else last_change(value, modified),
     )
 
 

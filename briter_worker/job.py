@@ -6,6 +6,7 @@ put into the file survive every rewrite.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -63,6 +64,8 @@ class Job:
     failure: str | None = None
     webhook: str | None = None
     """Who is to be told what became of it."""
+    changed_at: float = math.inf
+    """When it last came into another state, or was written; of interest where a retry is waited for."""
 
     @property
     def commit_message(self) -> str:
@@ -70,10 +73,13 @@ class Job:
         return f"Publish {self.slug}" if self.message is None else self.message
 
     def due_at(self, now: float, longest_delay: float) -> float:
-        """When it may be published. A retry further away than any backoff is due: a clock was set back."""
+        """When it may be published. No retry waits for longer than the longest delay after it was written.
+
+        One that was written in the future is due: the clock was set back.
+        """
         retry = self.next_attempt_at or 0.0
         if retry > now + longest_delay:
-            retry = 0.0
+            retry = 0.0 if self.changed_at > now else self.changed_at + longest_delay
         return max(self.scheduled_for or 0.0, retry)
 
     def state(self, now: float) -> State:
@@ -99,6 +105,14 @@ def parse_time(text: str) -> float:
         return moment.timestamp()
     except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is no ISO-8601 time such as 2026-01-31T09:00:00Z") from None
+
+
+def last_change(document: Mapping[str, Any], modified: float) -> float:
+    """When the worker last wrote it, as it says, else when its file was modified."""
+    try:
+        return parse_time(document["updatedAt"])
+    except (KeyError, ValueError, AttributeError):
+        return modified
 
 
 def format_time(seconds: float) -> str:

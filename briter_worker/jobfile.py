@@ -7,10 +7,11 @@ table; a test has both read the same documents.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
-from briter_worker.job import GIT_SYNC, OLD_SPELLINGS, Author, Job, Status, parse_time
+from briter_worker.job import GIT_SYNC, OLD_SPELLINGS, Author, Job, Status, last_change, parse_time
 
 _line = re.compile(r"[^\x00-\x1f\x7f]+").fullmatch
 _name = re.compile(r"[^\x00-\x1f\x7f<>]+").fullmatch
@@ -75,6 +76,7 @@ def plain_job(value: Any, *, name: str, modified: float) -> Job | None:  # noqa:
             last_error=last_error,
             failure=failure,
             webhook=get("webhook") if type(get("webhook")) is str else None,
+            changed_at=math.inf if retry is None else last_change(value, modified),
         )
     except (ValueError, AttributeError):  # no time, or no text
         return None

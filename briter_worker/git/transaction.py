@@ -358,18 +358,19 @@ class Transaction:
         return Ground(moved, theirs, along, landed, since)
 
     def adopt_landed(self, tips: Tips, theirs: str) -> tuple[Tips, Mapping[str, str | None]]:
-        """A push of ours whose answer was lost has left its private ref: if the remote has it, adopt it.
+        """Pushes of ours whose answers were lost have left private refs: adopt those that the remote has.
 
         Else the author's next edit would be held against our own commit, as if somebody else had made it.
         """
+        landed: dict[str, str | None] = {}
         for ref, sha in self._site.batches_within(theirs):
             if sha == tips.local or not self._site.is_ancestor(tips.local, sha):
                 continue
             staged = self._building.landed_versions(tips.local, sha)
-            plan = Plan(tips.local, sha, ref, {}, staged, dry_run=False, remote=sha)
-            self.adopt(plan, None)
-            return Tips(sha, tips.remote), staged
-        return tips, {}
+            self.adopt(Plan(tips.local, sha, ref, {}, staged, dry_run=False, remote=sha), None)
+            landed |= staged
+            tips = Tips(sha, tips.remote)
+        return tips, landed
 
     def _cannot_go_along(self, paths: Sequence[str]) -> None:
         raise PublishError(

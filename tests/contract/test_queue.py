@@ -102,8 +102,9 @@ def test_what_is_on_hold_is_known_beside_what_waits_for_nothing(engine: Engine) 
 
 
 def test_a_retry_further_away_than_any_backoff_is_due_as_a_clock_was_set_back(engine: Engine) -> None:
-    engine.save("a", ["x"], attempts=1, nextAttemptAt=format_time(NOW + LONGEST_DELAY + 5))
-    engine.save("b", ["x"], attempts=1, nextAttemptAt=format_time(NOW + LONGEST_DELAY - 5))
+    ahead = format_time(NOW + 86_400)
+    engine.save("a", ["x"], attempts=1, nextAttemptAt=format_time(NOW + LONGEST_DELAY + 5), updatedAt=ahead)
+    engine.save("b", ["x"], attempts=1, nextAttemptAt=format_time(NOW + LONGEST_DELAY - 5), updatedAt=ahead)
     assert slugs(claimed(engine)) == ["a"]
 
 

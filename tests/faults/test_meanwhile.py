@@ -118,12 +118,21 @@ def test_a_retry_is_never_further_away_than_the_longest_delay(site: Site) -> Non
     (file,) = site.queue.glob("a-*.json")
     file.unlink()
     next_year = format_time(time.time() + 365 * 86400)
-    site.save(
-        "a", ["content/posts/a.md"], attempts=1, nextAttemptAt=next_year, failure="network", lastError="x"
-    )
+    times = {"nextAttemptAt": next_year, "updatedAt": next_year}
+    site.save("a", ["content/posts/a.md"], attempts=1, failure="network", lastError="x", **times)
     with site.running(BRITER_WORKER_POLL_INTERVAL_MS="100", BRITER_WORKER_BACKOFF_MS="300") as worker:
         published = next(event for event in lines_of(worker) if event["event"] == "published")
     assert published["attempt"] == 2
+
+
+def test_a_retry_that_a_writer_wants_later_than_any_delay_waits_for_the_longest_one(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.save("a", ["x"], attempts=1, nextAttemptAt="2099-01-01T00:00:00Z")
+    (file,) = disk.root.glob("*.json")
+    os.utime(file, (NOW, NOW))
+    assert disk.queue.claim(NOW + 1799.0).batch is None
+    assert disk.queue.next_due(NOW) == NOW + 1800.0
+    assert disk.queue.claim(NOW + 1800.0).batch is not None
 
 
 @pytest.mark.parametrize("jump", [-400 * 86400.0, -3600.0, 3600.0, 400 * 86400.0])
