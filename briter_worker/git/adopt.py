@@ -47,7 +47,14 @@ class Adoption:
         """
         if not self._site.is_checked_out():
             raise self._put_off(plan)
-        self._take_over(plan, known)
+        tip = self._site.ref(self._site.branch_ref)
+        if tip in (None, plan.old, plan.new) or not self._site.is_ancestor(plan.new, str(tip)):
+            self._take_over(plan, known)
+            return
+        # It has been taken over, and there is more on top of it. What a death left undone is noted.
+        self.heal()
+        if self._site.ref(plan.ref) is not None:
+            self._site.update((plan.ref, None, None))
 
     def _put_off(self, plan: Plan) -> PublishError:
         self._postpone(plan)

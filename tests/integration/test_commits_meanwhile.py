@@ -66,11 +66,16 @@ def test_a_commit_between_the_branch_and_the_index_takes_no_post_back(site: Site
 
 def die_before_update_index(site: Site, folder: Path) -> None:
     """A run whose worker is killed when the branch has moved and the index has not."""
+    die_before(site, folder, "update-index")
+
+
+def die_before(site: Site, folder: Path, command: str) -> None:
+    """A run whose worker is killed as it starts this command of git's."""
     folder.mkdir()
     shim = folder / "git"
     shim.write_text(
         f"""#!/bin/sh
-case " $* " in *" update-index "*) touch '{folder}/died'; kill -KILL $PPID; exit 1;; esac
+case " $* " in *" {command} "*) touch '{folder}/died'; kill -KILL $PPID; exit 1;; esac
 exec {REAL} "$@"
 """
     )
@@ -211,6 +216,20 @@ exec {REAL} "$@"
     assert not free, "a person's commit could have come between"
     assert not lock.exists()
     assert site.git("diff", "--cached", "--name-only") == ""
+
+
+def test_deaths_in_halves_of_a_batch_leave_the_index_where_the_branch_is(site: Site, tmp_path: Path) -> None:
+    """The half that was not pushed yet moves the branch beyond what the other's plan knows of."""
+    for slug in ("a", "b", "c"):
+        site.write_post(f"content/posts/{slug}.md", slug)
+        site.save(slug, [f"content/posts/{slug}.md"])
+    for number, command in enumerate(["update-ref", "update-ref", "update-index"]):
+        die_before(site, tmp_path / f"bin{number}", command)
+    result = site.run_once()
+    assert not result.of("warning"), "nobody has committed"
+    assert site.git("status", "--porcelain") == ""
+    assert site.jobs() == []
+    assert len(site.remote_log()) == 4
 
 
 def test_a_pause_keeps_no_lock_of_a_dead_worker(site: Site, tmp_path: Path) -> None:
