@@ -19,16 +19,19 @@ import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import Failure, PublishError
-from briter_worker.git import causes
+from briter_worker.errors import Failure, PublishError, conceal
+from briter_worker.git import causes, refs
 from briter_worker.git.access import open_access
 from briter_worker.git.command import Commands
+from briter_worker.git.credentials import secrets_in
 from briter_worker.git.remote import Remote
 from briter_worker.git.site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from briter_worker.git.moving import Move
 
 REMOTE = "origin"
 _FORMAT = "1"
@@ -60,6 +63,7 @@ def open_cache(
     remote is not asked for anything yet. Raises PublishError.
     """
     access = open_access(url, credentials)
+    conceal(secrets_in([(f"remote.{REMOTE}.url", url)]))
     with _held(root) as (folder, lock):
         commands = Commands(
             folder,
@@ -266,6 +270,17 @@ class CacheSite(Site):
 
     def _no_locks(self) -> None:
         """Nothing: the cache was rid of them when it was taken."""
+
+    def update(self, *moves: Move) -> None:
+        """Move refs. Each is a file of a repository that nobody else has: no git need be started for that."""
+        try:
+            for name, new, _ in moves:
+                refs.write(self.commands.worktree / ".git", name, new)
+        except OSError as error:
+            raise causes.from_os("the cache's branch could not be moved", error) from error
+
+    def about_to_update(self) -> None:
+        """Nothing: see `update`."""
 
     def no_branch(self) -> PublishError:
         """See `Site`."""

@@ -35,15 +35,16 @@ if TYPE_CHECKING:
     from git.config import GitConfigParser
 
     from briter_worker.git.access import Access
+    from briter_worker.git.environment import Setting
 
 _PIECE = 1 << 16
-_BELIEVED = 30.0
-"""Seconds for which a configuration is believed to be unchanged whose files are; they may include others."""
 _LAST_WORDS = 0.5
 """How long a process that has closed its output may take to exit."""
 _LOOK = 1.0
 """How often what runs is looked at, at least."""
 
+
+_OF_CACHES = configuration.Shared()
 
 Process = subprocess.Popen[bytes]
 AnyProcess = subprocess.Popen[Any]
@@ -139,21 +140,25 @@ class Commands:
                 raise configuration.unreadable(error) from None
             repo.git = self._shell
             self._repo = repo
+            self._configured = configuration.signature(repo)
+            self._read_again_at = time.monotonic() + configuration.BELIEVED
         return self._repo
 
     @property
     def config(self) -> GitConfigParser:
         """What git is configured to do here. It is read once until `refresh`, as each reading takes 1 ms."""
         if self._config is None:
-            self._config = configuration.read(self.repo)
+            self._config = _OF_CACHES.reader(self.repo) if self.is_cache else configuration.read(self.repo)
         return self._config
 
     def refresh(self) -> None:
         """Forget what was read of the configuration, if a person may have changed it since."""
-        if self._repo is not None:
-            found = configuration.signature(self._repo)
-            if found == self._configured and time.monotonic() < self._read_again_at:
-                return
+        if (
+            self._repo is not None
+            and time.monotonic() < self._read_again_at
+            and configuration.signature(self._repo) == self._configured
+        ):
+            return
         self._repo = None
         self._config = None
         self._environment = None
@@ -230,7 +235,7 @@ class Commands:
             env = getting_late(env, self._remote)
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes by stdin only
-                [*dying_with_parent(), "git", *place, "--no-replace-objects", *args],
+                [*self._dying_with_us(feed=feed), "git", *place, "--no-replace-objects", *args],
                 stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -252,6 +257,10 @@ class Commands:
             self._finish(process, at_once=True)
             raise Stopped
         return process
+
+    def _dying_with_us(self, *, feed: bool) -> tuple[str, ...]:
+        """One more program to start; what is fed ends by itself, too, and in a cache nobody waits for it."""
+        return () if feed and self.is_cache else dying_with_parent()
 
     def run(
         self,
@@ -410,13 +419,16 @@ class Commands:
                 access=self._access,
                 durable=not self.is_cache,
             )
-            self._configured = configuration.signature(self.repo)
-            self._read_again_at = time.monotonic() + _BELIEVED
-            self._environment = make()
-            listed = parsed(self.run("config", "--null", "--get-regexp", LISTED, ok=(0, 1)))
-            conceal(secrets_in([*listed, *proxies()]))
-            if self._fds:
-                self._environment = make(helpers=helpers_of(listed))
+
+            def listed() -> list[Setting]:
+                self._environment = make()
+                found = parsed(self.run("config", "--null", "--get-regexp", LISTED, ok=(0, 1)))
+                conceal(secrets_in([*found, *proxies()]))
+                return found
+
+            found = _OF_CACHES.listed(reader, listed) if self.is_cache else listed()
+            if self._fds or self._environment is None:
+                self._environment = make(helpers=helpers_of(found) if self._fds else ())
         return self._environment
 
 

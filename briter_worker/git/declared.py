@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from briter_worker.allowlist import Allowlist, PathRefusedError, holds
 from briter_worker.errors import PublishError
 from briter_worker.git.folders import Folders, Refused, kind_of
+from briter_worker.git.ignoring import can_ignore
 from briter_worker.git.objects import NESTED
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class Declared:
 
     def _drop_ignored(self, drafts: Sequence[Draft]) -> None:
         new = sorted({p for draft in drafts for p in draft.files if self._tree.entry(p) is None})
-        if not new:
+        if not new or (self._commands.is_cache and not can_ignore(self._commands, new)):
             return
         ignored = self._ignored(new)
         for draft in drafts:

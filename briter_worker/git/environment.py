@@ -117,11 +117,12 @@ def getting_late(env: dict[str, str], remote: str) -> dict[str, str]:
 
 def trusted_path(path: str, worktree: Path | None = None) -> str:
     """The folders to look for programs in: never the current one, never one of the work tree's."""
-    folders = [
-        folder
-        for folder in path.split(os.pathsep)
-        if Path(folder).is_absolute() and not (worktree and Path(folder).is_relative_to(worktree))
-    ]
+    inside = None if worktree is None else os.path.normpath(worktree)
+    folders = []
+    for folder in path.split(os.pathsep):
+        plain = os.path.normpath(folder)
+        if folder.startswith("/") and not (inside and (plain == inside or plain.startswith(f"{inside}/"))):
+            folders.append(folder)
     return os.pathsep.join(folders) or os.defpath
 
 

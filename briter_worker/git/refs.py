@@ -53,6 +53,21 @@ def read(common: Path, name: str) -> str | None:
     raise BrokenRefError(name, common / name)
 
 
+def write(common: Path, name: str, value: str | None) -> None:
+    """Have a ref point there, or be gone, where each is a file, and nobody else's. Raises OSError."""
+    path = common / name
+    if value is None:
+        path.unlink(missing_ok=True)
+        return
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        lock.write_text(f"{value}\n")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.write_text(f"{value}\n")
+    lock.replace(path)
+
+
 def head(git_dir: Path) -> str | None:
     """The branch's ref that is checked out, also before its first commit; None where HEAD is detached."""
     content = (git_dir / "HEAD").read_bytes()
