@@ -142,7 +142,6 @@ class Drain:
                 )
             )
         work.settle(hopeless(batch.claims, self._desk.max_attempts, self._is_handled))
-        work.cancel()
         with Attempts(self._desk.extensions, self._emit, dry_run=self._desk.dry_run) as attempts:
             work.settle(attempts.begin(work.open.values()))
             if not self._try(batch, work, attempts):
@@ -228,7 +227,7 @@ class Drain:
             nonlocal since, overtaken
             if since is None:
                 now = self._clock()
-                new = frozenset(self._queue.held_paths(now)).difference(held)
+                new = self._queue.held_since(held, now)
                 since = frozenset(normpath(path) for path in new)
                 overtaken = self._queue.overtaken(batch, now)
             if key in overtaken or (since and any(_is_within(change.path, since) for change in changes)):

@@ -114,6 +114,10 @@ class Pause:
     until: float | None
     reason: str
 
+    def lasts(self, now: float) -> bool:
+        """Whether it has not ended by itself."""
+        return self.until is None or self.until > now
+
 
 class Queue(Protocol):
     """Where jobs wait. Every change of state is durable when the call returns."""
@@ -194,6 +198,13 @@ class Queue(Protocol):
 
     def held_paths(self, now: float) -> Collection[str]:
         """What jobs that are still on hold declare: no folder of another job may carry it."""
+        ...
+
+    def held_since(self, held: Collection[str], now: float) -> Collection[str]:
+        """What such jobs declare now that is not among `held`: what was read of it meanwhile may be theirs.
+
+        Nothing, where jobs carry their contents.
+        """
         ...
 
     def next_due(self, now: float) -> float | None:

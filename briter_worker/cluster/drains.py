@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, LiteralString, Self
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.cluster import sites
 from briter_worker.cluster.slots import Left
 from briter_worker.cluster.starts import Starts
 from briter_worker.drain import Drain
-from briter_worker.errors import LockLostError, Loss
+from briter_worker.errors import LockLostError
 from briter_worker.events import Progress, Warned
 from briter_worker.queues.postgres import tokens
 from briter_worker.queues.postgres.deliveries import PostgresDeliveries
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
+
+_TIP: LiteralString = "UPDATE sites SET tip = %(tip)s FROM fence WHERE name = %(site)s RETURNING name"
 
 
 class Drains:
@@ -56,12 +58,10 @@ class Drains:
 
     def __call__(self, name: str, stopping: Callable[[], bool], /) -> Left:
         """See `slots.Drain`. What dead workers left is finished first, then what is due is taken, once."""
-        try:
-            site = sites.get(self._database, name)
-        except sites.UnknownSiteError as error:
-            raise LockLostError(Loss.MISSING, str(error)) from None
+        site, token = sites.take(self._database, name, self._worker)
+        if site.paused is not None and site.paused.lasts(time.time()):
+            return Left()
         settings = sites.settings_of(site, self._settings)
-        token = tokens.take(self._database, name, self._worker)
         emit = self._telling.of(settings)
         backoff = open_backoff(settings)
         queue = PostgresQueue(
@@ -72,8 +72,6 @@ class Drains:
             longest_delay=backoff.longest,
             dry_run=settings.worker_dry_run,
         )
-        if queue.paused(time.time()) is not None:
-            return Left()
         desk = Desk(
             queue=queue,
             emit=emit,
@@ -152,10 +150,8 @@ class Drains:
     def remember_tip(self, site: Site, token: int, tip: str | None) -> None:
         """Other hosts need not ask the remote to know that they are behind."""
         if tip is not None and tip != site.tip:
-            with self._database.transaction(flushed=False) as connection:
-                connection.execute(
-                    "UPDATE sites SET tip = %s WHERE name = %s AND token = %s", (tip, site.name, token)
-                )
+            with suppress(LockLostError):
+                tokens.write(self._database, site.name, token, _TIP, {"tip": tip}, flushed=False)
 
 
 class _Publisher:

@@ -17,7 +17,7 @@ from briter_worker.cluster.remotes import checked_credentials, checked_remote
 from briter_worker.errors import UsageError, for_people
 from briter_worker.job import format_time
 from briter_worker.ports import Pause
-from briter_worker.queues.postgres import contents
+from briter_worker.queues.postgres import contents, tokens
 from briter_worker.settings import for_site
 
 if TYPE_CHECKING:
@@ -172,12 +172,18 @@ def _forget_published(connection: Connection, name: str) -> None:
 
 def get(database: Database, name: str) -> Site:
     """The site of that name. Raises UnknownSiteError."""
-    with database.transaction() as connection:
+    with database.asking() as connection:
         rows = connection.cursor(row_factory=dict_row)
         row = rows.execute("SELECT * FROM sites WHERE name = %s AND NOT removed", (name,)).fetchone()
     if row is None:
         raise UnknownSiteError(name)
     return _site(row)
+
+
+def take(database: Database, name: str, worker: str) -> tuple[Site, int]:
+    """The site of that name, from now on this worker's, and what proves it. Raises LockLostError."""
+    row = tokens.taken(database, name, worker)
+    return _site(row), row["token"]
 
 
 def standings(database: Database, now: float) -> list[Standing]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, LiteralString
 
 from briter_worker.git.bases import Base, Conflict
 from briter_worker.queues.postgres import tokens
@@ -13,11 +13,31 @@ if TYPE_CHECKING:
 
     from briter_worker.queues.postgres.database import Database
 
-_KEEP = """
-INSERT INTO starts (site, path, start, is_conflict, ours, theirs)
-SELECT %s, * FROM unnest(%s::bytea[], %s::text[], %s::boolean[], %s::text[], %s::text[])
-ON CONFLICT (site, path) DO UPDATE
-SET start = excluded.start, is_conflict = excluded.is_conflict, ours = excluded.ours, theirs = excluded.theirs
+# A content goes with the last start that is it.
+_KEEP: LiteralString = """
+, kept AS (
+    INSERT INTO starts (site, path, start, is_conflict, ours, theirs)
+    SELECT %(site)s, new.* FROM fence, unnest(
+        %(paths)s::bytea[], %(starts)s::text[], %(conflicts)s::boolean[], %(ours)s::text[], %(theirs)s::text[]
+    ) AS new
+    ON CONFLICT (site, path) DO UPDATE SET start = excluded.start, is_conflict = excluded.is_conflict,
+        ours = excluded.ours, theirs = excluded.theirs
+),
+stored AS (
+    INSERT INTO start_contents (site, blob, bytes)
+    SELECT %(site)s, new.* FROM fence, unnest(%(blobs)s::text[], %(contents)b::bytea[]) AS new
+    ON CONFLICT DO NOTHING
+),
+dropped AS (
+    DELETE FROM start_contents c USING fence
+    WHERE c.site = %(site)s AND c.blob <> ALL (coalesce(array_remove(%(starts)s::text[], NULL), '{}'))
+    AND c.blob = ANY(ARRAY(SELECT start FROM starts WHERE site = %(site)s AND path = ANY(%(paths)s::bytea[])))
+    AND NOT EXISTS (
+        SELECT FROM starts s
+        WHERE s.site = c.site AND s.start = c.blob AND s.path <> ALL (%(paths)s::bytea[])
+    )
+)
+SELECT FROM fence
 """
 
 
@@ -31,7 +51,7 @@ class Starts:
 
     def bases(self, paths: Collection[str]) -> Mapping[str, Base]:
         """What is known of these paths."""
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             rows = connection.execute(
                 "SELECT path, start, is_conflict, ours, theirs FROM starts"
                 " WHERE site = %s AND path = ANY(%s)",
@@ -46,41 +66,22 @@ class Starts:
         """Keep these, each in the place of what was known of its path. Raises LockLostError."""
         kept = list(bases.values())
         conflicts = [base.conflict for base in kept]
+        values = {
+            "paths": [as_bytes(path) for path in bases],
+            "starts": [base.start for base in kept],
+            "conflicts": [conflict is not None for conflict in conflicts],
+            "ours": [conflict and conflict.ours for conflict in conflicts],
+            "theirs": [conflict and conflict.theirs for conflict in conflicts],
+            "blobs": list(contents),
+            "contents": list(contents.values()),
+        }
         # Flushed: the posts leave the queue after this, and should the server crash in between, they do so on
         # another connection, which knows nothing of what was lost with it.
-        with self._database.transaction() as connection:
-            tokens.lock(connection, self._site, self._token)
-            before = connection.execute(
-                "SELECT DISTINCT blob FROM start_contents JOIN starts USING (site)"
-                " WHERE site = %s AND start = blob AND path = ANY(%s)",
-                (self._site, [as_bytes(path) for path in bases]),
-            ).fetchall()
-            connection.execute(
-                _KEEP,
-                (
-                    self._site,
-                    [as_bytes(path) for path in bases],
-                    [base.start for base in kept],
-                    [conflict is not None for conflict in conflicts],
-                    [conflict and conflict.ours for conflict in conflicts],
-                    [conflict and conflict.theirs for conflict in conflicts],
-                ),
-            )
-            for blob, content in contents.items():
-                connection.execute(
-                    "INSERT INTO start_contents (site, blob, bytes) VALUES (%s, %s, %b)"
-                    " ON CONFLICT DO NOTHING",
-                    (self._site, blob, content),
-                )
-            connection.execute(
-                "DELETE FROM start_contents c WHERE c.site = %s AND c.blob = ANY(%s)"
-                " AND NOT EXISTS (SELECT FROM starts s WHERE s.site = c.site AND s.start = c.blob)",
-                (self._site, [blob for (blob,) in before]),
-            )
+        tokens.write(self._database, self._site, self._token, _KEEP, values)
 
     def content(self, blob: str) -> bytes | None:
         """What was kept of a start's content, if anything was."""
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             row = connection.execute(
                 "SELECT bytes FROM start_contents WHERE site = %s AND blob = %s", (self._site, blob)
             ).fetchone()

@@ -238,6 +238,10 @@ class DiskQueue:
             self._index.refresh(now)
             return self._index.held_paths(now)
 
+    def held_since(self, held: Collection[str], now: float) -> Collection[str]:
+        """What such jobs declare now and is not among `held`."""
+        return frozenset(self.held_paths(now)).difference(held)
+
     def next_due(self, now: float) -> float | None:
         """When the next waiting job becomes due, or there is something to tidy."""
         with self._guard:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -25,6 +26,7 @@ Item = TypeVar("Item")
 _KEPT = 50_000
 """As many items wait in memory for a store that cannot be written; older ones are given up."""
 _AGAIN = 1.0
+NEVER = float("inf")
 _LAST_WAIT = 10.0
 _AT_ONCE = 5000
 _REST_EVERY = 3600.0
@@ -39,6 +41,8 @@ class Storing(Generic[Item]):
         self._complain = complain
         self._items: deque[Item] = deque(maxlen=_KEPT)
         self._wake = threading.Condition()
+        self._due = NEVER
+        """When what has gathered is to be stored, by the monotonic clock."""
         self._closing = False
         self._thread: threading.Thread | None = None
         self._complained = False
@@ -48,12 +52,14 @@ class Storing(Generic[Item]):
         with self._wake:
             self._be_there()
 
-    def put(self, item: Item, *, soon: bool = True) -> None:
-        """Have it stored: `soon`, or with what comes next."""
+    def put(self, item: Item, *, within: float = 0.0) -> None:
+        """Have it stored at the latest in so many seconds; `NEVER`: with what comes next."""
         with self._wake:
             self._items.append(item)
             self._be_there()
-            if soon:
+            due = time.monotonic() + within
+            if due < self._due:
+                self._due = due
                 self._wake.notify()
 
     def close(self) -> None:
@@ -86,18 +92,21 @@ class Storing(Generic[Item]):
     def _write(self) -> None:
         while True:
             with self._wake:
-                if not self._items and not self._closing:
-                    self._wake.wait(_REST_EVERY)
+                rests = time.monotonic() + _REST_EVERY
+                while not self._closing and (left := min(self._due, rests) - time.monotonic()) > 0:
+                    self._wake.wait(left)
                 closing = self._closing
                 gathered = [self._items.popleft() for _ in range(min(_AT_ONCE, len(self._items)))]
-            left = self._store(gathered)
-            if left:
+                self._due = time.monotonic() if self._items else NEVER
+            refused = self._store(gathered)
+            if refused:
                 with self._wake:
                     room = _KEPT - len(self._items)
-                    self._items.extendleft(reversed(left[max(0, len(left) - room) :]))
+                    self._items.extendleft(reversed(refused[max(0, len(refused) - room) :]))
                     if closing:
                         break
                     self._wake.wait(_AGAIN)
+                    self._due = time.monotonic()
             elif not self._items:
                 self._rest()
                 if closing:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Connection, Database
 
 PART = 1 << 20
-_SMALL = 1 << 16
+SMALL = 1 << 16
 """Contents up to this size are sent and fetched many at a time."""
 FEW = 20
 """From so many rows on, they are copied in bulk."""
@@ -127,9 +127,9 @@ def _add(connection: Connection, sizes: Mapping[str, int]) -> set[str]:
 
 
 def _send(connection: Connection, blobs: Sequence[str], wanted: Mapping[str, Source]) -> None:
-    small = [blob for blob in blobs if wanted[blob].sizes[blob] <= _SMALL]
+    small = [blob for blob in blobs if wanted[blob].sizes[blob] <= SMALL]
     if len(small) < FEW:
-        rows = [(blob, n, part) for blob in small for n, part in enumerate(_checked(blob, wanted[blob]))]
+        rows = [(blob, n, part) for blob in small for n, part in enumerate(checked(blob, wanted[blob]))]
         connection.execute(
             "INSERT INTO content_parts (blob, part, bytes)"
             " SELECT * FROM unnest(%s::text[], %s::int[], %b::bytea[])",
@@ -139,8 +139,8 @@ def _send(connection: Connection, blobs: Sequence[str], wanted: Mapping[str, Sou
         for start in range(0, len(small), _MANY):
             _copy(connection, small[start : start + _MANY], wanted)
     for blob in blobs:
-        if wanted[blob].sizes[blob] > _SMALL:
-            for number, part in enumerate(_checked(blob, wanted[blob])):
+        if wanted[blob].sizes[blob] > SMALL:
+            for number, part in enumerate(checked(blob, wanted[blob])):
                 connection.execute(
                     "INSERT INTO content_parts (blob, part, bytes) VALUES (%s, %s, %b)", (blob, number, part)
                 )
@@ -153,11 +153,11 @@ def _copy(connection: Connection, blobs: Sequence[str], wanted: Mapping[str, Sou
     ) as copy:
         copy.set_types(["text", "int4", "bytea"])
         for blob in blobs:
-            for number, part in enumerate(_checked(blob, wanted[blob])):
+            for number, part in enumerate(checked(blob, wanted[blob])):
                 copy.write_row((blob, number, part))
 
 
-def _checked(blob: str, source: Source) -> Iterator[bytes]:
+def checked(blob: str, source: Source) -> Iterator[bytes]:
     """The content in parts of one size but the last, for which the id has proved right in the end."""
     digest = _digest(source.sizes[blob])
     pending = bytearray()
@@ -209,7 +209,7 @@ def read_small(database: Database, blobs: Sequence[str]) -> dict[str, bytes]:
         rows = connection.cursor(binary=True).execute(
             "SELECT blob, coalesce(bytes, '') FROM contents LEFT JOIN content_parts USING (blob)"
             " WHERE blob = ANY(%s) AND size <= %s",
-            (list(blobs), _SMALL),
+            (list(blobs), SMALL),
         )
         return {str(blob): bytes(content) for blob, content in rows}
 
@@ -226,10 +226,17 @@ def forget(connection: Connection, blobs: Iterable[str]) -> int:
     free = connection.execute(
         "SELECT blob FROM contents WHERE blob = ANY(%s) ORDER BY blob FOR UPDATE SKIP LOCKED", (candidates,)
     ).fetchall()
+    return drop(connection, [blob for (blob,) in free])
+
+
+def drop(connection: Connection, locked: Sequence[str]) -> int:
+    """Of these contents, which an earlier statement has locked, what nothing needs is gone; how many."""
+    if not locked:
+        return 0
     return connection.execute(
         "DELETE FROM contents c WHERE blob = ANY(%s)"
         " AND NOT EXISTS (SELECT FROM delivered d WHERE d.blob = c.blob)",
-        ([blob for (blob,) in free],),
+        (list(locked),),
     ).rowcount
 
 

@@ -22,7 +22,7 @@ from briter_worker.queues.postgres import versions
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
-    from typing import Self
+    from typing import LiteralString, Self
 
     from psycopg.rows import TupleRow
 
@@ -51,7 +51,7 @@ _CLIENT = {
     "keepalives_count": "2",
     "tcp_user_timeout": "20000",
 }
-_UNFLUSHED = "SET LOCAL synchronous_commit TO off"
+_UNFLUSHED = "; SET LOCAL synchronous_commit TO off"
 # All but what only a mistake in a statement can cause.
 _SURROUNDINGS = (
     psycopg.OperationalError,
@@ -92,7 +92,15 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self, *, flushed: bool = True) -> Iterator[Connection]:
-        """A connection in a transaction: committed at the end, undone when an exception leaves it.
+        """A connection in a transaction: committed at the end, undone when an exception leaves it."""
+        with self.begun(flushed=flushed) as (connection, _):
+            yield connection
+
+    @contextlib.contextmanager
+    def begun(
+        self, first: LiteralString = "", *values: object, flushed: bool = True
+    ) -> Iterator[tuple[Connection, TupleRow | None]]:
+        """As `transaction`, with the first row of what is asked first, which goes along with its beginning.
 
         Each statement waits for its answer: then the server ends a transaction whose program was stopped in
         the middle. In a pipeline it does not, and would hold the site's lock for as long as that one sleeps.
@@ -103,10 +111,17 @@ class Database:
 
         Raises DatabaseError. Where the connection breaks during the commit, it may have taken place.
         """
+        begin = f"BEGIN{'' if flushed else _UNFLUSHED}"
         with self._translated(), self._opened().connection() as connection:
-            if not flushed:
-                connection.execute(_UNFLUSHED)
-            yield connection
+            if not first:
+                connection.execute(begin.encode(), prepare=False)
+                yield connection, None
+                return
+            cursor = psycopg.ClientCursor(connection)
+            cursor.execute(f"{begin}; {first}".encode(), values)
+            for _ in range(begin.count(";") + 1):
+                cursor.nextset()
+            yield connection, cursor.fetchone()
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[Connection]:
@@ -115,12 +130,7 @@ class Database:
         Raises DatabaseError.
         """
         with self._translated(), self._opened().connection() as connection:
-            connection.autocommit = True
-            try:
-                yield connection
-            finally:
-                if not connection.closed:
-                    connection.autocommit = False
+            yield connection
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -187,6 +197,7 @@ class Database:
                 psycopg.connect(self.conninfo).close()
                 self._pool = ConnectionPool(
                     self.conninfo,
+                    kwargs={"autocommit": True},  # `begun` says itself where a transaction begins
                     min_size=0,
                     max_size=self._most,
                     open=True,

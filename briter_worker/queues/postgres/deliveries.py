@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 
 _AHEAD = 64
 """So many small contents are fetched with the one that is asked for."""
+# The first contents come along: of one post's drain, all.
+_DELIVERED = """
+SELECT publication, path, mode, d.blob, bytes, saved_at, base, knows_base FROM (
+    SELECT *, row_number() OVER (ORDER BY publication, path) AS number FROM delivered
+    WHERE publication = ANY(%(publications)s::bigint[])
+) AS d
+LEFT JOIN contents c ON number <= %(ahead)s AND c.blob = d.blob AND size BETWEEN 1 AND %(small)s
+LEFT JOIN content_parts p ON p.blob = c.blob AND part = 0
+UNION ALL
+SELECT publication, path, NULL, NULL, NULL, 0, NULL, false FROM folders
+WHERE publication = ANY(%(publications)s::bigint[])
+ORDER BY publication, path
+"""
 
 
 class PostgresDeliveries:
@@ -32,18 +45,17 @@ class PostgresDeliveries:
         publications = [int(key) for key in keys]
         files: dict[int, list[Delivered]] = defaultdict(list)
         folders: dict[int, list[str]] = defaultdict(list)
-        with self._database.transaction() as connection:
-            for number, path, mode, blob, saved_at, base, knows_base in connection.execute(
-                "SELECT publication, path, mode, blob, saved_at, base, knows_base FROM delivered"
-                " WHERE publication = ANY(%s) ORDER BY publication, path",
-                (publications,),
+        fetched: dict[str, bytes] = {}
+        with self._database.asking() as connection:
+            for number, path, mode, blob, content, *rest in connection.cursor(binary=True).execute(
+                _DELIVERED, {"publications": publications, "small": contents.SMALL, "ahead": _AHEAD}
             ):
-                files[number].append(Delivered(as_path(path), mode, blob, saved_at, base, knows_base))
-            for number, path in connection.execute(
-                "SELECT publication, path FROM folders WHERE publication = ANY(%s) ORDER BY path",
-                (publications,),
-            ):
-                folders[number].append(as_path(path))
+                if mode is None:
+                    folders[number].append(as_path(path))
+                    continue
+                files[number].append(Delivered(as_path(path), mode, blob, *rest))
+                if content is not None:
+                    fetched[blob] = bytes(content)
         found = {
             str(number): Delivery(tuple(files[number]), tuple(folders[number])) for number in publications
         }
@@ -53,7 +65,7 @@ class PostgresDeliveries:
             )
         )
         self._place = {blob: place for place, blob in enumerate(self._order)}
-        self._fetched = {}
+        self._fetched = fetched
         return found
 
     def content(self, blob: str) -> Iterator[bytes]:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, LiteralString
 
 from briter_worker.queues.journal import plan_as_json, plan_from_json
+from briter_worker.queues.postgres import tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from briter_worker.ports import Plan
-    from briter_worker.queues.postgres.database import Connection
+    from briter_worker.queues.postgres.database import Connection, Database
+
+_RECORD: LiteralString = """
+INSERT INTO plans (batch, number, plan)
+SELECT %(batch)s, (SELECT coalesce(max(number) + 1, 0) FROM plans WHERE batch = %(batch)s), %(plan)s
+FROM fence RETURNING batch
+"""
+_SETTLED: LiteralString = "DELETE FROM batches USING fence WHERE key = %(batch)s RETURNING key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +46,17 @@ def begin(connection: Connection, key: str) -> None:
     connection.execute("UPDATE batches SET started = true WHERE key = %s AND NOT started", (key,))
 
 
-def record(connection: Connection, key: str, plan: Plan) -> None:
-    """Its next push is about to do this."""
+def record(database: Database, site: str, token: int, key: str, plan: Plan) -> None:
+    """Its next push is about to do this. Raises LockLostError."""
     # ASCII only: paths may have bytes that are no text, and JSON's escapes carry them.
-    connection.execute(
-        "INSERT INTO plans (batch, number, plan)"
-        " SELECT %s, coalesce(max(number) + 1, 0), %s FROM plans WHERE batch = %s",
-        (key, json.dumps(plan_as_json(plan), separators=(",", ":")), key),
-    )
+    text = json.dumps(plan_as_json(plan), separators=(",", ":"))
+    tokens.write(database, site, token, _RECORD, {"batch": key, "plan": text}, flushed=True)
+
+
+def settled(database: Database, site: str, token: int, key: str) -> None:
+    """This batch is forgotten, and its plans. Raises LockLostError."""
+    # Not flushed: there again, it is an empty one.
+    tokens.write(database, site, token, _SETTLED, {"batch": key}, flushed=False)
 
 
 def close(connection: Connection, keys: Iterable[str]) -> None:

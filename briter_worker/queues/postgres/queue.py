@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import psycopg
@@ -11,13 +14,13 @@ import psycopg
 from briter_worker.errors import Failure, Kind, LockLostError, Loss, for_people
 from briter_worker.job import Status, rewritten
 from briter_worker.ports import Batch, Claim, Found, Superseding
-from briter_worker.queues.postgres import joining, journal
+from briter_worker.queues.postgres import contents, joining, journal
 from briter_worker.queues.postgres.joining import FAILED, TRIED, WAITING
 from briter_worker.queues.postgres.recovery import PostgresRecovery, ids_of
 from briter_worker.queues.postgres.rows import COLUMNS, Save
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from briter_worker.job import Job
     from briter_worker.ports import Plan
@@ -25,8 +28,8 @@ if TYPE_CHECKING:
     from briter_worker.queues.quarantine import Quarantined
 
 _REVIVABLE = [failure.value for failure in Failure if failure.kind is Kind.ENVIRONMENT]
-_DUE = """
-WITH due AS (
+_DUE = f"""
+due AS (
     SELECT id, at, created_at FROM (
         (SELECT id, due_at AS at, created_at FROM publications
          WHERE site = %(site)s AND state = 'waiting' AND due_at <= %(now)s
@@ -37,23 +40,72 @@ WITH due AS (
          AND next_attempt_at > %(furthest)s AND scheduled_for <= %(now)s
          LIMIT %(most)s)
     ) AS either ORDER BY at, created_at, id LIMIT %(most)s
+),
+claimed AS (
+    UPDATE publications SET state = 'claimed', token = %(token)s, batch = %(batch)s, attempt = attempts + 1,
+        cancel = false, changed_at = %(now)s
+    WHERE id IN (SELECT id FROM due)
+    RETURNING {COLUMNS}, slug
+)"""  # noqa: S608 - no values, here and below
+# Superseded saves are told once; a batch begins with its claim; older dead letters join what is claimed.
+_CLAIM = f"""
+WITH told AS (DELETE FROM superseded WHERE site = %(site)s RETURNING id, job_id, slug, by_job),
+{_DUE},
+begun AS (
+    INSERT INTO batches (key, site, token, started)
+    SELECT %(batch)s, %(site)s, %(token)s, true WHERE EXISTS (SELECT FROM claimed)
 )
-UPDATE publications SET state = 'claimed', token = %(token)s, batch = %(batch)s, attempt = attempts + 1,
-    cancel = false, changed_at = %(now)s
-WHERE id IN (SELECT id FROM due)
-"""
-_CLAIM = f"{_DUE} RETURNING {COLUMNS}".encode()
-_VERSIONS = """
-INSERT INTO versions AS v (site, path, saved_at, published_at)
-SELECT %(site)s, path, max(saved_at), %(now)s FROM delivered WHERE publication = ANY(%(ids)s) GROUP BY path
-ON CONFLICT (site, path) DO UPDATE
-SET saved_at = greatest(v.saved_at, excluded.saved_at), published_at = excluded.published_at
-"""
+SELECT 'claimed', {COLUMNS}, NULL FROM claimed
+UNION ALL SELECT 'letter', {COLUMNS}, NULL FROM publications
+WHERE site = %(site)s AND state = 'failed' AND slug = ANY(ARRAY(SELECT slug FROM claimed))
+UNION ALL SELECT 'told', id, slug, job_id, NULL, by_job FROM told
+""".encode()  # noqa: S608
 _LETTERS = """
-SELECT letter.id FROM unnest(%s::text[], %s::float8[]) AS done (slug, created_at)
-JOIN publications letter ON letter.site = %s AND letter.state = 'failed' AND letter.slug = done.slug
+SELECT letter.id FROM done JOIN publications letter
+    ON letter.site = %(site)s AND letter.state = 'failed' AND letter.slug = done.slug
 WHERE letter.created_at <= done.created_at
 """
+# What of their contents nobody is just about to need is locked here, and may go.
+_FINISH = f"""
+WITH done AS (
+    SELECT id, slug, created_at FROM publications WHERE id = ANY(%(ids)s) AND state = 'claimed'
+),
+noted AS (
+    INSERT INTO versions AS v (site, path, saved_at, published_at)
+    SELECT %(site)s, path, max(saved_at), %(now)s FROM delivered
+    WHERE publication = ANY(ARRAY(SELECT id FROM done)) GROUP BY path
+    ON CONFLICT (site, path) DO UPDATE
+    SET saved_at = greatest(v.saved_at, excluded.saved_at), published_at = excluded.published_at
+),
+gone AS (SELECT id FROM done UNION {_LETTERS}),
+free AS (
+    SELECT blob FROM contents WHERE blob = ANY(ARRAY(
+        SELECT blob FROM delivered WHERE publication = ANY(ARRAY(SELECT id FROM gone)) AND blob IS NOT NULL
+    )) ORDER BY blob FOR UPDATE SKIP LOCKED
+),
+deleted AS (DELETE FROM publications WHERE id = ANY(ARRAY(SELECT id FROM gone)))
+SELECT blob FROM free
+""".encode()  # noqa: S608 - no values
+
+
+class _Later(Collection[str]):
+    """What is asked for when it is first read: only a folder's publication does."""
+
+    def __init__(self, ask: Callable[[], set[str]]) -> None:
+        self._ask = ask
+
+    @cached_property
+    def _all(self) -> set[str]:
+        return self._ask()
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._all
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
 
 
 class PostgresQueue(PostgresRecovery):
@@ -68,11 +120,8 @@ class PostgresQueue(PostgresRecovery):
         key = uuid4().hex
         # Before anything of it is pushed, its plan is recorded, and flushed, and with that all of this.
         with self._working(flushed=False) as connection:
-            if not self._dry_run:
+            if self._may_have_tried:
                 self._take_tried(connection, now)
-            told = connection.execute(
-                "DELETE FROM superseded WHERE site = %s RETURNING id, job_id, slug, by_job", (self._site,)
-            )
             facts = {
                 "site": self._site,
                 "now": now,
@@ -81,12 +130,18 @@ class PostgresQueue(PostgresRecovery):
                 "token": self.token,
                 "batch": key,
             }
-            saves = [Save.read(row) for row in connection.execute(_CLAIM, facts)]
-            superseded = tuple(Superseding(*columns) for _, *columns in sorted(told))
+            found: dict[str, list[tuple[Any, ...]]] = {"claimed": [], "letter": [], "told": []}
+            for what, *columns in connection.execute(_CLAIM, facts):
+                found[what].append(tuple(columns))
+            superseded = tuple(
+                Superseding(job_id, slug, by) for _, slug, job_id, _, by in sorted(found["told"])
+            )
+            saves = [Save.read(columns) for *columns, _ in found["claimed"]]
             if not saves:
                 return Found(superseded=superseded)
-            saves = sorted(self._with_lost(connection, saves), key=lambda save: self._order(save, now))
-            journal.add(connection, self._site, self.token, [key], started=True)
+            letters = [Save.read(columns) for *columns, _ in found["letter"]]
+            saves = self._with_lost(connection, saves, letters)
+            saves = sorted(saves, key=lambda save: self._order(save, now))
         claims = tuple(Claim(str(save.id), save.job, save.job.attempts + 1) for save in saves)
         return Found(Batch(key, claims), superseded)
 
@@ -98,10 +153,12 @@ class PostgresQueue(PostgresRecovery):
         )
         joining.place(connection, self._site, [Save.read(row) for row in found], WAITING, now)
 
-    def _with_lost(self, connection: Connection, saves: list[Save]) -> list[Save]:
-        letters = joining.rivals(connection, self._site, {save.job.slug for save in saves}, FAILED)
-        if not letters:
+    def _with_lost(self, connection: Connection, saves: list[Save], failed: list[Save]) -> list[Save]:
+        if not failed:
             return saves
+        letters: dict[str, list[Save]] = defaultdict(list)
+        for letter in failed:
+            letters[letter.job.slug].append(letter)
         pairs = []
         found = []
         for save in saves:
@@ -118,8 +175,7 @@ class PostgresQueue(PostgresRecovery):
     def record(self, batch: Batch, plan: Plan) -> None:
         """Remember durably what the next push is about to do."""
         try:
-            with self._working() as connection:
-                journal.record(connection, batch.key, plan)
+            journal.record(self._database, self._site, self.token, batch.key, plan)
         except psycopg.errors.ForeignKeyViolation:
             raise LockLostError(
                 Loss.DONE, f"the site {self._site}: what was about to be pushed is settled already"
@@ -127,30 +183,27 @@ class PostgresQueue(PostgresRecovery):
 
     def close(self, batch: Batch) -> None:
         """The batch is settled: forget its plans."""
-        with self._working(flushed=False) as connection:  # there again, it is an empty one
-            journal.close(connection, [batch.key])
+        journal.settled(self._database, self._site, self.token, batch.key)
 
     def finish(self, batch: Batch, claims: Sequence[Claim]) -> None:  # noqa: ARG002 - the port's signature
         """These are on the remote: they leave the queue, with any older dead letter of their slugs.
 
         What a dry run has published is kept, out of sight, for the first live run.
         """
-        now = self._clock()
+        facts = {"site": self._site, "now": self._clock(), "ids": ids_of(claims)}
         with self._working() as connection:
-            rows = self._claimed(connection, claims)
-            saves = [save for save, _ in rows.values()]
-            slugs = [save.job.slug for save in saves]
-            letters = connection.execute(
-                _LETTERS, (slugs, [save.job.created_at for save in saves], self._site)
-            )
-            gone = [number for (number,) in letters]
             if self._dry_run:
-                joining.place(connection, self._site, saves, TRIED, now)
+                self._try(connection, claims, facts)
             else:
-                ids = [save.id for save in saves]
-                connection.execute(_VERSIONS, {"site": self._site, "now": now, "ids": ids})
-                gone += ids
-            joining.discard(connection, gone)
+                free = connection.execute(_FINISH, facts).fetchall()
+                contents.drop(connection, [blob for (blob,) in free])
+
+    def _try(self, connection: Connection, claims: Sequence[Claim], facts: Mapping[str, Any]) -> None:
+        saves = [save for save, _ in self._claimed(connection, claims).values()]
+        done = "WITH done AS (SELECT slug, created_at FROM publications WHERE id = ANY(%(ids)s))"
+        letters = connection.execute(f"{done} {_LETTERS}".encode(), facts).fetchall()
+        joining.place(connection, self._site, saves, TRIED, facts["now"])
+        joining.discard(connection, [number for (number,) in letters])
 
     def drop(self, batch: Batch, claims: Sequence[Claim]) -> None:  # noqa: ARG002 - the port's signature
         """These leave the queue as if they had never been asked for; a newer save of theirs stays."""
@@ -241,14 +294,22 @@ class PostgresQueue(PostgresRecovery):
             return [save.job for save in back]
 
     def held_paths(self, now: float) -> Collection[str]:
-        """What jobs that are still on hold declare: no folder of another job may carry it."""
-        with self._database.asking() as connection:
-            rows = connection.execute(
-                "SELECT DISTINCT unnest(paths) FROM publications WHERE site = %(site)s AND state = 'waiting'"
-                " AND due_at > %(now)s AND scheduled_for > %(now)s",
-                {"site": self._site, "now": now},
-            )
-            return {path for (path,) in rows}
+        """What jobs that are still on hold declare: asked when it is read."""
+
+        def ask() -> set[str]:
+            with self._database.asking() as connection:
+                rows = connection.execute(
+                    "SELECT DISTINCT unnest(paths) FROM publications WHERE site = %(site)s"
+                    " AND state = 'waiting' AND due_at > %(now)s AND scheduled_for > %(now)s",
+                    {"site": self._site, "now": now},
+                )
+                return {path for (path,) in rows}
+
+        return _Later(ask)
+
+    def held_since(self, held: Collection[str], now: float) -> Collection[str]:  # noqa: ARG002 - as above
+        """None: see `overtaken`."""
+        return ()
 
     def next_due(self, now: float) -> float | None:
         """When the next waiting job becomes due."""

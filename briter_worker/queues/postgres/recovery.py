@@ -44,6 +44,8 @@ class PostgresRecovery(PostgresSteering):
         self._dry_run = dry_run
         self._most = most
         self._clock = clock
+        self._may_have_tried = not dry_run
+        """Whether there may be what a dry run has published, for a live run to take."""
 
     @property
     def token(self) -> int:
@@ -55,8 +57,10 @@ class PostgresRecovery(PostgresSteering):
     def recover(self, now: float) -> Sequence[Batch]:
         """What earlier drains left in flight, to be finished from its plans or taken up again."""
         with self._database.asking() as connection:
-            if not self._has_leftovers(connection):
-                return ()
+            has_leftovers, has_tried = self._look(connection)
+        self._may_have_tried = has_tried and not self._dry_run
+        if not has_leftovers:
+            return ()
         with self._working() as connection:
             claimed, unwanted = self._left_over(connection)
             entries = journal.entries(connection, self._site, self.token)
@@ -73,13 +77,15 @@ class PostgresRecovery(PostgresSteering):
             joining.place(connection, self._site, back, WAITING, now)
             return batches
 
-    def _has_leftovers(self, connection: Connection) -> bool:
+    def _look(self, connection: Connection) -> tuple[bool, bool]:
+        """Whether anything was left in flight, and whether anything was tried only."""
         row = connection.execute(
             "SELECT EXISTS (SELECT FROM batches WHERE site = %(site)s AND token < %(token)s) OR EXISTS"
-            " (SELECT FROM publications WHERE site = %(site)s AND state = 'claimed' AND token < %(token)s)",
+            " (SELECT FROM publications WHERE site = %(site)s AND state = 'claimed' AND token < %(token)s),"
+            " EXISTS (SELECT FROM publications WHERE site = %(site)s AND state = 'tried')",
             {"site": self._site, "token": self.token},
         ).fetchone()
-        return row is not None and bool(row[0])
+        return (True, True) if row is None else (bool(row[0]), bool(row[1]))
 
     def _left_over(self, connection: Connection) -> tuple[dict[str, list[tuple[Save, int]]], set[int]]:
         found: dict[str, list[tuple[Save, int]]] = defaultdict(list)
@@ -163,8 +169,7 @@ class PostgresRecovery(PostgresSteering):
     @contextlib.contextmanager
     def _working(self, *, flushed: bool = True) -> Iterator[Connection]:
         """A transaction in which the site is this worker's."""
-        with self._database.transaction(flushed=flushed) as connection:
-            tokens.lock(connection, self._site, self.token)
+        with tokens.working(self._database, self._site, self.token, flushed=flushed) as connection:
             yield connection
 
 

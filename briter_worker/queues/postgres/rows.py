@@ -127,6 +127,11 @@ def values_of(save: Save) -> tuple[Any, ...]:
     )
 
 
+def values_as_new(save: Save, state: str) -> dict[str, Any]:
+    """As `NEW_VALUES` wants them."""
+    return {**dict(zip(_TYPES, (*values_of(save), state), strict=True)), "paths": list(save.job.paths)}
+
+
 _TYPES = {
     "id": "bigint",
     "job_id": "text",
@@ -140,6 +145,7 @@ _TYPES = {
     "failure": "text",
     "state": "text",
 }
+_NEW_TYPES = {"paths": "text[]"}
 _NAMES = ", ".join(_TYPES)
 _UNNEST = f"unnest({', '.join(f'%s::{kind}[]' for kind in _TYPES.values())}) AS n ({_NAMES})"
 # Arrays of arrays have to be of one length in SQL, so that paths come as JSON.
@@ -152,6 +158,11 @@ _UPDATE = (
     f"UPDATE publications p SET ({_NAMES}) = ({_VALUES}), cancel = false, batch = NULL, attempt = 0,"  # noqa: S608
     f" changed_at = %s FROM {_UNNEST} WHERE p.id = n.id"
 )
+NEW = ", ".join(name for name in _TYPES if name != "id")
+NEW_VALUES = ", ".join(
+    f"%(job_{name})s::{_NEW_TYPES.get(name, kind)}" for name, kind in _TYPES.items() if name != "id"
+)
+"""For one new row, which gets its id from the table."""
 COPY = f"COPY publications (site, {_NAMES}) FROM STDIN"
 """For very many new rows; the paths are an array here."""
 

@@ -93,7 +93,7 @@ class PostgresSteering:
             return None
         told = row[0]
         pause = Pause(since=told["since"], until=told.get("until"), reason=told.get("reason", ""))
-        return None if pause.until is not None and pause.until <= now else pause
+        return pause if pause.lasts(now) else None
 
     def pause(self, now: float, *, until: float | None = None, reason: str = "") -> Pause:
         """Have nothing claimed until then, or until `resume`."""

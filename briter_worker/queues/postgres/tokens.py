@@ -6,13 +6,18 @@ writes in a transaction that first looks at the token, and so does nothing.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, LiteralString
+
+from psycopg.rows import dict_row
 
 from briter_worker.errors import LockLostError, Loss
 from briter_worker.queues.postgres.database import DatabaseError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from briter_worker.queues.postgres.database import Connection, Database
 
 
@@ -23,21 +28,79 @@ class SiteMissingError(Exception):
         super().__init__(f"there is no site {site!r}. Fix: briter-worker site add {site}, or see site list")
 
 
+_LOCK: LiteralString = "SELECT token, removed FROM sites WHERE name = %s FOR NO KEY UPDATE"
+FENCED: LiteralString = """
+WITH fence AS (
+    SELECT CASE WHEN %(flushed)s THEN '' ELSE set_config('synchronous_commit', 'off', true) END FROM sites
+    WHERE name = %(site)s AND token = %(token)s AND NOT removed FOR NO KEY UPDATE
+)
+"""
+"""Begins a statement that is a transaction of its own: it has rows only for whoever has this token.
+
+The statement sees what there was when it began, not what others wrote while it waited for the lock: it is for
+what none but the site's drains write.
+"""
+
+
 def take(database: Database, site: str, worker: str) -> int:
     """The site's next token: from now on, `worker` has it, and whoever had it before writes nothing more.
 
     What its predecessor is writing at this moment is finished first. Raises LockLostError (missing).
     """
+    return int(taken(database, site, worker)["token"])
+
+
+def taken(database: Database, site: str, worker: str) -> dict[str, Any]:
+    """As `take`; all of the site's row, with the new token.
+
+    What its predecessor is writing at this moment is finished first. Raises LockLostError (missing).
+    """
     # Flushed: were it lost with the server, the next one would be the same, and two would have it.
     with database.asking() as connection:
-        row = connection.execute(
-            "UPDATE sites SET token = token + 1, worker = %s, taken_at = %s"
-            " WHERE name = %s AND NOT removed RETURNING token",
-            (worker, time.time(), site),
-        ).fetchone()
+        row = (
+            connection.cursor(row_factory=dict_row)
+            .execute(
+                "UPDATE sites SET token = token + 1, worker = %s, taken_at = %s"
+                " WHERE name = %s AND NOT removed RETURNING *",
+                (worker, time.time(), site),
+            )
+            .fetchone()
+        )
     if row is None:
         raise _lost(site, Loss.MISSING)
-    return int(row[0])
+    return row
+
+
+def write(
+    database: Database,
+    site: str,
+    token: int,
+    statement: LiteralString,
+    values: Mapping[str, object],
+    *,
+    flushed: bool,
+) -> None:
+    """Change what only the site's drains change, by what follows `FENCED`; each part of it is FROM `fence`.
+
+    It returns a row where it changed something. Raises LockLostError where the site is another's.
+    """
+    known = {**values, "site": site, "token": token, "flushed": flushed}
+    with database.asking() as connection:
+        done = connection.execute(FENCED + statement, known).fetchone()
+        if done is None:
+            row = connection.execute("SELECT token, removed FROM sites WHERE name = %s", (site,)).fetchone()
+            _compare(site, token, row)
+
+
+@contextlib.contextmanager
+def working(database: Database, site: str, token: int, *, flushed: bool = True) -> Iterator[Connection]:
+    """A transaction in which the site is this worker's, and nobody else changes its rows.
+
+    Raises LockLostError.
+    """
+    with database.begun(_LOCK, site, flushed=flushed) as (connection, row):
+        _compare(site, token, row)
+        yield connection
 
 
 def still(database: Database, site: str, token: int) -> bool:
@@ -62,9 +125,7 @@ def lock(connection: Connection, site: str, token: int | None) -> None:
 
     Raises LockLostError for a worker, SiteMissingError for anybody else (`token` None).
     """
-    row = connection.execute(
-        "SELECT token, removed FROM sites WHERE name = %s FOR NO KEY UPDATE", (site,)
-    ).fetchone()
+    row = connection.execute(_LOCK, (site,)).fetchone()
     if token is not None:
         _compare(site, token, row)
     elif row is None or row[1]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from briter_worker.job import Status
-from briter_worker.queues.postgres import contents, joining, rows, tokens
+from briter_worker.queues.postgres import contents, joining, rows, single, tokens
 from briter_worker.queues.postgres.deliveries import as_bytes
 from briter_worker.queues.postgres.joining import ARRIVING, FAILED, WAITING
 from briter_worker.queues.postgres.rows import Save, values_of
@@ -64,6 +64,8 @@ def submit_many(
         _check(source)
     if not new:
         return []
+    if len(new) == 1 and first is None and _saved_at_once(database, site, *new[0]):
+        return [new[0][0].job]
     with database.transaction() as connection:
         if first is not None:
             first(connection)
@@ -77,6 +79,12 @@ def submit_many(
         ]
         _write(connection, site, written, now)
     return [save.job for save, _ in new]
+
+
+def _saved_at_once(database: Database, site: str, save: Save, source: Source | None) -> bool:
+    files = list(_files(save, source)) if source is not None else []
+    folders = list(_folders(save, source)) if source is not None else []
+    return single.save(database, site, save, source, files, folders)
 
 
 def _write(

@@ -9,7 +9,7 @@ from briter_worker.events import Event, HistoryRetired, JobStarted, Progress
 from briter_worker.sinks.history.database import SCHEMA
 from briter_worker.sinks.history.recording import Recorder
 from briter_worker.sinks.history.retention import retire
-from briter_worker.sinks.storing import FileStoring
+from briter_worker.sinks.storing import NEVER, FileStoring
 
 if TYPE_CHECKING:
     import sqlite3
@@ -65,7 +65,7 @@ class HistorySink(FileStoring[tuple[float, Event]]):
         """Take note of the event."""
         if not isinstance(event, Progress) or self._pace.is_news(event):
             # A start is soon followed by more; who waits for progress waits for its phase.
-            self.put((self._clock(), event), soon=not isinstance(event, JobStarted))
+            self.put((self._clock(), event), within=NEVER if isinstance(event, JobStarted) else 0.0)
 
     def record(self, connection: sqlite3.Connection, items: list[tuple[float, Event]]) -> None:
         """Store these, in order."""

@@ -21,7 +21,7 @@ class RowSlate:
 
     def read(self) -> Ailment | None:
         """What is wrong, as far as is known."""
-        with self._database.transaction() as connection:
+        with self._database.asking() as connection:
             row = connection.execute(
                 "SELECT failure, condition FROM conditions WHERE site = %s AND failure IS NOT NULL",
                 (self._site,),

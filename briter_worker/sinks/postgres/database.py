@@ -26,6 +26,10 @@ class Database(Protocol):
         """A connection in a transaction; if not flushed, it waits for no disk, and may be lost by a crash."""
         ...
 
+    def asking(self) -> AbstractContextManager[Connection]:
+        """A connection in which each statement is a transaction of its own."""
+        ...
+
 
 class RowStoring(Storing[Item]):
     """Stores in the database: what cannot be stored as it is away waits for it to come back."""

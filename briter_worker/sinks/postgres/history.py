@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from briter_worker.sinks.postgres.database import Connection, Database
 
 _RETIRE_EVERY = 3600.0
+_MOMENT = 0.25
+"""As long may pass until it is to be seen that a drain has begun, or gone on."""
 _LOCKS = 0x62726974
 """Of the two numbers of an advisory lock, the one that says what it is for."""
 _ANY_KIND = "any"
@@ -85,6 +87,10 @@ _TALLIES = (
     " ORDER BY 1, 2, 3 ON CONFLICT (site, kind, outcome) DO UPDATE SET number = t.number + excluded.number,"
     " waits = t.waits + excluded.waits, waited = t.waited + excluded.waited"
 )
+
+
+_Part = tuple[str, tuple[Any, ...]]
+"""A statement, and its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +152,9 @@ class RowHistorySink(RowStoring[Told]):
 
         def note(event: Event) -> None:
             if not isinstance(event, Progress) or pace.is_news(event):
-                # A start is soon followed by more; who waits for progress waits for its phase.
-                told_now = Told(site, target, self._clock(), event, teller)
-                self.put(told_now, soon=not isinstance(event, JobStarted))
+                # Most drains have ended by then: they are stored at once, with how they went.
+                within = _MOMENT if isinstance(event, JobStarted | Progress) else 0.0
+                self.put(Told(site, target, self._clock(), event, teller), within=within)
 
         return note
 
@@ -265,25 +271,42 @@ class _Page:
             tally[2] += max(0.0, item.at - max(saved_at, due_at or 0.0))
 
     def write(self, connection: Connection) -> None:
-        """Put it all into the tables."""
+        """Put it all into the tables: in two statements, unless attempts end that were begun before."""
         sites = {site for site, *_ in self._moments}
         if sites:
             connection.execute(_LOCK, (_LOCKS, sorted(sites)))
-        if self._cut_off:
-            connection.execute(_CUT_OFF, (INTERRUPTED, *map(list, zip(*self._cut_off, strict=True))))
         if self._ends:
+            if self._cut_off:
+                self._put(connection, [self._cutting_off()])
+                self._cut_off = []
             known = connection.execute(_END, (_as_json(list(self._ends.values())),)).fetchall()
             begun_before = {id(self._ends[site, job_id]) for site, job_id in known}
             self._new = [facts for facts in self._new if id(facts) not in begun_before]
+        parts: list[_Part] = []
+        if self._cut_off:
+            parts.append(self._cutting_off())
         if self._drains:
-            connection.execute(_DRAINS, (_as_json([each.as_row() for each in self._drains.values()]),))
+            parts.append((_DRAINS, (_as_json([each.as_row() for each in self._drains.values()]),)))
         if self._new:
-            connection.execute(_INSERT, (_as_json([_DEFAULTS | facts for facts in self._new]),))
+            parts.append((_INSERT, (_as_json([_DEFAULTS | facts for facts in self._new]),)))
         if self._moments:
-            connection.execute(_MOMENTS, tuple(map(list, zip(*self._moments, strict=True))))
+            parts.append((_MOMENTS, tuple(map(list, zip(*self._moments, strict=True)))))
         if self._tallies:
             rows = [(*key, *values) for key, values in self._tallies.items()]
-            connection.execute(_TALLIES, tuple(map(list, zip(*rows, strict=True))))
+            parts.append((_TALLIES, tuple(map(list, zip(*rows, strict=True)))))
+        self._put(connection, parts)
+
+    def _cutting_off(self) -> _Part:
+        return _CUT_OFF, (INTERRUPTED, *map(list, zip(*self._cut_off, strict=True)))
+
+    @staticmethod
+    def _put(connection: Connection, parts: Sequence[_Part]) -> None:
+        """All at once: none of them sees what another writes."""
+        if parts:
+            *before, (last, _) = parts
+            named = ", ".join(f"part{number} AS ({query})" for number, (query, _) in enumerate(before))
+            query = f"WITH {named} {last}" if named else last
+            connection.execute(query.encode(), [value for _, values in parts for value in values])
 
 
 def _row(site: str, facts: Mapping[str, Any]) -> dict[str, Any]:
