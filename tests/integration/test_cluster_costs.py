@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster_farm import Farm
+from postgres import add_site
 
 from briter_worker.cluster.drains import Drains
 from briter_worker.cluster.telling import Telling
@@ -17,6 +18,7 @@ from briter_worker.cluster.waking import wake
 from briter_worker.plugins import Plugins
 from briter_worker.queues.postgres.contents import Values
 from briter_worker.queues.postgres.database import Database
+from briter_worker.queues.postgres.steering import PostgresSteering
 from briter_worker.queues.postgres.writing import submit
 from briter_worker.sinks.log import LogSink
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from postgres import Server
 
+_LATE = "2099-01-01T00:00:00Z"
 _DRAIN = 20
 _TOLD = re.compile(r"\b(attempts|moments|drains|tallies|requests)\b|advisory|^(BEGIN|COMMIT)")
 """What tells of it is written beside it, and in fewer transactions the faster it is."""
@@ -83,3 +86,17 @@ def test_a_drain_of_one_post_asks_as_seldom_as_that_of_many(farm: Farm, postgres
             telling.close()
         counts.append(sum(not _TOLD.search(each) or "FOR NO KEY UPDATE" in each for each in questions))
     assert counts == [_DRAIN] * 3
+
+
+def test_who_looks_again_reads_only_what_has_changed(database: Database) -> None:
+    add_site(database, "site")
+    for slug in ("a", "b"):
+        submit(database, "site", {"slug": slug, "paths": [f"content/{slug}.md"], "scheduledFor": _LATE})
+    queue = PostgresSteering(database, "site")
+    first = {row.job.slug: row.job for row in queue.jobs(0.0)}
+    submit(database, "site", {"slug": "b", "paths": ["content/new.md"], "scheduledFor": _LATE})
+    second = {row.job.slug: row.job for row in queue.jobs(0.0)}
+    assert second["a"] is first["a"]
+    assert set(second["b"].paths) == {"content/b.md", "content/new.md"}
+    queue.cancel("a", 0.0)
+    assert [row.job.slug for row in queue.jobs(0.0)] == ["b"]

@@ -35,7 +35,13 @@ _ARMS = [
     f" WHERE site = %(site)s AND state = '{state}'"
     for state in (WAITING, CLAIMED, FAILED)
 ]
-_ALL = " UNION ALL ".join(_ARMS)
+# Who looks again and again reads what has changed since: each change of a row gives it another xmin.
+_SIGHT = " UNION ALL ".join(
+    f"SELECT id, xmin::text, state, attempt, changed_at FROM publications"  # noqa: S608 - no values
+    f" WHERE site = %(site)s AND state = '{state}'"
+    for state in (WAITING, CLAIMED, FAILED)
+)
+_NEW = f"SELECT {COLUMNS}, xmin::text FROM publications WHERE id = ANY(%(ids)s)"  # noqa: S608 - no values
 _SOME = " UNION ALL ".join(f"{arm} AND (job_id = %(wanted)s OR slug = %(wanted)s)" for arm in _ARMS)
 
 
@@ -45,6 +51,8 @@ class PostgresSteering:
     def __init__(self, database: Database, site: str) -> None:
         self._database = database
         self._site = site
+        self._seen: dict[int, tuple[str, Save]] = {}
+        """What was read at the last look, by its row, and which version of it."""
 
     def jobs(self, now: float) -> list[Row]:
         """Every job once: in flight, then waiting by due time, then dead letters. Changes nothing."""
@@ -113,8 +121,21 @@ class PostgresSteering:
             return done.fetchone() is not None
 
     def _rows(self, connection: Connection, now: float) -> list[Row]:
-        found = connection.execute(_ALL.encode(), {"site": self._site})
-        return sorted((self._row(row, now) for row in found), key=_place)
+        sight = connection.execute(_SIGHT.encode(), {"site": self._site}).fetchall()
+        seen = self._seen
+        known = {
+            number: seen[number] for number, version, *_ in sight if seen.get(number, ("",))[0] == version
+        }
+        new = [number for number, *_ in sight if number not in known]
+        if new:
+            for *columns, version in connection.execute(_NEW.encode(), {"ids": new}):
+                known[columns[0]] = version, Save.read(columns)
+        self._seen = known
+        # What is gone since the look is gone.
+        there = (row for row in sight if row[0] in known)
+        return sorted(
+            (self._shown(known[number][1], *rest, now=now) for number, _, *rest in there), key=_place
+        )
 
     def _matching(self, connection: Connection, wanted: str, now: float) -> list[Row]:
         found = connection.execute(_SOME.encode(), {"site": self._site, "wanted": wanted})
@@ -122,7 +143,9 @@ class PostgresSteering:
 
     def _row(self, row: tuple[Any, ...], now: float) -> Row:
         *columns, state, attempt, changed_at = row
-        save = Save.read(columns)
+        return self._shown(Save.read(columns), state, attempt, changed_at, now=now)
+
+    def _shown(self, save: Save, state: str, attempt: int, changed_at: float, *, now: float) -> Row:
         job = save.job
         if state == "claimed":
             return Row(save.id, with_attempts(job, attempt), State.CLAIMED, self._site, changed_at, save.text)
