@@ -77,7 +77,7 @@ class Starts:
         }
         # Flushed: the posts leave the queue after this, and should the server crash in between, they do so on
         # another connection, which knows nothing of what was lost with it.
-        tokens.write(self._database, self._site, self._token, _KEEP, values)
+        tokens.write(self._database, self._site, self._token, _KEEP, values, flushed=True)
 
     def content(self, blob: str) -> bytes | None:
         """What was kept of a start's content, if anything was."""
