@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable  # noqa: TC003 - the dataclass's fields
+from collections.abc import Callable, Sequence  # noqa: TC003 - the dataclass's fields
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,6 @@ from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from briter_worker.events import Event
     from briter_worker.ports import Batch, Claim, EventSink, Extensions, Plan, Queue
 
@@ -40,6 +38,8 @@ class Desk:
     max_attempts: int
     extensions: Extensions
     dry_run: bool
+    keep: Callable[[Sequence[Event]], None] = lambda _: None
+    """Has receipts stored, in a moment or not at all. Who is told of these events is told by `emit`."""
     clock: Callable[[], float] = time.time
     timer: Callable[[], float] = time.monotonic
 
@@ -84,9 +84,11 @@ class Work:
             return
         count = len(self.batch.claims)
         self._desk.emit(Progress(phase="settle", done=count - len(self.open) + len(known), total=count))
-        done = [self.open[each.key] for each in known if _is_done(each)]
+        done = {each.key: self._receipt(self.open[each.key], each) for each in known if _is_done(each)}
         if done:
-            self._desk.queue.finish(self.batch, done)
+            # Receipts first: of a job that has left the queue, nothing else would tell what became of it.
+            self._desk.keep(list(done.values()))
+            self._desk.queue.finish(self.batch, [self.open[key] for key in done])
         # These first: they have left the queue, and an error with the others must not keep it untold.
         for outcome in sorted(known, key=_is_done, reverse=True):
             claim = self.open[outcome.key]
@@ -97,7 +99,7 @@ class Work:
             elif outcome.snooze_until is not None:
                 self._snooze(claim, outcome, outcome.snooze_until)
             elif outcome.failure is None:
-                self._tell_done(claim, outcome)
+                self._desk.emit(done[outcome.key])
             else:
                 self._fail(claim, outcome, outcome.failure)
             del self.open[outcome.key]
@@ -134,14 +136,13 @@ class Work:
         self._desk.emit(Snoozed(**self._facts(claim, outcome), error=outcome.text, retry_at=until))
         self.tally.failed += 1
 
-    def _tell_done(self, claim: Claim, outcome: Outcome) -> None:
+    def _receipt(self, claim: Claim, outcome: Outcome) -> Event:
         if claim.job.type != GIT_SYNC:
-            self._desk.emit(Handled(**self._facts(claim, outcome)))
-        elif outcome.commit is None:
-            self._desk.emit(NoChange(**self._facts(claim, outcome)))
-        else:
-            self.pushed = True
-            self._desk.emit(Published(**self._facts(claim, outcome), commit=outcome.commit))
+            return Handled(**self._facts(claim, outcome))
+        if outcome.commit is None:
+            return NoChange(**self._facts(claim, outcome))
+        self.pushed = True
+        return Published(**self._facts(claim, outcome), commit=outcome.commit)
 
     def _fail(self, claim: Claim, outcome: Outcome, failure: Failure) -> None:
         desk = self._desk

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
+    from briter_worker.sinks.condition import ConditionWatch
     from briter_worker.sinks.fan import Sink
     from briter_worker.sinks.history.reading import History
 
@@ -216,7 +217,7 @@ def run_worker(
         sink.close()
 
 
-def _run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:
+def _run_worker(settings: Settings, *, once: bool, sink: ConditionWatch) -> int:
     try:
         settings.queue_root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -246,7 +247,7 @@ def _run_worker(settings: Settings, *, once: bool, sink: EventSink) -> int:
 
 
 def _open_worker(
-    settings: Settings, lock: SiteLock, publishers: _Publishers, stop: Stop, sink: EventSink
+    settings: Settings, lock: SiteLock, publishers: _Publishers, stop: Stop, sink: ConditionWatch
 ) -> Worker:
     queue = open_folder(settings)
     desk = Desk(
@@ -256,6 +257,7 @@ def _open_worker(
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,
         extensions=publishers.plugins,
+        keep=sink.keep,
     )
     return Worker(
         Drain(desk, publishers.open, stopping=stop.is_set),

@@ -15,7 +15,7 @@ from briter_worker.errors import Failure, Kind
 from briter_worker.events import ConditionChanged, DeadLettered, Event, Failed, Flushed, Published
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from dataclasses import dataclass
     from pathlib import Path
 else:
@@ -27,6 +27,10 @@ class Outlet(Protocol):
 
     def __call__(self, event: Event, /) -> None:
         """Take note of the event."""
+        ...
+
+    def keep(self, events: Sequence[Event]) -> None:
+        """Have these stored first, which are told next: see `fan.Keeper`."""
         ...
 
     def close(self) -> None:
@@ -91,6 +95,10 @@ class ConditionWatch:
                 self._change(None)
             case _:
                 pass
+
+    def keep(self, events: Sequence[Event]) -> None:
+        """See `Outlet`."""
+        self._outlet.keep(events)
 
     def close(self) -> None:
         """Nothing is left to be done here."""

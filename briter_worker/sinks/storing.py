@@ -40,7 +40,10 @@ class Storing(Generic[Item]):
         self._where = where
         self._complain = complain
         self._items: deque[Item] = deque(maxlen=_KEPT)
-        self._wake = threading.Condition()
+        lock = threading.RLock()
+        self._wake = threading.Condition(lock)
+        self._stored = threading.Condition(lock)
+        self._busy = False
         self._due = NEVER
         """When what has gathered is to be stored, by the monotonic clock."""
         self._closing = False
@@ -61,6 +64,11 @@ class Storing(Generic[Item]):
             if due < self._due:
                 self._due = due
                 self._wake.notify()
+
+    def settle(self, within: float) -> None:
+        """Wait until all that was handed in is stored: at most so long, and not while nothing can be."""
+        with self._wake:
+            self._stored.wait_for(lambda: self._complained or not (self._items or self._busy), within)
 
     def close(self) -> None:
         """Store what is left, within a bounded time, and let go of the store."""
@@ -98,7 +106,11 @@ class Storing(Generic[Item]):
                 closing = self._closing
                 gathered = [self._items.popleft() for _ in range(min(_AT_ONCE, len(self._items)))]
                 self._due = time.monotonic() if self._items else NEVER
+                self._busy = True
             refused = self._store(gathered)
+            with self._wake:
+                self._busy = False
+                self._stored.notify_all()
             if refused:
                 with self._wake:
                     room = _KEPT - len(self._items)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from machine import provide
 from sites import eventually, lines_of
 from soak import kills
 from soak.report import Options
@@ -88,6 +90,36 @@ def test_what_died_with_its_worker_publishes_nothing_of_a_newer_save_on_hold(sit
 
     assert site.remote_file("content/posts/a.md") is None
     assert [job["scheduledFor"] for job in site.jobs()] == ["2100-01-01"]
+
+
+@pytest.mark.parametrize("moment", ["delay_enter", "delay_exit"], ids=["before", "after"])
+def test_a_worker_that_is_killed_as_a_published_job_leaves_the_queue_has_left_one_receipt(
+    site: Site, moment: str
+) -> None:
+    provide("strace", package="strace")
+    site.write_post("content/posts/a.md", "a\n")
+    in_flight = site.queue / ".claimed" / site.save("a", ["content/posts/a.md"]).name
+    leaves = ["-P", str(in_flight), "-e", "trace=unlink", "-e", f"inject=unlink:{moment}=60000000"]
+    worker = [sys.executable, "-m", "briter_worker", "run", "--once"]
+    with subprocess.Popen(
+        ["strace", "-f", "-qq", "-o", str(site.root / "calls"), *leaves, *worker],
+        env=site.environment(),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        eventually(lambda: "unlink" in _text(site.root / "calls"))
+        eventually(lambda: in_flight.exists() == (moment == "delay_enter"))
+        os.killpg(process.pid, signal.SIGKILL)
+    ((commit, _), *_) = site.remote_log()
+    if moment == "delay_enter":
+        assert [event["commit"] for event in site.run_once().of("published")] == [commit]
+    assert not in_flight.exists()
+    (receipt,) = json.loads(site.command("history", "--json").stdout)
+    assert (receipt["outcome"], receipt["commit"], receipt["attempt"]) == ("published", commit, 1)
+
+
+def _text(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
 
 
 def test_an_orphaned_push_keeps_the_next_worker_out_until_it_is_gone(site: Site) -> None:

@@ -78,8 +78,10 @@ class Recorder:
                 case JobStarted():
                     self._start(connection, at, event)
                 case JobOutcome() | Superseded() | Cancelled() | Quarantined():
-                    self._end(connection, ended(event, at, self._target))
+                    is_news = self._end(connection, ended(event, at, self._target))
                     self._leave(connection, at, event.job_id)
+                    if not is_news:
+                        continue
                 case _:
                     pass
             connection.execute(
@@ -131,7 +133,10 @@ class Recorder:
         phases: list[list[Any]] = json.loads(row[0])
         return phases
 
-    def _end(self, connection: sqlite3.Connection, facts: dict[str, Any]) -> None:
+    def _end(self, connection: sqlite3.Connection, facts: dict[str, Any]) -> bool:
+        """Whether that was not known yet: a worker may die when it is, and the job has not left the queue."""
+        if facts["outcome"] == Published.name and self._is_known(connection, facts):
+            return False
         names = ", ".join(f'"{name}" = :{name}' for name in facts if name not in ("job_id", "slug"))
         # A batch that a dead worker left is settled without a new start.
         changed = connection.execute(
@@ -140,6 +145,11 @@ class Recorder:
         ).rowcount
         if not changed:
             self._insert(connection, **facts)
+        return True
+
+    def _is_known(self, connection: sqlite3.Connection, facts: dict[str, Any]) -> bool:
+        query = 'SELECT 1 FROM attempts WHERE job_id = :job_id AND "commit" = :commit AND outcome = :outcome'
+        return connection.execute(query, facts).fetchone() is not None
 
     def _insert(self, connection: sqlite3.Connection, **row: object) -> None:
         names = ", ".join(f'"{name}"' for name in row)

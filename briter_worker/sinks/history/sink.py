@@ -13,7 +13,7 @@ from briter_worker.sinks.storing import NEVER, FileStoring
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from briter_worker.ports import EventSink
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _PROGRESS_EVERY = 0.25
 _RETIRE_EVERY = 3600.0
+_MOMENT = 1.0
+"""For so long a job that is on the remote stays in flight, where its receipt cannot be stored."""
 
 
 class Pace:
@@ -66,6 +68,12 @@ class HistorySink(FileStoring[tuple[float, Event]]):
         if not isinstance(event, Progress) or self._pace.is_news(event):
             # A start is soon followed by more; who waits for progress waits for its phase.
             self.put((self._clock(), event), within=NEVER if isinstance(event, JobStarted) else 0.0)
+
+    def keep(self, events: Sequence[Event]) -> None:
+        """Take note of these; they are in the file when it returns, if it can be written within a moment."""
+        for event in events:
+            self(event)
+        self.settle(_MOMENT)
 
     def record(self, connection: sqlite3.Connection, items: list[tuple[float, Event]]) -> None:
         """Store these, in order."""
