@@ -14,6 +14,7 @@ from briter_worker.errors import Failure, LockLostError, PublishError, SnoozedEr
 from briter_worker.events import Warned
 from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Outcome, Publication
+from briter_worker.strictjson import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -62,7 +63,7 @@ class Attempts:
         """Have a job of a plugin's own type done."""
         kind = self._extensions.kind(claim.job.type)
         if kind is None:
-            text = f"no plugin handles the type {claim.job.type!r} any more"
+            text = f"no plugin handles the type {quoted(claim.job.type)} any more"
             return Outcome(claim.key, failure=Failure.UNKNOWN_TYPE, text=text)
         return _outcome(claim.key, lambda: kind.handle(claim.job)) or Outcome(claim.key)
 

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from briter_worker.job import GIT_SYNC, Job, Status, last_change, parse_time
 from briter_worker.job import Author as JobAuthor
-from briter_worker.strictjson import MalformedJobError
+from briter_worker.strictjson import MalformedJobError, quoted
 
 if TYPE_CHECKING:
     from briter_worker.strictjson import Document
@@ -95,33 +95,38 @@ def parse_strictly(value: Any, *, name: str, modified: float) -> Job:  # noqa: A
         raise MalformedJobError(f"a job is a JSON object, not {_KINDS.get(type(value), 'this')}")
     try:
         file = JobFile.model_validate(value)
-        # Files written by hand leave times out, or null: absent.
-        created = modified if file.created_at is None else parse_time(file.created_at)
-        scheduled = None if file.scheduled_for is None else parse_time(file.scheduled_for)
-        retry = None if file.next_attempt_at is None else parse_time(file.next_attempt_at)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise MalformedJobError(f"{where}: {first['msg']}", value) from None
-    except ValueError as error:
-        raise MalformedJobError(str(error), value) from None
+    created = _moment("createdAt", file.created_at, value)
     return Job(
         id=file.id or name.removesuffix(".json"),
         slug=file.slug,
         paths=tuple(file.paths),
-        created_at=created,
+        # Files written by hand leave times out, or null: absent.
+        created_at=modified if created is None else created,
         type=file.type or GIT_SYNC,
         message=file.message,
         author=JobAuthor(file.author.name, file.author.email) if file.author else None,
-        scheduled_for=scheduled,
+        scheduled_for=_moment("scheduledFor", file.scheduled_for, value),
         status=file.status or Status.PENDING,
         attempts=file.attempts or 0,
-        next_attempt_at=retry,
+        next_attempt_at=_moment("nextAttemptAt", file.next_attempt_at, value),
         last_error=file.last_error,
         failure=file.failure,
         webhook=file.webhook if type(file.webhook) is str else None,
         changed_at=math.inf if retry is None else last_change(value, modified),
     )
+
+
+def _moment(key: str, text: str | None, document: Document) -> float | None:
+    """The time that a key holds."""
+    try:
+        return None if text is None else parse_time(text)
+    except ValueError:
+        reason = f"{key}: {quoted(text or '')} is no ISO-8601 time such as 2026-01-31T09:00:00Z"
+        raise MalformedJobError(reason, document) from None
 
 
 _KINDS: dict[type, str] = {

@@ -16,6 +16,7 @@ from briter_worker.events import Flushed, JobStarted, Quarantined, Revived, Supe
 from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Outcome, Request
 from briter_worker.settling import Desk, Tally, Work
+from briter_worker.strictjson import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -277,7 +278,7 @@ def hopeless(
     outcomes: list[Outcome] = []
     for claim in claims:
         if not is_handled(claim.job.type):
-            text = f"no plugin handles the type {claim.job.type!r}. Fix: leave type out, or install it"
+            text = f"no plugin handles the type {quoted(claim.job.type)}. Fix: leave type out, or install it"
             outcomes.append(Outcome(claim.key, failure=Failure.UNKNOWN_TYPE, text=text))
         elif claim.attempt > max(max_attempts, claim.job.attempts + 1):
             outcomes.append(Outcome(claim.key, failure=Failure.KILLED_WORKER, text=_deadly(claim)))

@@ -252,14 +252,14 @@ def redacted(text: str) -> str:
     return re.sub(_KNOWN_TOKENS, "***", text)
 
 
-def for_people(text: str) -> str:
+def for_people(text: str, length: int = MAX_TEXT) -> str:
     """One line that may be shown anywhere: redacted, without control characters, of bounded length."""
     cut = len(text) > _READ
     text = re.sub(_ANSI, "", _beginning(text) if cut else text)
     # Format characters (bidirectional overrides, zero-width) can make a line read as another one.
     text = "".join(c if c.isprintable() else " " for c in text)
     text = " ".join(redacted(text).split())
-    return text if len(text) <= MAX_TEXT and not cut else f"{text[: MAX_TEXT - 2]} …".lstrip()
+    return text if len(text) <= length and not cut else f"{text[: length - 2]} …".lstrip()
 
 
 def paragraphs(text: str) -> str:

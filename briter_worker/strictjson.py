@@ -12,6 +12,7 @@ MAX_REWRITTEN = 16 << 20
 """What the worker writes anew grows: by its own keys, by the paths of older saves. That makes no job bad."""
 _REWRITTEN = b'"updatedAt"'
 MAX_DEPTH = 64
+_QUOTED = 80
 
 Document = dict[str, Any]
 """A job file as its writer wrote it."""
@@ -28,6 +29,18 @@ class MalformedJobError(Exception):
         self.reason = reason
         self.document = document
         super().__init__(reason)
+
+
+def quoted(text: str) -> str:
+    """The text as a message quotes it: of a long one its first words, and how long it is.
+
+    Never half a word: of that it cannot be told whether it is half a secret.
+    """
+    if len(text) <= _QUOTED:
+        return repr(text)
+    words = text[:_QUOTED].rsplit(maxsplit=1)
+    beginning = words[0] if len(words) > 1 else ""
+    return f"{f'{beginning}…'!r} ({len(text)} characters)"
 
 
 def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
@@ -87,7 +100,7 @@ def _no_twice(pairs: list[tuple[str, Any]]) -> Document:
     document = dict(pairs)
     if len(document) != len(pairs):
         twice = next(key for i, (key, _) in enumerate(pairs) if key in {k for k, _ in pairs[:i]})
-        raise MalformedJobError(f"the key {twice!r} occurs twice")
+        raise MalformedJobError(f"the key {quoted(twice)} occurs twice")
     return document
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _TIMES = ("scheduledFor", "createdAt", "nextAttemptAt", "updatedAt")
+_REASON = 400
+"""So much of the reason leaves room for the file's name behind it."""
 _OWN_KEYS = ("status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "updatedAt")
 
 
@@ -52,7 +54,7 @@ class Quarantine:
         """
         target = self._free_name(name, now)
         text = for_people(
-            f"{trouble.reason}. The file {name!r} is kept as {target}. "
+            f"{for_people(trouble.reason, _REASON)}. The file {files.printable(name)!r} is kept as {target}. "
             "Fix: correct what wrote it, save the post again, then cancel this one"
         )
         document = _salvaged(trouble.document, name, min(sighting.stat.st_mtime, now))

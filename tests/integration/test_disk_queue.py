@@ -144,6 +144,55 @@ def test_what_breaks_the_table_is_put_aside_at_once(disk: Disk, data: bytes, rea
     assert disk.queue.claim(NOW).put_aside == ()
 
 
+LONG = {
+    "a time": (
+        b'{"slug": "a", "paths": [], "scheduledFor": "%s"}' % (b"x" * 1_990),
+        "scheduledFor: '…' (1990",
+    ),
+    "a longer time": (
+        b'{"slug": "a", "paths": [], "createdAt": "%s"}' % (b"x" * 60_000),
+        "createdAt: '…' (60000",
+    ),
+    "many words": (b'{"slug": "a", "paths": [], "createdAt": "%s"}' % (b"x " * 1_500), "createdAt: 'x x x"),
+    "control characters": (
+        b'{"slug": "a", "paths": [], "createdAt": "%s"}' % (b"\\u0001" * 80),
+        "createdAt: '",
+    ),
+    "half a secret": (
+        b'{"slug": "a", "paths": [], "createdAt": "https://u:%s@h"}' % (b"x" * 80),
+        "createdAt: '…'",
+    ),
+    "a key": (
+        b'{"%s": 1, "%s": 2}' % (b"k" * 50_000, b"k" * 50_000),
+        "the key '…' (50000 characters) occurs twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+@pytest.mark.parametrize(
+    "name", [b"bad.json", b"\xff" * 240 + b".json"], ids=["a name", "a name that is no text"]
+)
+def test_however_long_a_bad_value_is_the_reason_names_it_and_the_kept_file(
+    disk: Disk, what: str, name: bytes
+) -> None:
+    data, reason = LONG[what]
+    put(disk, name, data)
+    found = aside(disk)
+    error = disk.queue.jobs(NOW)[0].job.last_error
+    assert error == found.reason
+    assert error.startswith(reason)
+    assert found.file in error
+    assert error.endswith("save the post again, then cancel this one")
+    assert len(error) < 1_000 + len(found.file)
+
+
+def test_a_time_that_is_none_says_of_which_key_it_is(disk: Disk) -> None:
+    for key in ("scheduledFor", "createdAt", "nextAttemptAt"):
+        put(disk, "bad.json", json.dumps({"slug": key, "paths": [], key: ""}).encode())
+        assert aside(disk).reason.startswith(f"{key}: '' is no ISO-8601 time such as 2026")
+
+
 def test_what_is_usable_of_a_malformed_job_is_kept_so_that_a_person_knows_it(disk: Disk) -> None:
     data = {
         "id": "job-7", "slug": "post", "paths": ["a", 3], "attempts": 2, "createdAt": "2026-01-01T00:00:00Z",

@@ -60,6 +60,8 @@ def test_a_kind_of_job_that_nobody_handles_is_not_tried() -> None:
     (found,) = hopeless([claim(1, 0, type="newsletter")], 3)
     assert found.failure is Failure.UNKNOWN_TYPE
     assert "'newsletter'" in found.text
+    (found,) = hopeless([claim(1, 0, type="x" * 100_000)], 3)
+    assert found.text.startswith("no plugin handles the type '…' (100000 characters). Fix: ")
 
 
 def test_a_job_with_more_attempts_than_are_allowed_by_now_gets_one_more_and_then_is_dead(
