@@ -61,6 +61,7 @@ def environment(
         ("credential.interactive", "never"),
         ("push.gpgSign", "false"),
         ("push.followTags", "false"),
+        ("push.pushOption", ""),  # forgets those that the configuration has
         ("push.recurseSubmodules", "no"),
         ("submodule.recurse", "false"),
         ("fetch.recurseSubmodules", "no"),

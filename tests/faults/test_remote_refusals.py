@@ -259,6 +259,20 @@ def test_what_the_remotes_settings_say_besides_is_not_heeded(site: Site, kind: s
     assert site.git("for-each-ref", "--format=%(refname)", cwd=site.remote) == "refs/heads/main"
 
 
+@pytest.mark.parametrize("dry_run", ["true", "false"])
+def test_a_push_option_of_the_sites_configuration_is_not_sent(site: Site, dry_run: str) -> None:
+    """Not every remote takes one, and then it takes no push at all."""
+    site.git("config", "--add", "push.pushOption", "ci.skip")
+    site.git("config", "--add", "push.pushOption", "merge_request.create")
+    hook(site, '[ -z "$GIT_PUSH_OPTION_COUNT" ] || [ "$GIT_PUSH_OPTION_COUNT" = 0 ]')
+    for slug, takes in (("a", "false"), ("b", "true")):
+        site.git("config", "receive.advertisePushOptions", takes, cwd=site.remote)
+        save(site, slug)
+        result = site.run_once(BRITER_WORKER_DRY_RUN=dry_run)
+        assert result.of("published"), result.stdout
+        assert site.jobs() == []
+
+
 def test_the_site_needs_no_identity_of_its_own(site: Site) -> None:
     site.git("config", "user.useConfigOnly", "true")
     save(site, "a")
