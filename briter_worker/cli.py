@@ -24,13 +24,16 @@ def main(argv: Sequence[str]) -> int:
     """Run one command; its exit status. Whatever goes wrong is one line, not a traceback."""
     invocation = Invocation(debug=bool(os.environ.get("BRITER_DEBUG")))
     try:
-        return _run(list(argv), invocation)
+        status = _run(list(argv), invocation)
+        views.put("")  # what typer has printed may still be on its way
     except Exception as error:
         if invocation.debug:
             raise
         text, status = _explained(error)
         views.tell(text)
-        return status
+    finally:
+        views.let_go()
+    return status
 
 
 def _run(argv: list[str], invocation: Invocation) -> int:

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from briter_worker.errors import for_people
 from briter_worker.strictjson import encode, visible
@@ -51,8 +51,27 @@ def put(text: str) -> None:
         sys.stdout.write(text if text.endswith("\n") or not text else f"{text}\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # What is left in the buffer would raise again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go(sys.stdout)
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
+def let_go() -> None:
+    """What could not be printed is given up, so that Python's end does not try it once more."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            _let_go(stream)
+
+
+def _let_go(stream: TextIO) -> None:
+    # Python flushes its buffers when it ends, and exits 120 when it cannot.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def tell(text: str) -> None:
