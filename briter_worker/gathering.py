@@ -230,7 +230,7 @@ def _opened(root: Path, path: str) -> Iterator[int]:
         with folders.file(parent, name) as fd:
             yield fd
     except Refused as refused:
-        raise GatheringError(f"{path}: {refused.reason}") from None
+        raise GatheringError(f"{path} cannot be sent: {refused.reason}") from None
     finally:
         folders.close()
 

@@ -45,7 +45,7 @@ def _move(move: Callable[[Settings, float], Moved], settings: Settings, way: str
     except (SiteError, ValueError) as error:
         raise DeclinedError(for_people(str(error))) from None
     for path, reason in moved.remarks.items():
-        views.tell(f"warning: {path}: {reason}")
+        views.tell(f"warning: {path} is not brought along: {reason}")
     for slug, reason in moved.stayed.items():
         views.tell(f"{slug} stays where it is: {reason}")
     if as_json:

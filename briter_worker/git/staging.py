@@ -107,7 +107,7 @@ class Staging:
         except IsADirectoryError:
             return PublishError(Failure.UNSETTLED, f"{path} has just become a folder; it is tried again")
         except Refused as refusal:
-            return PublishError(Failure.NO_PATHS, f"{path}: {refusal.reason}")
+            return PublishError(Failure.NO_PATHS, refusal.reason)
         except PublishError as error:
             return error
         except OSError as error:
@@ -298,7 +298,8 @@ class Staging:
     def _why(self, rejected: dict[str, str]) -> str:
         if not rejected:
             return "the job declares no paths. Fix: list what to publish"
-        first = "; ".join(f"{path}: {reason}" for path, reason in list(rejected.items())[:3])
+        # No colon behind a path: after such as `config/secret`, what follows would be taken for the secret.
+        first = "; ".join(f"{path}, as {reason}" for path, reason in list(rejected.items())[:3])
         more = f" (and {len(rejected) - 3} more)" if len(rejected) > 3 else ""  # noqa: PLR2004
         allowed = ", ".join(f"{folder}/" for folder in self._allowlist.folders)
         return f"none of its paths may be published: {first}{more}. Fix: declare files under {allowed}"

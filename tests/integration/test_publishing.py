@@ -307,6 +307,25 @@ def test_allowed_paths_are_published_and_the_others_logged(site: Site) -> None:
     assert changed_by(site, site.remote_log()[0][0]) == {"content/posts/a.md"}
 
 
+def test_why_a_path_is_refused_can_be_read_whatever_the_path_is_called(site: Site) -> None:
+    """What stands behind `passwd:` or `secret:` is hidden, as a password would be."""
+    for name in ("a.secret", "b.token"):
+        site.write_post(f"content/{name}", "x\n")
+    site.write_post(".gitignore", "*.secret\n")
+    (site.worktree / "content/api-key").symlink_to("a.secret")
+    for paths, said in (
+        (["/etc/passwd"], "/etc/passwd, as it is absolute"),
+        (["content/a.secret"], "content/a.secret, as git ignores it"),
+        (["content/api-key"], "content/api-key, as it is, or is below, a symbolic link"),
+        (["media/password", "/token"], "media/password, as it is under none of the allowed folders"),
+    ):
+        site.save("a", paths)
+        site.run_once()
+        error = site.job("a")["lastError"]
+        assert f"none of its paths may be published: {said}" in error
+        assert "***" not in error
+
+
 @pytest.mark.parametrize(
     "kind", ["symlink", "fifo", "ignored", "piped-rules", "nested", "linked-folder", "outside"]
 )

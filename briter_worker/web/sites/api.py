@@ -174,7 +174,7 @@ def _decoded(path: str, text: str | None) -> bytes | None:
     try:
         return None if text is None else base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ProblemError(422, f"contents: {path}: it is not base64") from None
+        raise ProblemError(422, f"contents: {path} is not base64") from None
 
 
 def described(whole: dict[str, Any], of_site: dict[str, Any]) -> dict[str, Any]:
