@@ -116,7 +116,7 @@ def parse_strictly(value: Any, *, name: str, modified: float) -> Job:  # noqa: A
         last_error=file.last_error,
         failure=file.failure,
         webhook=file.webhook if type(file.webhook) is str else None,
-        changed_at=math.inf if retry is None else last_change(value, modified),
+        changed_at=math.inf if file.next_attempt_at is None else last_change(value, modified),
     )
 
 

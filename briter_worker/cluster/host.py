@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from briter_worker.cluster.dispatching import Host, Pace
@@ -14,7 +15,7 @@ from briter_worker.cluster.sweep import Sweep
 from briter_worker.cluster.telling import Telling
 from briter_worker.plugins import Plugins
 from briter_worker.queues.postgres import contents
-from briter_worker.queues.postgres.database import Database
+from briter_worker.queues.postgres.database import Database, DatabaseError
 from briter_worker.wiring import open_backoff, prepare_git
 from briter_worker.worker import Stop, started, stopped
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from briter_worker.cluster.telling import Log, Numbers
     from briter_worker.settings import Settings
     from briter_worker.settling import Tally
+
+_HOUSE_EVERY = 600.0
 
 
 def run(
@@ -43,8 +46,6 @@ def run(
     # With the two of the dispatch, two more than there are slots.
     with Database(settings.database_url, connections=workers, name="briter-worker") as database:
         database.check()
-        if not once:
-            contents.tidy(database)  # what a writer kept from being removed, and then did not save after all
         measures = None if metrics is None else metrics()
         telling = Telling(settings, database, log, metrics=measures)
         drains = Drains(
@@ -58,7 +59,7 @@ def run(
         try:
             with stop.on_signals():
                 telling.start()
-                tally = _run(settings, Engine(database.conninfo), drains, log, stop, workers, once=once)
+                tally = _run(settings, database, drains, log, stop, workers, once=once)
         finally:
             telling.close()
             if measures is not None:
@@ -67,17 +68,33 @@ def run(
 
 
 def _run(
-    settings: Settings, engine: Engine, drains: Drains, log: Log, stop: Stop, workers: int, *, once: bool
+    settings: Settings, database: Database, drains: Drains, log: Log, stop: Stop, workers: int, *, once: bool
 ) -> Tally:
+    engine = Engine(database.conninfo)
     sweep = Sweep(engine, dry_run=settings.worker_dry_run, longest_delay=open_backoff(settings).longest)
     pace = Pace(poll=settings.worker_poll_interval_ms / 1000)
 
     async def serve() -> Tally:
         host = Host(engine, drains, sweep, log, stop, slots=workers, pace=pace, once=once)
         started(log, dry_run=settings.worker_dry_run)
+        house = None if once else asyncio.create_task(_keep_house(database))
         try:
             return await host.run()
         finally:
             stopped(log, host.total)
+            if house is not None:
+                house.cancel()
 
     return asyncio.run(serve())
+
+
+async def _keep_house(database: Database) -> None:
+    """Remove contents that nothing needs any more, now and then.
+
+    Two sites that let go of the same content at once leave it to each other; and a writer may keep one from
+    being removed that it does not save after all.
+    """
+    while True:
+        with suppress(DatabaseError):  # it is told by whoever has to do with a post
+            await asyncio.to_thread(contents.tidy, database)
+        await asyncio.sleep(_HOUSE_EVERY)
