@@ -87,8 +87,8 @@ def measure(lab: Lab) -> Section:
 
 def _limit(times: float, few: int, many: int) -> str:
     return (
-        f"nested: git push alone takes {times:.2g} times as long in {many:,} posts as a whole save in {few:,}; "
-        "no save over git's own protocol can take less."
+        f"nested: git push alone takes {times:.2g} times as long in {many:,} posts as a whole save in "
+        f"{few:,}; no save over git's own protocol can take less."
     )
 
 
