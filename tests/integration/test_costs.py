@@ -33,13 +33,13 @@ _GIT = {
     "version": 2,  # GitPython, when it is imported
 }
 """The git commands that the worker starts for a drain, and how many of each."""
-_CALLS, _CALLS_PER_JOB = 76, 16
+_CALLS, _CALLS_PER_JOB = 83, 13
 """System calls that touch the queue's folder."""
 _BYTES, _BYTES_PER_JOB = 550, 160
 """Bytes written there: the journal of what is being pushed."""
 _SYNCS = 6
 """Times that something of the queue is forced to the disk."""
-_LOOKS_PER_JOB = 7
+_LOOKS_PER_JOB = 6
 """System calls that look at, or read, the work tree's posts."""
 _BEATS = 10
 """Calls that come from looking again after a while, as strace makes everything slow."""
