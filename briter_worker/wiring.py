@@ -272,6 +272,7 @@ def _open_worker(
         still_ours=lock.still_ours,
         tidy=publishers.tidy,
         poll=settings.worker_poll_interval_ms / 1000,
+        in_the_way=queue.in_the_way,
     )
 
 

@@ -27,7 +27,7 @@ from briter_worker.events import (
 from briter_worker.settling import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
     from briter_worker.drain import Drain
@@ -110,7 +110,7 @@ class Waker(Protocol):
 class Worker:
     """Publishes one site's posts while it holds the site's lock."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one question or one deed, by its keyword
         self,
         drain: Drain,
         emit: EventSink,
@@ -123,6 +123,7 @@ class Worker:
         still_ours: Callable[[], bool],
         tidy: Callable[[], None],
         poll: float,
+        in_the_way: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._drain = drain
         self._emit = emit
@@ -134,6 +135,9 @@ class Worker:
         self._still_ours = still_ours
         self._tidy = tidy
         self._poll = poll
+        self._in_the_way = in_the_way
+        self._told: frozenset[str] = frozenset()
+        """What was in the way when that was told last."""
         self.total = Tally()
         self._trouble = 0
         self._flush_at = 0.0
@@ -182,12 +186,24 @@ class Worker:
             if time.monotonic() >= self._recover_at:
                 self._recover()
             tally = None if self._stop.is_set() else self._drain.run()
+            self._tell_in_the_way()
             if tally is None:
                 return self._flush()
         except Stopped:
             return False  # what it left is for the next start
         self.total.add(tally)
         return True
+
+    def _tell_in_the_way(self) -> None:
+        """Each file that is no job and cannot be put aside is told of once, all that are new in one line."""
+        found = self._in_the_way()
+        new = [name for name in found if name not in self._told]
+        self._told = frozenset(found)
+        if new:
+            more = f", and {len(new) - 1} more like it" if len(new) > 1 else ""
+            text = f"the file {new[0]!r} is no job and cannot be put aside{more}: {found[new[0]]}"
+            self._emit(Warned(error=text))
+            self.total.failed += len(new)
 
     def _recover(self) -> None:
         self._recover_at = 0.0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import Kind
+from briter_worker.errors import Kind, explained
 from briter_worker.job import Status, joined
 from briter_worker.ports import PutAside, Superseding
 from briter_worker.queues.index import RETRY_TROUBLE, Index, kind_of
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from briter_worker.queues.flight import Flight, Held
     from briter_worker.queues.quarantine import Quarantine
     from briter_worker.queues.recovery import Recovery
+
+_NO_FOLDER = frozenset({errno.EEXIST, errno.ENOTDIR})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Claiming:
         self._recovery = recovery
         self._longest_delay = longest_delay
         self._untidy = False
+        self.in_the_way: dict[str, str] = {}
+        """What is no job and could not be put aside when that was tried last, by name, with the reasons."""
 
     def is_idle(self, now: float) -> bool:
         """Whether there is nothing to take and nothing to tidy; asks no disk."""
@@ -146,24 +151,29 @@ class Claiming:
             taken = self._flight.take(name)
             self._index.forget(name)
             if taken is None:
+                self.in_the_way.pop(name, None)
                 return None
             sighting = self._flight.look(taken)
             trouble = sighting.trouble
             # A writer may have finished it, or begun a new one, since we looked.
             if trouble is None or (trouble.passing and not seen.is_still(sighting.stat)):
                 self._flight.give_back([taken])
+                self.in_the_way.pop(name, None)
                 return None
             try:
-                return self._quarantine.put_aside(taken, name, sighting, trouble, now)
+                aside = self._quarantine.put_aside(taken, name, sighting, trouble, now)
             except OSError:
                 self._flight.give_back([taken])
                 raise
-        except OSError:
+        except OSError as error:
             # This file stays; the others go on.
+            self.in_the_way[name] = _why(error)
             self._untidy = True
             self._index.postpone(name, now + RETRY_TROUBLE)
             self._index.notice()
             return None
+        self.in_the_way.pop(name, None)
+        return aside
 
     def drop_dead_letters(self, claims: Iterable[Claim]) -> None:
         """The dead letters that these published saves replace are gone; newer ones stay."""
@@ -189,3 +199,11 @@ class Claiming:
             # They wait again at the next claim, so that the next attempt finds them.
             self._untidy = True
             raise
+
+
+def _why(error: OSError) -> str:
+    """Why a file could not be put aside, and what to do about it."""
+    if error.errno in _NO_FOLDER:
+        fix = "have a folder there that the worker's user may write to"
+        return f"{error.filename} is no folder, nor can it be made. Fix: {fix}"
+    return explained(error)

@@ -13,6 +13,7 @@ from briter_worker.errors import for_people
 from briter_worker.job import Status, rewritten
 from briter_worker.ports import Batch, Claim, Found
 from briter_worker.queues.claiming import Claiming
+from briter_worker.queues.files import printable
 from briter_worker.queues.flight import Flight
 from briter_worker.queues.index import Index, is_revivable
 from briter_worker.queues.journal import Journal
@@ -307,6 +308,11 @@ class DiskQueue:
         with self._guard:
             self._index.refresh(now)
             return self._index.stuck(now)
+
+    def in_the_way(self) -> dict[str, str]:
+        """Files that are no jobs and could not be put aside, with the reasons, as of the last tries."""
+        with self._guard:
+            return {printable(name): reason for name, reason in self._claiming.in_the_way.items()}
 
     def quarantined(self) -> list[Quarantined]:
         """What is kept of files that were no jobs, oldest first."""

@@ -69,6 +69,41 @@ def test_what_is_no_job_is_a_dead_letter_with_its_bytes_kept_and_the_others_go_o
     assert not again.of("start")
 
 
+def test_what_cannot_be_put_aside_is_told_once_and_the_others_go_on(site: Site) -> None:
+    quarantine = site.storage / "quarantine"
+    quarantine.write_text("in the way\n")
+    files = [site.queue / f"{name}.json" for name in ("s", "t")]
+    for file in files:
+        file.write_bytes(ONE)
+        os.utime(file, (time.time() - 9,) * 2)
+    save(site, "a")
+    result = site.run_once()
+    assert [event["slug"] for event in result.of("published")] == ["a"]
+    assert result.returncode == 1
+    (warning,) = result.of("warning")
+    assert "is no job and cannot be put aside, and 1 more like it: " in warning["error"]
+    assert f"{quarantine} is no folder" in warning["error"]
+    assert [file.read_bytes() for file in files] == [ONE, ONE]
+    with site.running(BRITER_WORKER_POLL_INTERVAL_MS="20") as worker:
+        told = []
+        for event in lines_of(worker):
+            told.append(event["event"])
+            if event["event"] == "warning":
+                break
+        save(site, "b", "c")  # after some polls
+        for event in lines_of(worker):
+            told.append(event["event"])
+            if told.count("published") == 2:
+                break
+        assert told.count("warning") == 1
+    quarantine.unlink()
+    result = site.run_once()
+    assert result.returncode == 1
+    assert len(result.of("quarantined")) == 2
+    assert not result.of("warning")
+    assert site.run_once().returncode == 0
+
+
 def test_what_is_no_file_is_neither_followed_nor_waited_for(site: Site) -> None:
     secret = site.root / "secret.json"
     secret.write_text(json.dumps({"slug": "stolen", "paths": ["content/posts/welcome.md"]}))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from briter_worker.errors import Failure, LockLostError, PublishError, Stopped
-from briter_worker.events import Paused, Resumed
+from briter_worker.events import Paused, Resumed, Warned
 from briter_worker.ports import Pause
 from briter_worker.settling import Tally
 from briter_worker.worker import Stop, Worker, pause_after
@@ -63,6 +63,7 @@ class Bench:
         self.ours = True
         self.flushable = False
         self.pause: Pause | None = None
+        self.in_the_way: dict[str, str] = {}
         self.events: list[Event] = []
         self.drain = FakeDrain()
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
@@ -77,6 +78,7 @@ class Bench:
             still_ours=lambda: self.ours,
             tidy=lambda: None,
             poll=POLL,
+            in_the_way=lambda: self.in_the_way,
         )
 
     def is_set(self) -> bool:
@@ -105,6 +107,22 @@ def test_a_week_of_a_full_disk_does_not_end_the_worker(bench: Bench) -> None:
     bench.worker.forever()
     assert len(bench.naps) == 2000
     assert bench.naps[-1] == 60
+
+
+def test_what_is_in_the_way_is_told_when_it_is_new_and_counted_as_often(bench: Bench) -> None:
+    found = [{}, {"a": "full"}, {"a": "full"}, {"a": "full", "b": "full"}, {}, {"b": "broken", "c": "broken"}]
+
+    def next_found(call: str) -> None:
+        if call == "run":
+            bench.in_the_way = found[min(bench.drain.calls.count("run"), len(found)) - 1]
+
+    bench.drain.during = next_found
+    bench.worker.forever()
+    told = [event.error for event in bench.events if isinstance(event, Warned)]
+    assert [text.replace(" is no job and cannot be put aside", "") for text in told] == [
+        *("the file 'a': full", "the file 'b': full", "the file 'b', and 1 more like it: broken"),
+    ]
+    assert bench.worker.total.failed == 4
 
 
 def test_the_lock_is_looked_at_before_anything_is_claimed(bench: Bench) -> None:
