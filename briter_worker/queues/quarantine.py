@@ -67,26 +67,44 @@ class Quarantine:
             failure=trouble.failure.value,
         )
         like = sighting.stat if stat.S_ISREG(sighting.stat.st_mode) else None
-        self._write_failed(name, document, like)
-        kept = self._move(self._flight.claimed / held, target)
+        letter = self._write_failed(name, document, like)
+        source = self._flight.claimed / held
+        try:
+            kept = self._move(source, target)
+        except OSError:
+            if os.path.lexists(source):  # it is tried again, and gets a letter then
+                with contextlib.suppress(OSError):
+                    self._take_back(letter, document)
+            raise
         return PutAside(document["id"], document["slug"], text, str(kept))
 
-    def _write_failed(self, name: str, document: Document, like: os.stat_result | None) -> None:
+    def _write_failed(self, name: str, document: Document, like: os.stat_result | None) -> str:
         temp = files.temporary(self._flight.claimed)
         files.write_new(temp, encode(document), like)
         try:
-            self._place(temp, name if name.isprintable() else f"{temp.name[1:33]}{files.SUFFIX}")
+            letter = self._place(temp, name if name.isprintable() else f"{temp.name[1:33]}{files.SUFFIX}")
         finally:
             temp.unlink(missing_ok=True)
         files.sync_folder(self._flight.root)
+        return letter
 
-    def _place(self, temp: Path, name: str) -> None:
+    def _take_back(self, letter: str, document: Document) -> None:
+        """The letter is gone; what a writer may have put in its place meanwhile stays."""
+        held = self._flight.take(letter)
+        if held is None:
+            return
+        if self._flight.look(held).document == document:
+            self._flight.drop([held])
+        else:
+            self._flight.give_back([held])
+
+    def _place(self, temp: Path, name: str) -> str:
         for candidate in files.variants(name):
             try:
                 files.place(temp, self._flight.root / candidate)
             except FileExistsError:
                 continue  # a writer has used the name meanwhile
-            return
+            return candidate
         raise AssertionError  # variants never end
 
     def _free_name(self, name: str, now: float) -> Path:

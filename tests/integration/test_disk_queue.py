@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from mounts import read_only
 from queue_engines import NOW, Disk
 
 from briter_worker.errors import Failure
@@ -328,6 +329,17 @@ def test_what_cannot_be_put_aside_is_shown_and_stops_nobody(disk: Disk) -> None:
     assert due > NOW + 30  # not in a busy loop
     (disk.folder / "quarantine").unlink()
     aside(disk, NOW + 120)
+
+
+def test_each_try_to_put_a_file_aside_leaves_no_dead_letter_more(disk: Disk) -> None:
+    put(disk, "torn.json", b"{")
+    (disk.folder / "quarantine").mkdir()
+    with read_only(disk.folder / "quarantine"):
+        for minute in range(3):
+            assert disk.queue.claim(NOW + 120 * minute).put_aside == ()
+            assert [path.name for path in disk.root.glob("*.json")] == ["torn.json"]
+    aside(disk, NOW + 600)
+    assert len(disk.queue.jobs(NOW + 600)) == 1
 
 
 def test_bytes_kept_earlier_are_never_overwritten(disk: Disk) -> None:
