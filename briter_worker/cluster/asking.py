@@ -111,7 +111,7 @@ def send(
             )
             left_out, missing = found.left_out, found.missing
             if left_out and not (found.delivery.files or found.delivery.folders):
-                raise GatheringError("; ".join(f"{path}: {reason}" for path, reason in left_out.items()))
+                raise GatheringError("; ".join(f"{path}, as {reason}" for path, reason in left_out.items()))
             document = {**document, "paths": list(found.paths)}
         try:
             submit(open_database(settings), settings.site, document, source, first=first)

@@ -134,7 +134,7 @@ def test_what_is_not_there_or_a_link_is_said_at_once(cluster: Site) -> None:
     (cluster.worktree / "content/link.md").symlink_to("/etc/passwd")
     result = cluster.command("enqueue", "a", "content/link.md", "--site", "blog")
     assert result.returncode == 2
-    assert "content/link.md: it is, or is below, a symbolic link" in result.stderr
+    assert "content/link.md, as it is, or is below, a symbolic link" in result.stderr
 
 
 def test_a_second_save_of_a_post_takes_the_firsts_place_and_its_files(
