@@ -17,6 +17,8 @@ _RIGHT = 500  # the names of the curves stand beyond
 _COLOURS = ("#0969da", "#1a7f37", "#9a6700", "#cf222e", "#8250df", "#bf3989", "#57606a", "#953800")
 _DARK = ("#58a6ff", "#3fb950", "#d29922", "#ff7b72", "#bc8cff", "#f778ba", "#8b949e", "#ffa657")
 _GAP = 15
+_FEW = 6
+"""Up to so many sizes were measured, each stands at its axis."""
 _MANY = 60
 """More points than this are drawn as a line alone."""
 
@@ -27,7 +29,13 @@ def draw(plot: Plot) -> str:
     """The plot as an SVG."""
     points = [point for curve in plot.curves.values() for point in curve]
     across, x_ticks = _axis([x for x, _ in points], _LEFT, _RIGHT, logarithmic="x" in plot.logarithmic)
-    up, y_ticks = _axis([y for _, y in points], _HEIGHT - _BOTTOM, _TOP, logarithmic="y" in plot.logarithmic)
+    up, y_ticks = _axis(
+        [y for _, y in points],
+        _HEIGHT - _BOTTOM,
+        _TOP,
+        logarithmic="y" in plot.logarithmic,
+        upright=True,
+    )
     parts = [_text(_LEFT - 48, 20, plot.title, "title")]
     for tick in y_ticks:
         parts += [
@@ -77,10 +85,14 @@ def _text(x: float, y: float, text: str, kind: str) -> str:
 
 
 def _axis(
-    values: list[float], start: float, end: float, *, logarithmic: bool
+    values: list[float], start: float, end: float, *, logarithmic: bool, upright: bool = False
 ) -> tuple[Callable[[float], float], list[float]]:
     """Where a value stands, and the values that are written beside the axis."""
     most = max(values)
+    measured = sorted(set(values))
+    if logarithmic and 1 < len(measured) <= _FEW and not upright:
+        span = math.log10(most / measured[0])
+        return lambda value: start + (end - start) * math.log10(value / measured[0]) / span, measured
     if logarithmic:
         first = math.floor(math.log10(min(values)))
         every = [factor * 10.0**power for power in range(first, first + 12) for factor in (1, 2, 5)]
