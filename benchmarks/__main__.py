@@ -49,7 +49,7 @@ def main() -> int:
     """Measure what was asked for; 1 when a target is missed, or with `show --check` a file is behind."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("what", choices=[*_BENCHMARKS, "all", "show"])
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer: all in about two minutes")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer: all in a few minutes")
     parser.add_argument(
         "--check", action="store_true", help="of show: write nothing, 1 when a file is behind"
     )
