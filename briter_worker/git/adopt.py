@@ -262,7 +262,8 @@ class Adoption:
             raise PublishError(
                 Failure.DIVERGED,
                 f"it is published, but {self._site.branch} was changed by somebody meanwhile. "
-                f"Fix: git pull --rebase {self._site.remote} {self._site.branch}",
+                f"Fix: git pull --rebase {self._site.remote} {self._site.branch}, with what is "
+                "not committed put aside, as docs/how-to/failed-posts.md says",
             )
         changes: list[Move] = []
         if before != after:

@@ -133,7 +133,8 @@ class Building:
                 raise PublishError(
                     Failure.DIVERGED,
                     f"{branch} has a commit of a person's ({sha[:10]}) that the remote lacks, and the remote "
-                    f"has others. Fix: git pull --rebase {remote} {branch}",
+                    f"has others. Fix: git pull --rebase {remote} {branch}, with what is not "
+                    "committed put aside, as docs/how-to/failed-posts.md says",
                 )
             changes = _changes(between(self._site.commands, parents[0], sha))
             paths = {change.path for change in changes}
