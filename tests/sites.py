@@ -30,6 +30,8 @@ PERSON = ("-c", "user.name=A Person", "-c", "user.email=person@example.org")
 """Who commits in tests when it is not the worker; never written to the clone's configuration."""
 _numbers = count(1)
 _TESTS_OWN = ("BRITER_SOAK", "BRITER_SCREENSHOTS")
+UNMEASURED = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
+"""For a process that cannot write what was measured, and would say so, or whose own doing is counted."""
 
 
 def events_in(stdout: str) -> list[dict[str, Any]]:

@@ -14,16 +14,12 @@ import pytest
 from machine import provide
 from mounts import full, over, read_only, small
 from outcomes import assert_published, assert_put_off, assert_sound, save
-from sites import Result, Site, lines_of
+from sites import UNMEASURED, Result, Site, lines_of
 
 from briter_worker.errors import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-# What is measured cannot write its figures either, and says so, as no worker does.
-UNMEASURED = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
 
 
 def prefixed(site: Site, *prefix: str, **env: str) -> Result:

@@ -454,7 +454,8 @@ def test_a_host_that_is_told_to_stop_ends_its_drains_and_takes_no_new_ones(clust
         assert host.process.wait(30) == 0
     # A drain's own work is cut short by the wish to stop; what it had done is kept.
     assert cluster.drained_sites() == {"first"}
-    assert cluster.words() == {"todo": 1}
+    # The word for the first may have been said again while it was drained: by the first sweep, or its save.
+    assert cluster.words().keys() == {"todo"}
     assert cluster.hosts() == 0
 
 

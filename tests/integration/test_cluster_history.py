@@ -94,8 +94,7 @@ STORY: list[Event] = [
     start("j3"),
     start("j3", attempt=2),
     NoChange(**ended("j3", 2)),
-    # Settled from a dead worker's plan, twice; taken out, and replaced, without any attempt.
-    Published(**ended("j4"), commit=SHA[::-1]),
+    # Settled from a dead worker's plan; taken out, and replaced, without any attempt.
     Published(**ended("j4"), commit=SHA[::-1]),
     Superseded(job_id="j5", slug="post-j1", superseded_by="j6"),
     Cancelled(job_id="j6\0", slug="post-j6"),

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from machine import provide
-from sites import Site, eventually
+from sites import UNMEASURED, Site, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def imported(site: Site, *arguments: str, **env: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "briter_worker", *arguments],
         cwd=site.root,
-        env=site.environment(**env),
+        env=site.environment(**UNMEASURED, **env),
         capture_output=True,
         text=True,
         check=True,

@@ -135,8 +135,6 @@ class Recorder:
 
     def _end(self, connection: sqlite3.Connection, facts: dict[str, Any]) -> bool:
         """Whether that was not known yet: a worker may die when it is, and the job has not left the queue."""
-        if facts["outcome"] == Published.name and self._is_known(connection, facts):
-            return False
         names = ", ".join(f'"{name}" = :{name}' for name in facts if name not in ("job_id", "slug"))
         # A batch that a dead worker left is settled without a new start.
         changed = connection.execute(
@@ -144,6 +142,8 @@ class Recorder:
             facts,
         ).rowcount
         if not changed:
+            if facts["outcome"] == Published.name and self._is_known(connection, facts):
+                return False
             self._insert(connection, **facts)
         return True
 
