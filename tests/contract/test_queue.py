@@ -101,6 +101,15 @@ def test_what_is_on_hold_is_known_beside_what_waits_for_nothing(engine: Engine) 
     assert set(engine.queue.held_paths(NOW + 50)) == {"held.md"}
 
 
+def test_of_what_is_on_hold_it_can_be_asked_how_many_there_are_and_which(engine: Engine) -> None:
+    engine.save("plain", ["plain.md"])
+    engine.save("held", ["held.md", "held.png"], scheduledFor=format_time(NOW + 100))
+    held = engine.queue.held_paths(NOW)
+    assert len(held) == 2
+    assert "held.png" in held
+    assert "plain.md" not in held
+
+
 def test_a_retry_further_away_than_any_backoff_is_due_as_a_clock_was_set_back(engine: Engine) -> None:
     ahead = format_time(NOW + 86_400)
     engine.save("a", ["x"], attempts=1, nextAttemptAt=format_time(NOW + LONGEST_DELAY + 5), updatedAt=ahead)

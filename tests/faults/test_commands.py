@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -411,6 +412,25 @@ def test_a_configuration_that_cannot_be_read_is_damage_without_its_words(
     assert failed.value.failure is Failure.CORRUPT
     assert "s3cret" not in failed.value.text
     git.close()
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_what_the_host_configures_for_some_caches_only_is_taken_for_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_run: bool
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("GIT_CONFIG_GLOBAL", raising=False)
+    (tmp_path / ".gitconfig").write_text(f'[includeIf "gitdir:{tmp_path}/one/"]\n\tpath = for-one\n')
+    (tmp_path / "for-one").write_text("[core]\n\tsshCommand = one\n")
+    found = []
+    for name in ("one", "two"):
+        subprocess.run(["git", "init", "-q", str(tmp_path / name)], check=True)
+        git = Commands(tmp_path / name, remote="origin", timeout=30, is_cache=True)
+        if has_run:
+            git.run("rev-parse", "--git-dir")
+        found.append(git.config.get_value("core", "sshCommand", default="ssh"))
+        git.close()
+    assert found == ["one", "ssh"]
 
 
 def test_what_breaks_as_a_command_is_ended_is_told_by_what_ended_it(site: Site) -> None:

@@ -328,6 +328,32 @@ def test_a_full_disk_under_the_cache_is_the_hosts_condition(cluster: Cluster, *,
         assert cluster.publish(post)["a"].commit == cluster.tip()
 
 
+def test_a_disk_that_is_full_once_a_post_is_pushed_fails_it_no_more(cluster: Cluster) -> None:
+    with mounts.small(cluster.root / "hosts", size="4m") as place:
+        cluster.publish(cluster.save("b", {"content/b.md": "B\n"}))
+        hook = cluster.remote / "hooks" / "post-receive"
+        hook.write_text(f"#!/bin/sh\nhead -c 9m /dev/zero > '{place}/filled' 2>/dev/null\nrm '{hook}'\n")
+        hook.chmod(0o755)
+        first = cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"]
+        assert (first.failure, first.commit) == (None, cluster.tip())
+        (told,) = cluster.warned
+        assert told.startswith("the cache's branch could not be moved: ")
+        (place / "filled").unlink()
+        cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
+    assert cluster.log() == ["Publish c", "Publish a", "Publish b", "Start the site"]
+
+
+def test_contents_that_the_database_cannot_give_now_are_not_a_fault_of_this_hosts_disk(
+    cluster: Cluster,
+) -> None:
+    post = cluster.save("a", {"content/a.md": "A\n"})
+    cluster.database.is_away = True
+    with pytest.raises(AwayError, match="the database is away"):
+        cluster.publish(post)
+    cluster.database.is_away = False
+    assert cluster.publish(post)["a"].commit == cluster.tip()
+
+
 def test_a_push_whose_answer_was_cut_off_is_followed(cluster: Cluster) -> None:
     with http_remote(cluster.root) as server:
         cluster.url = server.url(cluster.remote)

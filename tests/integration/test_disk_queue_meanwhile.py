@@ -736,6 +736,35 @@ def test_a_full_disk_at_any_step_of_a_move_to_another_file_system_loses_no_byte(
     pytest.fail("it never ends")
 
 
+@pytest.mark.parametrize("data", [None, b'{"slug": "a", "paths": ["a"]}'], ids=["removed", "saved anew"])
+def test_what_somebody_makes_of_the_letter_of_a_file_that_stays_is_what_counts(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, data: bytes | None
+) -> None:
+    letter = disk.root / "a.json"
+    rename = os.rename
+
+    def refused(source: Any, target: Any) -> None:  # noqa: ANN401 - as os.rename
+        if Path(target).parent.name != "quarantine":
+            rename(source, target)
+            return
+        monkeypatch.undo()
+        assert b'"failed"' in letter.read_bytes()
+        letter.unlink()
+        if data is not None:
+            put(disk, letter.name, data)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    torn(disk)
+    monkeypatch.setattr(os, "rename", refused)
+    run = Run(disk)
+    run()
+    assert run.put_aside == []
+    run.go_on(NOW, NOW + 120)
+    assert run.published["a"] == (data is not None)
+    (aside,) = run.put_aside
+    assert Path(aside.file).read_bytes() == b"{"
+
+
 def test_what_a_person_has_put_into_quarantine_is_listed_too(disk: Disk) -> None:
     torn(disk)
     (aside,) = disk.queue.claim(NOW).put_aside

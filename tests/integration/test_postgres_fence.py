@@ -18,7 +18,7 @@ from briter_worker.queues.postgres.contents import Values
 from briter_worker.queues.postgres.database import Database, DatabaseError
 from briter_worker.queues.postgres.queue import PostgresQueue
 from briter_worker.queues.postgres.tokens import SiteMissingError
-from briter_worker.queues.postgres.writing import submit
+from briter_worker.queues.postgres.writing import submit, submit_many
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,6 +200,20 @@ def test_writers_and_steerers_need_no_token(database: Database) -> None:
     assert person.paused(NOW) is not None
     assert person.resume()
     assert [job.slug for job in person.cancel("a", NOW).gone] == ["a"]
+
+
+def test_who_steers_or_writes_for_a_site_that_was_removed_is_told_so(database: Database) -> None:
+    add_site(database)
+    person = queue(database, None)
+    save(database, "a")
+    with database.transaction() as connection:
+        connection.execute("UPDATE sites SET removed = true")
+    before = everything(database)
+    saves: list[tuple[dict[str, Any], None]] = [({"slug": slug, "paths": [slug]}, None) for slug in "bc"]
+    for act in (lambda: person.cancel("a", NOW), lambda: submit_many(database, "site", saves, now=NOW)):
+        with pytest.raises(SiteMissingError, match="briter-worker site add site"):
+            act()
+    assert everything(database) == before
 
 
 def test_a_transaction_of_another_site_is_in_nobodys_way(database: Database) -> None:

@@ -18,7 +18,7 @@ from queue_engines import NOW, Disk
 from sites import eventually
 
 from briter_worker import client
-from briter_worker.client import enqueue
+from briter_worker.client import compose, enqueue, submit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -214,6 +214,14 @@ def test_a_job_for_later_is_not_claimed_now(tmp_path: Path) -> None:
     enqueue("a", ["x"], at=datetime.fromtimestamp(NOW + 60, UTC), queue=disk.root)
     assert disk.queue.claim(NOW).batch is None
     assert disk.queue.next_due(NOW) == NOW + 60
+
+
+def test_a_job_that_was_composed_before_is_the_one_that_is_submitted(queue: Path) -> None:
+    job = compose("a", ["content/a.md"], message="Say it", origin="the shop")
+    assert not queue.exists()
+    asked = submit(job, queue=queue)
+    assert (asked.id, asked.path) == (job["id"], queue / f"{job['id']}.json")
+    assert json.loads(asked.path.read_bytes()) == job
 
 
 def test_a_program_that_may_enqueue_does_not_wait_for_pydantic() -> None:

@@ -295,6 +295,7 @@ class Newsletters:
         self.rules = rules
         self.sent: list[str] = []
         self.broken = False
+        self.while_sending: Callable[[], object] = lambda: None
 
     @hookimpl  # type: ignore[untyped-decorator]  # pluggy is imported when it is needed
     def job_kinds(self, settings: object) -> dict[str, JobKind]:  # noqa: ARG002 - the hook's signature
@@ -304,6 +305,7 @@ class Newsletters:
         if self.broken:
             raise ConnectionError("no answer")
         self.sent.append(job.slug)
+        self.while_sending()
 
 
 def with_newsletters(bench: Bench, *, broken: bool = False, **rules: object) -> Newsletters:
@@ -312,6 +314,27 @@ def with_newsletters(bench: Bench, *, broken: bool = False, **rules: object) -> 
     bench.plugins = (plugin,)
     bench.start()
     return plugin
+
+
+def test_a_stop_leaves_the_jobs_that_a_plugin_has_not_begun(bench: Bench) -> None:
+    plugin = with_newsletters(bench)
+    bench.disk.save("a", [], type="newsletter", createdAt=format_time(NOW - 2))
+    bench.disk.save("b", [], type="newsletter", createdAt=format_time(NOW - 1))
+    plugin.while_sending = lambda: setattr(bench, "stopping", True)
+    assert bench.drain.run() == Tally(settled=1)
+    assert plugin.sent == ["a"]
+    assert bench.state("b") == (State.PENDING, 0)
+
+
+def test_a_job_that_is_cancelled_while_a_plugin_does_another_is_not_done(bench: Bench) -> None:
+    plugin = with_newsletters(bench)
+    bench.disk.save("a", [], type="newsletter", createdAt=format_time(NOW - 3))
+    bench.disk.save("b", [], type="newsletter", createdAt=format_time(NOW - 2))
+    bench.disk.save("c", [], type="newsletter", createdAt=format_time(NOW - 1))
+    plugin.while_sending = lambda: plugin.sent == ["a"] and bench.disk.queue.cancel("b", NOW)
+    assert bench.drain.run() == Tally(settled=3)
+    assert plugin.sent == ["a", "c"]
+    assert gone(bench, "b")
 
 
 def test_a_job_of_a_plugins_own_type_is_its_plugins_and_not_the_publishers(bench: Bench) -> None:
