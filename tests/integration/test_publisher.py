@@ -224,11 +224,39 @@ def test_a_push_that_is_adopted_already_is_not_adopted_again(here: Here) -> None
     assert here.site.git("status", "--porcelain") == ""
 
 
+def test_a_push_below_a_persons_commit_leaves_nothing_of_its_own_behind(here: Here) -> None:
+    site = here.site
+    here.publish(here.post("a"))
+    (plan,) = here.plans
+    site.git("update-ref", plan.ref, plan.new)  # as a worker leaves it that dies there
+    site.git("commit", "-q", "--allow-empty", "-m", "By hand")
+    theirs = site.git("rev-parse", "main")
+    assert here.publisher().landed(plan)
+    assert site.git("for-each-ref", "refs/briter") == ""
+    assert site.git("rev-parse", "main") == theirs
+    assert (site.git("status", "--porcelain"), here.warned) == ("", [])
+
+
+def test_a_push_that_was_taken_over_to_its_end_moves_nothing_when_it_is_found_again(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = here.site
+    request = here.post("a")
+    site.git("add", "-A")
+    site.git("commit", "-qm", "By hand")
+    assert here.publish(request)["a"].commit == site.git("rev-parse", "main")
+    shadow(here, monkeypatch, "update-ref", "exit 1")
+    assert here.publisher().landed(here.plans[-1])
+    assert here.warned == []
+
+
 # A person leaves for another branch in the moment in which theirs moves. Git writes HEAD last: until then,
 # `git switch --create` has read where the branch was, and has asked for no lock.
 
 
-def leaving_as_the_branch_moves(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def leaving_as_the_branch_moves(
+    here: Here, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object] = lambda: None
+) -> None:
     plain = Repository.update
 
     def update(site: Repository, *moves: Move) -> None:
@@ -236,6 +264,7 @@ def leaving_as_the_branch_moves(here: Here, monkeypatch: pytest.MonkeyPatch) -> 
         if site.branch_ref in {name for name, _, _ in moves}:
             here.site.git("symbolic-ref", "HEAD", "refs/heads/draft")
             monkeypatch.setattr(Repository, "update", plain)
+            then()
 
     here.site.git("branch", "draft")
     monkeypatch.setattr(Repository, "update", update)
@@ -270,6 +299,35 @@ def test_who_leaves_while_the_branch_moves_finds_it_where_it_was_and_comes_back(
     site.git("switch", "-q", "main")
     here.publisher().tidy(NOW)
     assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert site.git("status", "--porcelain") == ""
+    assert site.git("for-each-ref", "refs/briter") == ""
+
+
+@pytest.mark.parametrize("locked", ["index", "refs/heads/main"])
+def test_who_leaves_a_branch_that_somebody_else_has_locked_is_told_how_to_come_back(
+    here: Here, monkeypatch: pytest.MonkeyPatch, locked: str
+) -> None:
+    site = here.site
+    start = site.git("rev-parse", "main")
+    lock = site.worktree / ".git" / f"{locked}.lock"
+    if locked == "index":
+        # It refuses nothing: during the push, somebody begins to commit.
+        refuse(site, f"rm '{site.remote}/hooks/pre-receive'; : > '{lock}'")
+        leaving_as_the_branch_moves(here, monkeypatch)
+    else:
+        leaving_as_the_branch_moves(here, monkeypatch, lock.touch)
+    assert here.publish(here.post("a"))["a"].failure is None
+    (told,) = here.warned
+    assert "were left alone. Fix: git switch main; files that are in its way" in told
+    assert site.git("rev-parse", "main", "draft") == f"{site.remote_log()[0][0]}\n{start}"
+    assert site.git("diff", "--cached", "--name-only") == "", "the posts are no part of the draft"
+
+    lock.unlink(missing_ok=True)
+    (site.worktree / "content/posts/a.md").unlink()
+    site.git("switch", "-q", "main")
+    here.publisher().tidy(NOW)
+    assert here.publish(here.post("b"))["b"].commit == site.git("rev-parse", "main")
+    assert here.subjects() == ["Publish b", "Publish a", "Start the site"]
     assert site.git("status", "--porcelain") == ""
     assert site.git("for-each-ref", "refs/briter") == ""
 
