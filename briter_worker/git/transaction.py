@@ -208,6 +208,7 @@ class Transaction:
             self._progress("commit", 0, len(waiting))
             built = self._building.build([*ground.along, *waiting], ground.base, ref)
             self._progress("commit", len(waiting), len(waiting))
+            self._check_ground(built, tips, ref)
             for item, paths in built.conflicts:
                 if not item.key:
                     self._cannot_go_along(paths)
@@ -238,6 +239,17 @@ class Transaction:
             settled += self._nothing_to_do(same, ground, built)
             return settled, Tips(plan.new, tips.remote if self._dry_run else plan.new)
         raise _lost_race()
+
+    def _check_ground(self, built: Built, tips: Tips, ref: str) -> None:
+        """Raises a cache's MovedError when what conflicts was not held against what the remote has.
+
+        Another host may have pushed what conflicts, for the same author, and died before it could say so.
+        """
+        if not built.conflicts or self._follower.is_lasting or self._checked:
+            return
+        if self._remote.tip() != tips.remote:
+            self._forget(ref)
+            self._catch_up(tips)
 
     def _still_wanted(self, items: Sequence[Item], settled: list[Outcome]) -> list[Item]:
         """Those that nobody has cancelled; the others are settled."""

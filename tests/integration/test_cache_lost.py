@@ -343,6 +343,16 @@ def test_a_disk_that_is_full_once_a_post_is_pushed_fails_it_no_more(cluster: Clu
     assert cluster.log() == ["Publish c", "Publish a", "Publish b", "Start the site"]
 
 
+def test_a_host_that_has_not_heard_of_the_last_push_takes_it_for_nobody_elses(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("b", {"content/b.md": "B\n"}), host="two")
+    known = cluster.database.tip
+    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    cluster.database.tip = known  # the host died when the post was settled, and before it could say so
+    outcome = cluster.publish(cluster.save("a", {"content/a.md": "Again\n"}), host="two")["a"]
+    assert (outcome.failure, outcome.commit) == (None, cluster.tip())
+    assert cluster.file("content/a.md") == "Again\n"
+
+
 def test_contents_that_the_database_cannot_give_now_are_not_a_fault_of_this_hosts_disk(
     cluster: Cluster,
 ) -> None:
