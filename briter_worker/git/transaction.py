@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import AwayError, Failure, LockLostError, PublishError
 from briter_worker.git.conflicts import Conflicts
+from briter_worker.git.ground import Ground
 from briter_worker.git.refs import PRIVATE
 from briter_worker.git.rejection import Rejection, blocked
 from briter_worker.git.remote import UNCERTAIN, Pushed
@@ -28,21 +29,6 @@ if TYPE_CHECKING:
 _RACES = 5
 _FOR_A_PERSON = frozenset({Failure.DIVERGED, Failure.WRONG_BRANCH})
 """Why an adoption could not be done that only a person can make up for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """What the next push stands on."""
-
-    tips: Tips
-    base: str
-    """The commit to build on."""
-    along: tuple[Item, ...] = ()
-    """Dry runs' commits that have to be put on it first."""
-    landed: Mapping[str, str | None] = field(default_factory=dict)
-    """What of ours turned out to be on the remote: the versions that later saves are edits of."""
-    since: str = ""
-    """Where the local branch was before that; empty where it has not moved."""
 
 
 class Transaction:

@@ -192,8 +192,8 @@ def test_a_queue_that_never_rests_is_shown_all_the_same(
 
 def test_a_clock_that_is_set_back_far_gives_due_jobs_no_later_time(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
-    times = {"nextAttemptAt": "2027-01-15T08:10:00.000Z", "updatedAt": "2027-01-15T08:00:00.000Z"}  # NOW
-    disk.save("a", ["content/a.md"], attempts=1, **times)
+    later = "2027-01-15T08:10:00.000Z"  # NOW + 600
+    disk.save("a", ["content/a.md"], attempts=1, nextAttemptAt=later, updatedAt="2027-01-15T08:00:00.000Z")
     # A file that was just written is read again at each look, and so gets its time from the new clock anyway.
     written = (disk.root / "job00001.json").stat().st_ctime
     eventually(lambda: time.time() > written + 0.2)
