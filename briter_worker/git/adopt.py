@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import may_be_checked_out
@@ -93,6 +94,8 @@ class Adoption:
         finally:
             if foreign and self._has_moved(plan):
                 self._write_back(foreign, kept, plan.new)
+        if self._site.ref(self._site.unindexed_ref) == plan.old:
+            self._site.update((self._site.unindexed_ref, None, None))
 
     def _has_moved(self, plan: Plan) -> bool:
         return self._site.is_checked_out() and self._site.ref(self._site.branch_ref) == plan.new
@@ -120,8 +123,6 @@ class Adoption:
         except PublishError:
             self._stay(plan, before)
             raise
-        if self._site.ref(self._site.unindexed_ref) == plan.old:
-            self._site.update((self._site.unindexed_ref, None, None))
 
     def _is_at(self, new: str) -> bool:
         """Whether the index and the files are those of the branch, or of one that was made of it since."""
@@ -177,9 +178,9 @@ class Adoption:
             if self._site.ref(self._site.tracking_ref) != plan.new:
                 changes.append((self._site.tracking_ref, plan.new, None))
         if plan.old != plan.new == self._site.ref(self._site.branch_ref):
-            # It has moved already, and its worker died before the index.
-            noted, start, _ = self._unindexed(plan)
-            changes.append((noted, None if start == plan.old and self._has_followed(plan) else start, None))
+            # It has moved already, and its worker died before the index, or before the files.
+            self._follow_elsewhere(plan)
+            changes.append(self._unindexed(plan))
         if changes:
             self._site.update(*changes)
 
@@ -193,19 +194,14 @@ class Adoption:
             if plan.staged[path] != (entry.sha if entry else None)
         }
 
-    def _has_followed(self, plan: Plan) -> bool:
-        """Whether the index is where the branch is, although that is not checked out.
+    def _follow_elsewhere(self, plan: Plan) -> None:
+        """Have the index follow although another branch is checked out, where that was made of ours since.
 
-        A new branch that somebody made of it has the index that was there: it is behind that one, too.
+        It has the index that was there, and a commit on it would take the posts back.
         """
-        try:
-            with self._index.held(lambda: self._is_at(plan.new)):
-                if not self._index.is_held or not self._is_at(plan.new):
-                    return False
+        with suppress(PublishError), self._index.held(lambda: self._is_at(plan.new)):
+            if self._index.is_held and self._is_at(plan.new):
                 self._index.follow(plan.old, plan.new, own=plan.staged.keys())
-        except PublishError:
-            return False
-        return True
 
     def _still_needed(self, bases: Bases, plan: Plan) -> Bases:
         """Without those of files that are, in the work tree, what the branch has now."""
@@ -219,12 +215,25 @@ class Adoption:
         return kept
 
     def heal(self) -> None:
-        """Finish what an earlier adoption could not do to the index."""
+        """Finish what an earlier adoption could not do to the index and to the files."""
         old, tip = self._site.ref(self._site.unindexed_ref), self._site.ref(self._site.branch_ref)
         if old is not None and tip is not None and self._site.is_checked_out():
             with self._index.held(self._site.is_checked_out):
                 self._index.follow(old, tip)
+            self._write_late(tip)
             self._site.update((self._site.unindexed_ref, None, None))
+
+    def _write_late(self, tip: str) -> None:
+        """Files that are still what they started from, where the branch has another version by now."""
+        bases = read_bases(self._site, self._objects)
+        tree, left_out = self._objects.tree(tip), self._index.left_out() if bases else set()
+        wanted = {}
+        for path, base in bases.items():
+            entry = tree.entry(path)
+            is_file = entry is None or not (entry.is_folder or entry.mode in (LINK, NESTED))
+            if is_file and base.conflict is None and path not in left_out and may_be_checked_out(path):
+                wanted[path] = (entry, base.start)
+        self._write(wanted, bases, tip)
 
     def forget_given_up(self) -> None:
         """Forget what files started from that a person has had git bring to what the branch has.
@@ -292,6 +301,9 @@ class Adoption:
             for path, each in foreign.items()
             if not _is_special(each, LINK)
         }
+        self._write(wanted, bases, new)
+
+    def _write(self, wanted: Mapping[str, tuple[Entry | None, str | None]], bases: Bases, new: str) -> None:
         written = WriteBack(self._commands, self._objects, new).write(wanted)
         left = {path: base for path, base in bases.items() if path not in written or base.conflict}
         if left != bases:

@@ -63,7 +63,7 @@ class Site:
         self.bases_ref = f"{own}/bases"
         """A tree of the versions that files in the work tree started from; see `bases`."""
         self.unindexed_ref = f"{own}/{refs.UNINDEXED}"
-        """The commit that the index still shows; there while the branch moves, until it has followed."""
+        """The commit that index and files still show; there while the branch moves, until they followed."""
         self.fetched_ref = f"{own}/fetched"
         """What the last fetch brought."""
         self._leftovers = Leftovers(commands, (self.branch_ref, self.tracking_ref), self._is_index_behind)

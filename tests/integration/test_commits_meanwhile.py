@@ -337,6 +337,25 @@ def test_who_left_for_a_new_branch_before_the_index_followed_takes_nothing_back_
     assert site.git("show", "HEAD:content/posts/a.md") == "published"
 
 
+def test_who_left_before_the_files_followed_finds_the_remotes_files_when_they_are_back(
+    site: Site, tmp_path: Path
+) -> None:
+    push_from_elsewhere(site, tmp_path / "other")
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    die_before_update_index(site, tmp_path / "bin")
+    site.git("switch", "--quiet", "--create", "draft")
+    site.run_once()
+    site.git("switch", "--quiet", "main")
+    site.run_once()
+    assert (site.worktree / "content/posts/theirs.md").read_text() == "theirs"
+    assert site.git("status", "--porcelain") == ""
+    assert (
+        site.git("for-each-ref", "refs/briter/branches/main/bases", "refs/briter/branches/main/unindexed")
+        == ""
+    )
+
+
 def test_what_a_killed_git_left_beside_the_index_is_in_nobodys_way(site: Site) -> None:
     (site.worktree / ".git" / "briter-new-index.lock").write_text("half an index")
     site.write_post("content/posts/a.md", "published")

@@ -130,7 +130,7 @@ def judge(
     for save in ledger.saves:
         if by_message[save.message] > 1:
             found.twice.append(f"{save.marker} of {save.slug} has {by_message[save.message]} commits")
-    found.lost += _judge_history(ledger, commits, dead_slugs, by_message)
+    found.lost += _judge_history(ledger, commits, tip, dead_slugs)
     found.lost += _judge_tip(ledger, tip, dead_slugs)
     found.lost += [f"the commit {each!r} is gone" for each in _gone(ledger, commits)]
     for commit in commits[:-1]:  # the first of all is the fixture's
@@ -156,14 +156,21 @@ def _gone(ledger: Ledger, commits: Sequence[Commit]) -> list[str]:
 
 
 def _judge_history(
-    ledger: Ledger, commits: Sequence[Commit], dead_slugs: set[str], by_message: Counter[str]
+    ledger: Ledger, commits: Sequence[Commit], tip: Mapping[str, bytes], dead_slugs: set[str]
 ) -> Iterator[str]:
+    messages = {commit.message for commit in commits}
     ever = {(path, blob) for commit in commits for path, (_, blob) in commit.touched.items()}
     for slug, save in ledger.newest().items():
-        if slug in dead_slugs or slug in ledger.contested or by_message[save.message]:
+        if slug in dead_slugs or slug in ledger.contested or save.message in messages:
             continue
-        # Another save's commit may have carried its content: then nothing was left to publish.
-        nowhere = [p for p, data in save.files.items() if data is not None and (p, blob_of(data)) not in ever]
+        # Another save's commit may have carried its content, as it is or merged: then nothing was left to do.
+        nowhere = [
+            path
+            for path, data in save.files.items()
+            if data is not None
+            and (path, blob_of(data)) not in ever
+            and data.splitlines()[-1] not in tip.get(path, b"").splitlines()
+        ]
         if nowhere:
             yield f"{save.marker} of {slug} has no commit, and {nowhere} is nowhere"
 

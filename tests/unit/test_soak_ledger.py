@@ -1,9 +1,9 @@
-"""What the soak counts as published before its time."""
+"""What the soak counts as published before its time, and as lost."""
 
 from __future__ import annotations
 
 import pytest
-from soak.ledger import Commit, Ledger, Save, _judge_ours, blob_of
+from soak.ledger import Commit, Ledger, Save, _judge_ours, blob_of, judge
 
 FOLDER = "content/bundles/one"
 HELD = Save("m1", "one", (FOLDER,), {f"{FOLDER}/a.md": b"a\n"}, "m1: save one", held_until=100.0)
@@ -32,3 +32,20 @@ def test_a_newer_save_of_the_post_takes_the_place_of_what_was_on_hold() -> None:
 
 def test_what_is_on_hold_may_not_go_out_by_itself_before_its_time() -> None:
     assert early(HELD, by=HELD)
+
+
+@pytest.mark.parametrize(
+    ("there", "lost"), [(b"theirs\nours m2\n", 0), (b"theirs\nours m1\n", 2)], ids=["merged", "gone"]
+)
+def test_what_an_older_saves_commit_has_carried_merged_is_not_lost(there: bytes, lost: int) -> None:
+    path = "content/a.md"
+    older, newer = (
+        Save(marker, "a", (path,), {path: f"title\nours {marker}\n".encode()}, f"{marker}: save a")
+        for marker in ("m1", "m2")
+    )
+    touched = {path: ("100644", blob_of(there))}
+    commits = [
+        Commit("1" * 40, ("0" * 40,), "Briter Worker", "Briter Worker", 50, older.message, touched),
+        Commit("0" * 40, (), "", "", 1, "first", {}),
+    ]
+    assert len(judge(Ledger(saves=[older, newer]), commits, {path: there}, ()).lost) == lost
