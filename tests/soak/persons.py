@@ -253,7 +253,9 @@ class Person:
             self.surprises.append(f"git {way[0]} did not work: {self._git('status', '--short')}")
             self._git(way[0], "--abort")
         for path in self._staged:
-            self._git("add", path)
+            # What they have written since, while the index was locked, is staged with it.
+            if self._git("add", path) is not None:
+                self._staged[path] = self._texts[path]
         for path, mine in aside.items():
             self._note(path, begins[path])
             self._put_back(path, mine, bases[path])
