@@ -16,6 +16,7 @@ from soak.cms import CONTESTED, TITLED, post_path
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Collection
 
     from sites import Site
 
@@ -154,6 +155,11 @@ class Person:
     def push(self) -> bool:
         """Whether the remote took what they have."""
         return self._git("push", "--quiet", "origin", "main") is not None
+
+    def decided(self, slugs: Collection[str]) -> set[str]:
+        """The authors' files of these posts that they have merged by hand."""
+        wanted = {path for save in self._ledger.saves if save.slug in slugs for path in save.files}
+        return wanted & self._joined.keys()
 
     def disturbed(self) -> list[str]:
         """What of theirs is not as they left it."""

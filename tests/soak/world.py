@@ -272,6 +272,8 @@ class World:
             yield f"{each.relative_to(site.root)} is left over"
         mine = ("notes/", "drafts/", "side/")
         dead = {path for job in site.jobs() for path in job["paths"]}
+        # Where both sides changed the same line, the person has kept the author's in the work tree.
+        dead |= self._person.decided(self._ledger.contested)
         for line in site.git("status", "--porcelain", "--untracked-files=all").splitlines():
             path = line.split(maxsplit=1)[1]
             if not path.startswith(mine) and path not in dead:
