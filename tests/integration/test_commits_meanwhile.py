@@ -69,6 +69,39 @@ def die_before_update_index(site: Site, folder: Path) -> None:
     die_before(site, folder, "update-index")
 
 
+def publish_and_die(site: Site, folder: Path) -> None:
+    """The same, of a post that is on the remote then."""
+    site.write_post("content/posts/a.md", "published")
+    site.save("a", ["content/posts/a.md"])
+    die_before_update_index(site, folder)
+
+
+def assert_held_until_followed(site: Site, folder: Path, does: str = "") -> None:
+    """In the next run, the lock of the index goes when the index has followed, and not before.
+
+    `does` is done before each command of git's.
+    """
+    lock, seen = site.worktree / ".git" / "index.lock", folder / "seen"
+    assert lock.exists()
+    folder.mkdir()
+    shim = folder / "git"
+    shim.write_text(
+        f"""#!/bin/sh
+{does}
+if [ -e '{lock}' ]; then echo "held $*"; else echo "free $*"; fi >> '{seen}'
+exec {REAL} "$@"
+"""
+    )
+    shim.chmod(0o755)
+    site.run_once(PATH=f"{folder}:/usr/bin:/bin")
+    asked = seen.read_text().splitlines()
+    follows = max(number for number, line in enumerate(asked) if " update-index " in line)
+    free = [line for line in asked[: follows + 1] if not line.startswith("held ")]
+    assert not free, "a person's commit could have come between"
+    assert not lock.exists()
+    assert site.git("diff", "--cached", "--name-only") == ""
+
+
 def die_before(site: Site, folder: Path, command: str) -> None:
     """A run whose worker is killed as it starts this command of git's."""
     folder.mkdir()
@@ -133,36 +166,15 @@ def test_a_death_while_the_index_is_made_up_for_leaves_no_lock_in_a_persons_way(
 def test_a_dead_workers_lock_of_the_index_is_held_until_the_index_has_followed(
     site: Site, tmp_path: Path
 ) -> None:
-    site.write_post("content/posts/a.md", "published")
-    site.save("a", ["content/posts/a.md"])
-    die_before_update_index(site, tmp_path / "bin")
-    lock, seen = site.worktree / ".git" / "index.lock", tmp_path / "seen"
-    assert lock.exists()
+    publish_and_die(site, tmp_path / "bin")
     assert site.git("diff", "--cached", "--name-only") == "content/posts/a.md"
-    (tmp_path / "looking").mkdir()
-    shim = tmp_path / "looking" / "git"
-    shim.write_text(
-        f"""#!/bin/sh
-if [ -e '{lock}' ]; then echo "held $*"; else echo "free $*"; fi >> '{seen}'
-exec {REAL} "$@"
-"""
-    )
-    shim.chmod(0o755)
-    site.run_once(PATH=f"{shim.parent}:/usr/bin:/bin")
-    asked = seen.read_text().splitlines()
-    (follows,) = [number for number, line in enumerate(asked) if " update-index " in line]
-    free = [line for line in asked[: follows + 1] if not line.startswith("held ")]
-    assert not free, "a person's commit could have come between"
-    assert not lock.exists()
-    assert site.git("diff", "--cached", "--name-only") == ""
+    assert_held_until_followed(site, tmp_path / "looking")
 
 
 def test_the_index_follows_a_branch_that_a_dead_worker_has_moved_also_without_the_remote(
     site: Site, tmp_path: Path
 ) -> None:
-    site.write_post("content/posts/a.md", "published")
-    site.save("a", ["content/posts/a.md"])
-    die_before_update_index(site, tmp_path / "bin")
+    publish_and_die(site, tmp_path / "bin")
     site.remote.rename(tmp_path / "away.git")
     assert [event["slug"] for event in site.run_once().of("published")] == ["a"]
     assert not (site.worktree / ".git" / "index.lock").exists()
@@ -174,9 +186,7 @@ def test_the_index_follows_a_branch_that_was_moved_by_the_second_push_also_witho
 ) -> None:
     """The first push lost a race: asked about it, a remote that is away says nothing."""
     push_from_elsewhere(site, tmp_path / "other")
-    site.write_post("content/posts/a.md", "published")
-    site.save("a", ["content/posts/a.md"])
-    die_before_update_index(site, tmp_path / "bin")
+    publish_and_die(site, tmp_path / "bin")
     away = site.remote.rename(tmp_path / "away.git")
     site.run_once()
     assert not (site.worktree / ".git" / "index.lock").exists()
@@ -189,33 +199,17 @@ def test_the_index_follows_a_branch_that_was_moved_by_the_second_push_also_witho
 def test_a_dead_workers_lock_is_held_until_the_index_has_followed_whatever_git_ran_meanwhile(
     site: Site, tmp_path: Path
 ) -> None:
-    site.write_post("content/posts/a.md", "published")
-    site.save("a", ["content/posts/a.md"])
-    die_before_update_index(site, tmp_path / "bin")
-    lock, seen = site.worktree / ".git" / "index.lock", tmp_path / "seen"
-    (tmp_path / "looking").mkdir()
-    shim = tmp_path / "looking" / "git"
+    publish_and_die(site, tmp_path / "bin")
     with subprocess.Popen(
         ["sh", "-c", "git cat-file --batch; :"],
         cwd=site.worktree,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     ) as somebody:
-        shim.write_text(
-            f"""#!/bin/sh
-case " $* " in *" update-index "*) kill $(pgrep -P {somebody.pid}); sleep 0.2;; esac
-if [ -e '{lock}' ]; then echo "held $*"; else echo "free $*"; fi >> '{seen}'
-exec {REAL} "$@"
-"""
+        ends = f"kill $(pgrep -P {somebody.pid}); sleep 0.2"
+        assert_held_until_followed(
+            site, tmp_path / "looking", f'case " $* " in *" update-index "*) {ends};; esac'
         )
-        shim.chmod(0o755)
-        site.run_once(PATH=f"{shim.parent}:/usr/bin:/bin")
-    asked = seen.read_text().splitlines()
-    follows = max(number for number, line in enumerate(asked) if " update-index " in line)
-    free = [line for line in asked[: follows + 1] if not line.startswith("held ")]
-    assert not free, "a person's commit could have come between"
-    assert not lock.exists()
-    assert site.git("diff", "--cached", "--name-only") == ""
 
 
 def test_deaths_in_halves_of_a_batch_leave_the_index_where_the_branch_is(site: Site, tmp_path: Path) -> None:
@@ -233,9 +227,7 @@ def test_deaths_in_halves_of_a_batch_leave_the_index_where_the_branch_is(site: S
 
 
 def test_a_pause_keeps_no_lock_of_a_dead_worker(site: Site, tmp_path: Path) -> None:
-    site.write_post("content/posts/a.md", "published")
-    site.save("a", ["content/posts/a.md"])
-    die_before_update_index(site, tmp_path / "bin")
+    publish_and_die(site, tmp_path / "bin")
     assert site.command("pause").returncode == 0
     site.run_once()
     assert not (site.worktree / ".git" / "index.lock").exists()
@@ -245,9 +237,7 @@ def test_a_pause_keeps_no_lock_of_a_dead_worker(site: Site, tmp_path: Path) -> N
 def test_a_worker_that_starts_in_a_pause_lets_go_of_a_dead_ones_lock_in_a_moment(
     site: Site, tmp_path: Path
 ) -> None:
-    site.write_post("content/posts/a.md", "published")
-    site.save("a", ["content/posts/a.md"])
-    die_before_update_index(site, tmp_path / "bin")
+    publish_and_die(site, tmp_path / "bin")
     assert site.command("pause").returncode == 0
     with site.running():
         eventually(lambda: not (site.worktree / ".git" / "index.lock").exists(), within=15)
@@ -283,9 +273,7 @@ def test_who_left_for_a_branch_of_earlier_before_the_index_followed_takes_nothin
     site: Site, tmp_path: Path
 ) -> None:
     site.git("branch", "draft")
-    site.write_post("content/posts/a.md", "published")
-    site.save("a", ["content/posts/a.md"])
-    die_before_update_index(site, tmp_path / "bin")
+    publish_and_die(site, tmp_path / "bin")
     site.git("symbolic-ref", "HEAD", "refs/heads/draft")  # the dead worker's lock keeps them from more
     for _ in range(2):
         site.run_once()
@@ -300,9 +288,7 @@ def test_who_left_for_a_branch_of_earlier_before_the_index_followed_takes_nothin
 def test_who_left_before_the_index_followed_finds_it_followed_when_they_are_back(
     site: Site, tmp_path: Path, *, busy: bool
 ) -> None:
-    site.write_post("content/posts/a.md", "published")
-    site.save("a", ["content/posts/a.md"])
-    die_before_update_index(site, tmp_path / "bin")
+    publish_and_die(site, tmp_path / "bin")
     lock = site.worktree / ".git" / "index.lock"
     lock.unlink()
     site.git("switch", "--quiet", "--create", "draft")
@@ -324,9 +310,7 @@ def test_who_left_before_the_index_followed_finds_it_followed_when_they_are_back
 def test_who_left_for_a_new_branch_before_the_index_followed_takes_nothing_back_there(
     site: Site, tmp_path: Path
 ) -> None:
-    site.write_post("content/posts/a.md", "published")
-    site.save("a", ["content/posts/a.md"])
-    die_before_update_index(site, tmp_path / "bin")
+    publish_and_die(site, tmp_path / "bin")
     site.git("switch", "--quiet", "--create", "draft")
     site.run_once()
     assert not (site.worktree / ".git" / "index.lock").exists()
@@ -341,9 +325,7 @@ def test_who_left_before_the_files_followed_finds_the_remotes_files_when_they_ar
     site: Site, tmp_path: Path
 ) -> None:
     push_from_elsewhere(site, tmp_path / "other")
-    site.write_post("content/posts/a.md", "published")
-    site.save("a", ["content/posts/a.md"])
-    die_before_update_index(site, tmp_path / "bin")
+    publish_and_die(site, tmp_path / "bin")
     site.git("switch", "--quiet", "--create", "draft")
     site.run_once()
     site.git("switch", "--quiet", "main")
