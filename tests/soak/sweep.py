@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from soak.tracing import Call, Fault
 
-_TRIES = 10
+_TRIES = 30
 _HISTORY = "storage/history"
 _RUNS = 2
 DELICATE = {

@@ -197,9 +197,11 @@ class Tracer:
 def _is_known_by_path(call: Call) -> bool:
     """Whether only calls on its very file need be followed.
 
-    How often git writes elsewhere, as it tells of its progress, depends on the time.
+    How often git writes elsewhere, as it tells of its progress, depends on the time; so does which of the
+    worker's threads opens a module's file.
     """
-    return call.process != WORKER and call.name in _ON_FILES and "#" not in call.does
+    names = ("openat",) if call.process == WORKER else _ON_FILES
+    return call.name in names and "#" not in call.does
 
 
 def _number(call: Call) -> int:
