@@ -14,7 +14,7 @@ from briter_worker.backoff import Backoff
 from briter_worker.drain import Drain
 from briter_worker.errors import Failure, LockLostError, PublishError, Stopped, UsageError
 from briter_worker.events import Progress, Warned
-from briter_worker.git.pending import has_dry_run_commits, has_late_adoption, has_late_index
+from briter_worker.git.pending import has_dry_run_commits, has_late_adoption, has_late_index, lacking
 from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
 from briter_worker.outlets import open_outlets
 from briter_worker.plugins import Plugins
@@ -278,6 +278,9 @@ def _open_worker(
 
 def _run(worker: Worker, settings: Settings, *, once: bool, sink: EventSink) -> int:
     started(sink, dry_run=settings.worker_dry_run)
+    if why := lacking(settings.git_worktree):
+        # Told now: whoever starts it in the wrong folder would wait in vain for a post to be published.
+        sink(Warned(error=why))
     try:
         tally = worker.once() if once else worker.forever()
     except LockLostError as lost:

@@ -94,8 +94,7 @@ def _site_here(settings: Settings) -> Path | None:
     if (site / ".git").exists():
         return site
     if settings.queue_root.is_relative_to(site):
-        views.tell(
-            f"warning: {site} is not the top of a git repository, so that nothing is published from it. "
-            "Fix: go to the site's clone, or set BRITER_APP_ROOT"
-        )
+        from briter_worker.git.pending import lacking  # noqa: PLC0415 - seldom
+
+        views.tell(f"warning: {lacking(site)}")
     return None

@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def lacking(worktree: Path) -> str | None:
+    """What to say, with its fix, where there is no repository to publish from; None where there is one."""
+    if (worktree / ".git").exists():
+        return None
+    return (
+        f"{worktree} is not the top of a git repository, so that nothing is published from it. "
+        "Fix: go to the site's clone, or set BRITER_APP_ROOT or BRITER_GIT_WORKTREE to it"
+    )
+
+
 def has_dry_run_commits(worktree: Path, branch: str) -> bool:
     """Whether the repository has the ref that the branch's dry runs leave; False where it is none."""
     return _has(worktree, branch, refs.DRY_RUN)

@@ -114,6 +114,7 @@ def blocked(site: Site, commit: str, failure: PublishError) -> PublishError:
     return PublishError(
         Failure.REMOTE_REFUSED,
         f"the remote does not take what was committed here ({commit[:10]} or below), and commits of a "
-        f"person's are among it. Fix: git rebase --autostash -i {site.remote}/{site.branch}, and drop "
-        f"what it rejects; save that post again. {failure.text}",
+        f"person's are among it. Fix: briter-worker pause; commit or put aside what is changed here; "
+        f"git rebase -i {site.remote}/{site.branch}, and drop what it rejects; briter-worker resume, "
+        f"and save that post again. {failure.text}",
     )

@@ -287,7 +287,7 @@ def test_a_remote_that_rejects_dry_runs_below_a_persons_commit_is_for_that_perso
     tip = site.git("rev-parse", "main")
     refuse(site)
     (warning,) = site.run_once().of("warning")
-    assert "Fix: git rebase --autostash -i origin/main" in warning["error"]
+    assert "git rebase -i origin/main, and drop what it rejects" in warning["error"]
     assert site.git("rev-parse", "main") == tip
     assert subjects(site) == ["Start the site"]
 
@@ -298,7 +298,7 @@ def test_a_persons_commit_between_dry_runs_is_not_rewritten_for_what_is_rejected
     tip = dry_publish(site, "c")
     refuse(site)
     (warning,) = site.run_once().of("warning")
-    assert "Fix: git rebase --autostash -i origin/main" in warning["error"]
+    assert "git rebase -i origin/main, and drop what it rejects" in warning["error"]
     assert site.git("rev-parse", "main") == tip
     assert subjects(site) == ["Start the site"]
 

@@ -508,3 +508,13 @@ def test_a_folder_job_never_deletes_what_no_job_may_publish(site: Site) -> None:
     site.save("all", ["content"])
     result = site.run_once()
     assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}
+
+
+def test_a_worker_in_a_folder_that_is_no_site_says_so_as_it_starts(tmp_path: Path, site: Site) -> None:
+    here = {"BRITER_APP_ROOT": str(tmp_path), "BRITER_GIT_WORKTREE": ""}
+    first, second, *_ = site.run_once(**here).events
+    assert first["event"] == "worker-started"
+    assert second["event"] == "warning"
+    assert f"{tmp_path} is not the top of a git repository" in second["error"]
+    assert "Fix: go to the site's clone" in second["error"]
+    assert site.run_once().of("warning") == []
