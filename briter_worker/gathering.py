@@ -295,7 +295,7 @@ def _git(root: Path) -> Iterator[_History]:
     try:
         yield _History(commands)
     finally:
-        commands.close()
+        commands.watch.close()
 
 
 def _drop_ignored(draft: _Draft, history: _History) -> None:

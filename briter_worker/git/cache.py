@@ -77,7 +77,7 @@ def open_cache(
         try:
             yield cache
         finally:
-            commands.close()
+            commands.watch.close()
 
 
 @contextmanager

@@ -92,7 +92,7 @@ class Declared:
     def _draft(self, request: Request) -> Draft:
         draft = Draft(request)
         for declared in request.paths:
-            self._commands.touch()
+            self._commands.watch.touch()
             try:
                 path = draft.places[declared] = self._allowlist.resolve(declared)
                 self._look(path, draft)
@@ -141,7 +141,7 @@ class Declared:
         todo = [folder]
         while todo:
             current = todo.pop()
-            self._commands.touch()
+            self._commands.watch.touch()
             try:
                 listing = self._folders.listing(current)
             except (FileNotFoundError, NotADirectoryError):

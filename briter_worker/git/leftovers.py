@@ -100,14 +100,14 @@ class Leftovers:
     @contextmanager
     def leaving(self) -> Iterator[None]:
         """At the end no command of ours runs any more: what one that was ended has left goes then."""
-        ended = self._commands.ended
+        ended = self._commands.watch.ended
         try:
             yield
         finally:
             if self._working:  # else the marker is a dead worker's, and its locks are there still
                 self._working = False
                 with suppress(OSError, PublishError):
-                    self._leave(killed=self._commands.ended > ended)
+                    self._leave(killed=self._commands.watch.ended > ended)
 
     def _leave(self, *, killed: bool) -> None:
         """The marker goes, too: if it stayed, the lock file of a person who comes later would pass for ours.

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from briter_worker.git.command import Commands, Process
+    from briter_worker.git.command import Commands
+    from briter_worker.git.watch import Process
 
 Move = tuple[str, str | None, str | None]
 """A ref's name, its new value (None: delete it), and the value it must have (None: any)."""
@@ -33,13 +34,13 @@ class Moving:
     ) -> None:
         if self._process is not None:
             process, self._process = self._process, None
-            with self._commands.watched(process, "update-ref"):
+            with self._commands.watch.watched(process, "update-ref"):
                 cast("IO[bytes]", process.stdin).close()
                 process.wait()
 
     def start(self) -> None:
         """Have git started already when the first move comes."""
-        with self._commands.awaiting(self._started()):
+        with self._commands.watch.awaiting(self._started()):
             pass
 
     def _started(self) -> Process:
@@ -59,7 +60,7 @@ class Moving:
         lines += ["prepare", "commit", ""]
         process = self._started()
         stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
-        with self._commands.awaiting(process):
+        with self._commands.watch.awaiting(process):
             try:
                 stdin.write("\n".join(lines).encode())
                 stdin.flush()
@@ -68,7 +69,7 @@ class Moving:
                 done = False
         if not done:
             self._process = None
-            with self._commands.watched(process, "update-ref"):
+            with self._commands.watch.watched(process, "update-ref"):
                 said = cast("IO[bytes]", process.stderr).read().decode(errors="replace")
             raise causes.from_git(
                 "the local branch could not be moved", said or causes.wordless(process.returncode)

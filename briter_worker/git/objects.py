@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
-    from briter_worker.git.command import Commands, Process
+    from briter_worker.git.command import Commands
+    from briter_worker.git.watch import Process
 
 FOLDER, LINK, NESTED = "40000", "120000", "160000"
 _FETCHED_LATE = "from promisor remote"
@@ -66,7 +67,7 @@ class Objects:
     ) -> None:
         if self._process is not None:
             process, self._process = self._process, None
-            with self._commands.watched(process, "cat-file"):
+            with self._commands.watch.watched(process, "cat-file"):
                 cast("IO[bytes]", process.stdin).close()
                 process.wait()
 
@@ -75,13 +76,13 @@ class Objects:
         process = self._process
         if process is None:
             process = self._process = self._commands.spawn(["cat-file", "--batch"], feed=True)
-        with self._commands.awaiting(process):
+        with self._commands.watch.awaiting(process):
             found = _ask(process, name)
         return self._ended(process, name) if found is None else found or None
 
     def _ended(self, process: Process, name: str) -> NoReturn:
         self._process = None
-        with self._commands.watched(process, "cat-file"):
+        with self._commands.watch.watched(process, "cat-file"):
             said = cast("IO[bytes]", process.stderr).read().decode(errors="replace")
         if _FETCHED_LATE in said:
             failure = causes.from_git("a version of a file could not be fetched", said)

@@ -18,7 +18,8 @@ from briter_worker.git import causes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from briter_worker.git.command import Commands, Process
+    from briter_worker.git.command import Commands
+    from briter_worker.git.watch import Process
 
 COMMIT, TREE, BLOB, _DELTA = 1, 2, 3, 7
 _KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob"}
@@ -75,7 +76,7 @@ class Pack:
         if self._process is None:
             # Starting takes it as long as reading a post takes us: let it begin.
             process = self._process = self._commands.spawn(_COMMAND, feed=True)
-            with self._commands.awaiting(process):
+            with self._commands.watch.awaiting(process):
                 pass
         self._written.add(name)
         self._parts += (header, data)
@@ -94,8 +95,8 @@ class Pack:
         pack += self._hash(pack, usedforsecurity=False).digest()
         # Where git does not take it, the batch may go on all the same: it was to keep a conflict's version.
         written, self._written = self._written, set()
-        with self._commands.watched(process, "index-pack"):
-            _, err = self._commands.converse(process, pack)
+        with self._commands.watch.watched(process, "index-pack"):
+            _, err = self._commands.watch.converse(process, pack)
             process.wait()
         if process.returncode:
             raise causes.from_git(
@@ -107,7 +108,7 @@ class Pack:
         """Forget what was not sent."""
         if self._process is not None:
             process, self._process = self._process, None
-            with suppress(PublishError), self._commands.watched(process, "index-pack"):
+            with suppress(PublishError), self._commands.watch.watched(process, "index-pack"):
                 process.kill()
                 process.wait()
 

@@ -138,11 +138,11 @@ class GitPublisher:
 
     def abort(self) -> None:
         """Give up what is running, at once; `landed` then says what became of it. From any thread."""
-        self._commands.abort()
+        self._commands.watch.abort()
 
     def landed(self, plan: Plan) -> bool:
         """See `ports.Publisher`."""
-        self._commands.reopen(_LAST_WORDS)
+        self._commands.watch.reopen(_LAST_WORDS)
         self._place.make_way()
         with self._site.finishing():
             done = self._place.landed(plan, self._remote)

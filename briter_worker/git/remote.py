@@ -50,7 +50,7 @@ class _Listener(git.RemoteProgress):
         hear = super().new_message_handler()
 
         def handler(line: str) -> None:
-            self._commands.touch()
+            self._commands.watch.touch()
             if not _NOISE.match(line):
                 self.said.append(line.rstrip())
             hear(line)
@@ -146,7 +146,7 @@ class Remote:
         options = {"dry_run": True} if dry_run else {}
         infos: list[PushInfo] = []
         failed = False
-        with self._commands.watched(None, "push"):
+        with self._commands.watch.watched(None, "push"):
             try:
                 infos = self._found().push(
                     refspec,

@@ -137,7 +137,7 @@ class Scratch:
             self._unsound = {}
             self._refused = {key: dict(self._refusals(each)) for key, each in self._brought.items()}
             for each in self._chosen.present():
-                self._commands.touch()
+                self._commands.watch.touch()
                 self._write(each)
             self._lay_rules(tree, objects, requests)
         except OSError as error:
@@ -167,7 +167,7 @@ class Scratch:
             size = 0
             with suppress(LookupError):  # it is gone: then what there is of it is not what was saved
                 for part in self._deliveries.content(str(each.blob)):
-                    self._commands.touch()
+                    self._commands.watch.touch()
                     size += len(part)
                     file.write(part)
                     if size > self._max_file_bytes:

@@ -85,7 +85,7 @@ class Staging:
         filtered = self._attributes.filtered(paths)
         filtered -= {path for path in filtered & self._attributes.automatic if self._has_crlf(path)}
         for done, path in enumerate(paths):
-            self._commands.touch()
+            self._commands.watch.touch()
             if done % _TELL_EVERY == 0:
                 self._progress("stage", done, len(paths))
             if path not in filtered:

@@ -20,7 +20,8 @@ from briter_worker.errors import PublishError, Stopped
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from briter_worker.git.command import Commands, Process
+    from briter_worker.git.command import Commands
+    from briter_worker.git.watch import Process
 
 _COMMAND = (
     *("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0"),
@@ -61,7 +62,7 @@ class Upkeep:
             return
         self._urgent = packs >= _URGENT * self._most_packs
         process = self._process = self._commands.spawn(_COMMAND)
-        with self._commands.awaiting(process):
+        with self._commands.watch.awaiting(process):
             pass
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, process.pid, _LOWEST)
@@ -84,7 +85,7 @@ class Upkeep:
         if self._process is not None:
             process, self._process = self._process, None
             with suppress(PublishError, Stopped):
-                self._commands.dismiss(process)
+                self._commands.watch.dismiss(process)
 
     def _running(self, now: float) -> bool:
         if self._process is None:

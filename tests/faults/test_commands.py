@@ -100,10 +100,10 @@ def test_a_command_that_starts_as_all_are_aborted_is_ended_too(
 
     class Late(dict[int, Any]):
         def __setitem__(self, pid: int, running: Any) -> None:  # noqa: ANN401
-            git.abort()  # it looks for what runs before this one is known
+            git.watch.abort()  # it looks for what runs before this one is known
             super().__setitem__(pid, running)
 
-    monkeypatch.setattr(git, "_active", Late())
+    monkeypatch.setattr(git.watch, "_active", Late())
     process = None
     with pytest.raises(Stopped):
         process = git.spawn(["cat-file", "--batch"], feed=True)
@@ -318,32 +318,32 @@ def test_what_gitpython_asks_by_itself_is_asked_as_everything_else(site: Site) -
     git = commands(site, timeout=30)
     assert git.repo.git.rev_parse("--is-inside-work-tree").strip() == "true"
     assert git.started > 0
-    assert git.running() == ()
-    git.close()
+    assert git.watch.running() == ()
+    git.watch.close()
 
 
 def test_what_runs_when_all_is_closed_is_ended(site: Site) -> None:
     git = commands(site, timeout=30)
     process = git.spawn(["cat-file", "--batch"], feed=True)
-    git.close()
+    git.watch.close()
     assert process.poll() is not None
-    assert git.running() == ()
+    assert git.watch.running() == ()
 
 
 def test_a_process_that_was_dismissed_is_nobodys_to_wait_for(site: Site) -> None:
     git = commands(site, timeout=30)
     process = git.spawn(["cat-file", "--batch"], feed=True)
-    git.dismiss(process)
-    with git.awaiting(process), git.watched(process, "cat-file"):
+    git.watch.dismiss(process)
+    with git.watch.awaiting(process), git.watch.watched(process, "cat-file"):
         pass
-    assert git.running() == ()
-    git.close()
+    assert git.watch.running() == ()
+    git.watch.close()
 
 
 def test_a_command_that_does_not_read_what_it_is_given_is_no_error(site: Site) -> None:
     git = commands(site, timeout=30)
     assert git.run("rev-parse", "--is-inside-work-tree", stdin=b"x" * (1 << 22)) == b"true\n"
-    git.close()
+    git.watch.close()
 
 
 def test_a_git_that_cannot_be_started_is_named_with_the_reason(
@@ -353,7 +353,7 @@ def test_a_git_that_cannot_be_started_is_named_with_the_reason(
     with pytest.raises(PublishError, match="git could not be started: ") as failed:
         git.run("rev-parse", "x" * (1 << 20))
     assert failed.value.failure is Failure.INTERNAL
-    git.close()
+    git.watch.close()
     monkeypatch.setattr("briter_worker.git.command.dying_with_parent", tuple)
     nowhere = site.root / "nowhere"
     nowhere.mkdir()
@@ -362,7 +362,7 @@ def test_a_git_that_cannot_be_started_is_named_with_the_reason(
     with pytest.raises(PublishError, match="git was not found") as failed:
         git.run("rev-parse", "HEAD")
     assert failed.value.failure is Failure.GIT_MISSING
-    git.close()
+    git.watch.close()
 
 
 def test_a_git_that_is_gone_is_missing_whatever_would_have_started_it(
@@ -373,7 +373,7 @@ def test_a_git_that_is_gone_is_missing_whatever_would_have_started_it(
     with pytest.raises(PublishError) as failed:
         git.run("rev-parse", "HEAD")
     assert failed.value.failure is Failure.GIT_MISSING, failed.value.text
-    git.close()
+    git.watch.close()
 
 
 def test_a_git_that_was_killed_before_it_moves_a_ref_says_so_and_moves_none(site: Site) -> None:
@@ -381,14 +381,14 @@ def test_a_git_that_was_killed_before_it_moves_a_ref_says_so_and_moves_none(site
     tip = site.git("rev-parse", "main")
     with Moving(git) as moving:
         moving.start()
-        (pid,) = git.running()
+        (pid,) = git.watch.running()
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
         with pytest.raises(PublishError, match="the local branch could not be moved") as failed:
             moving.move([("refs/heads/other", tip, None)])
     assert "SIGKILL" in failed.value.text
     assert site.git("branch", "--list", "other") == ""
-    git.close()
+    git.watch.close()
 
 
 def test_without_a_path_git_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +411,7 @@ def test_a_configuration_that_cannot_be_read_is_damage_without_its_words(
         _ = git.config
     assert failed.value.failure is Failure.CORRUPT
     assert "s3cret" not in failed.value.text
-    git.close()
+    git.watch.close()
 
 
 @pytest.mark.parametrize("has_run", [False, True])
@@ -429,7 +429,7 @@ def test_what_the_host_configures_for_some_caches_only_is_taken_for_no_other(
         if has_run:
             git.run("rev-parse", "--git-dir")
         found.append(git.config.get_value("core", "sshCommand", default="ssh"))
-        git.close()
+        git.watch.close()
     assert found == ["one", "ssh"]
 
 
@@ -438,9 +438,9 @@ def test_what_breaks_as_a_command_is_ended_is_told_by_what_ended_it(site: Site) 
 
     def breaks() -> None:
         process = git.spawn(["cat-file", "--batch"], feed=True)
-        with git.watched(process, "cat-file"):
+        with git.watch.watched(process, "cat-file"):
             if stopped:
-                git.abort()
+                git.watch.abort()
             raise BrokenPipeError
 
     stopped = False
@@ -449,5 +449,5 @@ def test_what_breaks_as_a_command_is_ended_is_told_by_what_ended_it(site: Site) 
     stopped = True
     with pytest.raises(Stopped):
         breaks()
-    assert git.running() == ()
-    git.close()
+    assert git.watch.running() == ()
+    git.watch.close()

@@ -279,7 +279,7 @@ def test_what_a_look_in_vain_took_for_a_dead_workers_is_not_taken_for_it_later(s
         with opened.working():
             assert busy.exists(), "if this worker died now, nobody would know its locks"
     assert lock.exists()
-    opened.commands.close()
+    opened.commands.watch.close()
 
 
 @pytest.mark.parametrize("theirs", [False, True], ids=["removes", "replaces"])

@@ -218,7 +218,7 @@ def test_no_thread_and_no_process_outlives_a_drain(cluster: Cluster) -> None:
         )
         assert threading.active_count() > before
     assert threading.active_count() == before
-    assert not cache.commands.running()
+    assert not cache.commands.watch.running()
 
 
 def test_a_drain_that_is_given_up_is_asked_about_and_tried_again(cluster: Cluster) -> None:

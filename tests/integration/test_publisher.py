@@ -135,7 +135,7 @@ def here(site: Site) -> Iterator[Here]:
     commands = Commands(site.worktree, remote="origin", timeout=30)
     found = Here(site, commands)
     yield found
-    found.commands.close()
+    found.commands.watch.close()
 
 
 def refuse(site: Site, text: str) -> None:
@@ -152,7 +152,7 @@ def shadow(here: Here, monkeypatch: pytest.MonkeyPatch, command: str, does: str)
     git.write_text(f'#!/bin/sh\ncase " $* " in *" {command} "*) {does};; esac\nexec /usr/bin/git "$@"\n')
     git.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
-    here.commands.close()
+    here.commands.watch.close()
     here.commands = Commands(here.site.worktree, remote="origin", timeout=30)  # it looks at PATH once
 
 

@@ -10,6 +10,8 @@ from machine import provide
 from sites import eventually
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sites import Site
 
 

@@ -108,12 +108,12 @@ def test_a_git_that_would_not_is_not_asked_again_for_a_while(site: Site) -> None
     commands = Commands(site.worktree, remote="origin", timeout=60)
     upkeep = Upkeep(commands, packs=3)
     upkeep.begin()
-    assert commands.running()
+    assert commands.watch.running()
     upkeep.finish(never, 60)
     damaged.write_bytes(content)
     before = packs(site)
     upkeep.begin()
-    assert commands.running() == ()
+    assert commands.watch.running() == ()
     assert packs(site) == before
 
 
@@ -122,10 +122,10 @@ def test_what_runs_already_is_not_begun_again(site: Site) -> None:
     commands = Commands(site.worktree, remote="origin", timeout=60)
     upkeep = Upkeep(commands, packs=3)
     upkeep.begin()
-    (pid,) = commands.running()
+    (pid,) = commands.watch.running()
     os.kill(pid, signal.SIGSTOP)
     upkeep.begin()
-    assert commands.running() == (pid,)
+    assert commands.watch.running() == (pid,)
     upkeep.end()
 
 
@@ -135,10 +135,10 @@ def test_what_is_to_be_published_ends_it_at_once(site: Site) -> None:
     commands = Commands(site.worktree, remote="origin", timeout=60)
     upkeep = Upkeep(commands, packs=3)
     upkeep.begin()
-    (pid,) = commands.running()
+    (pid,) = commands.watch.running()
     os.kill(pid, signal.SIGSTOP)  # it would take as long as it likes
     upkeep.make_way()
-    assert commands.running() == ()
+    assert commands.watch.running() == ()
     assert objects(site) == before
     site.git("fsck", "--strict")
     upkeep.begin()  # what was ended is begun again, the next time there is nothing to do
@@ -152,10 +152,10 @@ def test_a_site_that_never_rests_is_kept_up_all_the_same(site: Site) -> None:
     commands = Commands(site.worktree, remote="origin", timeout=60)
     upkeep = Upkeep(commands, packs=1)
     upkeep.begin()
-    (pid,) = commands.running()
+    (pid,) = commands.watch.running()
     os.kill(pid, signal.SIGSTOP)
     upkeep.make_way()
-    assert commands.running() == (pid,)
+    assert commands.watch.running() == (pid,)
     os.kill(pid, signal.SIGCONT)
     upkeep.finish(never, 60)
     assert len(packs(site)) <= 2
@@ -166,12 +166,12 @@ def test_a_worker_that_has_to_stop_does_not_wait_for_it(site: Site) -> None:
     commands = Commands(site.worktree, remote="origin", timeout=60)
     upkeep = Upkeep(commands, packs=3)
     upkeep.begin()
-    (pid,) = commands.running()
+    (pid,) = commands.watch.running()
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     upkeep.finish(lambda: True, 600)
     assert time.monotonic() - began < 60
-    assert commands.running() == ()
+    assert commands.watch.running() == ()
 
 
 def test_a_run_of_cron_leaves_few_packs(site: Site) -> None:

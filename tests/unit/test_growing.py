@@ -137,7 +137,7 @@ def test_what_git_has_not_taken_is_written_again(repository: Path) -> None:
     content = b"not taken at first\n"
     sha = writer.hash(content)
     writer.blob(sha, content)
-    for pid in commands.running():
+    for pid in commands.watch.running():
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(PublishError):
         writer.close()

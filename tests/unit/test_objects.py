@@ -31,6 +31,7 @@ class Saying:
     def __init__(self, text: str, error: str = "") -> None:
         self._text = text
         self._error = error
+        self.watch = self
 
     def spawn(self, _args: object, *, feed: bool) -> subprocess.Popen[bytes]:
         assert feed
@@ -86,11 +87,11 @@ def test_a_reader_that_was_killed_is_told_and_replaced(site: Site) -> None:
     git = Commands(site.worktree, remote="origin", timeout=30)
     with Objects(git) as reading:
         assert reading.read("HEAD")
-        (pid,) = git.running()
+        (pid,) = git.watch.running()
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
         with pytest.raises(PublishError) as failed:
             reading.read("HEAD")
         assert failed.value.failure is Failure.CORRUPT
         assert reading.read("HEAD")
-    git.close()
+    git.watch.close()
