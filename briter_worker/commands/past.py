@@ -165,7 +165,15 @@ def _watch(settings: Settings, wanted: str) -> None:
     told: list[object] = []
     gone_at: float | None = None
     while True:
-        found = _look(settings, wanted)
+        try:
+            found = _look(settings, wanted)
+        except DeclinedError:
+            # Cancelled, say: it has left the queue, and its receipt is about to be written.
+            gone_at = gone_at or time.monotonic()
+            if not told or time.monotonic() - gone_at > _RECEIPT_LATE:
+                raise
+            time.sleep(_GLANCE)
+            continue
         text, *news = _standing(found)
         if news != told:
             views.put(text)

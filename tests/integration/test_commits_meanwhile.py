@@ -338,6 +338,24 @@ def test_who_left_before_the_files_followed_finds_the_remotes_files_when_they_ar
     )
 
 
+def test_who_left_before_the_files_followed_gets_none_of_those_they_leave_out(
+    site: Site, tmp_path: Path
+) -> None:
+    site.write_post("content/posts/theirs.md", "ours")
+    site.git("add", "content/posts/theirs.md")
+    site.git("commit", "--quiet", "--message=Theirs")
+    site.git("push", "--quiet")
+    push_from_elsewhere(site, tmp_path / "other")
+    publish_and_die(site, tmp_path / "bin")
+    site.git("switch", "--quiet", "--create", "draft")
+    site.run_once()
+    site.git("switch", "--quiet", "main")
+    site.git("update-index", "--skip-worktree", "content/posts/theirs.md")
+    site.run_once()
+    assert (site.worktree / "content/posts/theirs.md").read_text() == "ours"
+    assert site.git("show", "HEAD:content/posts/theirs.md") == "theirs"
+
+
 def test_what_a_killed_git_left_beside_the_index_is_in_nobodys_way(site: Site) -> None:
     (site.worktree / ".git" / "briter-new-index.lock").write_text("half an index")
     site.write_post("content/posts/a.md", "published")
