@@ -129,14 +129,16 @@ _SPECIAL = {
     ".git": r"\.git|git~\d+",
     **{f".{name}": _short_names(name, hashed) for name, hashed in _HASHES.items()},
 }
-# Characters without a shape outside the category Cf: joiners, fillers, variation selectors.
-_SHAPELESS = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
+# Characters without a shape of their own: formats, marks that go onto another one, fillers, tags.
+_SHAPELESS = {"Cf", "Mn"}
+_FILLERS = "[\u115f\u1160\u3164\uffa0\U000e0000-\U000e0fff]"
 
 
 def _seen_as(part: str) -> str:
     """What the most careless file system makes of this name; empty when nothing is left of it."""
     if not part.isascii():
-        part = "".join(c for c in re.sub(_SHAPELESS, "", part) if unicodedata.category(c) != "Cf")
+        kept = re.sub(_FILLERS, "", part)
+        part = "".join(c for c in kept if unicodedata.category(c) not in _SHAPELESS)
     return part.partition(":")[0].rstrip(" .").casefold()
 
 

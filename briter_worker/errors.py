@@ -194,15 +194,17 @@ _URL_USER = r"://[^\s/'\"]*@|://[^\s/:@'\"]{1,256}:(?!\d{1,5}/)[^\s@'\"]{0,256}@
 """Up to the last @ before the path; or, in a password that was not encoded, behind a slash."""
 _BARE_USER = r"(?<![\w.%+-])[\w.%+-]{1,128}:[^\s/:@'\"]{1,256}@(?=\w)"
 _URL_QUERY = r"(?P<url>://[^\s?'\"]*)(?P<query>\?[^\s'\"]*)?"
-_VALUE = r"(?:\"[^\"]*(?:\"|\Z)|'[^']*(?:'|\Z)|[^\s&;\"']+)"
+_WORD = r"(?:\"[^\"]*(?:\"|\Z)|'[^']*(?:'|\Z)|[^\s&;\"']+)"
+_ON = rf"(?:(?:(?<=[=:])|[\"']?\s{{0,8}}[=:])\s{{0,8}}{_WORD})*"
+"""What looks like a value may be another key: then its value is behind it."""
 _SECRET_PAIR = (
     r"(?i)(?P<key>(?:token|secret|password|passwd|passphrase|signature|credentials?|auth|sig"
     r"|(?<![a-z])(?:(?:api|access|private|secret)?[_-]?key|pwd|pass))"
-    rf"[\"']?\s{{0,8}}[=:]\s{{0,8}}){_VALUE}"
+    rf"[\"']?\s{{0,8}}[=:]\s{{0,8}}){_WORD}{_ON}"
 )
 _HEADER = (
     r"(?i)(?P<key>\b(?:authorization[\"']?\s{0,8}[=:]\s{0,8}[\"']?(?:[a-z]{1,16}\s{1,8})?|bearer\s{1,8}|basic\s{1,8}))"
-    r"[a-z0-9._~+/=-]{6,}"
+    rf"[a-z0-9._~+/=-]{{6,}}{_ON}"
 )
 _COOKIE = r"(?i)(?P<key>\bcookie:\s{0,8})[^\s;]+(?:;\s{0,2}[^\s;=]{1,128}=[^\s;]*)*"
 _PRIVATE_KEY = r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:(?!-----END).)*(?:-----END[A-Z ]{0,40}-----)?"

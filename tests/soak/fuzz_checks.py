@@ -287,6 +287,7 @@ TARGETS: dict[str, tuple[int, list[bytes]]] = {
             *(b"\0fatal: unable to access 'https://u:p@h/': The requested URL returned error: 403",),
             *(b"\1remote: error: GH013: no\n ! [remote rejected] main -> main (pre-receive hook declined)",),
             *(b"\2\x1b[31mred\x1b[0m \xe2\x80\xae", b"\3remote: x" * 40, b"\4" + b"a:b@" * 200),
+            b"\xff:auth\xff:authoor*",
         ],
     ),
     "path": (
@@ -300,7 +301,7 @@ TARGETS: dict[str, tuple[int, list[bytes]]] = {
                 b"a//b",
                 b"c\\d",
                 b".git::$INDEX_ALLOCATION",
-                b"\xff",
+                *(b"\xff", b"\xcd\x96.git/\xc9\xb5"),
             ),
         ],
     ),
