@@ -10,6 +10,7 @@ from queue_engines import MAX_ATTEMPTS, NOW, Disk
 
 from briter_worker.drain import hopeless
 from briter_worker.errors import AwayError, Failure, LockLostError, PublishError, Stopped
+from briter_worker.events import Cancelled, JobStarted
 from briter_worker.job import Job, State, format_time
 from briter_worker.ports import Claim
 from briter_worker.settling import Tally
@@ -281,6 +282,19 @@ def test_what_is_saved_on_hold_while_it_is_read_does_not_go_out_early(
         assert held in bench.publisher.held
 
 
+def test_what_is_saved_on_hold_as_a_folder_holds_what_is_in_it_and_nothing_beside_it(bench: Bench) -> None:
+    bench.disk.save("a", ["content/a/index.md"])
+    bench.disk.save("b", ["content/b.md"])
+
+    def hold() -> None:
+        held = ["content/a", "conten", "content/b.m", "content/b.md/c"]
+        bench.disk.save("other", held, created=NOW + 1, scheduledFor=format_time(NOW + 600))
+
+    bench.publisher.while_reading = hold
+    bench.drain.run()
+    assert bench.publisher.published == [["b"]]
+
+
 def test_the_second_half_of_what_a_dead_worker_left_gives_way_to_what_was_saved_on_hold_meanwhile(
     bench: Bench,
 ) -> None:
@@ -310,3 +324,6 @@ def test_what_is_cancelled_while_it_is_overtaken_is_gone(bench: Bench) -> None:
     bench.drain.run()
     assert bench.disk.rows("a") == []
     assert [type(event).__name__ for event in bench.events] == ["JobStarted", "Cancelled"]
+    started, cancelled = bench.events
+    assert isinstance(started, JobStarted)
+    assert cancelled == Cancelled(job_id=started.job_id, slug="a")

@@ -15,7 +15,7 @@ from drain_bench import COMMIT, Bench, plan_of
 from queue_engines import MAX_ATTEMPTS, NOW, Disk
 
 from briter_worker.drain import hopeless
-from briter_worker.errors import Failure, LockLostError, PublishError, Stopped
+from briter_worker.errors import AwayError, Failure, LockLostError, PublishError, Stopped
 from briter_worker.events import (
     Cancelled,
     DeadLettered,
@@ -56,7 +56,7 @@ def test_a_start_and_its_publication_are_told_in_full(bench: Bench) -> None:
         ["content/a.md"],
         created=NOW - 9,
         id="one",
-        commitMessage="Say\nit",
+        commitMessage="Say\nit\nall",
         attempts=1,
         scheduledFor=due,
     )
@@ -424,7 +424,7 @@ def test_jobs_of_a_broken_plugin_wait_for_its_repair_and_stop_no_worker(
 
 
 @pytest.mark.parametrize(
-    ("wish", "until"), [(NOW + 30, NOW + 30), (NOW + 9_999, NOW + 60), (NOW - 1, NOW + 60)]
+    ("wish", "until"), [(NOW + 30, NOW + 30), (NOW + 9_999, NOW + 60), (NOW, NOW + 60), (NOW - 1, NOW + 60)]
 )
 def test_what_a_plugin_puts_off_waits_as_long_as_it_may_and_costs_no_attempt(
     bench: Bench, wish: float, until: float
@@ -654,6 +654,19 @@ def test_a_lost_lock_ends_the_drain_also_when_the_queue_cannot_be_written(bench:
 
     bench.publisher.before_push = lose_the_folder
     with pytest.raises(LockLostError):
+        bench.drain.run()
+
+
+def test_a_queue_that_is_away_is_what_is_told_also_when_it_cannot_be_written(bench: Bench) -> None:
+    bench.save("a")
+
+    def lose_the_folder() -> None:
+        shutil.rmtree(bench.disk.root)
+        bench.disk.root.write_text("in the way")
+        raise AwayError("no answer")
+
+    bench.publisher.while_reading = lose_the_folder
+    with pytest.raises(AwayError, match="no answer"):
         bench.drain.run()
 
 
