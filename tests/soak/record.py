@@ -53,8 +53,17 @@ def surroundings() -> dict[str, Any]:
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "git": _says("git", "version").removeprefix("git version "),
-        "commit": _says("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
+        "commit": _version(),
     }
+
+
+def _version() -> str:
+    """The commit that was proven, and whether anything but the results of other parts was changed since."""
+    in_place = ("git", "-C", str(ROOT))
+    own = [f":!{path.relative_to(ROOT)}" for path in (RESULTS, PAGE)]
+    commit = _says(*in_place, "rev-parse", "--short", "HEAD") or "unknown"
+    changed = _says(*in_place, "status", "--porcelain", "--untracked-files=no", "--", ".", *own)
+    return f"{commit}-dirty" if changed else commit
 
 
 def _page() -> Iterator[str]:
@@ -88,4 +97,4 @@ def _number(value: float | str) -> str:
 
 def _says(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    return done.stdout.strip()
