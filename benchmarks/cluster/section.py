@@ -78,7 +78,6 @@ def measure(lab: Lab) -> Section:
             )
             for kind in ("no-op", "real pushes")
         }
-    load = max(load, os.getloadavg()[0])
     rates = {"no-op": noop, "real pushes": push}
     begun = Series("enqueue() to the drain's begin", "ms", woken.begun)
     few, many = amount.counts[0], amount.counts[-1]
@@ -206,12 +205,12 @@ def _faster(rates: Mapping[str, Rates]) -> list[Check]:
 
 
 def _said_of_load(load: float) -> list[str]:
-    """A figure of a machine that others use is called one."""
+    """A figure of a machine that others used as it began is called one: later, most of the load is ours."""
     if load <= _BUSY * (os.cpu_count() or 1):
         return []
     text = (
-        f"cluster: LOADED MACHINE: {load:.1f} processes wanted to run on {os.cpu_count()} cores, most of "
-        "them others'. Ratios of ways that took turns hold roughly; times and rates are too bad by that."
+        f"cluster: LOADED MACHINE: {load:.1f} processes wanted to run on {os.cpu_count()} cores "
+        "before it began. Ratios of ways that took turns hold roughly; times and rates are too bad by that."
     )
     return [text]
 
