@@ -141,6 +141,11 @@ class Host:
         if self._process is not None:
             self._process.terminate()
 
+    def is_at_work(self) -> bool:
+        """Whether the worker is between its first word and its last: only there a signal is heard."""
+        said = self.logs[-1].read_text()
+        return said.count('"worker-started"') > said.count('"worker-stopped"')
+
     def end(self, patience: float) -> int | None:
         """The status of a worker that was told to stop; None when it did not."""
         if self._process is None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -291,7 +292,7 @@ class Cluster:
             host.terminate()
         for host in self._hosts:
             status = host.end(40)
-            if status != 0:
+            if status != 0 and (status != -signal.SIGTERM or host.is_at_work()):
                 self.found.wedged.append(f"{host.logs[-1]}: told to stop, it ended with {status}")
             self.found.unsound += [f"{host.folder.name}: {line} still runs" for line in host.left_over()]
 
