@@ -174,6 +174,8 @@ def _watch(settings: Settings, wanted: str) -> None:
                 raise
             time.sleep(_GLANCE)
             continue
+        if found.rows:
+            gone_at = None  # it is back, or was saved again
         text, *news = _standing(found)
         if news != told:
             views.put(text)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -32,7 +33,7 @@ _AT_ONCE = 5000
 _REST_EVERY = 3600.0
 
 
-class Storing(Generic[Item]):
+class Storing(ABC, Generic[Item]):
     """One for each store and process."""
 
     def __init__(self, *, what: str, where: str, complain: Callable[[str], None]) -> None:
@@ -78,9 +79,9 @@ class Storing(Generic[Item]):
         if self._thread is not None:
             self._thread.join(_LAST_WAIT)
 
+    @abstractmethod
     def commit(self, items: list[Item]) -> None:
         """All of these are stored when it returns; none, when it raises."""
-        raise NotImplementedError
 
     def rest(self) -> None:
         """Everything is stored for now; called every hour in any case. May raise as `commit` does."""
@@ -176,9 +177,9 @@ class FileStoring(Storing[Item]):
         self._mode = mode
         self._connection: sqlite3.Connection | None = None
 
+    @abstractmethod
     def record(self, connection: sqlite3.Connection, items: list[Item]) -> None:
         """Store these, in order, within a transaction that the caller holds."""
-        raise NotImplementedError
 
     def forget(self) -> None:
         """The transaction was given up: what it began does not exist."""

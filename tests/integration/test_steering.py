@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer
 from sites import Site, eventually, lines_of
 
+from briter_worker.commands import DeclinedError, past
 from briter_worker.queues.pausing import NAME
+from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from briter_worker.settings import Settings
 
 HOUR_AHEAD = "2999-01-01T00:00:00Z"
 
@@ -136,6 +142,31 @@ def test_a_post_that_waits_says_for_what(site: Site) -> None:
         assert watching.stdout.readline().startswith("pending; no worker is running")
         site.command("cancel", "a")
         assert watching.stdout.readline().startswith("cancelled")
+
+
+def test_a_post_that_is_gone_before_its_receipt_is_written_is_waited_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.save("a", ["content/posts/a.md"])
+    look, looks = past._look, count(1)  # noqa: SLF001 - between two writes of another process, nobody gets in
+
+    def at_a_bad_moment(settings: Settings, wanted: str) -> Any:  # noqa: ANN401
+        if next(looks) == 2:
+            site.command("cancel", "a")
+            raise DeclinedError("nobody knows it")
+        return look(settings, wanted)
+
+    monkeypatch.setattr(past, "_look", at_a_bad_moment)
+    with pytest.raises(typer.Exit) as ended:
+        past._watch(load_settings(site.environment()), "a")  # noqa: SLF001
+    assert ended.value.exit_code == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("cancelled")
+
+
+def test_a_post_that_nobody_knows_is_not_waited_for(site: Site) -> None:
+    result = site.command("show", "nobody", "--watch")
+    assert result.returncode == 1
+    assert "neither the queue nor the history has a job" in " ".join(result.stderr.split())
 
 
 def test_a_pause_ends_by_itself(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from briter_worker.sinks.sqlite import storable
@@ -38,9 +39,9 @@ class RowStoring(Storing[Item]):
         super().__init__(what=what, where=" in Postgres", complain=complain)
         self._database = database
 
+    @abstractmethod
     def record(self, connection: Connection, items: list[Item]) -> None:
         """Store these, in order, within a transaction that the caller holds."""
-        raise NotImplementedError
 
     def is_lasting(self, item: Item) -> bool:  # noqa: ARG002 - for who knows better
         """Whether it must outlive a crash of the server that comes right after it."""
