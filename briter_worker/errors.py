@@ -109,7 +109,7 @@ class Failure:
         object.__setattr__(self, "fix", one_line(self.fix))
 
 
-_OS_FIXES = {
+OS_FIXES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or raise the quota",
     errno.EFBIG: "raise the limit on the size of files: ulimit -f",
@@ -132,7 +132,7 @@ def os_error_text(error: OSError, *, with_path: bool = True) -> str:
 
 def os_error_fix(error: OSError) -> str:
     """Return what the operator can do about the error; empty where nothing is known."""
-    return _OS_FIXES.get(error.errno or 0, "")
+    return OS_FIXES.get(error.errno or 0, "")
 
 
 class PublishError(Exception):

@@ -424,5 +424,13 @@ class EventSink(Protocol):
     """Receives events. A sink that fails never stops publishing."""
 
     def __call__(self, event: Event, /) -> None:
-        """Store or show the event."""
+        """Store the event, then announce it."""
+        ...
+
+    def deliver(self, events: Sequence[Event], acknowledge: Callable[[], None], /) -> None:
+        """Store the events, acknowledge the jobs, then announce the events.
+
+        So a receipt exists before the job leaves the queue, and an announced job has left it. After a crash
+        in between, the same events are delivered again. An error of `acknowledge` is raised.
+        """
         ...
