@@ -139,7 +139,7 @@ def _fail(broken: PublishError, _job: Job) -> NoReturn:
 
 @contextmanager
 def _site_condition() -> Iterator[None]:
-    """Turn an error of a plugin into an environment failure: nobody knows what may be published without it."""
+    """Turn an error of a plugin into an environment failure: it may decide what may be published."""
     try:
         yield
     except PublishError:
