@@ -107,15 +107,19 @@ class Drain:
         doubt: Failure | None = None
         try:
             publisher = self._open_publisher()
+        except PublishError as error:  # nobody knows the plans
+            doubt, undecided = error.failure, frozenset(batch.open)
+        else:
             try:
                 for landed in publisher.resolve():
                     batch.complete([Outcome(key, Result.PUBLISHED, commit) for key, commit in landed.items()])
-            except PublishError as error:
-                doubt = error.failure
+            except StoppedError:
+                pass  # the plans that were not asked about are undecided
+            except (LockLostError, UnavailableError):
+                raise
+            except Exception as error:  # noqa: BLE001 - an error here must not stop the other jobs
+                doubt = _failure_of(error)
             undecided = frozenset(publisher.undecided()) & batch.open.keys()
-        except PublishError as error:  # no publisher, so nobody knows the plans
-            doubt = error.failure
-            undecided = frozenset(batch.open)
         batch.complete_cancelled(except_for=undecided)
         self._report_doubt(doubt if undecided else None)
         return undecided

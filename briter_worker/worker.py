@@ -193,7 +193,7 @@ class Worker:
         if self._stop.is_set():
             return False
         done = self._drain.run()
-        self._report_unusable_files()
+        self._report_stuck_files()
         if done is None:
             return False
         if done.undecided:
@@ -212,7 +212,7 @@ class Worker:
         wait = loop_backoff(self._recoveries, self._poll) if recovered.undecided else math.inf
         self._recover_at = time.monotonic() + wait
 
-    def _report_unusable_files(self) -> None:
+    def _report_stuck_files(self) -> None:
         """Warn once about each file that is not a job and could not be quarantined."""
         found = self._queue.stuck_files()
         new = [name for name in found if name not in self._reported_files]
