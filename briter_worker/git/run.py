@@ -1,0 +1,518 @@
+"""Run git: the only module that starts processes.
+
+Each command gets a scrubbed environment, a fixed repository, no prompts, no hooks of the work tree, and one
+deadline. Children inherit the descriptor of the site's lock, so that an orphan keeps the next worker out
+until it has ended. They get SIGTERM when the worker dies, so that git removes its lock files.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import git
+import psutil
+from git.cmd import Git as GitPythonCommand
+
+from briter_worker.errors import FailureCode, PublishError, StoppedError
+from briter_worker.git import messages
+from briter_worker.git.environment import (
+    build_environment,
+    conceal_secrets,
+    credential_helpers,
+    normalize_key,
+    parse_settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from _typeshed import WriteableBuffer
+
+    from briter_worker.git.environment import RemoteAccess, Setting
+
+_TRUSTED_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
+_PIECE = 1 << 16
+_KEPT_ERROR_BYTES = 64_000
+"""So much is kept of the beginning of git's error output, and as much of its end."""
+_GRACE_S = 2.0
+"""Time between SIGTERM and SIGKILL."""
+_OPEN_PIPE_S = 0.5
+"""How long to wait for more output of a process that has exited, while another one keeps its pipe open."""
+_INSTALL_GIT = "install git 2.36 or newer"
+_NO_ENVIRONMENT: Mapping[str, str] = {}
+
+
+class Git:
+    """Run git in one repository. Not for use by two threads at once, except `abort`."""
+
+    def __init__(
+        self,
+        worktree: Path | None,
+        *,
+        git_dir: Path | None = None,
+        remote: str,
+        timeout: float,
+        hooks: bool = False,
+        pass_fds: tuple[int, ...] = (),
+        access: RemoteAccess | None = None,
+        durable: bool = True,
+    ) -> None:
+        """Without a work tree, `git_dir` is a bare repository. `timeout` is each command's, in seconds."""
+        self.worktree = worktree
+        self._place = cast("Path", worktree or git_dir)
+        self.remote_name = remote
+        self._timeout = timeout
+        self._hooks = hooks
+        self._fds = pass_fds
+        self._access = access
+        self._durable = durable
+        self._repo: git.Repo | None = None
+        self._settings: list[Setting] | None = None
+        self._environment: dict[str, str] | None = None
+        self._active: list[_Running] = []
+        self._aborted = threading.Event()
+        self._ending = threading.RLock()  # `abort` may come from a signal handler
+        self.started = 0
+        """Number of processes started, for the tests that guard this number."""
+        self.ended = 0
+        """Number of processes that were killed: these may have left lock files."""
+
+    @property
+    def repo(self) -> git.Repo:
+        """Return GitPython's view of the repository. Raises PublishError when there is none."""
+        if self._repo is None:
+            try:
+                repo = git.Repo(self._place, search_parent_directories=False, expand_vars=False)
+            except (git.InvalidGitRepositoryError, git.NoSuchPathError) as error:
+                raise PublishError(
+                    FailureCode.NOT_A_REPOSITORY,
+                    f"{self._place} is not the top of a git repository",
+                    "clone the site there, or point BRITER_GIT_WORKTREE at its clone",
+                ) from error
+            repo.git = _GitPython(self, self._place)
+            self._repo = repo
+        return self._repo
+
+    @property
+    def remote(self) -> git.Remote:
+        """Return GitPython's remote; push with it inside `supervise`."""
+        return git.Remote(self.repo, self.remote_name)
+
+    @property
+    def git_dir(self) -> Path:
+        """Return the git folder of this work tree, which may be a linked one."""
+        return Path(self.repo.git_dir)
+
+    @property
+    def common_dir(self) -> Path:
+        """Return the git folder that all linked work trees share."""
+        return Path(os.path.normpath(self.repo.common_dir))
+
+    @property
+    def state_dir(self) -> Path:
+        """Return the folder of the state that the worker trusts; only its owner can enter it."""
+        folder = self.common_dir / "briter"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise PublishError.from_os("the repository cannot be written", error) from error
+        return folder
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Return git's configuration here, in the order in which later settings win; read once per drain."""
+        if self._settings is None:
+            self._environment = self._build_environment()
+            out = self.run("config", "--null", "--list", what="git's configuration cannot be read")
+            own = int(self._environment["GIT_CONFIG_COUNT"])
+            self._environment = None
+            listed = parse_settings(out)
+            self._settings = listed[: len(listed) - own]  # git lists those of the environment last
+            conceal_secrets(self._settings)
+        return self._settings
+
+    def config(self, key: str, default: str = "") -> str:
+        """Return the value that counts for this key."""
+        return next(iter(self.config_values(key)[-1:]), default)
+
+    def config_values(self, key: str) -> list[str]:
+        """Return all values of this key, in their order."""
+        wanted = normalize_key(key)
+        return [value for name, value in self.settings if name == wanted]
+
+    def refresh(self) -> None:
+        """Forget the configuration, which a person may have changed since."""
+        self._repo = self._settings = self._environment = None
+
+    def run(
+        self,
+        *args: str,
+        stdin: bytes = b"",
+        ok: Collection[int] = (0,),
+        env: Mapping[str, str] = _NO_ENVIRONMENT,
+        what: str = "",
+        discover: bool = False,
+    ) -> bytes:
+        """Return git's standard output. Raises PublishError when it exits with a status that is not `ok`.
+
+        `what` says what failed. `discover`: git looks for the repository itself, and checks its owner.
+        """
+        status, out, err = self.attempt(*args, stdin=stdin, env=env, discover=discover)
+        if status not in ok:
+            said = err or messages.status_text(status)
+            raise messages.from_git(what or f"git {args[0]} failed", said)
+        return out
+
+    def attempt(
+        self,
+        *args: str,
+        stdin: bytes = b"",
+        env: Mapping[str, str] = _NO_ENVIRONMENT,
+        discover: bool = False,
+    ) -> tuple[int, bytes, str]:
+        """Return git's exit status, standard output and standard error."""
+        running = self._start(args, feed=bool(stdin), env=env, discover=discover)
+        with self._finishing([running]):
+            out = _exchange(running, stdin)
+        return running.process.returncode, out, running.error.text()
+
+    @contextmanager
+    def open(
+        self, *args: str, env: Mapping[str, str] = _NO_ENVIRONMENT, what: str = ""
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Start git for a conversation through its pipes, within one deadline; end it on leaving.
+
+        Its input is closed then. An exit status other than 0 raises PublishError with git's words, also in
+        place of the broken pipe or the EOFError that the caller had.
+        """
+        running = self._start(args, feed=True, env=env)
+        listener = threading.Thread(target=running.error.drain, args=(running.process.stderr,), daemon=True)
+        listener.start()
+        failed: BaseException | None = None
+        try:
+            with self._finishing([running]):
+                try:
+                    yield running.process
+                    cast("IO[bytes]", running.process.stdin).close()
+                except (BrokenPipeError, EOFError) as error:
+                    failed = error
+                except BaseException:
+                    self._end(running)
+                    raise
+                running.process.wait()
+        finally:
+            listener.join(_OPEN_PIPE_S)
+        status = running.process.returncode
+        if status:
+            said = running.error.text() or messages.status_text(status)
+            raise messages.from_git(what or f"git {args[0]} failed", said) from failed
+        if failed is not None:
+            raise PublishError(FailureCode.INTERNAL, f"git {args[0]} ended early") from failed
+
+    @contextmanager
+    def supervise(self) -> Iterator[None]:
+        """End every process that GitPython starts inside. Raises as `run` for a deadline or an abort."""
+        before = list(self._active)
+        started: list[_Running] = []
+        with self._finishing(started):
+            try:
+                yield
+            finally:
+                started += [each for each in self._active if each not in before]
+
+    def abort(self) -> None:
+        """End every running command, and let none start. From any thread."""
+        self._aborted.set()
+        for running in list(self._active):
+            self._end(running)
+
+    def allow_last_commands(self, timeout: float) -> None:
+        """After `abort`, allow a few commands within this time each: to ask what became of a push."""
+        if self._aborted.is_set():
+            self._timeout = min(timeout, self._timeout)
+            self._aborted.clear()
+
+    def close(self) -> None:
+        """End everything that runs."""
+        self.abort()
+        for running in list(self._active):
+            self._finish(running)
+
+    def _start(
+        self,
+        args: Sequence[str],
+        *,
+        feed: bool,
+        env: Mapping[str, str] = _NO_ENVIRONMENT,
+        discover: bool = False,
+    ) -> _Running:
+        if self._aborted.is_set():
+            raise StoppedError
+        place = [] if discover else [f"--git-dir={self.repo.git_dir}"]
+        if self.worktree is not None and not discover:
+            place.append(f"--work-tree={self.worktree}")
+        environment = {**self._env(), **env}
+        self.started += 1
+        try:
+            process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes through stdin only
+                [*_with_death_signal(), "git", *place, "--no-replace-objects", *args],
+                stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=self._place,
+                env=environment,
+                pass_fds=self._fds,
+                process_group=0,
+            )
+        except FileNotFoundError as error:
+            raise PublishError(FailureCode.GIT_MISSING, "git was not found", _INSTALL_GIT) from error
+        except OSError as error:
+            raise PublishError.from_os("git could not be started", error) from error
+        running = _Running(process, args[0])
+        running.timer = threading.Timer(self._timeout, self._expire, (running,))
+        running.timer.daemon = True
+        running.timer.start()
+        self._active.append(running)
+        if self._aborted.is_set():  # since the check above: `abort` may have missed this process
+            self._end(running)
+            self._finish(running)
+            raise StoppedError
+        return running
+
+    def _env(self) -> dict[str, str]:
+        if self._environment is None:
+            helpers = credential_helpers(self.settings) if self._fds else []
+            self._environment = self._build_environment(
+                helpers, ssh=self.config("core.sshCommand", "ssh"), variant=self.config("ssh.variant")
+            )
+        return self._environment
+
+    def _build_environment(
+        self, helpers: Sequence[Setting] = (), *, ssh: str = "ssh", variant: str = ""
+    ) -> dict[str, str]:
+        return build_environment(
+            worktree=self.worktree,
+            remote=self.remote_name,
+            hooks=self._hooks,
+            fds=self._fds,
+            access=self._access,
+            durable=self._durable,
+            stall_seconds=self._timeout,
+            helpers=helpers,
+            ssh=ssh,
+            variant=variant,
+        )
+
+    @contextmanager
+    def _finishing(self, started: list[_Running]) -> Iterator[None]:
+        """Wait for the processes on leaving. Raises StoppedError or a timeout in place of a broken pipe."""
+        try:
+            yield
+        except (OSError, ValueError):
+            if not self._aborted.is_set() and not any(each.expired for each in started):
+                raise
+        finally:
+            for each in started:
+                self._finish(each)
+        if self._aborted.is_set():
+            raise StoppedError
+        for each in started:
+            if each.expired:
+                raise PublishError(
+                    FailureCode.TIMEOUT,
+                    f"git {each.name} did not end within {self._timeout:g} s",
+                    "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS",
+                )
+
+    def _finish(self, running: _Running) -> None:
+        process = running.process
+        process.wait()  # not for ever: the timer still runs
+        if running.timer is not None:
+            running.timer.cancel()
+        with self._ending:  # another thread may still be ending what the process started
+            if process.returncode < 0 and not running.killed:
+                self.ended += 1  # the kernel did: memory was short, say
+            with suppress(ValueError):
+                self._active.remove(running)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with suppress(OSError, ValueError):
+                    pipe.close()
+
+    def _expire(self, running: _Running) -> None:
+        running.expired = running.process.poll() is None
+        self._end(running)
+
+    def _end(self, running: _Running) -> None:
+        with self._ending:
+            if running.process.poll() is None:
+                running.killed = True
+                self.ended += 1
+                end_process(running.process)
+
+
+class _ErrorOutput:
+    """The beginning and the end of what a process writes to its standard error."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def add(self, part: bytes) -> None:
+        room = _KEPT_ERROR_BYTES - len(self._head)
+        self._head += part[:room]
+        self._tail += part[max(room, 0) :]
+        del self._tail[:-_KEPT_ERROR_BYTES]
+
+    def drain(self, pipe: IO[bytes]) -> None:
+        with suppress(OSError, ValueError):
+            while part := os.read(pipe.fileno(), _PIECE):
+                self.add(part)
+
+    def text(self) -> str:
+        return (self._head + self._tail).decode(errors="replace")
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A process that has not been waited for, and its deadline."""
+
+    process: subprocess.Popen[bytes]
+    name: str
+    error: _ErrorOutput = field(default_factory=_ErrorOutput)
+    timer: threading.Timer | None = None
+    expired: bool = False
+    killed: bool = False
+
+
+class _GitPython(GitPythonCommand):
+    """Lead what GitPython runs through `Git`."""
+
+    def __init__(self, home: Git, place: Path) -> None:
+        super().__init__(place)
+        self._home = home
+
+    @property
+    def version_info(self) -> tuple[int, ...]:
+        """Return the oldest supported version: GitPython would start git to ask."""
+        return (2, 36)
+
+    def execute(self, command: Sequence[str], *_: Any, as_process: bool = False, **_options: Any) -> Any:  # noqa: ANN401
+        if not as_process:
+            return self._home.run(*command[1:]).decode(errors="replace")
+        process: subprocess.Popen[Any] = self._home._start(command[1:], feed=False).process  # noqa: SLF001
+        process.stdout = _read_until_exit(process, process.stdout)
+        process.stderr = _read_until_exit(process, process.stderr)
+        return GitPythonCommand.AutoInterrupt(process, list(command))
+
+
+def _exchange(running: _Running, stdin: bytes) -> bytes:
+    """Write all input while reading all output; return the standard output.
+
+    A daemon that ssh or a helper leaves behind may keep a pipe open: the exit of git ends the reading then.
+    """
+    process, out, left = running.process, bytearray(), memoryview(stdin)
+    stdout, stderr = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
+    with selectors.DefaultSelector() as selector:
+        selector.register(stdout, selectors.EVENT_READ)
+        selector.register(stderr, selectors.EVENT_READ)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        while selector.get_map():
+            ready = selector.select(_OPEN_PIPE_S)
+            if not ready and process.poll() is not None:
+                break
+            for key, _ in ready:
+                if key.fileobj is process.stdin:
+                    with suppress(BrokenPipeError):
+                        left = left[os.write(key.fd, left[:_PIECE]) :]
+                        if left:
+                            continue
+                    selector.unregister(key.fileobj)
+                    with suppress(OSError):
+                        process.stdin.close()
+                elif part := os.read(key.fd, _PIECE):
+                    out += part if key.fileobj is stdout else b""
+                    if key.fileobj is stderr:
+                        running.error.add(part)
+                else:
+                    selector.unregister(key.fileobj)
+    return bytes(out)
+
+
+@cache
+def _with_death_signal() -> tuple[str, ...]:
+    """Return the command prefix that has a child get SIGTERM when the worker dies.
+
+    It is a program of util-linux and no `preexec_fn`, with which Python forks itself: 7 ms per git, not 1.
+    Where it is missing, an orphan ends by itself, and holds the site's lock until then.
+    """
+    found = shutil.which("setpriv", path=_TRUSTED_PATH)
+    return () if sys.platform != "linux" or found is None else (found, "--pdeathsig", "TERM", "--")
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """End the process and everything it started. Return when all are gone, or cannot be ended."""
+    tree: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        tree = psutil.Process(process.pid).children(recursive=True)
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal_number)
+        for child in tree:
+            with suppress(psutil.Error):
+                child.send_signal(signal_number)
+        deadline = time.monotonic() + _GRACE_S
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        _, tree = psutil.wait_procs(tree, timeout=max(deadline - time.monotonic(), 0))
+        if process.poll() is not None and not tree:
+            return
+
+
+def _read_until_exit(process: subprocess.Popen[Any], pipe: IO[bytes] | None) -> io.TextIOWrapper:
+    raw = _UntilExit(process, cast("IO[bytes]", pipe))
+    return io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="replace")
+
+
+class _UntilExit(io.RawIOBase):
+    """A pipe that ends when its process has exited, even if another process keeps it open."""
+
+    def __init__(self, process: subprocess.Popen[Any], pipe: IO[bytes]) -> None:
+        self._process = process
+        self._pipe = pipe
+        self._poller = select.poll()
+        self._poller.register(pipe, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer)
+        exited = False
+        while not self._poller.poll(0 if exited else 1000 * _OPEN_PIPE_S):
+            if exited:
+                return 0
+            exited = self._process.poll() is not None
+        data = os.read(self._pipe.fileno(), len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._pipe.close()
+        super().close()
