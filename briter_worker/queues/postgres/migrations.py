@@ -1,0 +1,118 @@
+"""The schema: numbered migrations of our own (`sql/`), and those of Procrastinate, each applied once.
+
+Migrations only add, so that a worker started before an upgrade goes on. A migration after which older
+programs must not run says so in its first line: `-- oldest: 7` is the lowest version that may still run.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import psycopg
+
+if TYPE_CHECKING:
+    from psycopg.rows import TupleRow
+
+    Connection = psycopg.Connection[TupleRow]
+
+_ADVISORY_LOCK = 0x6272697465720001
+_OLDEST_SERVER = 140000
+_PROCRASTINATE = "procrastinate "
+_SETUP = """
+CREATE SCHEMA IF NOT EXISTS briter;
+CREATE TABLE IF NOT EXISTS migrations (
+    name text PRIMARY KEY,
+    version integer NOT NULL DEFAULT 0,
+    oldest integer NOT NULL DEFAULT 0,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """The version of the schema, and the lowest program version that may use it."""
+
+    version: int
+    oldest: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Migration:
+    name: str
+    version: int
+    oldest: int
+    script: str
+
+
+def needed_version() -> int:
+    """Return the schema version that this program is written for."""
+    return _own_migrations()[-1].version
+
+
+def read_version(connection: Connection) -> SchemaVersion:
+    """Return the version of the schema; 0 where there is none."""
+    if connection.execute("SELECT to_regclass('briter.migrations')").fetchone() == (None,):
+        return SchemaVersion(0, 0)
+    row = connection.execute("SELECT coalesce(max(version), 0), coalesce(max(oldest), 0) FROM migrations")
+    return SchemaVersion(*row.fetchone() or (0, 0))
+
+
+def upgrade(connection: Connection) -> list[str]:
+    """Apply the missing migrations, one upgrade at a time. Return their names."""
+    if connection.info.server_version < _OLDEST_SERVER:
+        raise psycopg.NotSupportedError("this server is too old: version 14 or newer is needed")
+    connection.execute("SET statement_timeout = 0; SET lock_timeout = 0")
+    connection.execute("SELECT pg_advisory_lock(%s)", (_ADVISORY_LOCK,))
+    try:
+        # A waiting ALTER TABLE blocks every later statement on the table, so it must not wait for long.
+        connection.execute("SET lock_timeout = '10s'")
+        connection.execute(_SETUP)
+        applied = {name for (name,) in connection.execute("SELECT name FROM migrations")}
+        missing = [
+            each
+            for each in (*_own_migrations(), *_procrastinate_migrations(applied))
+            if each.name not in applied
+        ]
+        for migration in missing:
+            _apply(connection, migration)
+        return [migration.name for migration in missing]
+    finally:
+        connection.execute("SELECT pg_advisory_unlock(%s)", (_ADVISORY_LOCK,))
+
+
+def _apply(connection: Connection, migration: _Migration) -> None:
+    with connection.transaction():
+        if migration.script:
+            connection.execute(migration.script.encode())
+        connection.execute(
+            "INSERT INTO migrations (name, version, oldest) VALUES (%s, %s, %s)",
+            (migration.name, migration.version, migration.oldest),
+        )
+
+
+@cache
+def _own_migrations() -> tuple[_Migration, ...]:
+    folder = resources.files("briter_worker.queues.postgres") / "sql"
+    found = []
+    for file in folder.iterdir():
+        name = file.name.removesuffix(".sql")
+        script = file.read_text(encoding="utf-8")
+        oldest = re.match(r"-- oldest: (\d+)", script)
+        found.append(_Migration(name, int(name[:4]), int(oldest[1]) if oldest else 1, script))
+    return tuple(sorted(found, key=lambda migration: migration.name))
+
+
+def _procrastinate_migrations(applied: set[str]) -> list[_Migration]:
+    """Return the whole schema, with all its migrations as applied, where there is none; else the new ones."""
+    from procrastinate.schema import SchemaManager, migrations_path  # noqa: PLC0415 - slow, and upgrades only
+
+    files = sorted(migrations_path.glob("*.sql"))
+    if any(name.startswith(_PROCRASTINATE) for name in applied):
+        return [_Migration(_PROCRASTINATE + file.stem, 0, 0, file.read_text("utf-8")) for file in files]
+    schema = _Migration(f"{_PROCRASTINATE}schema", 0, 0, SchemaManager.get_schema())
+    return [schema, *(_Migration(_PROCRASTINATE + file.stem, 0, 0, "") for file in files)]
