@@ -1,33 +1,313 @@
-"""Puts the parts together: the only module that names concrete classes."""
+"""Puts one site's worker together: with `cluster`, the only module that names concrete classes."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import time
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.drain import Drain
 from briter_worker.errors import FailureCode, LockLostError, PublishError, StoppedError, UsageError
 from briter_worker.events import Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
-from briter_worker.git.checkout import Checkout
-from briter_worker.git.plans import FilePlans
-from briter_worker.git.publisher import GitPublisher, Person
+from briter_worker.git.commits import Person
+from briter_worker.git.publisher import GitPublisher, open_disk_publisher
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
-from briter_worker.git.staging import WorkTreeSource
 from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
 from briter_worker.plugins import Plugins
 from briter_worker.queues.disk.queue import DiskQueue
-from briter_worker.queues.disk.watch import FolderWatcher
 from briter_worker.retry import Backoff
+from briter_worker.sinks.condition import ConditionTracker
+from briter_worker.sinks.fanout import FanOut
+from briter_worker.sinks.history import History
+from briter_worker.sinks.recorder import HistorySink, Retention, Target
+from briter_worker.sinks.store import HISTORY_TABLES, OUTBOX_TABLES, PostgresStore, SqliteStore
+from briter_worker.sinks.webhook_sender import Sender
+from briter_worker.sinks.webhooks import Outbox, Receivers, WebhookSink
 from briter_worker.worker import Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-    from briter_worker.ports import EventSink, QueueControl
+    from briter_worker.events import Event
+    from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
+    from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
+    from briter_worker.sinks.fanout import CountingSink
 
 _SKIPPED = "another worker instance is active, skipping"
+
+
+def open_backoff(settings: Settings) -> Backoff:
+    """Return the site's delays between attempts."""
+    return Backoff(
+        tuple(delay / 1000 for delay in settings.worker_backoff_ms), settings.worker_backoff_jitter
+    )
+
+
+def open_queue(settings: Settings) -> DiskQueue | PostgresQueue:
+    """Return the site's queue for commands and pages, on either backend."""
+    return open_postgres_queue(settings) if settings.database_url else open_disk_queue(settings)
+
+
+def open_disk_queue(settings: Settings) -> DiskQueue:
+    """Return the site's queue folder; it need not exist yet."""
+    return DiskQueue(
+        settings.queue_root,
+        settings.quarantine_root,
+        longest_delay=open_backoff(settings).longest,
+        dry_run=settings.worker_dry_run,
+    )
+
+
+def open_postgres_queue(settings: Settings) -> PostgresQueue:
+    """Return the queue of `settings.site`, for commands and pages."""
+    database = open_database(settings)
+    from briter_worker.queues.postgres.queue import PostgresQueue  # noqa: PLC0415 - the extra [postgres]
+
+    return PostgresQueue(
+        database,
+        settings.site,
+        token=None,
+        longest_delay=open_backoff(settings).longest,
+        dry_run=settings.worker_dry_run,
+    )
+
+
+_databases: dict[str, Database] = {}
+
+
+def open_database(settings: Settings) -> Database:
+    """Return the cluster's database, not connected yet; one for the whole process."""
+    known = _databases.get(settings.database_url)
+    if known is not None:
+        return known
+    missing = [name for name in ("procrastinate", "psycopg", "psycopg_pool") if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"a cluster (BRITER_DATABASE_URL) needs {', '.join(missing)}",
+            "pip install 'briter-worker[postgres]'",
+        )
+    from briter_worker.queues.postgres.database import Database  # noqa: PLC0415 - as above
+
+    database = _databases[settings.database_url] = Database(settings.database_url)
+    atexit.register(database.close)
+    return database
+
+
+def open_history(settings: Settings) -> History:
+    """Return the reader of the site's history, on either backend."""
+    if settings.database_url:
+        return History(PostgresStore(open_database(settings).transaction), settings.site)
+    return History(SqliteStore(settings.history_path, HISTORY_TABLES))
+
+
+def open_lock(settings: Settings) -> SiteLock:
+    """Return the site's lock, not acquired yet."""
+    return SiteLock(settings.lock_path, stale_after=settings.worker_lock_stale_ms / 1000)
+
+
+def open_git(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Git:
+    """Return git in the site's repository. Raises PublishError when there is none."""
+    return Git(
+        settings.git_worktree,
+        remote=settings.git_remote,
+        timeout=settings.git_timeout_ms / 1000,
+        hooks=settings.git_hooks,
+        pass_fds=pass_fds,
+    )
+
+
+def open_repository(settings: Settings) -> Repository:
+    """Return the site's repository, for commands and pages."""
+    return Repository(open_git(settings), branch=settings.git_branch, remote=settings.git_remote)
+
+
+def target_of(settings: Settings) -> Target:
+    """Return where the site publishes to, as its history records it."""
+    return Target(settings.git_branch, settings.git_remote, settings.published_href_template)
+
+
+def retention_of(settings: Settings) -> Retention:
+    """Return how long receipts are kept."""
+    return Retention(settings.history_stale_days, settings.history_keep_days)
+
+
+@contextmanager
+def open_sinks(
+    settings: Settings, log: Callable[[Event], None], *, metrics: Sequence[CountingSink] = ()
+) -> Iterator[EventSink]:
+    """Yield the sinks of one site's worker: history and webhooks are stored first, the log comes last."""
+    target = target_of(settings)
+    history = SqliteStore(settings.history_path, HISTORY_TABLES)
+    outbox = Outbox(
+        SqliteStore(settings.webhooks_path, OUTBOX_TABLES, mode=0o600),
+        build_interval=settings.build_hook_min_interval_ms / 1000,
+    )
+    sender = Sender(
+        outbox,
+        secret=settings.webhook_secret,
+        allow_private=settings.webhook_allow_private,
+        warn=lambda message, fix: log(Warned(error=message, fix=fix)),
+    )
+    receivers = Receivers(settings.webhook_urls, settings.webhook_template, settings.build_hook_url)
+    stores = [
+        HistorySink(history, target, retention=retention_of(settings), announce=log),
+        WebhookSink(outbox, receivers, sender.wake, href=target.href),
+    ]
+    sinks = ConditionTracker(history, FanOut(stores, log, metrics))
+    try:
+        yield sinks
+    finally:
+        sinks.close()
+        sender.close()
+
+
+@contextmanager
+def open_record(settings: Settings, log: Callable[[Event], None]) -> Iterator[EventSink]:
+    """Yield history and log, for commands and pages that change the queue beside a worker."""
+    if settings.database_url:
+        sink = HistorySink(
+            PostgresStore(open_database(settings).transaction), target_of(settings), site=settings.site
+        )
+    else:
+        sink = HistorySink(SqliteStore(settings.history_path, HISTORY_TABLES), target_of(settings))
+    fan_out = FanOut([sink], log)
+    try:
+        yield fan_out
+    finally:
+        fan_out.close()
+
+
+def run_worker(
+    settings: Settings,
+    *,
+    once: bool,
+    log: Callable[[Event], None],
+    metrics: Sequence[CountingSink] = (),
+) -> int:
+    """Run the worker until told to stop, or with `once` until nothing is due; return the exit status."""
+    _check_start(settings)
+    with open_sinks(settings, log, metrics=metrics) as emit:
+        lock = open_lock(settings)
+        running: list[Git] = []
+        stop = Stop(
+            emit,
+            limit=settings.worker_shutdown_timeout_ms / 1000,
+            abort=lambda: running[0].abort() if running else None,
+        )
+        # Before the lock is acquired: from then on, a signal means an orderly stop.
+        with stop.on_signals():
+            try:
+                lock.acquire(time.time())
+            except AnotherWorkerError as other:
+                emit(WorkerSkipped(message=_SKIPPED, holder_pid=other.holder.pid if other.holder else None))
+                return 0
+            except UnusableLockError as error:
+                raise PublishError(FailureCode.DISK, str(error)) from error
+            with heartbeat(lock, max(0.2, settings.worker_lock_stale_ms / 3000)):
+                running.append(open_git(settings, pass_fds=(lock.descriptor(),)))
+                with closing(_SitePublisher(settings, running[0], lock, emit)) as publisher:
+                    return _run(settings, publisher, lock, stop, emit, once=once)
+
+
+def _check_start(settings: Settings) -> None:
+    """Raise UsageError where the worker could never publish anything."""
+    try:
+        settings.queue_root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the queue folder {settings.queue_root} cannot be created: {error.strerror}",
+            "create it and give the worker's user write access, or set BRITER_QUEUE_ROOT",
+        ) from error
+    try:
+        open_repository(settings).check_push_address()
+    except PublishError as error:
+        if error.code is FailureCode.NOT_A_REPOSITORY:
+            raise UsageError(error.message, error.fix) from error
+        # Any other failure may pass: the jobs' attempts report it.
+
+
+class _SitePublisher:
+    """The publisher of one site, opened when a drain first needs it."""
+
+    def __init__(self, settings: Settings, git: Git, lock: SiteLock, emit: EventSink) -> None:
+        self.plugins = Plugins(settings.plugins)
+        self._settings = settings
+        self._git = git
+        self._lock = lock
+        self._emit = emit
+        self._opened: GitPublisher | None = None
+
+    def open(self) -> GitPublisher:
+        """Return the publisher. Raises PublishError while a plugin is broken."""
+        if self._opened is None:
+            settings, emit = self._settings, self._emit
+            self._opened = open_disk_publisher(
+                self._git,
+                branch=settings.git_branch,
+                remote=settings.git_remote,
+                allowlist=Allowlist((*settings.folders, *self.plugins.allowed_paths())),
+                identity=Person(settings.git_author_name, settings.git_author_email),
+                max_file_bytes=settings.worker_max_file_bytes,
+                dry_run=settings.worker_dry_run,
+                progress=lambda phase, done, total: emit(Progress(phase=phase, done=done, total=total)),
+                warn=lambda text: emit(Warned(error=text)),
+                still_ours=self._lock.still_ours,
+            )
+        return self._opened
+
+    def tidy(self) -> None:
+        """Sync the local branch and clean up; whatever prevents it now is tried again later."""
+        with suppress(PublishError, OSError, StoppedError):
+            self.open().tidy(time.time())
+
+    def close(self) -> None:
+        """End what git still runs."""
+        self._git.close()
+
+
+def _run(
+    settings: Settings,
+    publisher: _SitePublisher,
+    lock: SiteLock,
+    stop: Stop,
+    emit: EventSink,
+    *,
+    once: bool,
+) -> int:
+    queue = open_disk_queue(settings)
+    drain = Drain(
+        queue=queue,
+        publisher=publisher.open,
+        emit=emit,
+        extensions=publisher.plugins,
+        backoff=open_backoff(settings),
+        max_attempts=settings.worker_max_attempts,
+        dry_run=settings.worker_dry_run,
+        stopping=stop.is_set,
+    )
+    worker = Worker(
+        drain=drain,
+        queue=queue,
+        lock=lock,
+        emit=emit,
+        stop=stop,
+        waker=queue.watch(),
+        tidy=publisher.tidy,
+        poll=settings.worker_poll_interval_ms / 1000,
+    )
+    emit(WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
+    try:
+        counts = worker.run_once() if once else worker.run_forever()
+    except LockLostError as lost:
+        emit(Warned(error=str(lost), fix=lost.fix))
+        return 1
+    finally:
+        emit(WorkerStopped(drained=worker.counts.completed))
+    return 1 if once and (counts.failed or counts.undecided) else 0
