@@ -1,20 +1,24 @@
-"""Numbers for Prometheus: what the events add up to, and how the site stands at the moment of asking."""
+"""Prometheus metrics: counters of what the events add up to, and gauges that are looked up when asked.
+
+One module for a site and for a cluster. There, each gauge has its site as a label, and the counters come from
+the history, because no node sees all publications.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from briter_worker.events import (
     Cancelled,
     Event,
-    JobEvent,
     JobOutcome,
     JobStarted,
     Progress,
@@ -22,78 +26,138 @@ from briter_worker.events import (
     Quarantined,
     Superseded,
 )
+from briter_worker.job import GIT_SYNC
+from briter_worker.sinks.history import HistoryUnreadableError
+from briter_worker.sinks.recorder import ANY_KIND, FIRST_PHASE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from wsgiref.simple_server import WSGIServer
 
     from prometheus_client.metrics_core import Metric
 
-_PHASES = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_WAITS = (0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600, 14_400)
-_FIRST_PHASE = "validate"
-ANY_KIND = "any"
-"""Of what never came to an attempt, the type is not told."""
-_FRESH = 1.0
-"""Seconds for which the site's standing is not looked up anew, however many ask."""
+    from briter_worker.sinks.history import History, Receipt, Tally
+
+_PHASE_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_WAIT_BUCKETS = (0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600, 14_400)
+_WAIT_HELP = "From the save, or from the time it was scheduled for, to the remote."
+_MOMENTS_AT_ONCE = 1000
+_OUTCOMES_BY_KIND = {"published", "nochange", "nopaths", "failed", "dead-lettered", "snoozed"}
+_OUTCOMES_OF_ANY_KIND = {"handled", "cancelled", "superseded", "quarantined"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measures:
-    """How the site stands. Ages are seconds, None where nothing waits."""
+class SiteMeasures:
+    """The gauges of one site. Ages are seconds, None where nothing waits."""
 
+    site: str = ""
+    """Empty where there is only one."""
     jobs: Mapping[str, int]
     """By state."""
     oldest_waiting: float | None
+    failure: str | None
+    """The site condition's failure code."""
+    paused: bool
+    tallies: Sequence[Tally] = ()
+    """In a cluster: the counters of the site."""
+    machine: MachineMeasures | None = None
+    """For a site with a folder of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineMeasures:
+    """The gauges of a site that has a folder and a worker of its own."""
+
     oldest_unpushed: float | None
     holder: tuple[str, int] | None
-    """The host and PID of the live worker that holds the site's lock."""
+    """Host and PID of the live worker that holds the lock."""
     heartbeat_age: float | None
-    failure: str | None
-    paused: bool
     dry_run: bool
     quarantined: int
 
 
-class Meters:
-    """Counts what ends and measures how long it took."""
+class Gauges:
+    """Collector that looks the sites up when somebody asks, at most once in `fresh` seconds."""
 
-    def __init__(self, measure: Callable[[], Measures] | None = None) -> None:
+    def __init__(self, measure: Callable[[], Iterable[SiteMeasures]], *, fresh: float) -> None:
+        self._measure = measure
+        self._fresh = fresh
+        self._guard = threading.Lock()
+        self._last: tuple[float, list[SiteMeasures]] | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: nothing is looked up at registration."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the gauges; none if the sites cannot be looked up: no number is better than an old one."""
+        with self._guard:
+            if self._last is None or time.monotonic() - self._last[0] > self._fresh:
+                try:
+                    self._last = (time.monotonic(), list(self._measure()))
+                except OSError:
+                    self._last = None
+                    return []
+            sites = self._last[1]
+        families = [*_site_families(sites), *_tally_families(sites)]
+        for site in sites:
+            if site.machine is not None:
+                families += _machine_families(site, site.machine)
+        return families
+
+
+class ClusterMetrics:
+    """The metrics of all sites of a cluster."""
+
+    def __init__(self, measure: Callable[[], Iterable[SiteMeasures]]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(Gauges(measure, fresh=5.0))  # a question about every row
+
+    def render(self) -> tuple[bytes, str]:
+        """Return the text for Prometheus, and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+
+class Meters:
+    """Counters and histograms of one process."""
+
+    def __init__(self, measure: Callable[[], SiteMeasures] | None = None) -> None:
         self.registry = CollectorRegistry()
         self._processed = Counter(
             "briter_processed", "Attempts that ended.", ["kind", "outcome"], registry=self.registry
         )
         self._phase = Histogram(
-            "briter_phase_seconds", "A drain's phases.", ["phase"], buckets=_PHASES, registry=self.registry
-        )
-        self._wait = Histogram(
-            "briter_save_to_remote_seconds",
-            "From the save, or from the time it was held until, to the remote.",
-            buckets=_WAITS,
+            "briter_phase_seconds",
+            "Duration of a drain's phases.",
+            ["phase"],
+            buckets=_PHASE_BUCKETS,
             registry=self.registry,
         )
+        self._wait = Histogram(
+            "briter_save_to_remote_seconds", _WAIT_HELP, buckets=_WAIT_BUCKETS, registry=self.registry
+        )
         if measure is not None:
-            self.registry.register(_Standing(measure))
+            self.registry.register(Gauges(lambda: [measure()], fresh=1.0))
 
     def count(self, kind: str, outcome: str) -> None:
-        """An attempt ended."""
+        """Count an attempt that ended."""
         self._processed.labels(kind, outcome).inc()
 
-    def phase(self, name: str, seconds: float) -> None:
-        """A phase ended."""
+    def observe_phase(self, name: str, seconds: float) -> None:
+        """Record how long a phase took."""
         self._phase.labels(name).observe(max(0.0, seconds))
 
-    def wait(self, seconds: float) -> None:
-        """A post is on the remote."""
+    def observe_wait(self, seconds: float) -> None:
+        """Record how long an author waited for a publication."""
         self._wait.observe(max(0.0, seconds))
 
     def render(self) -> tuple[bytes, str]:
-        """The text for Prometheus, and its content type."""
+        """Return the text for Prometheus, and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
 class MetricsSink:
-    """Turns a worker's events into numbers, and serves them."""
+    """Counts a worker's events, and serves the numbers."""
 
     def __init__(
         self, meters: Meters, server: WSGIServer | None = None, clock: Callable[[], float] = time.time
@@ -103,136 +167,176 @@ class MetricsSink:
         self._clock = clock
         self._open: dict[str, JobStarted] = {}
         self._phase: tuple[str, float] | None = None
-        self._beginning = False
-        """Whether the last that the drain told was a start: it tells all of them before anything else."""
+        self._is_starting = False
+        """Only starts were counted: a drain announces all of them before anything else."""
 
     @classmethod
-    def serving(cls, host: str, port: int, measure: Callable[[], Measures] | None) -> MetricsSink:
-        """One that answers at this port. Raises OSError."""
+    def serving(cls, host: str, port: int, measure: Callable[[], SiteMeasures] | None) -> MetricsSink:
+        """Return a sink that answers at this port. Raises OSError and OverflowError."""
         meters = Meters(measure)
         server, _ = start_http_server(port, host, meters.registry)
         return cls(meters, server)
 
-    def __call__(self, event: Event) -> None:
-        """Count it."""
+    def for_drain(self) -> MetricsSink:
+        """Return a sink with the same numbers, for a drain that runs beside others."""
+        return MetricsSink(self._meters, clock=self._clock)
+
+    def __call__(self, event: Event, /) -> None:
+        """Count the event."""
         match event:
             case JobStarted():
-                self._start(event)
+                if not self._is_starting:
+                    self._open.clear()  # jobs of the last drain may be open for ever: they were released
+                    self._phase = (FIRST_PHASE, self._clock())
+                self._is_starting = True
+                self._open[event.job_id] = event
             case Progress():
-                self._progress(event)
-            case JobOutcome():
-                self._end(event)
-            case Cancelled() | Superseded() | Quarantined():
+                self._is_starting = False
+                if self._open and (self._phase is None or self._phase[0] != event.phase):
+                    self._end_phase()
+                    self._phase = (event.phase, self._clock())
+            case JobOutcome() | Cancelled() | Superseded() | Quarantined():
+                self._is_starting = False
                 self._end(event)
             case _:
                 pass
 
-    def beside(self) -> MetricsSink:
-        """One that adds to the same numbers, for a drain that runs at the same time as others."""
-        return MetricsSink(self._meters, clock=self._clock)
-
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
 
-    def _start(self, event: JobStarted) -> None:
-        if not self._beginning:
-            # Of an earlier drain, some may be open for ever: they were put back.
-            self._open.clear()
-            self._enter(_FIRST_PHASE)
-        self._beginning = True
-        self._open[event.job_id] = event
-
-    def _progress(self, event: Progress) -> None:
-        self._beginning = False
-        if self._open and (self._phase is None or self._phase[0] != event.phase):
-            self._leave()
-            self._enter(event.phase)
-
-    def _end(self, event: JobEvent) -> None:
-        self._beginning = False
-        self._meters.count(event.kind if isinstance(event, JobOutcome) else ANY_KIND, event.name)
+    def _end(self, event: JobOutcome | Cancelled | Superseded | Quarantined) -> None:
+        self._meters.count(event.job_type if isinstance(event, JobOutcome) else ANY_KIND, event.name)
         started = self._open.pop(event.job_id, None)
         if started is not None and isinstance(event, Published) and not event.dry_run:
-            self._meters.wait(self._clock() - max(started.saved_at, started.due_at or 0.0))
+            self._meters.observe_wait(self._clock() - max(started.saved_at, started.due_at or 0.0))
         if not self._open:
-            self._leave()
+            self._end_phase()
 
-    def _enter(self, phase: str) -> None:
-        self._phase = (phase, self._clock())
-
-    def _leave(self) -> None:
+    def _end_phase(self) -> None:
         if self._phase is not None:
             name, began = self._phase
-            self._meters.phase(name, self._clock() - began)
+            self._meters.observe_phase(name, self._clock() - began)
             self._phase = None
 
 
-class _Standing:
-    """Looks how the site stands when somebody asks, at most once a second."""
+class HistoryMetrics:
+    """The metrics of a process that publishes nothing: counts what the history tells from now on.
 
-    def __init__(self, measure: Callable[[], Measures]) -> None:
-        self._measure = measure
+    Where cron starts the worker, the dashboard is the process that stays.
+    """
+
+    def __init__(self, history: History, measure: Callable[[], SiteMeasures]) -> None:
+        self._history = history
+        self._meters = Meters(measure)
         self._guard = threading.Lock()
-        self._last: tuple[float, Measures] | None = None
+        self._drain: tuple[str, float] | None = None
+        self._seen = 0
+        with suppress(HistoryUnreadableError):
+            self._seen = history.latest()[0]
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing is looked up when it is registered."""
-        return ()
+    def render(self) -> tuple[bytes, str]:
+        """Return the text for Prometheus, and its content type."""
+        with self._guard, suppress(HistoryUnreadableError):  # the gauges are known all the same
+            self._catch_up()
+        return self._meters.render()
 
-    def collect(self) -> Iterable[Metric]:
-        """The gauges; none when the site cannot be looked at, as no number is better than an old one."""
-        with self._guard:
-            if self._last is None or time.monotonic() - self._last[0] > _FRESH:
-                try:
-                    self._last = (time.monotonic(), self._measure())
-                except OSError:
-                    return []
-            return list(_gauges(self._last[1]))
+    def _catch_up(self) -> None:
+        if self._history.latest()[0] < self._seen:
+            self._seen = 0  # a damaged history was set aside, and another one began
+        while moments := self._history.moments(self._seen, _MOMENTS_AT_ONCE):
+            for moment in moments:
+                if moment.event in _OUTCOMES_BY_KIND:
+                    self._meters.count(GIT_SYNC, moment.event)
+                elif moment.event in _OUTCOMES_OF_ANY_KIND:
+                    self._meters.count(ANY_KIND, moment.event)
+                if moment.event == Published.name:
+                    for receipt in self._history.attempts(str(moment.data.get("jobId")))[:1]:
+                        self._observe(receipt)
+            self._seen = moments[-1].id
+
+    def _observe(self, receipt: Receipt) -> None:
+        if receipt.save_to_remote is not None:
+            self._meters.observe_wait(receipt.save_to_remote)
+        # All attempts of a drain have its phases.
+        drain = next(((phase.name, phase.began) for phase in receipt.phases), None)
+        if drain is None or drain == self._drain:
+            return
+        self._drain = drain
+        for phase in receipt.phases:
+            if phase.ended is not None:
+                self._meters.observe_phase(phase.name, phase.ended - phase.began)
 
 
-def _gauges(site: Measures) -> Iterable[Metric]:
-    jobs = GaugeMetricFamily("briter_jobs", "Jobs in the queue, by state.", labels=["state"])
-    for state, count in site.jobs.items():
-        jobs.add_metric([state], count)
-    yield jobs
-    condition = GaugeMetricFamily(
-        "briter_condition",
-        "1 while the site's surroundings keep posts from being published.",
-        labels=["failure"],
+def _site_families(sites: Sequence[SiteMeasures]) -> Iterable[Metric]:
+    labels = ["site"] if any(site.site for site in sites) else []
+
+    def gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(name, text, labels=[*labels, *more])
+
+    jobs = gauge("briter_jobs", "Jobs in the queue, by state.", "state")
+    oldest = gauge(
+        "briter_oldest_waiting_seconds", "How long the post that is due and waits longest has waited."
     )
-    if site.failure is not None:
-        condition.add_metric([site.failure], 1)
-    yield condition
+    dead = gauge("briter_dead_letters", "Jobs that failed and are not retried.")
+    paused = gauge("briter_paused", "1 while publishing is paused.")
+    condition = gauge("briter_condition", "1 while no post of the site can be published.", "failure")
+    for site in sites:
+        own = [site.site] if labels else []
+        for state, number in site.jobs.items():
+            jobs.add_metric([*own, state], number)
+        oldest.add_metric(own, site.oldest_waiting or 0)
+        dead.add_metric(own, site.jobs.get("failed", 0))
+        paused.add_metric(own, int(site.paused))
+        if site.failure is not None:
+            condition.add_metric([*own, site.failure], 1)
+    return jobs, oldest, dead, paused, condition
+
+
+def _tally_families(sites: Sequence[SiteMeasures]) -> Iterable[Metric]:
+    if not any(site.tallies for site in sites):
+        return ()
+    processed = CounterMetricFamily(
+        "briter_processed", "Attempts that ended.", labels=["site", "kind", "outcome"]
+    )
+    waits = SummaryMetricFamily("briter_save_to_remote_seconds", _WAIT_HELP, labels=["site"])
+    for site in sites:
+        for tally in site.tallies:
+            processed.add_metric([site.site, tally.kind, tally.outcome], tally.number)
+        number = sum(tally.waits for tally in site.tallies)
+        if number:
+            waits.add_metric([site.site], number, sum(tally.waited for tally in site.tallies))
+    return processed, waits
+
+
+def _machine_families(site: SiteMeasures, machine: MachineMeasures) -> Iterable[Metric]:
     holder = GaugeMetricFamily(
         "briter_lock_holder", "1 for the worker that holds the site's lock.", labels=["host", "pid"]
     )
-    if site.holder is not None:
-        host, pid = site.holder
+    if machine.holder is not None:
+        host, pid = machine.holder
         holder.add_metric([host, str(pid)], 1)
     yield holder
-    single: list[tuple[str, str, Any]] = [
-        ("briter_in_flight", "Jobs being published now.", site.jobs.get("claimed", 0)),
-        ("briter_dead_letters", "Jobs that failed for good.", site.jobs.get("failed", 0)),
-        (
-            "briter_oldest_waiting_seconds",
-            "How long the post that is due and waits longest has waited.",
-            site.oldest_waiting or 0,
-        ),
+    single = [
+        ("briter_in_flight", "Jobs that are being published.", site.jobs.get("claimed", 0)),
         (
             "briter_oldest_unpushed_seconds",
-            "The same, with those that failed for good.",
-            site.oldest_unpushed or 0,
+            "How long the oldest post that is due, dead letters included, has waited.",
+            machine.oldest_unpushed or 0,
         ),
-        ("briter_worker_alive", "1 while a live worker holds the site's lock.", int(site.holder is not None)),
-        ("briter_paused", "1 while somebody wants nothing published.", int(site.paused)),
-        ("briter_dry_run", "1 while nothing reaches the remote.", int(site.dry_run)),
-        ("briter_quarantined", "Files that were no jobs.", site.quarantined),
+        ("briter_worker_alive", "1 while a live worker holds the lock.", int(machine.holder is not None)),
+        ("briter_dry_run", "1 while nothing reaches the remote.", int(machine.dry_run)),
+        ("briter_quarantined", "Files that are no jobs.", machine.quarantined),
     ]
-    if site.heartbeat_age is not None:
-        what = "How old the sign of life in the lock is."
-        single.append(("briter_worker_heartbeat_age_seconds", what, site.heartbeat_age))
+    if machine.heartbeat_age is not None:
+        single.append(
+            (
+                "briter_worker_heartbeat_age_seconds",
+                "Age of the heartbeat in the lock.",
+                machine.heartbeat_age,
+            )
+        )
     for name, text, value in single:
         yield GaugeMetricFamily(name, text, value=value)
