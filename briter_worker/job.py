@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,16 +36,29 @@ if TYPE_CHECKING:
 GIT_SYNC = "git-sync"
 SUFFIX = ".json"
 MAX_FILE_BYTES = 1 << 20
-_MAX_REWRITTEN_BYTES = 16 << 20  # the worker adds its own keys and the paths of superseded saves
+MAX_REWRITTEN_BYTES = 16 << 20
+"""The worker adds its own keys and the paths of superseded saves."""
 _MAX_DEPTH = 64
 _QUOTED = 80
+
+WORKERS_KEYS = frozenset(
+    {"status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt", "dryRunAt"}
+)
+"""The keys of a job file that only the worker writes."""
 
 Document = dict[str, Any]
 """A job file as its producer wrote it."""
 
 
 class UnreadableJobError(Exception):
-    """The bytes are not a JSON document (yet): the producer may still be writing them."""
+    """The bytes are not a JSON document (yet): the producer may still be writing them.
+
+    `document` holds the complete keys at the beginning of a document that was cut off.
+    """
+
+    def __init__(self, reason: str, document: Document | None = None) -> None:
+        self.document = document or {}
+        super().__init__(one_line(reason))
 
 
 class MalformedJobError(Exception):
@@ -295,7 +309,7 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
         UnreadableJobError: it is not JSON (torn, empty, not UTF-8).
         MalformedJobError: it is JSON that programs disagree about (a key twice, NaN, NUL, too deep, …).
     """
-    limit = _MAX_REWRITTEN_BYTES if b'"updatedAt"' in data else MAX_FILE_BYTES
+    limit = MAX_REWRITTEN_BYTES if b'"updatedAt"' in data else MAX_FILE_BYTES
     if len(data) > limit:
         raise MalformedJobError(f"the file has {len(data)} bytes; a job file has at most {MAX_FILE_BYTES}")
     try:
@@ -306,8 +320,32 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
     except _DoubtfulValueError as doubt:
         raise MalformedJobError(str(doubt), doubt.sound_part(value)) from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-        raise UnreadableJobError(f"not valid JSON: {error}") from None
+        complete = _complete_part(data.decode("utf-8-sig", errors="ignore"))
+        raise UnreadableJobError(f"not valid JSON: {error}", complete) from None
     return value
+
+
+def _complete_part(text: str) -> Document:
+    """Return the keys of a document that was cut off whose values are complete."""
+    document: Document = {}
+    with suppress(ValueError, IndexError, RecursionError, MalformedJobError, _DoubtfulValueError):
+        place = text.index("{")
+        while text[place] in "{,":
+            key, place = _DECODER.raw_decode(text, _next(text, place + 1))
+            place = _next(text, place)
+            value, place = _DECODER.raw_decode(text, _next(text, place + 1))
+            _check([key, value], 0)
+            place = _next(text, place)
+            if text[place] in ",}":  # else a number may go on
+                document[str(key)] = value
+    return document
+
+
+def _next(text: str, place: int) -> int:
+    """Return the place of the next character that is not white space. Raises IndexError at the end."""
+    while text[place].isspace():
+        place += 1
+    return place
 
 
 class _DoubtfulValueError(Exception):
