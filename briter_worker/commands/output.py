@@ -1,0 +1,414 @@
+"""Everything that a command prints: JSON for programs, columns for a pipe, tables for a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from briter_worker.job import encode_document, format_time
+from briter_worker.redaction import one_line
+from briter_worker.status import PULL_COMMAND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import RenderableType
+
+    from briter_worker.cluster.sites import Site, Standing
+    from briter_worker.doctor import Finding
+    from briter_worker.git.pull import PullResult
+    from briter_worker.ports import ListedJob, Pause
+    from briter_worker.sinks.history import Receipt
+    from briter_worker.status import SiteStatus
+
+_EMPTY = "-"
+_STYLES = {
+    "pending": "cyan",
+    "scheduled": "blue",
+    "retrying": "yellow",
+    "tried": "cyan",
+    "claimed": "green",
+    "failed": "red",
+    "ok": "green",
+    "warning": "yellow",
+    "error": "red",
+    "published": "green",
+    "nochange": "dim",
+    "dead-lettered": "red",
+    "nopaths": "red",
+}
+"""By state of a job or a finding, and by outcome of an attempt."""
+_MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_WIDE_COLUMNS = 100
+"""Width of a terminal with room for job ids. Every command takes the slug, too."""
+_SHORT_COMMIT = 10
+_MAX_LOCAL_COMMITS = 5
+
+
+# --- the streams
+
+
+def is_terminal() -> bool:
+    """Return True if standard output is a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def write(text: str) -> None:
+    """Print the text. A reader that has closed the pipe (`| head`) is not an error."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(text if text.endswith("\n") or not text else f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
+def report(message: str, fix: str = "") -> None:
+    """Print one line to standard error, and the fix as a second line."""
+    if sys.stderr is None:
+        return
+    lines = [f"briter-worker: {one_line(message)}", *([f"Fix: {one_line(fix)}"] if fix else [])]
+    try:
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+
+
+def discard_unwritten() -> None:
+    """Drop what could not be printed: Python exits with 120 if it cannot flush at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            _discard(stream)
+
+
+def _discard(stream: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def write_json(value: object) -> None:
+    """Print the value as JSON, with escapes for what a terminal could obey."""
+    write(encode_document(value).decode())  # type: ignore[arg-type]  # any JSON value
+
+
+def write_columns(rows: Iterable[Sequence[str]]) -> None:
+    """Print one line per row, with tabs between the cells. A cell contains no tab and no line feed."""
+    write("".join("\t".join(one_line(cell) or _EMPTY for cell in row) + "\n" for row in rows))
+
+
+def _write_rich(content: RenderableType) -> None:
+    console = _console()
+    console.print(content)
+    write(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def _console() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True)
+
+
+def _table(*columns: str) -> Table:
+    """Return a table; the last column takes the remaining width, and the others do not wrap."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in columns[:-1]:
+        table.add_column(name, no_wrap=name not in {"Post", "Job", "Site"}, overflow="fold")
+    table.add_column(columns[-1], ratio=1, overflow="fold")
+    return table
+
+
+def write_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Print names and values, one line each."""
+    if not is_terminal():
+        write_columns(facts)
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, Text(one_line(value) or _EMPTY))
+    _write_rich(table)
+
+
+# --- times
+
+
+def ago(seconds: float) -> str:
+    """Return a distance in time: `in 3 h` for the future, `3 h ago` for the past."""
+    text = span(abs(seconds))
+    return f"in {text}" if seconds > 0 else f"{text} ago"
+
+
+def span(seconds: float) -> str:
+    """Return a duration in its largest unit."""
+    if seconds < _MINUTE:
+        return f"{seconds:.0f} s"
+    if seconds < _HOUR:
+        return f"{seconds / _MINUTE:.0f} min"
+    if seconds < 2 * _DAY:
+        return f"{seconds / _HOUR:.0f} h"
+    return f"{seconds / _DAY:.0f} days"
+
+
+def pause_text(pause: Pause, now: float) -> str:
+    """Return the pause as a sentence."""
+    end = "until briter-worker resume" if pause.until is None else f"for {span(pause.until - now)}"
+    return f"paused {end}" + (f": {one_line(pause.reason)}" if pause.reason else "")
+
+
+# --- jobs
+
+
+def write_jobs(rows: Sequence[ListedJob], now: float) -> None:
+    """Print a table of jobs."""
+    if is_terminal():
+        _write_rich(_job_table(rows, now) if rows else Text("No jobs.", style="dim"))
+        return
+    write_columns(
+        [
+            row.state.value,
+            row.job.slug,
+            row.job.id,
+            "" if (due := _due_at(row, now)) is None else format_time(due),
+            str(row.job.attempts),
+            row.job.last_error or "",
+            row.job.fix or "",
+        ]
+        for row in rows
+    )
+
+
+def _job_table(rows: Sequence[ListedJob], now: float) -> Table:
+    is_wide = _console().width >= _WIDE_COLUMNS
+    table = _table("State", "Post", "When", "Tries", *(["Job"] if is_wide else []), "What happened")
+    for row in rows:
+        due = _due_at(row, now)
+        table.add_row(
+            Text(row.state.value, style=_STYLES[row.state.value]),
+            Text(one_line(row.job.slug)),
+            ago(due - now) if due else "",
+            str(row.job.attempts or ""),
+            *([Text(one_line(row.job.id))] if is_wide else []),
+            _reason(row.job.last_error, row.job.fix),
+        )
+    return table
+
+
+def _reason(message: str | None, fix: str | None) -> Text:
+    text = Text(one_line(message or ""))
+    return text.append(f"\nFix: {one_line(fix)}") if fix else text
+
+
+def _due_at(row: ListedJob, now: float) -> float | None:
+    """Return when a waiting job is tried next; None if that is now or never."""
+    return row.job.due_at(now, math.inf) if row.state.value in {"scheduled", "retrying"} else None
+
+
+def write_job(row: ListedJob) -> None:
+    """Print one job with all its keys, one line each."""
+    facts = [("state", row.state.value)]
+    for key, value in {**row.read(), "file": row.where}.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        facts.append((one_line(key), "" if value is None else text))
+    write_facts(facts)
+
+
+def job_text(row: ListedJob, now: float) -> str:
+    """Return the state of a job, when it is due, and its last error."""
+    due = row.job.due_at(now, math.inf)
+    text = f"{row.state.value}, due {ago(due - now)}" if due > now else row.state.value
+    return f"{text}: {one_line(row.job.last_error)}" if row.job.last_error else text
+
+
+# --- receipts
+
+
+def write_receipts(receipts: Sequence[Receipt], now: float) -> None:
+    """Print a table of receipts."""
+    if is_terminal():
+        _write_rich(
+            _receipt_table(receipts, now) if receipts else Text("No receipts yet.", style="dim"),
+        )
+        return
+    write_columns(
+        [
+            "" if each.ended is None else format_time(each.ended),
+            each.outcome or "",
+            each.slug,
+            each.job_id,
+            str(each.attempt or ""),
+            each.commit or "",
+            each.error or "",
+            each.fix or "",
+        ]
+        for each in receipts
+    )
+
+
+def _receipt_table(receipts: Sequence[Receipt], now: float) -> Table:
+    table = _table("When", "Outcome", "Post", "Commit", "Took", "What happened")
+    for each in receipts:
+        waited = each.save_to_remote
+        table.add_row(
+            "" if each.ended is None else ago(each.ended - now),
+            Text(_outcome(each), style=_STYLES.get(each.outcome or "", "")),
+            Text(one_line(each.slug)),
+            (each.commit or "")[:_SHORT_COMMIT],
+            "" if waited is None else span(waited),
+            _reason(each.error or each.href, each.fix),
+        )
+    return table
+
+
+def _outcome(receipt: Receipt) -> str:
+    return f"{receipt.outcome}{' (dry run)' if receipt.dry_run else ''}"
+
+
+def progress_text(receipt: Receipt) -> str:
+    """Return how far an attempt is, such as `push 40 %`."""
+    if receipt.total and receipt.done < receipt.total:
+        return f"{receipt.phase} {receipt.done * 100 // receipt.total} %"
+    return str(receipt.phase or "in flight")
+
+
+def receipt_text(receipt: Receipt) -> str:
+    """Return the outcome of an attempt, with the commit or the error."""
+    text = _outcome(receipt)
+    if receipt.commit:
+        text += f" as {receipt.commit} on {receipt.branch} of {receipt.remote}"
+    waited = receipt.save_to_remote
+    if waited is not None:
+        text += f", {span(waited)} after it was {'due' if receipt.due_at else 'saved'}"
+    if receipt.href:
+        text += f": {one_line(receipt.href)}"
+    return f"{text}: {one_line(receipt.error)}" if receipt.error else text
+
+
+# --- status and doctor
+
+
+def write_status(status: SiteStatus) -> None:
+    """Print the status of a site."""
+    facts = []
+    for state, count in status.jobs.items():
+        since = status.oldest[state]
+        facts.append((state, str(count) if since is None else f"{count}, the oldest {ago(-since)}"))
+    due = status.next_due_in
+    where = f"{status.worktree} to " if status.worktree else ""
+    write_facts(
+        [
+            *facts,
+            ("next due", "" if due is None else ago(due) if due > 0 else "now"),
+            ("worker", _worker_text(status)),
+            *([("paused", pause_text(status.paused, status.now))] if status.paused else []),
+            ("condition", status.condition or "no problem is known"),
+            *([("fix", status.fix)] if status.fix else []),
+            *_local_commits(status),
+            ("quarantine", str(status.quarantined)),
+            *((f"not a job: {name}", reason) for name, reason in status.stuck.items()),
+            ("mode", "dry run: nothing reaches the remote" if status.dry_run else "live"),
+            ("publishes", f"{where}{status.branch} on {status.remote}"),
+            ("queue", status.queue),
+        ]
+    )
+
+
+def _worker_text(status: SiteStatus) -> str:
+    if status.hosts is not None:
+        return f"{status.hosts} nodes of the cluster" if status.hosts else "no node of the cluster runs"
+    if status.worker is None:
+        return "none"
+    return f"PID {status.worker.pid}" if status.worker.alive else "none; the last one died"
+
+
+def _local_commits(status: SiteStatus) -> list[tuple[str, str]]:
+    if not (commits := status.local_commits):
+        return []
+    shown = [f"{sha[:_SHORT_COMMIT]} {subject}" for sha, subject in commits[:_MAX_LOCAL_COMMITS]]
+    more = len(commits) - len(shown)
+    listed = "; ".join(shown) + (f"; and {more} more" if more else "")
+    return [("local commits", f"{listed} (not on {status.remote})"), ("fix", PULL_COMMAND)]
+
+
+def write_finding(finding: Finding) -> None:
+    """Print one finding of the doctor."""
+    state = finding.state.value
+    if not is_terminal():
+        write_columns([(state, finding.check, finding.message, finding.fix or "")])
+        return
+    text = Text.assemble((f"{_MARKS[state]} ", _STYLES[state]), (f"{finding.check}: ", "bold"))
+    text.append(finding.message)
+    if finding.fix:
+        text.append(f"\n  Fix: {finding.fix}", style=_STYLES[state])
+    _write_rich(text)
+
+
+def write_pull(result: PullResult, branch: str, remote: str) -> None:
+    """Print the result of `pull`."""
+    if result.commits:
+        done = "rebased and pushed" if result.pushed else "rebased"
+        write(
+            "".join(f"{done}: {sha[:_SHORT_COMMIT]} {one_line(subject)}\n" for sha, subject in result.commits)
+        )
+    where = f"{branch} is at {result.tip[:_SHORT_COMMIT]}"
+    write(
+        f"{where}, brought in from {remote}"
+        if result.moved
+        else f"{where}, as on {remote}: nothing to bring in"
+    )
+    if result.late:
+        report(f"the local files are updated later: {result.late}")
+
+
+# --- the sites of a cluster
+
+
+def write_site(site: Site, now: float) -> None:
+    """Print the registration of a site."""
+    credentials = site.credentials or {}
+    write_facts(
+        [
+            ("site", site.name),
+            ("publishes to", f"{site.branch} on {site.remote}"),
+            ("adapter", site.adapter),
+            ("also allowed", ", ".join(site.allowed)),
+            ("credential", ", ".join(f"{key} {value}" for key, value in credentials.items())),
+            *((key, str(value)) for key, value in site.settings.items()),
+            *([("paused", pause_text(site.paused, now))] if site.paused else []),
+        ]
+    )
+
+
+def write_sites(rows: Sequence[Standing], now: float) -> None:
+    """Print a table of the sites and their jobs."""
+    if not is_terminal():
+        write_columns(
+            [row.site.name, str(row.waiting), str(row.claimed), str(row.failed), row.site.remote]
+            for row in rows
+        )
+        return
+    if not rows:
+        write("No sites yet. Add one: briter-worker site add NAME --remote URL")
+        return
+    table = _table("Site", "Waiting", "In flight", "Failed", "Since", "Remote")
+    for row in rows:
+        since = "" if row.oldest is None else ago(row.oldest - now)
+        counts = (str(count or "") for count in (row.waiting, row.claimed, row.failed))
+        table.add_row(Text(row.site.name), *counts, since, Text(one_line(row.site.remote)))
+    _write_rich(table)

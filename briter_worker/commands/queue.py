@@ -1,0 +1,478 @@
+"""The commands for jobs: enqueue, list, show, history, retry, cancel, publish-now, pause, resume."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from briter_worker import client
+from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, wake_worker
+from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.events import Cancelled, Event, Warned
+from briter_worker.job import format_time, parse_time
+from briter_worker.redaction import one_line
+from briter_worker.sinks.history import HistoryUnreadableError
+from briter_worker.sinks.log import LogSink, standard_output
+from briter_worker.status import job_to_json, pause_to_json, read_status
+from briter_worker.wiring import open_history, open_queue, open_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from briter_worker.job import Document, Job
+    from briter_worker.ports import ListedJob, QueueControl
+    from briter_worker.settings import Settings
+    from briter_worker.sinks.history import History, Receipt
+
+_WATCH_INTERVAL_S = 0.2
+_RECEIPT_TIMEOUT_S = 3.0
+"""A receipt is written within this time after its job left the queue, or never."""
+_SHOWN_RECEIPTS = 20
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Duration = Annotated[
+    str | None, typer.Option("--for", metavar="SPAN", help="Duration of the pause: 90s, 30m, 2h, 1d.")
+]
+Until = Annotated[str | None, typer.Option(metavar="ISO", help="End of the pause.")]
+Reason = Annotated[str, typer.Option(help="Reason shown in list, status and the dashboard.")]
+
+
+class StatusFilter(StrEnum):
+    """Values of `list --status`."""
+
+    PENDING = "pending"
+    SCHEDULED = "scheduled"
+    FAILED = "failed"
+    ALL = "all"
+
+
+class OutcomeFilter(StrEnum):
+    """Values of `history --outcome`."""
+
+    PUBLISHED = "published"
+    NOCHANGE = "nochange"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_STATES = {
+    StatusFilter.PENDING: {"pending", "retrying", "tried"},
+    StatusFilter.SCHEDULED: {"scheduled"},
+    StatusFilter.FAILED: {"failed"},
+}
+_OUTCOMES = {
+    OutcomeFilter.PUBLISHED: ("published",),
+    OutcomeFilter.NOCHANGE: ("nochange",),
+    OutcomeFilter.FAILED: ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
+    OutcomeFilter.CANCELLED: ("cancelled", "superseded"),
+}
+
+# --- enqueue
+
+
+def enqueue(
+    slug: Annotated[str, typer.Argument(metavar="SLUG", help="Slug of the post.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository.")
+    ],
+    *,
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Commit message.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="ISO", help="Time to publish at, such as 2026-01-31T09:00:00Z. [default: now]"),
+    ] = None,
+    author: Annotated[
+        str | None, typer.Option(metavar="'NAME <MAIL>'", help="Author of the commit. [default: the worker]")
+    ] = None,
+    site: SiteOption = None,
+    root: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder of the files to send (cluster only). [env: BRITER_GIT_WORKTREE]"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Enqueue a job for a post. In a cluster, sends the files with the job."""
+    settings = read_site(site)
+    if root is not None and not settings.database_url:
+        raise UsageError(
+            f"--root needs a cluster; the worker reads the files in {settings.git_worktree}",
+            "omit --root, or set BRITER_DATABASE_URL or BRITER_GIT_WORKTREE",
+        )
+    try:
+        document = client.compose(slug, paths, message=message, at=at, author=author)
+        job = _send(settings, document, root) if settings.database_url else _submit(settings, document)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if as_json:
+        output.write_json(job)
+    elif output.is_terminal():
+        output.write(f"{one_line(slug)} is queued as job {job['id']}")
+    else:
+        output.write(job["id"])
+
+
+def _submit(settings: Settings, document: Document) -> dict[str, str]:
+    job = client.submit(document, queue=settings.queue_root)
+    _warn_about_paths(settings, document["paths"], _find_worktree(settings))
+    return {"id": job.id, "slug": document["slug"], "file": str(job.path)}
+
+
+def _send(settings: Settings, document: Document, root: str | None) -> dict[str, str]:
+    from briter_worker.cluster.submit import send  # noqa: PLC0415 - the extra [postgres]
+
+    folder = settings.git_worktree if root is None else Path(root).absolute()
+    sent = send(settings, document, root=folder)
+    for path, reason in sent.left_out.items():
+        output.report(f"warning: {path} will not be published: {reason}")
+    for path in sent.missing:
+        _warn_missing(path, folder)
+    _warn_about_paths(settings, document["paths"])
+    return {"id": sent.id, "slug": document["slug"], "site": sent.site}
+
+
+def _warn_about_paths(settings: Settings, paths: Sequence[str], worktree: Path | None = None) -> None:
+    allowlist = Allowlist(settings.folders)
+    for path in paths:
+        try:
+            allowlist.resolve(path)
+        except PathRefusedError as refused:
+            output.report(f"warning: {path} will not be published: {refused.reason}")
+        else:
+            if worktree is not None and not os.path.lexists(worktree / path):
+                _warn_missing(path, worktree)
+
+
+def _warn_missing(path: str, folder: Path) -> None:
+    output.report(f"warning: {path} is not in {folder}: if the remote has it, it will be deleted there")
+
+
+def _find_worktree(settings: Settings) -> Path | None:
+    """Return the work tree if it is on this machine; warn of a wrong folder.
+
+    A queue folder elsewhere means that this machine may be the CMS's alone, so there is no warning.
+    """
+    worktree = settings.git_worktree
+    if (worktree / ".git").exists():
+        return worktree
+    if settings.queue_root.is_relative_to(worktree):
+        output.report(
+            f"warning: {worktree} is not the top of a git repository",
+            "run the command in the site's repository, or set BRITER_GIT_WORKTREE",
+        )
+    return None
+
+
+# --- list, show, history
+
+
+def list_(
+    *,
+    status: Annotated[
+        StatusFilter, typer.Option(help="pending: due or to be retried; failed: dead letters.")
+    ] = StatusFilter.ALL,
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """List the jobs in the queue: in flight, waiting, dead letters."""
+    queue = open_queue(read_site(site))
+    now = time.time()
+    rows = [row for row in queue.jobs(now) if row.state.value in _STATES.get(status, {row.state.value})]
+    if as_json:
+        output.write_json([job_to_json(row) for row in rows])
+        return
+    output.write_jobs(rows, now)
+    if pause := queue.active_pause(now):
+        output.report(output.pause_text(pause, now))
+
+
+def history(
+    *,
+    slug: Annotated[str | None, typer.Option(metavar="SLUG", help="Show only this post.")] = None,
+    outcome: Annotated[OutcomeFilter | None, typer.Option(help="Show only this outcome.")] = None,
+    search: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="Text in the slug, message or commit.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of receipts.")] = 50,
+    stale: Annotated[bool, typer.Option("--stale", help="Include stale receipts.")] = False,
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show the outcome of each attempt, newest first."""
+    with _open_history(read_site(site)) as reader:
+        outcomes = _OUTCOMES[outcome] if outcome else ()
+        receipts = reader.receipts(slug=slug, outcomes=outcomes, search=search, limit=limit, stale=stale)
+    if as_json:
+        output.write_json([receipt.to_json() for receipt in receipts])
+    else:
+        output.write_receipts(receipts, time.time())
+
+
+def show(
+    wanted: Wanted,
+    *,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow the post until it is published or fails.")
+    ] = False,
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show one post: its job with all keys, and the outcome of each attempt."""
+    settings = read_site(site)
+    if watch:
+        raise typer.Exit(_watch(settings, wanted))
+    post = _find_post(settings, wanted)
+    if as_json:
+        output.write_json(post.to_json())
+    else:
+        post.write()
+
+
+@dataclass(frozen=True)
+class _Post:
+    """What is known of a post: its jobs in the queue, newest first, and its receipts."""
+
+    rows: Sequence[ListedJob]
+    receipts: Sequence[Receipt]
+    running: Receipt | None
+    obstacle: str
+    """Why a due job waits, if the reason is not its own last error."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the newest job's keys, or the last receipt's, with `progress` and `receipts`."""
+        if self.rows:
+            document = job_to_json(self.rows[0])
+        else:
+            last = next(filter(None, [*self.receipts[:1], self.running]))
+            document = {"id": last.job_id, "slug": last.slug, "state": last.outcome or "claimed"}
+        progress = None if self.running is None else self.running.to_json()
+        return {**document, "progress": progress, "receipts": [each.to_json() for each in self.receipts]}
+
+    def write(self) -> None:
+        """Print the post for a person."""
+        if self.rows:
+            output.write_job(self.rows[0])
+            for other in self.rows[1:]:
+                output.report(f"an older save of this post is {other.state.value}: job {other.job.id}")
+        if self.obstacle:
+            output.report(self.obstacle)
+        if self.running is not None:
+            output.write_facts([("phase", output.progress_text(self.running))])
+        if self.receipts:
+            output.write_receipts(self.receipts, time.time())
+
+    def progress(self) -> tuple[str, tuple[object, ...]]:
+        """Return a line for `--watch`, and what must change before the next line: time alone does not."""
+        if self.running is not None and (not self.rows or self.rows[0].state.value == "claimed"):
+            text = output.progress_text(self.running)
+            return text, (text,)
+        if not self.rows:
+            text = output.receipt_text(self.receipts[0])
+            return text, (text,)
+        row = self.rows[0]
+        text = output.job_text(row, time.time())
+        text = f"{text}; {self.obstacle}" if self.obstacle else text
+        return text, (row.state, row.job.next_attempt_at, row.job.last_error, self.obstacle)
+
+
+def _find_post(settings: Settings, wanted: str) -> _Post:
+    queue = open_queue(settings)
+    rows = sorted(queue.find(wanted, time.time()), key=lambda row: row.job.created_at, reverse=True)
+    with _open_history(settings) as reader:
+        receipts = reader.attempts(wanted) or reader.receipts(slug=wanted, limit=_SHOWN_RECEIPTS, stale=True)
+        running = next((each for each in reader.under_way() if wanted in (each.job_id, each.slug)), None)
+    if not rows and not receipts and running is None:
+        raise DeclinedError(f"neither the queue nor the history has a job with the id or slug {wanted!r}")
+    ended = [each for each in receipts if each.outcome]
+    return _Post(rows, ended, running, _find_obstacle(settings, queue, rows[:1]))
+
+
+def _find_obstacle(settings: Settings, queue: QueueControl, rows: Sequence[ListedJob]) -> str:
+    if not rows or rows[0].state.value not in {"pending", "retrying"}:
+        return ""
+    status = read_status(settings, time.time(), queue=queue, jobs=rows, local_commits=())
+    if (pause := status.paused) is not None:
+        until = "briter-worker resume" if pause.until is None else format_time(pause.until)
+        return f"paused until {until}" + (f": {one_line(pause.reason)}" if pause.reason else "")
+    return "" if status.has_worker else "no worker is running: the next one publishes it"
+
+
+def _watch(settings: Settings, wanted: str) -> int:
+    """Print each change of the post until it has ended; return the exit status."""
+    printed: tuple[object, ...] = ()
+    gone_at: float | None = None
+    while True:
+        try:
+            post = _find_post(settings, wanted)
+        except DeclinedError:
+            # A cancelled job leaves the queue just before its receipt is written.
+            gone_at = gone_at or time.monotonic()
+            if not printed or time.monotonic() - gone_at > _RECEIPT_TIMEOUT_S:
+                raise
+            time.sleep(_WATCH_INTERVAL_S)
+            continue
+        if post.rows:
+            gone_at = None
+        text, news = post.progress()
+        if news != printed:
+            output.write(text)
+            printed = news
+        has_ended = all(row.state.value == "failed" for row in post.rows)
+        if has_ended and not post.rows and post.running is not None:
+            # The receipt follows, unless the worker died at this moment.
+            gone_at = gone_at or time.monotonic()
+            has_ended = time.monotonic() - gone_at > _RECEIPT_TIMEOUT_S
+        if has_ended:
+            return 1 if post.rows else 0
+        time.sleep(_WATCH_INTERVAL_S)
+
+
+@contextmanager
+def _open_history(settings: Settings) -> Iterator[History]:
+    reader = open_history(settings)
+    try:
+        yield reader
+    except HistoryUnreadableError as error:
+        raise DeclinedError(error.message, error.fix) from error
+    finally:
+        reader.close()
+
+
+# --- retry, cancel, publish-now
+
+
+def retry(
+    wanted: Annotated[str | None, typer.Argument(metavar="ID-or-SLUG", help="Job id or post slug.")] = None,
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Retry every dead letter that a retry can help.")
+    ] = False,
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """Retry dead letters and delayed jobs now."""
+    settings = read_site(site)
+    if everything is (wanted is not None):
+        raise UsageError("retry needs either ID-or-SLUG or --all")
+    queue = open_queue(settings)
+    now = time.time()
+    jobs = queue.retry_all(now) if wanted is None else queue.retry(wanted, now)
+    wake_worker(settings)
+    _report_jobs("retried", "will be tried again", jobs, as_json=as_json)
+
+
+def publish_now(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
+    """Publish a scheduled or delayed job now."""
+    settings = read_site(site)
+    jobs = open_queue(settings).publish_now(wanted, time.time())
+    wake_worker(settings)
+    _report_jobs("due", "is due now", jobs, as_json=as_json)
+
+
+def _report_jobs(word: str, sentence: str, jobs: Sequence[Job], *, as_json: bool) -> None:
+    if as_json:
+        output.write_json([{"id": job.id, "slug": job.slug} for job in jobs])
+    elif output.is_terminal():
+        lines = [f"{one_line(job.slug)} {sentence} (job {one_line(job.id)})" for job in jobs]
+        output.write("\n".join(lines) or "No job needs that.")
+    else:
+        output.write_columns([word, job.slug, job.id] for job in jobs)
+
+
+def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
+    """Remove a job from the queue. A job in flight is removed if its push has not begun."""
+    settings = read_site(site)
+    done = open_queue(settings).cancel(wanted, time.time())
+    _record_cancelled(settings, done.removed, print_lines=not as_json and not output.is_terminal())
+    if as_json:
+        output.write_json(
+            [{"id": job.id, "slug": job.slug, "cancelled": True} for job in done.removed]
+            + [{"id": job.id, "slug": job.slug, "cancelled": False} for job in done.requested]
+        )
+        return
+    for job in done.requested:
+        output.report(
+            f"{one_line(job.slug)} is in flight: it will be cancelled unless its push has begun; "
+            f"see briter-worker show {one_line(job.id)}"
+        )
+    if output.is_terminal():
+        for job in done.removed:
+            output.write(f"{one_line(job.slug)} cancelled (job {one_line(job.id)})")
+
+
+def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: bool) -> None:
+    if not jobs:
+        return
+    log = LogSink(standard_output(), complain=output.report)
+
+    def announce(event: Event) -> None:
+        if isinstance(event, Warned):
+            output.report(event.error, event.fix)
+        elif print_lines:
+            log(event)
+
+    record = open_record(settings, announce)
+    for job in jobs:
+        record(Cancelled(job_id=job.id, slug=job.slug))
+    record.close()
+
+
+# --- pause, resume
+
+
+def pause(
+    *,
+    span: Duration = None,
+    until: Until = None,
+    reason: Reason = "",
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """Pause publishing until `resume`, or for a time. A running push ends first."""
+    settings = read_site(site)
+    now = time.time()
+    made = open_queue(settings).pause(now, until=_pause_end(span, until, now), reason=reason)
+    if as_json:
+        output.write_json(pause_to_json(made))
+    else:
+        output.write(output.pause_text(made, now))
+
+
+def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
+    """Resume publishing."""
+    settings = read_site(site)
+    was_paused = open_queue(settings).resume()
+    wake_worker(settings)
+    if as_json:
+        output.write_json({"resumed": was_paused})
+    else:
+        output.write("publishing goes on" if was_paused else "publishing was not paused")
+
+
+def _pause_end(span: str | None, until: str | None, now: float) -> float | None:
+    if span is not None and until is not None:
+        raise UsageError("pause takes only one of --for and --until")
+    if span is not None:
+        found = re.fullmatch(r"([0-9]{1,6})([smhd])", span.strip())
+        if found is None:
+            raise UsageError(f"--for is {span!r}; accepted: a number and a unit, such as 90s, 30m, 2h or 1d")
+        return now + int(found[1]) * _UNITS_S[found[2]]
+    if until is None:
+        return None
+    try:
+        end = parse_time(until)
+    except ValueError as error:
+        raise UsageError(f"--until: {error}") from None
+    if end <= now:
+        raise UsageError(f"--until is {until!r}, which is in the past")
+    return end
