@@ -421,10 +421,9 @@ def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: b
         elif print_lines:
             log(event)
 
-    record = open_record(settings, announce)
-    for job in jobs:
-        record(Cancelled(job_id=job.id, slug=job.slug))
-    record.close()
+    with open_record(settings, announce) as record:
+        for job in jobs:
+            record(Cancelled(job_id=job.id, slug=job.slug))
 
 
 # --- pause, resume

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,11 +49,11 @@ def run(
             "metrics_host": metrics_host or settings.metrics_host,
         }
     )
-    metrics = None
+    metrics = []
     if settings.metrics_port:
         from briter_worker.site_metrics import open_metrics  # noqa: PLC0415 - the extra [metrics]
 
-        metrics = partial(open_metrics, settings)
+        metrics = [open_metrics(settings)]
     if settings.database_url:
         from briter_worker.cluster.node import run_node  # noqa: PLC0415 - the extra [postgres]
 
