@@ -85,17 +85,16 @@ def _check(declared: str) -> str:
         raise refuse(f"it has a control character in it (U+{ord(control[0]):04X}): rename the file")
     if "\\" in declared:
         raise refuse("it has a backslash in it: write / between parts")
+    if declared in {"", "/"}:
+        raise refuse("it is empty: name a file or a folder, relative to the site's repository")
     if declared.startswith("/"):
         raise refuse("it is absolute: write it relative to the site's repository")
     path = declared.removesuffix("/")
-    if not path:
-        raise refuse("it is empty: name a file or a folder, relative to the site's repository")
     parts = path.split("/")
     if len(parts) > MAX_PARTS:
         raise refuse(f"it has {len(parts)} parts, and a path has at most {MAX_PARTS}: move it up")
-    for part in parts:
-        if reason := _objection(part):
-            raise refuse(reason)
+    if reason := next(filter(None, map(_objection, parts)), None):
+        raise refuse(reason)
     return path
 
 

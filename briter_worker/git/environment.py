@@ -101,6 +101,7 @@ def _fixed_settings(remote: str, stall_seconds: float) -> list[Setting]:
         ("protocol.ext.allow", "never"),
         ("protocol.fd.allow", "never"),
         ("credential.interactive", "never"),
+        ("fastimport.unpackLimit", "1"),
         ("http.lowSpeedLimit", "1"),
         ("http.lowSpeedTime", str(max(int(stall_seconds), 1))),
         ("push.gpgSign", "false"),

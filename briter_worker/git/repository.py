@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from briter_worker.errors import FailureCode, PublishError
+from briter_worker.errors import FailureCode, PublishError, UsageError
 from briter_worker.git import messages
 from briter_worker.git.stale_locks import StaleLocks
 
@@ -98,29 +98,12 @@ class Repository:
 
     def check(self) -> None:
         """Raise PublishError unless the repository is ready for a publication. The remote is not asked."""
-        self._check_owner()
+        self.check_owner()
         if self.git.worktree is not None:
             self._head = self._head_stamp()
-            self._check_branch()
-            if self.ref(self.branch_ref) is None:
-                raise PublishError(
-                    FailureCode.WRONG_BRANCH,
-                    f"the branch {self.branch} has no commit yet",
-                    "commit and push once by hand",
-                )
-        addresses = self.push_addresses()
-        if not addresses:
-            raise PublishError(
-                FailureCode.REMOTE_MISSING,
-                f"the repository has no remote named {self.remote}",
-                f"git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
-            )
-        if len(addresses) > 1:
-            raise PublishError(
-                FailureCode.REMOTE_MISSING,
-                f"the remote {self.remote} has {len(addresses)} push addresses, and the worker pushes to one",
-                f"git config --unset-all remote.{self.remote}.pushurl, and keep one remote.{self.remote}.url",
-            )
+            self.check_branch()
+            self.check_under_way()
+        self.check_remote()
 
     def check_unmoved(self) -> None:
         """Raise PublishError if another branch was checked out since `check`, if only for a moment.
@@ -129,7 +112,8 @@ class Repository:
         """
         if self.git.worktree is None:
             return
-        self._check_branch()
+        self.check_branch()
+        self.check_under_way()
         if self._head_stamp() != self._head:
             raise PublishError(
                 FailureCode.WRONG_BRANCH,
@@ -137,7 +121,8 @@ class Repository:
                 f"leave the site on {self.branch}; the worker tries again by itself",
             )
 
-    def _check_branch(self) -> None:
+    def check_branch(self) -> None:
+        """Raise PublishError unless the configured branch is checked out, with a commit."""
         current = self._head_ref(self.git.git_dir)
         if current != self.branch_ref:
             found = "HEAD is detached" if current is None else f"{current[11:]} is checked out"
@@ -146,22 +131,66 @@ class Repository:
                 f"{found}, and the worker publishes {self.branch}",
                 f"git switch {self.branch}, or set BRITER_GIT_BRANCH",
             )
+        if self.ref(self.branch_ref) is None:
+            raise PublishError(
+                FailureCode.WRONG_BRANCH,
+                f"the branch {self.branch} has no commit yet",
+                "commit and push once by hand",
+            )
+
+    def check_under_way(self) -> None:
+        """Raise PublishError while a merge, a rebase or the like is under way."""
         for name, (what, fix) in _IN_PROGRESS.items():
             if (self.git.git_dir / name).exists():
                 raise PublishError(
                     FailureCode.UNFINISHED, f"{what} is under way in the site's repository", fix
                 )
 
-    def _check_owner(self) -> None:
-        """Have git check whose repository it is: with a --git-dir, it does not."""
-        places = [self.git.git_dir, *([self.git.worktree] if self.git.worktree else [])]
-        if {place.stat().st_uid for place in places} != {os.geteuid()} and self.git.worktree:
+    def check_owner(self) -> None:
+        """Raise PublishError if git does not trust the repository's owner.
+
+        With a --git-dir git does not check the owner, so it is asked where that matters.
+        """
+        if self.git.worktree is None:
+            return
+        if {place.stat().st_uid for place in (self.git.git_dir, self.git.worktree)} != {os.geteuid()}:
             self.git.run("rev-parse", "--git-dir", discover=True, what="git refused the site's repository")
+
+    def check_remote(self) -> None:
+        """Raise PublishError unless the remote is configured, with one push address."""
+        if not self.push_addresses():
+            raise PublishError(
+                FailureCode.REMOTE_MISSING,
+                f"the repository has no remote named {self.remote}",
+                f"git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
+            )
+        try:
+            self.check_push_address()
+        except UsageError as error:
+            raise PublishError(FailureCode.REMOTE_MISSING, error.message, error.fix) from None
+
+    def check_push_address(self) -> None:
+        """Raise UsageError if the remote has more than one push address."""
+        addresses = self.push_addresses()
+        if len(addresses) > 1:
+            raise UsageError(
+                f"the remote {self.remote} has {len(addresses)} push addresses, and the worker pushes to one",
+                f"git config --unset-all remote.{self.remote}.pushurl, and keep one remote.{self.remote}.url",
+            )
 
     def push_addresses(self) -> list[str]:
         """Return the addresses that git would push to."""
         urls = self.git.config_values(f"remote.{self.remote}.url")
         return self.git.config_values(f"remote.{self.remote}.pushurl") or urls
+
+    @property
+    def is_sha256(self) -> bool:
+        """Return True if objects are named by SHA-256."""
+        return self.git.config("extensions.objectFormat") == "sha256"
+
+    def locks(self) -> list[Path]:
+        """Return the lock files that may be in the way."""
+        return list(self._locks.locks())
 
     def is_checked_out(self) -> bool:
         """Return True if work tree and index are the configured branch's."""
@@ -275,6 +304,11 @@ class Repository:
         pairs = (line.partition(" ") for line in out.decode(errors="replace").split("\0") if line)
         return [(sha, subject) for sha, _, subject in pairs]
 
+    def merge_base(self, one: str, other: str) -> str | None:
+        """Return the commit where the histories of two commits parted, if they have one in common."""
+        status, out, _ = self.git.attempt("merge-base", one, other)
+        return out.decode().strip() if status == 0 else None
+
     # The remote
 
     def remote_tip(self) -> str | None:
@@ -344,9 +378,14 @@ class Repository:
             found = self._list_tree("-r", "-t", commit, "--", *tops)
         return {path: entry for path, entry in found.items() if path in wanted}
 
-    def entries_below(self, commit: str, folder: str) -> dict[str, Entry]:
-        """Return all files, links and submodules below a folder of the commit's tree; empty: of all."""
-        return self._list_tree("-r", commit, "--", *([f"{folder}/"] if folder else []))
+    def entries_below(
+        self, commit: str, folders: Collection[str] = (), *, with_folders: bool = False
+    ) -> dict[str, Entry]:
+        """Return all files, links and submodules below these folders of the commit's tree; empty: of all."""
+        wanted = [f"{folder}/" for folder in folders]
+        if len(wanted) > _FEW_PATHS:
+            wanted = sorted({f"{folder.partition('/')[0]}/" for folder in folders})
+        return self._list_tree("-r", *(["-t"] if with_folders else []), commit, "--", *wanted)
 
     def _list_tree(self, *args: str) -> dict[str, Entry]:
         out = self.git.run(

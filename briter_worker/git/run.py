@@ -234,6 +234,17 @@ class Git:
             finally:
                 started += [each for each in self._active if each not in before]
 
+    def version(self) -> str:
+        """Return what `git version` prints, without its first two words."""
+        return (
+            self.run("version", discover=True).decode(errors="replace").removeprefix("git version ").strip()
+        )
+
+    def check_running(self) -> None:
+        """Raise StoppedError after `abort`."""
+        if self._aborted.is_set():
+            raise StoppedError
+
     def abort(self) -> None:
         """End every running command, and let none start. From any thread."""
         self._aborted.set()
@@ -260,8 +271,7 @@ class Git:
         env: Mapping[str, str] = _NO_ENVIRONMENT,
         discover: bool = False,
     ) -> _Running:
-        if self._aborted.is_set():
-            raise StoppedError
+        self.check_running()
         place = [] if discover else [f"--git-dir={self.repo.git_dir}"]
         if self.worktree is not None and not discover:
             place.append(f"--work-tree={self.worktree}")
@@ -328,8 +338,7 @@ class Git:
         finally:
             for each in started:
                 self._finish(each)
-        if self._aborted.is_set():
-            raise StoppedError
+        self.check_running()
         for each in started:
             if each.expired:
                 raise PublishError(
