@@ -345,6 +345,44 @@ class PlanStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two versions of one file that could not be merged."""
+
+    ours: str | None
+    """The blob of the author's version (None: deleted)."""
+    theirs: str | None
+    """The blob of the remote's version."""
+    branch: str
+    """The branch of the remote that keeps the author's version; empty where it is kept nowhere else."""
+    commit: str | None
+    """The tip of that branch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseVersion:
+    """The version that the author's copy of a file is an edit of (None: there was no file)."""
+
+    blob: str | None
+    conflict: Conflict | None = None
+    """The open conflict of the copy, if it has one."""
+
+
+class BaseVersions(Protocol):
+    """What a publisher remembers about the authors' copies of files."""
+
+    def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
+        """Return what is known of these paths."""
+        ...
+
+    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+        """Store the versions durably, each in place of what was known of its path.
+
+        `contents`: by blob, the contents of base versions that the remote does not have.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class SubmittedFile:
     """A file as it was when its job was saved, where jobs carry their contents."""
 

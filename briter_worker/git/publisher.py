@@ -1,304 +1,613 @@
 """The publisher: a transaction whose commit point is the push.
 
-Look, stage, commit aside, push, adopt. Until the push nothing moves in the branch, the index or the work
-tree, so whatever happens before leaves the repository as it was.
+Check, stage, build the commits aside, record the plan, push, sync the mirror. Until the push, neither the
+branch nor the index nor the work tree changes, so every failure before it leaves the repository as it was.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import uuid
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
-from briter_worker.errors import PublishError
-from briter_worker.git.attributes import Attributes
-from briter_worker.git.building import Building, Item
-from briter_worker.git.commits import Person, Writer
-from briter_worker.git.objects import Objects
-from briter_worker.git.pending import has_late_adoption
-from briter_worker.git.place import WorkTree
-from briter_worker.git.remote import Remote
-from briter_worker.git.staging import Staging
-from briter_worker.git.transaction import Transaction
-from briter_worker.ports import Outcome, Plan
+from briter_worker.errors import (
+    Failure,
+    FailureCode,
+    LockLostError,
+    PublishError,
+    UnavailableError,
+)
+from briter_worker.git.checkout import Checkout
+from briter_worker.git.commits import Commit, File, Person, read_own_commits, write_commits
+from briter_worker.git.conflicts import ConflictBranches
+from briter_worker.git.merge import Base, Edit, Merge
+from briter_worker.git.plans import FileConflicts, FilePlans
+from briter_worker.git.push import PushResult, UncertainPushError, push_branch, push_large_files
+from briter_worker.git.repository import FOLDER, Repository
+from briter_worker.git.staging import WorkTreeSource
+from briter_worker.ports import Outcome, Plan, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.allowlist import Allowlist
-    from briter_worker.git.command import Commands
-    from briter_worker.git.place import Place
-    from briter_worker.git.site import Tips
-    from briter_worker.ports import Change, Request
+    from briter_worker.git.commits import OwnCommit
+    from briter_worker.git.repository import Move
+    from briter_worker.git.run import Git
+    from briter_worker.git.staging import Staged
+    from briter_worker.ports import BaseVersions, Change, PlanStore, Request
 
-_LAST_WORDS = 10.0
-"""How long each command may take that asks what became of an aborted push."""
+_MAX_RACES = 5
+_LAST_COMMAND_TIMEOUT_S = 10.0
+"""After an abort: how long each command may take that asks what became of the push."""
+
+
+class Source(Protocol):
+    """Where the files of the requests come from: the CMS's work tree, or the payloads of the jobs."""
+
+    def stage(
+        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
+    ) -> Mapping[str, Staged]:
+        """Return what each request changes of `tip`, by its key."""
+        ...
+
+
+class Mirror(Protocol):
+    """What follows the remote: the CMS's checkout, or what the database knows of the authors' copies."""
+
+    def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
+        """Return the versions that the paths were edited from, where these may not be what `tip` has."""
+        ...
+
+    def read(self, blob: str) -> bytes:
+        """Return the content of a base version, or of a blob of the remote. Raises LookupError."""
+        ...
+
+    def sync(self, tip: str, blobs: Mapping[str, str | None]) -> None:
+        """Follow the remote to `tip`, now or later. `blobs`: by path, the author's version published."""
+        ...
+
+    def catch_up(self) -> None:
+        """Finish what an earlier sync could not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A request that is ready to be built."""
+
+    request: Request
+    edits: tuple[Edit, ...]
+    rejected: tuple[str, ...]
+    withheld: Mapping[str, float]
+    uses_lfs: bool
+
+    @property
+    def key(self) -> str:
+        """Return the request's key."""
+        return self.request.key
+
+    @property
+    def blobs(self) -> dict[str, str | None]:
+        """Return the author's version of each path."""
+        return {edit.path: edit.file.blob if edit.file else None for edit in self.edits}
+
+    def commit(self, identity: Person, now: float, files: Mapping[str, File | None]) -> Commit:
+        """Return the commit that makes these changes for the request."""
+        author = Person(*self.request.author) if self.request.author else identity
+        return Commit(self.request.message.encode(), author.line(now), identity.line(now), files)
+
+
+@dataclass(slots=True)
+class Tip:
+    """The commit that a batch is built on."""
+
+    commit: str
+    expect: str | None
+    """The remote's tip as last seen; None if the remote has no branch yet."""
+    is_fresh: bool
+    """The remote was asked within this publication."""
+    own_commits: list[OwnCommit] = field(default_factory=list)
+    """Commits of the worker's that turned out to be on the remote: pushes whose answers were lost."""
+    own_blobs: dict[str, str | None] = field(default_factory=dict)
+    """The authors' versions that these commits brought to the remote."""
+
+
+@dataclass(slots=True)
+class Built:
+    """A batch, built on a tip."""
+
+    merge: Merge
+    tip: str
+    commits: dict[str, str] = field(default_factory=dict)
+    """The commit of each request that this push carries."""
+    unchanged: list[Item] = field(default_factory=list)
+    conflicts: list[tuple[Item, tuple[str, ...]]] = field(default_factory=list)
+
+    def blobs(self, items: Sequence[Item]) -> dict[str, str | None]:
+        """Return the authors' versions of what the remote has once this is pushed."""
+        conflicting = {item.key for item, _ in self.conflicts}
+        done = (item.blobs for item in items if item.key not in conflicting)
+        return {path: blob for blobs in done for path, blob in blobs.items()}
 
 
 class GitPublisher:
-    """Publishes from one place to one branch of one remote. The worker holds the site meanwhile.
+    """Publishes to one branch of one remote. The worker holds the site meanwhile."""
 
-    The place is the work tree of `commands`, if no other is given.
-    """
-
-    def __init__(  # noqa: PLR0913 - all that a publication needs
+    def __init__(
         self,
-        commands: Commands,
+        repository: Repository,
         *,
-        branch: str,
-        remote: str,
-        allowlist: Allowlist,
+        source: Source,
+        mirror: Mirror,
+        plans: PlanStore,
+        bases: BaseVersions,
         identity: Person,
-        max_file_bytes: int,
         dry_run: bool,
         progress: Callable[[str, int, int], None],
         warn: Callable[[str], None],
         still_ours: Callable[[], bool],
-        place: Place | None = None,
     ) -> None:
-        self._commands = commands
-        self._place: Place = place or WorkTree(commands, branch=branch, remote=remote)
-        self._site = self._place.site
-        self._remote = Remote(self._site, progress=lambda done, total: progress("push", done, total))
-        self._allowlist = allowlist
+        self._repository = repository
+        self._source = source
+        self._mirror = mirror
+        self._plans = plans
         self._identity = identity
-        self._max_file_bytes = max_file_bytes
         self._dry_run = dry_run
         self._progress = progress
         self._warn = warn
         self._still_ours = still_ours
-        self._late: list[Plan] = []
+        self._conflicts = ConflictBranches(repository, bases, identity, mirror.read)
 
     def publish(
         self,
         requests: Sequence[Request],
         *,
-        held: Collection[str],
-        examine: Callable[[str, Sequence[Change]], Outcome | None],
+        scheduled: Callable[[], Mapping[str, float]],
+        check: Callable[[str, Sequence[Change]], Outcome | None],
         cancelled: Callable[[], Collection[str]],
-        record: Callable[[Plan], None],
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
-        """See `ports.Publisher`."""
-        left = {request.key: request for request in requests}
-        known: dict[str, tuple[Sequence[Change], Outcome | None]] = {}
+        """Implement `ports.Publisher`."""
+        with self._repository.working():
+            self._repository.check()
+            if not self._dry_run:
+                self._mirror.catch_up()
+            tip = self._first_tip()
+            items, outcomes = self._stage(requests, tip, scheduled, check)
+            self._repository.check_unmoved()
+            if outcomes:
+                yield outcomes
+            yield from self._build_and_push(items, tip, cancelled, now)
 
-        def once(key: str, changes: Sequence[Change]) -> Outcome | None:
-            """Nobody is asked the same again, should it have to be built anew."""
-            if key not in known or known[key][0] != changes:
-                known[key] = changes, examine(key, changes)
-            return known[key][1]
-
-        while True:
-            try:
-                for outcomes in self._publish(
-                    list(left.values()),
-                    held=held,
-                    examine=once,
-                    cancelled=cancelled,
-                    record=record,
-                    now=now,
-                ):
-                    for outcome in outcomes:
-                        left.pop(outcome.key, None)
-                    yield outcomes
-            except (PublishError, OSError) as failure:
-                if self._place.renewed(failure):
-                    continue
-                raise
+    def resolve(self) -> Iterator[Mapping[str, str]]:
+        """Implement `ports.Publisher`."""
+        plans = self._plans.plans()
+        if not plans:
             return
+        self._repository.git.allow_last_commands(_LAST_COMMAND_TIMEOUT_S)
+        with self._repository.working():
+            for plan in plans:
+                tip = self._find_landed(plan)
+                if tip is not None:
+                    self._conflicts.load(plan.blobs, tip)
+                    self._complete(plan, tip, {})
+                yield plan.commits if tip is not None else {}
+                self._discard(plan)
 
-    def _publish(
-        self,
-        requests: Sequence[Request],
-        *,
-        held: Collection[str],
-        examine: Callable[[str, Sequence[Change]], Outcome | None],
-        cancelled: Callable[[], Collection[str]],
-        record: Callable[[Plan], None],
-        now: float,
-    ) -> Iterator[Sequence[Outcome]]:
-        with self._looked() as (found, objects):
-            tips = found
-            if self.pending_flush() and not self._is_merged(tips):  # else it goes along with the posts
-                self._flush(objects, tips, now)
-                tips = self._site.look()
-            writer = Writer(self._commands, tip=tips.local, progress=self._progress)
-            try:
-                items, refused, large_files = self._stage(objects, writer, requests, tips.local, held, now)
-                items, unwanted = _examined(items, examine)
-                refused += unwanted
-                self._site.check_unmoved()
-                if refused:
-                    yield refused
-                transaction = self._transaction(objects, writer, record, now, large_files=large_files)
-                yield from transaction.settle(items, tips, lacked=found.remote, cancelled=cancelled)
-            finally:
-                writer.give_up()
+    def undecided(self) -> Collection[str]:
+        """Implement `ports.Publisher`."""
+        return {key for plan in self._plans.plans() for key in plan.commits}
 
-    def abort(self) -> None:
-        """Give up what is running, at once; `landed` then says what became of it. From any thread."""
-        self._commands.watch.abort()
+    def tidy(self, now: float) -> None:  # noqa: ARG002 - until the housekeeping is in
+        """Implement `ports.Publisher`."""
+        with self._repository.working():
+            if not self._dry_run:
+                self._guard(self._mirror.catch_up)
 
-    def landed(self, plan: Plan) -> bool:
-        """See `ports.Publisher`."""
-        self._commands.watch.reopen(_LAST_WORDS)
-        self._place.make_way()
-        with self._site.finishing():
-            done = self._place.landed(plan, self._remote)
-            if done:
-                with Objects(self._commands) as objects:
-                    writer = Writer(self._commands, tip=plan.new)
-                    self._transaction(objects, writer, lambda _: None, 0.0).adopt(plan, None)
-        return done
+    # Before the push
 
-    def pending_flush(self) -> bool:
-        """Whether dry runs have left commits that a live run has to push."""
-        return not self._dry_run and self._site.ref(self._site.dry_run_ref) is not None
+    def _first_tip(self) -> Tip:
+        """Return the remote's tip as the worker saw it last; ask the remote if it never saw it."""
+        repository = self._repository
+        pushed = repository.ref(repository.pushed_ref)
+        if pushed is not None:
+            return Tip(pushed, pushed, is_fresh=False)
+        local = repository.ref(repository.branch_ref)
+        # A branch that anybody has seen there was deleted since, and is not created again.
+        if local and repository.ref(repository.tracking_ref) is None and repository.remote_tip() is None:
+            return Tip(local, None, is_fresh=True)
+        return self._fetch(None)
 
-    def flush(self, now: float) -> str | None:
-        """See `ports.Publisher`."""
-        with self._looked() as (tips, objects):
-            return self._flush(objects, tips, now)
-
-    def tidy(self, now: float) -> None:
-        """See `ports.Publisher`."""
-        self._place.tidy(now, self._adopt_late)
-        self._place.rest()
-
-    def close(self, stopping: Callable[[], bool], *, wait: float) -> None:
-        """Leave nothing running; housekeeping that was begun may take this long to end by itself."""
-        self._place.close(stopping, wait)
-
-    def _adopt_late(self) -> None:
-        """What was pushed and could not be adopted then, as the disk was full, say."""
-        site = self._site
-        late = self._late.copy()
-        if not late and not has_late_adoption(self._commands.worktree, site.branch, site.remote):
-            return
-        if not site.is_checked_out():
-            return  # somebody is away on another branch, maybe for days
-        self._late.clear()
-        with site.working() as tips, Objects(self._commands) as objects:
-            writer = Writer(self._commands, tip=tips.local)
-            transaction = self._transaction(objects, writer, lambda _: None, 0.0)
-            for plan in late:
-                transaction.adopt(replace(plan, commits={}), None)  # their journal is closed by now
-            now = site.tips()
-            if now.remote not in (None, now.local):
-                transaction.adopt_landed(now, str(now.remote))
-
-    @contextmanager
-    def _looked(self) -> Iterator[tuple[Tips, Objects]]:
-        self._place.make_way()
-        with self._site.working() as tips, Objects(self._commands) as objects:
-            self._place.mend(objects)
-            yield tips, objects
-
-    def _flush(self, objects: Objects, tips: Tips, now: float) -> str | None:
-        dry = self._site.ref(self._site.dry_run_ref)
-        if dry is None:
-            return None
-        known = tips.remote is not None and self._site.is_ancestor(dry, tips.remote)
-        # What is not on the branch any more was taken back by a person.
-        if known or not self._site.is_ancestor(dry, tips.local):
-            self._site.update((self._site.dry_run_ref, None, None))
-            return None
-        writer = Writer(self._commands, tip=dry)
+    def _fetch(self, since: Tip | None) -> Tip:
+        """Fetch the remote's tip, and find what of the worker's own has landed since."""
+        repository = self._repository
+        fetched = repository.fetch()
         try:
-            return self._transaction(objects, writer, lambda _: None, now).flush(tips, dry)
-        finally:
-            writer.give_up()
-
-    def _is_merged(self, tips: Tips) -> bool:
-        """Whether a person has put what the remote has on top of the commits of dry runs.
-
-        Those alone must not be pushed then: they would take the remote's back.
-        """
-        dry = self._site.ref(self._site.dry_run_ref)
-        return (
-            dry is not None
-            and tips.remote is not None
-            and not self._site.is_ancestor(tips.remote, dry)
-            and self._site.is_ancestor(dry, tips.local)
-            and self._site.is_ancestor(tips.remote, tips.local)
+            repository.check_not_rewritten(fetched)
+        except PublishError as error:
+            if repository.git.worktree is not None or error.code is not FailureCode.REMOTE_REWRITTEN:
+                raise
+            self._warn(f"{error.message}. The next posts are published on what the remote has now")
+        repository.update_refs((repository.pushed_ref, fetched, None))
+        if since is None:
+            return Tip(fetched, fetched, is_fresh=True)
+        own = read_own_commits(repository.git, since.commit, fetched, self._identity)
+        paths = {path for commit in own for path in commit.blobs}
+        bases = self._bases(paths, since.commit)
+        landed = {path: _advance(path, bases[path], own).blob for path in paths}
+        own_blobs = {path: blob for path, blob in landed.items() if blob != bases[path].blob}
+        return Tip(
+            fetched,
+            fetched,
+            is_fresh=True,
+            own_commits=[*since.own_commits, *own],
+            own_blobs={**since.own_blobs, **own_blobs},
         )
 
-    def _transaction(
-        self,
-        objects: Objects,
-        writer: Writer,
-        record: Callable[[Plan], None],
-        now: float,
-        *,
-        large_files: bool = False,
-    ) -> Transaction:
-        return Transaction(
-            self._site,
-            self._remote,
-            objects,
-            Building(self._site, objects, writer, identity=self._identity, now=now),
-            self._place.follower(objects),
-            record=record,
-            dry_run=self._dry_run,
-            progress=self._progress,
-            warn=self._warn,
-            still_ours=self._still_ours,
-            late=self._late,
-            large_files=large_files,
-        )
+    def _bases(self, paths: Collection[str], tip: str) -> dict[str, Base]:
+        """Return the version that each path was edited from, as far as it is known, else what `tip` has."""
+        if not paths:
+            return {}
+        known = self._mirror.bases(paths, tip)
+        entries = self._repository.entries(tip, paths - known.keys())
+        there = {path: Base(entry.blob, entry.mode) for path, entry in entries.items()}
+        return {path: known.get(path) or there.get(path, Base(None)) for path in paths}
 
     def _stage(
         self,
-        objects: Objects,
-        writer: Writer,
         requests: Sequence[Request],
-        tip: str,
-        held: Collection[str],
-        now: float,
-    ) -> tuple[list[Item], list[Outcome], bool]:
-        tree = objects.tree(tip)
-        self._place.bring(requests, objects, tip)
-        attributes = Attributes(self._commands, tree)
-        file_mode = self._commands.config.get_value("core", "fileMode", default="true")
-        staged = Staging(
-            self._commands,
-            allowlist=self._allowlist,
-            attributes=attributes,
-            objects=objects,
-            tree=tree,
-            writer=writer,
-            max_file_bytes=self._max_file_bytes,
-            keep_modes=str(file_mode).lower() in ("false", "0", "no", "off"),
-            progress=self._progress,
-        ).stage(requests, held=held)
-        staged = dict(self._place.based(staged, objects, tree))
+        tip: Tip,
+        scheduled: Callable[[], Mapping[str, float]],
+        check: Callable[[str, Sequence[Change]], Outcome | None],
+    ) -> tuple[list[Item], list[Outcome]]:
+        """Read the requests' files; return what can be built, and the outcomes of the other requests."""
+        before = scheduled()
+        staged = self._source.stage(requests, tip=tip.commit, scheduled=before)
+        paths = {change.path for each in staged.values() for change in each.changes}
+        bases = self._mirror.bases(paths, tip.commit) if paths else {}
+        self._conflicts.load(paths, tip.commit)
+        # A post that was scheduled meanwhile may have been read, and its time has not come.
+        newly_scheduled = {path.strip("/") for path in scheduled().keys() - before.keys()}
         items: list[Item] = []
-        refused: list[Outcome] = []
+        outcomes: list[Outcome] = []
         for request in requests:
             each = staged[request.key]
             rejected = (*each.rejected, *each.missing)
             if each.failure is not None:
-                refused.append(
-                    Outcome(request.key, failure=each.failure, text=each.text, rejected_paths=rejected)
-                )
+                outcome: Outcome | None = Outcome(request.key, Result.FAILED, failure=each.failure)
+            elif any(_is_at_or_below(change.path, newly_scheduled) for change in each.changes):
+                outcome = Outcome(request.key, Result.RELEASED)
+            else:
+                outcome = check(request.key, each.changes)
+            if outcome is not None:
+                outcomes.append(replace(outcome, rejected_paths=rejected))
                 continue
-            author = Person(*request.author) if request.author else self._identity
-            message = request.message.encode()
-            items.append(Item(request.key, request.slug, message, author.line(now), each.changes, rejected))
-        return items, refused, attributes.uses_lfs
+            edits = tuple(self._edit(change, each, bases.get(change.path)) for change in each.changes)
+            items.append(Item(request, edits, rejected, each.withheld, each.uses_lfs))
+        return items, outcomes
+
+    def _edit(self, change: Change, staged: Staged, base: Base | None) -> Edit:
+        file = None
+        if change.blob is not None:
+            file = File(change.mode, change.blob, staged.contents.get(change.path))
+        return Edit(change.path, file, self._conflicts.base_of(change.path, change.blob) or base)
+
+    def _build(self, items: Sequence[Item], tip: Tip, ref: str, now: float) -> Built:
+        """Merge the items into the tip, one after another, and write their commits onto `ref`."""
+        paths = {edit.path for item in items for edit in item.edits}
+        merge = Merge(self._repository, tip.commit, paths, self._mirror.read)
+        built = Built(merge, tip.commit)
+        commits: list[Commit] = []
+        keys: list[str] = []
+        carriers: dict[str, str] = {}
+        for item in items:
+            placed = merge.place(item.edits)
+            if placed.conflicts:
+                built.conflicts.append((item, placed.conflicts))
+            elif placed.files:
+                commits.append(item.commit(self._identity, now, placed.files))
+                keys.append(item.key)
+                carriers.update(dict.fromkeys(placed.files, item.key))
+            elif carrier := next((carriers[p] for p in item.blobs if p in carriers), None):
+                built.commits[item.key] = carrier
+            else:
+                built.unchanged.append(item)
+        if commits:
+            names = write_commits(
+                self._repository.git, commits, parent=tip.commit, ref=ref, progress=self._progress
+            )
+            own = dict(zip(keys, names, strict=True))
+            built.commits = {key: own[carrier] for key, carrier in built.commits.items()} | own
+            built.tip = names[-1]
+        return built
+
+    # The push
+
+    def _build_and_push(
+        self, items: Sequence[Item], tip: Tip, cancelled: Callable[[], Collection[str]], now: float
+    ) -> Iterator[Sequence[Outcome]]:
+        """Build and push until the remote is where it was last seen; yield the outcomes."""
+        waiting, settled, races = list(items), list[Outcome](), 0
+        while waiting := self._without_cancelled(waiting, cancelled(), settled):
+            plan_id = uuid.uuid4().hex
+            built = self._build(waiting, tip, self._batch_ref(plan_id), now)
+            if not built.commits.keys().isdisjoint(cancelled()):
+                self._delete_ref(self._batch_ref(plan_id))
+                continue
+            plan = Plan(plan_id, tip.expect, built.tip, built.commits, built.blobs(waiting))
+            try:
+                landed = self._push(plan, waiting) if built.commits else self._confirm(tip)
+            except PublishError as error:
+                if error.code is not FailureCode.REJECTED or len(built.commits) != 1:
+                    raise
+                (rejected,) = [item for item in waiting if item.key in built.commits]
+                settled.append(self._outcome(rejected, Result.FAILED, failure=error.failure))
+                waiting.remove(rejected)
+                continue
+            if landed is None:
+                if races == _MAX_RACES:
+                    raise _lost_race()
+                races += 1
+                waiting, tip = self._follow(waiting, tip)
+                continue
+            settled += [
+                self._conflicts.settle(item, paths, built.merge, now=now, dry_run=self._dry_run)
+                for item, paths in built.conflicts
+            ]
+            settled += self._outcomes(waiting, built, tip)
+            self._complete(plan, landed, tip.own_blobs)
+            yield settled
+            if built.commits:
+                self._drop_plan(plan)
+            return
+        if settled:
+            yield settled
+
+    def _without_cancelled(
+        self, items: Sequence[Item], cancelled: Collection[str], settled: list[Outcome]
+    ) -> list[Item]:
+        settled += [Outcome(item.key, Result.CANCELLED) for item in items if item.key in cancelled]
+        return [item for item in items if item.key not in cancelled]
+
+    def _push(self, plan: Plan, items: Sequence[Item]) -> str | None:
+        """Push the plan's commits; return the remote's tip, or None if the remote has moved.
+
+        After an uncertain end the remote is asked. While it does not answer, the plan stays recorded.
+        """
+        ref = self._batch_ref(plan.id)
+        if any(item.uses_lfs for item in items):
+            push_large_files(self._repository, ref, dry_run=self._dry_run)
+        if not self._dry_run:
+            self._plans.record(plan)
+        try:
+            self._check_still_ours()
+            self._progress("push", 0, 0)
+            result = push_branch(
+                self._repository, ref, expect=plan.base, dry_run=self._dry_run, progress=self._progress
+            )
+        except UncertainPushError as error:
+            return self._ask_about(plan, error)
+        except (PublishError, LockLostError):
+            self._discard(plan)
+            raise
+        if result is PushResult.MOVED:
+            self._discard(plan)
+            return None
+        return plan.tip
+
+    def _check_still_ours(self) -> None:
+        if not self._still_ours():
+            raise LockLostError
+
+    def _ask_about(self, plan: Plan, error: PublishError) -> str:
+        """Return the remote's tip if the plan has landed; else raise the error of its push."""
+        try:
+            landed = self._find_landed(plan)
+        except PublishError:
+            raise error from None
+        if landed is None:
+            self._discard(plan)
+            raise error
+        return landed
+
+    def _find_landed(self, plan: Plan) -> str | None:
+        """Ask the remote. Return its tip if that contains the plan's commits, else None."""
+        repository = self._repository
+        there = repository.remote_tip()
+        if there is None and plan.base is not None:
+            raise repository.no_branch_error()
+        if there in (None, plan.base):
+            return None
+        if there == plan.tip and repository.ref(self._batch_ref(plan.id)) == plan.tip:
+            return plan.tip
+        fetched = repository.fetch()
+        return fetched if repository.is_ancestor(plan.tip, fetched) else None
+
+    def _confirm(self, tip: Tip) -> str | None:
+        """Return the tip if it is the remote's: what is unchanged must be there, and not only have been."""
+        if tip.is_fresh or self._repository.remote_tip() == tip.expect:
+            return tip.commit
+        return None
+
+    def _follow(self, items: Sequence[Item], tip: Tip) -> tuple[list[Item], Tip]:
+        """Return the items as edits of what they started from, and the remote's new tip."""
+        unknown = {edit.path for item in items for edit in item.edits if edit.base is None}
+        entries = self._repository.entries(tip.commit, unknown)
+        moved = self._fetch(tip)
+        own = moved.own_commits[len(tip.own_commits) :]
+        followed = []
+        for item in items:
+            edits = []
+            for edit in item.edits:
+                entry = entries.get(edit.path)
+                base = edit.base or (Base(entry.blob, entry.mode) if entry else Base(None))
+                edits.append(replace(edit, base=_advance(edit.path, base, own)))
+            followed.append(replace(item, edits=tuple(edits)))
+        return followed, moved
+
+    # After the push
+
+    def _outcomes(self, items: Sequence[Item], built: Built, tip: Tip) -> Iterator[Outcome]:
+        for item in items:
+            if commit := built.commits.get(item.key):
+                yield self._outcome(item, Result.PUBLISHED, commit=commit)
+        for item in built.unchanged:
+            if item.withheld:
+                yield self._snoozed(item)
+            elif receipt := _find_receipt(item, tip.own_commits):
+                yield self._outcome(item, Result.PUBLISHED, commit=receipt)
+            else:
+                yield self._outcome(item, Result.UNCHANGED)
+
+    def _snoozed(self, item: Item) -> Outcome:
+        path, until = min(item.withheld.items(), key=lambda each: each[1])
+        failure = Failure(
+            FailureCode.UNSETTLED,
+            f"{path} belongs to a scheduled post and is not published before its time",
+            "publish the scheduled post now, or cancel it",
+        )
+        return self._outcome(item, Result.SNOOZED, failure=failure, retry_at=until)
+
+    def _outcome(
+        self,
+        item: Item,
+        result: Result,
+        *,
+        commit: str | None = None,
+        failure: Failure | None = None,
+        retry_at: float | None = None,
+    ) -> Outcome:
+        rejected = item.rejected if result is Result.SNOOZED else (*item.rejected, *item.withheld)
+        return Outcome(item.key, result, commit, failure, retry_at, rejected)
+
+    def _complete(self, plan: Plan, landed: str, own_blobs: Mapping[str, str | None]) -> None:
+        """Have this side follow the remote. Nothing local fails a post that is on the remote."""
+        repository, batch = self._repository, self._batch_ref(plan.id)
+        moves: list[Move] = [(batch, None, None)] if repository.ref(batch) else []
+        if not self._dry_run and repository.ref(repository.pushed_ref) != landed:
+            moves.append((repository.pushed_ref, landed, None))
+        if moves:
+            self._guard(lambda: repository.update_refs(*moves))
+        if not self._dry_run:
+            self._guard(lambda: self._conflicts.close(plan.blobs))
+            self._guard(lambda: self._mirror.sync(landed, {**own_blobs, **plan.blobs}))
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        """Run the action; warn of a local failure. Only a database that is away stops what follows."""
+        try:
+            action()
+        except UnavailableError:
+            raise
+        except (PublishError, OSError) as error:
+            self._warn(str(error))
+
+    def _discard(self, plan: Plan) -> None:
+        """Forget a plan that did not land, or is complete."""
+        self._drop_plan(plan)
+        self._delete_ref(self._batch_ref(plan.id))
+
+    def _drop_plan(self, plan: Plan) -> None:
+        if not self._dry_run:
+            self._guard(lambda: self._plans.drop(plan))
+
+    def _delete_ref(self, ref: str) -> None:
+        if self._repository.ref(ref) is not None:
+            self._guard(lambda: self._repository.update_refs((ref, None, None)))
+
+    def _batch_ref(self, plan_id: str) -> str:
+        return f"{self._repository.own_refs}/batch/{plan_id}"
 
 
-def _examined(
-    items: Sequence[Item], examine: Callable[[str, Sequence[Change]], Outcome | None]
-) -> tuple[list[Item], list[Outcome]]:
-    """What may be published, and what somebody else than git has refused or put off."""
-    kept: list[Item] = []
-    refused: list[Outcome] = []
-    for item in items:
-        outcome = examine(item.key, item.changes)
-        if outcome is None:
-            kept.append(item)
-        else:
-            refused.append(replace(outcome, rejected_paths=item.rejected))
-    return kept, refused
+def _advance(path: str, base: Base, own: Sequence[OwnCommit]) -> Base:
+    """Return what the worker's own commits made of a base version: the author's next edit started from it."""
+    for commit in own:
+        if path in commit.blobs and commit.blobs[path][0] == base.blob:
+            base = Base(commit.blobs[path][1])
+    return base
+
+
+def _find_receipt(item: Item, own: Sequence[OwnCommit]) -> str | None:
+    """Return the commit of a push whose answer was lost, if it carried this request."""
+    message = item.request.message.encode().strip()
+    found = (
+        each.sha
+        for each in reversed(own)
+        if each.message == message and not each.blobs.keys().isdisjoint(item.blobs)
+    )
+    return next(found, None)
+
+
+def _is_at_or_below(path: str, declared: Collection[str]) -> bool:
+    return path in declared or any(path[:i] in declared for i, c in enumerate(path) if c == "/")
+
+
+def _lost_race() -> PublishError:
+    return PublishError(
+        FailureCode.LOST_RACE,
+        f"others pushed {_MAX_RACES + 1} times while the worker pushed",
+        "none needed: the worker tries again by itself",
+    )
+
+
+class CheckoutMirror:
+    """The CMS's checkout as the publisher's mirror."""
+
+    def __init__(self, repository: Repository, checkout: Checkout) -> None:
+        self._repository = repository
+        self._checkout = checkout
+
+    def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
+        """Implement `Mirror`."""
+        found = {path: Base(blob) for path, blob in self._checkout.bases(paths).items()}
+        agreed = self._checkout.agreed(tip)
+        if agreed not in (None, tip):
+            entries = self._repository.entries(str(agreed), paths)
+            for path in paths - found.keys():
+                entry = entries.get(path)
+                is_file = entry is not None and entry.mode != FOLDER
+                found[path] = Base(entry.blob, entry.mode) if entry and is_file else Base(None)
+        return found
+
+    def read(self, blob: str) -> bytes:
+        """Implement `Mirror`. A version that the repository has lost is damage, and no conflict."""
+        return self._repository.blob(blob)
+
+    def sync(self, tip: str, blobs: Mapping[str, str | None]) -> None:
+        """Implement `Mirror`."""
+        self._checkout.sync(tip, blobs)
+
+    def catch_up(self) -> None:
+        """Implement `Mirror`."""
+        self._checkout.catch_up()
+
+
+def open_disk_publisher(
+    git: Git,
+    *,
+    branch: str,
+    remote: str,
+    allowlist: Allowlist,
+    identity: Person,
+    max_file_bytes: int,
+    dry_run: bool,
+    progress: Callable[[str, int, int], None],
+    warn: Callable[[str], None],
+    still_ours: Callable[[], bool],
+) -> GitPublisher:
+    """Return the publisher of the CMS's own repository."""
+    repository = Repository(git, branch=branch, remote=remote)
+    return GitPublisher(
+        repository,
+        source=WorkTreeSource(
+            repository, allowlist=allowlist, max_file_bytes=max_file_bytes, progress=progress
+        ),
+        mirror=CheckoutMirror(repository, Checkout(repository, warn)),
+        plans=FilePlans(git.state_dir, branch),
+        bases=FileConflicts(git.state_dir, branch),
+        identity=identity,
+        dry_run=dry_run,
+        progress=progress,
+        warn=warn,
+        still_ours=still_ours,
+    )

@@ -1,0 +1,194 @@
+"""Merge: place edits on a commit that others may have changed since, path by path and line by line.
+
+An edit knows its base, the version that its author started from. Where the tree still has the base, the
+edit is taken as it is. Where both sides changed a file, their lines are merged. Overlapping lines are a
+conflict of that one request.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from briter_worker.git import messages
+from briter_worker.git.commits import File, blob_id
+from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from briter_worker.git.repository import Entry, Repository
+
+_MAX_CONFLICTS = 127
+"""`git merge-file` exits with the number of conflicts, at most this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The version that an edit started from (None: there was no file). `mode` may be unknown: empty."""
+
+    blob: str | None
+    mode: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One path of one request: the new file (None: deleted), and its base (None: what the tree has)."""
+
+    path: str
+    file: File | None
+    base: Base | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What the edits of one request change on the tree, or the paths that conflict."""
+
+    files: dict[str, File | None] = field(default_factory=dict)
+    conflicts: tuple[str, ...] = ()
+
+
+class Merge:
+    """Places requests on one commit's tree, one after another."""
+
+    def __init__(
+        self, repository: Repository, tip: str, paths: Iterable[str], read: Callable[[str], bytes]
+    ) -> None:
+        """`paths`: every path of every edit. `read` returns a blob, or raises LookupError."""
+        self._repository = repository
+        self.tip = tip
+        self._read = read
+        wanted = {above for path in paths for above in (path, *parents_of(path))}
+        self._entries = repository.entries(tip, wanted)
+        self._changed: dict[str, File | None] = {}
+        self._last: dict[str, tuple[Edit, File | None]] = {}
+        """By path: the edit that was placed last, and its result."""
+
+    def tree_blob(self, path: str) -> str | None:
+        """Return the blob that the commit itself has at the path."""
+        entry = self._entries.get(path)
+        return None if entry is None or entry.mode == FOLDER else entry.blob
+
+    def place(self, edits: Sequence[Edit]) -> Placed:
+        """Return what the edits change. Nothing of a request that conflicts is placed."""
+        files: dict[str, File | None] = {}
+        conflicts: list[str] = []
+        results: dict[str, tuple[Edit, File | None]] = {}
+        deleted: set[str] = set()
+        # Deletions first: another file of the request may take the place.
+        for edit in sorted(edits, key=lambda each: each.file is not None):
+            path, theirs = edit.path, self._current(edit.path)
+            if self._is_unedited(edit, theirs) or self._last.get(path) == (edit, theirs):
+                continue
+            try:
+                ours = self._merge(edit, theirs, deleted)
+            except _ConflictError:
+                conflicts.append(path)
+                continue
+            if ours is None:
+                deleted.add(path)
+            results[path] = (edit, ours)
+            if ours != theirs:
+                files[path] = ours
+        if conflicts:
+            return Placed(conflicts=tuple(conflicts))
+        # Another request may bring the same edit. Merged with its own result, the edit could conflict with
+        # itself, where neighbouring lines are alike.
+        self._last.update(results)
+        self._changed.update(files)
+        return Placed(files)
+
+    def _current(self, path: str) -> File | None:
+        if path in self._changed:
+            return self._changed[path]
+        return _file_of(self._entries.get(path))
+
+    def _is_unedited(self, edit: Edit, theirs: File | None) -> bool:
+        """Return True if only the other side changed the file."""
+        base = edit.base
+        their_blob = theirs.blob if theirs else None
+        if base is None or _blob_of(edit) != base.blob or base.blob == their_blob:
+            return False
+        return theirs is None or theirs.mode in (LINK, SUBMODULE) or not _has_new_mode(edit, base)
+
+    def _is_in_the_way(self, path: str, deleted: set[str]) -> bool:
+        """Return True if writing the file would remove others: a folder, or a file above it."""
+        if any(above not in deleted and self._current(above) for above in parents_of(path)):
+            return True
+        below = f"{path}/"
+        if any(
+            file and name.startswith(below) and name not in deleted for name, file in self._changed.items()
+        ):
+            return True
+        entry = self._entries.get(path)
+        if entry is None or entry.mode != FOLDER:
+            return False
+        files = self._repository.entries_below(self.tip, path)
+        return any(name not in deleted and self._changed.get(name, True) for name in files)
+
+    def _merge(self, edit: Edit, theirs: File | None, deleted: set[str]) -> File | None:
+        if edit.file is not None and self._is_in_the_way(edit.path, deleted):
+            raise _ConflictError
+        base = edit.base or Base(theirs.blob if theirs else None, theirs.mode if theirs else "")
+        ours = edit.file
+        is_unchanged_there = (theirs.blob if theirs else None) in (base.blob, _blob_of(edit))
+        if theirs is not None and theirs.mode == SUBMODULE:
+            raise _ConflictError
+        if ours is None or theirs is None or theirs.mode == LINK:
+            if is_unchanged_there:
+                return ours
+            raise _ConflictError
+        mode = ours.mode if _has_new_mode(edit, base) else theirs.mode
+        if is_unchanged_there:
+            return File(mode, ours.blob, ours.content)
+        if ours.blob == base.blob:
+            return File(mode, theirs.blob, theirs.content)
+        merged = self._merge_lines(base.blob, ours, theirs)
+        return File(mode, blob_id(merged, like=self.tip), merged)
+
+    def _merge_lines(self, base: str | None, ours: File, theirs: File) -> bytes:
+        try:
+            versions = {
+                "ours": self._content(ours),
+                "base": b"" if base is None else self._read(base),
+                "theirs": self._content(theirs),
+            }
+        except LookupError:  # nobody has the base any more
+            raise _ConflictError from None
+        with tempfile.TemporaryDirectory(prefix="briter-merge-") as folder:
+            for name, content in versions.items():
+                Path(folder, name).write_bytes(content)
+            paths = [str(Path(folder, name)) for name in versions]
+            status, merged, error = self._repository.git.attempt("merge-file", "-p", "-q", *paths)
+        if 0 < status <= _MAX_CONFLICTS or "binary" in error:
+            raise _ConflictError
+        if status:
+            what = "two versions of a file could not be merged"
+            raise messages.from_git(what, error or messages.status_text(status))
+        return merged
+
+    def _content(self, file: File) -> bytes:
+        return self._read(file.blob) if file.content is None else file.content
+
+
+class _ConflictError(Exception):
+    """Both sides changed the same lines, or one of them the kind of file."""
+
+
+def parents_of(path: str) -> list[str]:
+    """Return the folders above a path, the topmost first."""
+    return [path[:i] for i, c in enumerate(path) if c == "/"]
+
+
+def _blob_of(edit: Edit) -> str | None:
+    return edit.file.blob if edit.file else None
+
+
+def _file_of(entry: Entry | None) -> File | None:
+    return None if entry is None or entry.mode == FOLDER else File(entry.mode, entry.blob)
+
+
+def _has_new_mode(edit: Edit, base: Base) -> bool:
+    return edit.file is not None and base.mode not in ("", edit.file.mode)
