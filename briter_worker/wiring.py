@@ -138,6 +138,13 @@ def retention_of(settings: Settings) -> Retention:
     return Retention(settings.history_stale_days, settings.history_keep_days)
 
 
+def receivers_of(settings: Settings) -> Receivers:
+    """Return who receives the site's webhooks, and in which form."""
+    return Receivers(
+        urls=settings.webhook_urls, template=settings.webhook_template, build_hook=settings.build_hook_url
+    )
+
+
 @contextmanager
 def open_sinks(
     settings: Settings, log: Callable[[Event], None], *, metrics: Sequence[CountingSink] = ()
@@ -155,10 +162,9 @@ def open_sinks(
         allow_private=settings.webhook_allow_private,
         warn=lambda message, fix: log(Warned(error=message, fix=fix)),
     )
-    receivers = Receivers(settings.webhook_urls, settings.webhook_template, settings.build_hook_url)
     stores = [
         HistorySink(history, target, retention=retention_of(settings), announce=log),
-        WebhookSink(outbox, receivers, sender.wake, href=target.href),
+        WebhookSink(outbox, receivers_of(settings), sender.wake, href=target.href),
     ]
     sinks = ConditionTracker(history, FanOut(stores, log, metrics))
     try:
