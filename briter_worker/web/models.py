@@ -1,4 +1,4 @@
-"""What the API takes and gives, as OpenAPI tells it. Keys are those of the job file and of the log."""
+"""Models of the API, for validation of requests and for OpenAPI. Keys are those of the job file and the log."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class _Model(BaseModel):
 
 
 class Author(_Model):
-    """Who wrote the post; git shows it as the commit's author."""
+    """Author of the post, shown by git as the commit's author."""
 
     name: Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f<>]+$")]
     email: Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x20\x7f<>]+$")]
 
 
 class NewJob(BaseModel):
-    """A post to publish. Keys that are not named here are kept in the job as they are."""
+    """A post to publish. Other keys are kept in the job as they are."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="allow")
 
@@ -38,13 +38,13 @@ class NewJob(BaseModel):
         str | None, Field(max_length=100_000, pattern=r"^[^\x00]*$", description="Absent: `Publish <slug>`.")
     ] = None
     scheduled_for: Annotated[
-        str | None, Field(description="Held until then. Absent: now.", json_schema_extra=_TIME)
+        str | None, Field(description="Not published before. Absent: now.", json_schema_extra=_TIME)
     ] = None
     author: Author | None = None
 
 
 class Job(BaseModel):
-    """A job, with every key of its file, and where it stands."""
+    """A job, with every key of its file, and its state."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="allow")
 
@@ -52,7 +52,7 @@ class Job(BaseModel):
     slug: str
     state: Annotated[
         str,
-        Field(description="pending, scheduled, retrying, claimed, failed; or how it ended, when it is gone."),
+        Field(description="pending, scheduled, retrying, tried, claimed, failed; the outcome, if it left the queue."),
     ]
     type: str | None = None
     paths: list[str] | None = None
@@ -64,10 +64,12 @@ class Job(BaseModel):
     next_attempt_at: str | None = None
     last_error: str | None = None
     failure: str | None = None
+    fix: str | None = None
+    dry_run_at: str | None = None
 
 
 class Phase(_Model):
-    """One phase of an attempt; `ended` null while it lasts."""
+    """A phase of an attempt; `ended` is null while the phase lasts."""
 
     name: str
     began: str | None
@@ -75,7 +77,7 @@ class Phase(_Model):
 
 
 class Receipt(_Model):
-    """What became of one attempt."""
+    """The outcome of one attempt."""
 
     id: int
     time: str | None
@@ -95,6 +97,7 @@ class Receipt(_Model):
     href: str | None
     error: str | None
     failure: str | None
+    fix: str | None
     retry_at: str | None
     rejected_paths: list[str]
     superseded_by: str | None
@@ -113,7 +116,7 @@ class JobInFull(Job):
 
 
 class Queue(_Model):
-    """What waits and what failed, as Briter's dashboard shows it; the totals count beyond the lists."""
+    """Scheduled and failed jobs; the totals also count the jobs beyond `limit`."""
 
     scheduled: list[Job]
     failed: list[Job]
@@ -122,7 +125,7 @@ class Queue(_Model):
 
 
 class Jobs(_Model):
-    """A page of jobs; `next` is the offset of the next one, null at the end."""
+    """A page of jobs; `next` is the offset of the next page, null at the end."""
 
     items: list[Job]
     total: int
@@ -130,61 +133,61 @@ class Jobs(_Model):
 
 
 class History(_Model):
-    """A page of receipts, newest first; `next` is the `before` of the next one, null at the end."""
+    """A page of receipts, newest first; `next` is the `before` of the next page, null at the end."""
 
     items: list[Receipt]
     next: int | None
 
 
 class Enqueued(_Model):
-    """A job that is in the queue, durably."""
+    """A job that was stored durably."""
 
     id: str
     slug: str
-    replayed: Annotated[bool, Field(description="The Idempotency-Key was known: the job was there before.")]
+    replayed: Annotated[bool, Field(description="The Idempotency-Key was used before, for this job.")]
     warnings: Annotated[list[str], Field(description="Paths that will not be published, and why.")]
 
 
-class Named(_Model):
-    """A job that something was done to."""
+class JobName(_Model):
+    """A job that was changed."""
 
     id: str
     slug: str
 
 
-class Steered(_Model):
-    """What a command was done to."""
+class ChangedJobs(_Model):
+    """The jobs that were changed."""
 
-    jobs: list[Named]
+    jobs: list[JobName]
 
 
-class Cancelled(Named):
-    """`cancelled` false: it is in flight, and ends unless its push has begun."""
+class CancelledJob(JobName):
+    """`cancelled` false: the job is in flight, and ends unless its push has begun."""
 
     cancelled: bool
 
 
 class Cancellation(_Model):
-    """What became of a cancellation."""
+    """The outcome of a cancellation."""
 
-    jobs: list[Cancelled]
+    jobs: list[CancelledJob]
 
 
 class PauseRequest(BaseModel):
-    """How long nothing is to be published: with neither key, until somebody resumes."""
+    """The length of a pause: with neither `seconds` nor `until`, the pause lasts until `resume`."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
-    seconds: Annotated[int | None, Field(ge=1, le=366 * 86400, description="For so long.")] = None
+    seconds: Annotated[int | None, Field(ge=1, le=366 * 86400, description="Length of the pause.")] = None
     until: Annotated[
         str | None,
-        Field(description="Until then; with `seconds`, the earlier holds.", json_schema_extra=_TIME),
+        Field(description="End of the pause; with `seconds`, the earlier end counts.", json_schema_extra=_TIME),
     ] = None
     reason: Annotated[str, Field(max_length=500)] = ""
 
 
 class Pause(_Model):
-    """A pause that lasts."""
+    """An active pause."""
 
     since: str
     until: str | None
@@ -192,13 +195,13 @@ class Pause(_Model):
 
 
 class Resumed(_Model):
-    """Whether there was a pause to end."""
+    """`resumed` is false if there was no pause."""
 
     resumed: bool
 
 
 class Status(BaseModel):
-    """How the site stands; the keys are those of `briter-worker status --json`."""
+    """The status of the site, with the keys of `briter-worker status --json`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -207,10 +210,11 @@ class Status(BaseModel):
     paused: Pause | None
     condition: str | None
     failure: str | None
+    fix: str | None = None
 
 
 class Finding(_Model):
-    """One thing that the doctor looked at."""
+    """One result of the checks."""
 
     check: str
     state: Literal["ok", "warning", "error"]
@@ -219,26 +223,26 @@ class Finding(_Model):
 
 
 class Findings(_Model):
-    """All that the doctor found; `ok` when nothing keeps posts from being published."""
+    """All results of the checks; `ok` is true if posts can be published."""
 
     ok: bool
     findings: list[Finding]
 
 
 class Csrf(_Model):
-    """For the header X-CSRF-Token."""
+    """The value of the header X-CSRF-Token."""
 
     token: str
 
 
 class Health(_Model):
-    """Whether it is well."""
+    """The health of the dashboard."""
 
     status: str
 
 
 class Problem(BaseModel):
-    """RFC 9457: what went wrong, for programs and people."""
+    """A problem document (RFC 9457); `fix` is present if there is one."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -246,3 +250,54 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str
+    fix: str | None = None
+
+
+class NewUpload(NewJob):
+    """A post to publish, with its files. Other keys are kept in the job as they are."""
+
+    paths: Annotated[
+        list[str],
+        Field(max_length=10_000, description="If present, the paths of `contents`.", default_factory=list),
+    ]
+    contents: Annotated[
+        dict[str, str | None],
+        Field(
+            min_length=1,
+            max_length=10_000,
+            description="The files to publish: for each path, relative to the repository, the content in "
+            "base64, or null to delete the file.",
+        ),
+    ]
+
+
+class SiteSummary(_Model):
+    """One site of a cluster."""
+
+    name: str
+    remote: str
+    branch: str
+    jobs: dict[str, int]
+    oldest_waiting_seconds: float | None
+    paused: Pause | None
+    condition: Annotated[str | None, Field(description="Why no post of the site can be published.")]
+    failure: str | None
+    fix: str | None = None
+
+
+class Sites(_Model):
+    """A page of sites, by name; `next` is the offset of the next page, null at the end."""
+
+    items: list[SiteSummary]
+    total: int
+    next: int | None
+
+
+class ClusterStatus(BaseModel):
+    """All sites together."""
+
+    model_config = ConfigDict(extra="allow")
+
+    sites: int
+    hosts: int
+    jobs: dict[str, int]

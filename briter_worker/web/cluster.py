@@ -1,0 +1,205 @@
+"""All sites of a cluster: each is opened when somebody asks for it, and all are summarized on one page."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import OrderedDict
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from briter_worker import wiring
+from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.cluster import sites
+from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.job import parse_time
+from briter_worker.queues.postgres.blobs import PayloadValues
+from briter_worker.queues.postgres.submit import submit, wake_sites
+from briter_worker.setting_types import SITE_NAME
+from briter_worker.web.cache import CachedValue, NotReadYetError
+from briter_worker.web.live import Feed, News
+from briter_worker.web.problems import ProblemError
+from briter_worker.web.site import Site, explain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from briter_worker.cluster.sites import SiteSummary
+    from briter_worker.job import Document
+    from briter_worker.queues.postgres.database import Database
+    from briter_worker.settings import Settings
+    from briter_worker.sinks.log import LogSink
+
+_MAX_OPEN = 64
+_STATES = ("pending", "retrying", "scheduled", "tried", "claimed", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All sites, by name, and how many nodes are alive; `problem` and `fix`: why these are old."""
+
+    sites: Sequence[SiteSummary] = ()
+    hosts: int = 0
+    problem: str = ""
+    fix: str = ""
+
+    def chosen(self, q: str, show: str) -> list[SiteSummary]:
+        """Return the sites with all words of `q` in their name or remote, in this condition."""
+        words = q.casefold().split()
+        return [
+            site
+            for site in self.sites
+            if all(word in f"{site.name}\n{site.remote}".casefold() for word in words)
+            and (
+                (show == "trouble" and site.has_trouble)
+                or (show == "waiting" and (site.pending or site.retrying or site.claimed))
+                or (show == "paused" and site.paused is not None)
+                or show not in {"trouble", "waiting", "paused"}
+            )
+        ]
+
+
+class Cluster:
+    """The sites of a cluster. Safe in several threads, except for `feed`."""
+
+    def __init__(self, settings: Settings, *, log: LogSink, complain: Callable[[str], None]) -> None:
+        self.settings = settings
+        self.database: Database = wiring.open_database(settings)
+        self.feed = Feed(self._news, self.status_json)
+        self._log = log
+        self._complain = complain
+        self._open: OrderedDict[str, tuple[object, Site]] = OrderedDict()
+        self._guard = threading.Lock()
+        self._overview = CachedValue(self._read_overview, shortest=1.0, longest=30.0)
+        self._last = Overview()
+        self._revision = 0
+
+    def open_site(self, name: str | None) -> Site:
+        """Return a site by its name. Raises ProblemError."""
+        if name is None or not re.fullmatch(SITE_NAME, name):
+            raise ProblemError(404, f"there is no site {name!r}")
+        try:
+            registered = sites.get(self.database, name)
+            settings = sites.settings_of(registered, self.settings)
+        except DeclinedError as error:
+            raise ProblemError(404, error.message, error.fix) from None
+        except UsageError as error:
+            raise ProblemError(409, error.message, error.fix) from None
+        version = (settings, registered.remote)
+        with self._guard:
+            known, site = self._open.pop(name, (None, None))
+            if site is None or known != version:
+                site = self._new_site(settings)
+            self._open[name] = (version, site)
+            while len(self._open) > _MAX_OPEN:
+                self._open.popitem(last=False)
+        return site
+
+    def _new_site(self, settings: Settings) -> Site:
+        name = settings.site
+        return Site(
+            settings,
+            name=name,
+            base=f"/sites/{name}",
+            log=self._log.of(name),
+            complain=self._complain,
+            inbox=DatabaseInbox(settings, self.database),
+            notify=partial(wake_sites, self.database, [name]),
+        )
+
+    def close(self) -> None:
+        """End all live streams."""
+        self.feed.close()
+        for _, site in list(self._open.values()):
+            site.feed.close()
+
+    def overview(self) -> Overview:
+        """Return all sites as they were a moment ago, or as they were last, with the problem."""
+        try:
+            self._last = self._overview.get()
+        except NotReadYetError:
+            return replace(self._last, problem="the sites are being read for the first time")
+        except OSError as error:
+            message, fix = explain(error)
+            return replace(self._last, problem=message, fix=fix)
+        return self._last
+
+    def _read_overview(self) -> Overview:
+        found = Overview(
+            sites.summaries(self.database, time.time()),
+            sites.hosts(self.database),
+        )
+        if found != self._last:
+            self._revision += 1
+        return found
+
+    def status_json(self) -> dict[str, Any]:
+        """Return the status of all sites together."""
+        overview = self.overview()
+        return {
+            "revision": self._revision,
+            "sites": len(overview.sites),
+            "hosts": overview.hosts,
+            "jobs": {state: sum(site.jobs.get(state, 0) for site in overview.sites) for state in _STATES},
+            "inTrouble": sum(site.has_trouble for site in overview.sites),
+            "paused": sum(site.paused is not None for site in overview.sites),
+            "problem": overview.problem or None,
+        }
+
+    def _news(self, _after: int | None) -> News:
+        try:
+            return News(self.status_json())
+        except Exception as error:  # noqa: BLE001 - the live stream of all readers would end
+            self._complain(f"live stream: {type(error).__name__}: {error}")
+            return News({})
+
+    def page_context(self) -> dict[str, Any]:
+        """Return what every page shows."""
+        failed = sum(site.failed for site in self.overview().sites)
+        return {
+            "seen": f"{self._revision}-0",
+            "dry_run": False,
+            "obstacle": None,
+            "site_name": "All sites",
+            "base": "",
+            "above": "",
+            "pages": (("/", "Sites"),),
+            "counted": "/",
+            "failed_count": failed,
+        }
+
+
+class DatabaseInbox:
+    """Writes jobs with their files into the database."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._settings = settings
+        self._database = database
+        self._allowlist = Allowlist(settings.folders)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep other dashboards of the site from storing a job with an Idempotency-Key meanwhile."""
+        with self._database.transaction() as connection:
+            name = f"briter-requests {self._settings.site}"
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
+            yield
+
+    def put(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
+        """Store a job durably. Raises ValueError when the job is refused, and OSError."""
+        files: dict[str, bytes | None] = {}
+        limit = self._settings.worker_max_file_bytes
+        for declared, content in contents.items():
+            try:
+                path = self._allowlist.resolve(declared)
+            except PathRefusedError as refused:
+                raise ValueError(f"{declared}: {refused.reason}") from None
+            if content is not None and len(content) > limit:
+                raise ValueError(f"{path} has {len(content)} bytes, more than the {limit} allowed")
+            files[path] = content
+        source = PayloadValues.of(files, saved_at=parse_time(document["createdAt"]))
+        with self._database.transaction() as connection:
+            submit(connection, self._settings.site, document, source, now=time.time())

@@ -1,0 +1,352 @@
+"""One site of the dashboard: everything that its pages, its API and its live stream read and change."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from briter_worker import client, wiring
+from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.errors import DeclinedError, os_error_fix, os_error_text
+from briter_worker.events import Cancelled, Paused, Resumed
+from briter_worker.job import State
+from briter_worker.queues.disk import files
+from briter_worker.queues.selection import UnknownJobError
+from briter_worker.redaction import one_line
+from briter_worker.sinks.history import HistoryUnreadableError
+from briter_worker.status import read_local_commits, read_status
+from briter_worker.web.cache import CachedValue, NotReadYetError
+from briter_worker.web.charts import read_figures
+from briter_worker.web.checks import SiteChecks
+from briter_worker.web.live import MAX_MISSED, Feed, News
+from briter_worker.web.problems import ProblemError
+from briter_worker.web.snapshot import obstacle, take_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from briter_worker.job import Document, Job
+    from briter_worker.ports import Cancellation, EventSink, Pause, QueueControl
+    from briter_worker.settings import Settings
+    from briter_worker.sinks.history import Receipt
+    from briter_worker.web.snapshot import Snapshot
+
+PAGES = (
+    ("/", "Now"),
+    ("/scheduled", "Scheduled"),
+    ("/failed", "Failed"),
+    ("/published", "Published"),
+    ("/figures", "Figures"),
+    ("/site", "Site"),
+)
+_MAX_IN_FLIGHT = 500
+_REQUEST = "requestDigest"
+"""Key of a job that came with an Idempotency-Key: tells whether a later request is the same."""
+_one_key = threading.Lock()
+"""Of all sites: in a cluster each request holds a database connection while it asks for another one."""
+T = TypeVar("T")
+
+
+class Inbox(Protocol):
+    """Where jobs that come over HTTP are stored: the queue folder, or the database."""
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Keep other dashboards of the site from storing a job with an Idempotency-Key meanwhile."""
+        ...
+
+    def put(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
+        """Store a job durably. Raises ValueError when the job is refused, and OSError."""
+        ...
+
+
+class FolderInbox:
+    """Writes jobs into the queue folder; their files are in the work tree."""
+
+    def __init__(self, queue: Path) -> None:
+        self._queue = queue
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Keep other dashboards of the site from storing a job with an Idempotency-Key meanwhile."""
+        self._queue.mkdir(parents=True, exist_ok=True)
+        return files.exclusively(self._queue / ".requests.lock")
+
+    def put(self, document: Document, _contents: Mapping[str, bytes | None]) -> None:
+        """Store a job durably. Raises ValueError when the job is refused, and OSError."""
+        client.submit(document, queue=self._queue)
+
+
+class Site:
+    """A site of the dashboard. Safe in several threads, except for `feed`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        name: str,
+        log: EventSink,
+        complain: Callable[[str], None],
+        base: str = "",
+        inbox: Inbox | None = None,
+        notify: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`base` is what the site's addresses begin with; `notify` is called after each change."""
+        self.settings = settings
+        self.name = name
+        self.base = base
+        self.history = wiring.open_history(settings)
+        self.checks = SiteChecks(settings, complain)
+        self.feed = Feed(self._news, self.status_json)
+        self._log = log
+        self._complain = complain
+        self._notify = notify
+        self._record = wiring.open_record(settings, log)
+        self._queue = wiring.open_queue(settings)
+        self._queue_guard = threading.Lock()
+        self._allowlist = Allowlist(settings.folders)
+        self._inbox = inbox or FolderInbox(settings.queue_root)
+        self._snapshot = CachedValue(self._read_snapshot, shortest=0.1, longest=10.0)
+        self._last: Snapshot | None = None
+        self._revision = 0
+        self._local_commits = CachedValue(
+            lambda: read_local_commits(settings), shortest=60.0, longest=600.0, patience=0.0
+        )
+        self.figures = CachedValue(
+            lambda: read_figures(self.history, time.time()), shortest=1.0, longest=60.0
+        )
+
+    def close(self) -> None:
+        """End the live stream and close the history."""
+        self.feed.close()
+        self._record.close()
+        self.history.close()
+
+    # Reading
+
+    def snapshot(self) -> Snapshot:
+        """Return the queue and the status as they were at most a few seconds ago. Raises ProblemError."""
+        try:
+            self._last = self._snapshot.get()
+        except NotReadYetError:
+            text = "the queue is being read for the first time"
+            fix = "load the page again in a few seconds"
+            raise ProblemError(503, text, fix, headers={"Retry-After": "2"}) from None
+        except OSError as error:
+            message, fix = explain(error)
+            if self._last is None:
+                raise ProblemError(503, f"the queue cannot be read: {message}", fix) from None
+            return dataclasses.replace(self._last, problem=message, problem_fix=fix)
+        return self._last
+
+    def _read_snapshot(self) -> Snapshot:
+        now = time.time()
+        try:
+            commits = self._local_commits.get(first_wait=0.0)
+        except Exception:  # noqa: BLE001 - not read yet, or git failed: `doctor` says why
+            commits = ()
+        with self._queue_guard:
+            rows = self._queue.jobs(now)
+            status = read_status(
+                self.settings, now, queue=self._queue, jobs=rows, local_commits=commits or ()
+            )
+        snapshot = take_snapshot(rows, status)
+        if self._last is None or self._last.fingerprint != snapshot.fingerprint:
+            self._revision += 1
+        return snapshot
+
+    def progress(self) -> list[dict[str, Any]]:
+        """Return how far each job in flight is. Raises ProblemError."""
+        try:
+            attempts = {each.job_id: each for each in self.history.under_way()}
+        except HistoryUnreadableError:
+            attempts = {}
+        return [
+            _progress_json(row.job, attempts.get(row.job.id))
+            for row in self.snapshot().jobs[State.CLAIMED][:_MAX_IN_FLIGHT]
+        ]
+
+    def live_status(self) -> dict[str, Any]:
+        """Return the status that readers of the live stream are sent. Raises ProblemError."""
+        status = self.snapshot().status.to_json()
+        worker = status["worker"]
+        return {
+            "revision": self._revision,
+            "jobs": status["jobs"],
+            "worker": None if worker is None else {"pid": worker["pid"], "alive": worker["alive"]},
+            **{key: status[key] for key in ("paused", "condition", "failure", "fix", "dryRun")},
+            "inFlight": self.progress(),
+        }
+
+    def status_json(self) -> dict[str, Any]:
+        """Return the status for programs. Raises ProblemError."""
+        snapshot = self.snapshot()
+        latest, trouble = self._latest()
+        return {
+            **snapshot.status.to_json(),
+            "inFlight": self.progress(),
+            "latest": latest,
+            "revision": self._revision,
+            "readers": len(self.feed),
+            "problems": [text for text in (snapshot.problem, trouble) if text],
+        }
+
+    def _latest(self) -> tuple[int, str]:
+        """Return the id of the newest moment, or why the history cannot be read."""
+        try:
+            return self.history.latest()[0], ""
+        except HistoryUnreadableError as error:
+            return 0, str(error)
+
+    def _news(self, after: int | None) -> News:
+        """Read for the live stream."""
+        latest, trouble = self._latest()
+        try:
+            moments = [] if after is None or trouble else self.history.moments(after, MAX_MISSED)
+            return News(self.live_status(), after or 0 if trouble else latest, moments)
+        except (HistoryUnreadableError, ProblemError):
+            return News({}, after or 0)
+        except Exception as error:  # noqa: BLE001 - the live stream of all readers would end
+            self._complain(f"live stream: {type(error).__name__}: {error}")
+            return News({}, after or 0)
+
+    def page_context(self) -> dict[str, Any]:
+        """Return what every page shows, also while the queue cannot be read."""
+        latest, _ = self._latest()  # before the snapshot: at worst, the page is loaded again
+        try:
+            snapshot = self.snapshot()
+        except Exception:  # noqa: BLE001 - the page of an error must not raise another one
+            snapshot = None
+        return {
+            "seen": f"{self._revision}-{latest}",
+            "snapshot": snapshot,
+            "status": snapshot and snapshot.status,
+            "dry_run": self.settings.worker_dry_run,
+            "obstacle": snapshot and obstacle(snapshot),
+            "site_name": one_line(self.name) or "site",
+            "base": self.base,
+            "above": "/" if self.base else "",
+            "pages": PAGES,
+            "counted": "/failed",
+            "failed_count": len(snapshot.failed) if snapshot else 0,
+            "max_attempts": self.settings.worker_max_attempts,
+        }
+
+    # Changing
+
+    def change(self, action: Callable[[QueueControl, float], T]) -> T:
+        """Change the queue, wake the worker, and renew the snapshot. Raises ProblemError."""
+        try:
+            with self._queue_guard:
+                result = action(self._queue, time.time())
+        except UnknownJobError as error:
+            raise ProblemError(404, error.message, error.fix) from None
+        except DeclinedError as error:
+            raise ProblemError(409, error.message, error.fix) from None
+        self._notify()
+        self._snapshot.renew()
+        return result
+
+    def cancel(self, wanted: str) -> Cancellation:
+        """Remove jobs from the queue, and record it. Raises ProblemError."""
+        done = self.change(lambda queue, now: queue.cancel(wanted, now))
+        for job in done.removed:
+            self._record(Cancelled(job_id=job.id, slug=job.slug))
+        return done
+
+    def pause(self, until: float | None, reason: str) -> Pause:
+        """Stop publishing. The worker records the pause in the history. Raises ProblemError."""
+        pause = self.change(lambda queue, now: queue.pause(now, until=until, reason=reason))
+        self._log(Paused(reason=pause.reason, until=pause.until))
+        return pause
+
+    def resume(self) -> bool:
+        """End the pause. Return True if there was one. Raises ProblemError."""
+        resumed = self.change(lambda queue, _now: queue.resume())
+        if resumed:
+            self._log(Resumed())
+        return resumed
+
+    def enqueue(
+        self, body: Document, key: str | None, contents: Mapping[str, bytes | None] | None = None
+    ) -> tuple[str, bool]:
+        """Store the job of a request; return its id, and whether the Idempotency-Key was used before.
+
+        The key determines the job's id, so that the queue or the history has the job of an earlier request.
+        Raises ProblemError.
+        """
+        given = {name: value for name, value in body.items() if value is not None}
+        author, at = given.pop("author", None), given.pop("scheduledFor", None)
+        person = (author["name"], author["email"]) if author else None
+        files = contents or {}
+        try:
+            document = client.compose(given.pop("slug"), given.pop("paths"), at=at, author=person, **given)
+            if key is None:
+                self._inbox.put(document, files)
+                replayed = False
+            else:
+                facts = [body, {path: content and content.hex() for path, content in files.items()}]
+                request = _digest(json.dumps(facts, sort_keys=True))
+                document |= {"id": _digest(f"{self.name}\n{key}")[:32], _REQUEST: request}
+                with _one_key, self._inbox.exclusive():
+                    replayed = self._is_known(document)
+                    if not replayed:
+                        self._inbox.put(document, files)
+        except ValueError as error:
+            raise ProblemError(422, str(error)) from None
+        self._notify()
+        self._snapshot.renew()
+        return document["id"], replayed
+
+    def _is_known(self, document: Document) -> bool:
+        """Return True if the job was stored before. Raises ProblemError if its request differed."""
+        with self._queue_guard:
+            waiting = self._queue.find(document["id"], time.time())
+        receipts = self.history.attempts(document["id"])
+        if waiting:
+            is_same = waiting[0].read().get(_REQUEST) == document[_REQUEST]
+        else:
+            is_same = not receipts or receipts[0].slug == document["slug"]
+        if not is_same:
+            text = "this Idempotency-Key was used for another request"
+            raise ProblemError(422, text, "use a new key for a new request")
+        return bool(waiting or receipts)
+
+    def warnings(self, paths: Sequence[str]) -> list[str]:
+        """Return which of these paths will not be published, and why."""
+        if not paths:
+            return ["nothing will be published: the job declares no paths"]
+        found = []
+        for path in paths:
+            try:
+                self._allowlist.resolve(path)
+            except PathRefusedError as refused:
+                found.append(one_line(f"{path} will not be published: {refused.reason}"))
+        return found
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def explain(error: OSError) -> tuple[str, str]:
+    """Return the message and the fix of an operating system's or a database's error."""
+    fix = getattr(error, "fix", None)
+    if isinstance(fix, str):
+        return one_line(str(error)), fix
+    return os_error_text(error), os_error_fix(error)
+
+
+def _progress_json(job: Job, attempt: Receipt | None) -> dict[str, Any]:
+    return {
+        "jobId": job.id,
+        "slug": job.slug,
+        "attempt": job.attempts,
+        "phase": attempt and attempt.phase,
+        "done": attempt.done if attempt else 0,
+        "total": attempt.total if attempt else 0,
+    }
