@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 from fastapi import Depends, FastAPI, Path
@@ -58,7 +58,7 @@ class Application:
         app.mount("/static", StaticFiles(directory=STATIC), name="static")
         app.state.shell = self._root
         app.state.access = self.access
-        app.state.metrics = health.open_metrics(settings, self._root)
+        app.state.metrics = health.open_metrics(self._root)
         self._guard = Guard(
             app,
             self.access,
@@ -75,9 +75,9 @@ class Application:
         await self._guard(scope, receive, send)
 
 
-def _add_site(
-    app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]
-) -> Site:
+def _add_site(app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]) -> Site:
+    with suppress(OSError):  # /readyz and the pages report it
+        settings.queue_root.mkdir(parents=True, exist_ok=True)
     site = Site(settings, name=settings.git_worktree.name, log=log, complain=complain)
     app.state.open_site = lambda _name: site
     app.include_router(api.router, prefix="/api")
@@ -87,9 +87,7 @@ def _add_site(
     return site
 
 
-def _add_cluster(
-    app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]
-) -> Cluster:
+def _add_cluster(app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]) -> Cluster:
     from briter_worker.web import overview  # noqa: PLC0415 - needs the extra [postgres]
     from briter_worker.web.cluster import Cluster  # noqa: PLC0415 - as above
 
@@ -130,7 +128,14 @@ def _new_app() -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    for kind in (ProblemError, HTTPException, RequestValidationError, HistoryUnreadableError, FixableError, OSError):
+    for kind in (
+        ProblemError,
+        HTTPException,
+        RequestValidationError,
+        HistoryUnreadableError,
+        FixableError,
+        OSError,
+    ):
         app.add_exception_handler(kind, _on_error)
     return app
 

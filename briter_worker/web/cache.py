@@ -25,7 +25,7 @@ _SHARE = 10.0
 
 
 class CachedValue(Generic[T]):
-    """The result of `read`, at least `shortest` and at most `longest` seconds old (plus the reading itself)."""
+    """The result of `read`, kept for `shortest` to `longest` seconds, depending on how long reading takes."""
 
     def __init__(
         self, read: Callable[[], T], *, shortest: float, longest: float, patience: float = 0.1

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from briter_worker.doctor import Finding, FindingState, examine
+from briter_worker.doctor import Finding, State, examine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class SiteChecks:
     @property
     def is_ok(self) -> bool:
         """Return True if no result is an error."""
-        return all(finding.state is not FindingState.ERROR for finding in self.findings)
+        return all(finding.state is not State.ERROR for finding in self.findings)
 
     def start(self) -> threading.Thread:
         """Start a run, unless one is running; return its thread."""
@@ -53,5 +53,5 @@ class SiteChecks:
                 self.findings = (*self.findings, finding)
         except Exception as error:  # noqa: BLE001 - the page waits for an answer
             self._complain(f"doctor: {type(error).__name__}: {error}")
-            failed = Finding("doctor", FindingState.ERROR, f"the checks failed: {error}", "see the log")
+            failed = Finding("doctor", State.ERROR, f"the checks failed: {error}", "see the log")
             self.findings = (*self.findings, failed)

@@ -17,8 +17,10 @@ from briter_worker.cluster import sites
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.job import parse_time
 from briter_worker.queues.postgres.blobs import PayloadValues
-from briter_worker.queues.postgres.submit import submit, wake_sites
+from briter_worker.queues.postgres.producer import submit, wake_sites
 from briter_worker.setting_types import SITE_NAME
+from briter_worker.sinks.history import tallies
+from briter_worker.sinks.store import PostgresStore
 from briter_worker.web.cache import CachedValue, NotReadYetError
 from briter_worker.web.live import Feed, News
 from briter_worker.web.problems import ProblemError
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     from briter_worker.job import Document
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
+    from briter_worker.sinks.history import Tally
     from briter_worker.sinks.log import LogSink
+    from briter_worker.sinks.metrics import SiteMeasures
 
 _MAX_OPEN = 64
 _STATES = ("pending", "retrying", "scheduled", "tried", "claimed", "failed")
@@ -148,6 +152,24 @@ class Cluster:
             "paused": sum(site.paused is not None for site in overview.sites),
             "problem": overview.problem or None,
         }
+
+    def measure(self) -> Iterator[SiteMeasures]:
+        """Yield the gauges and counters of each site. Raises OSError."""
+        from briter_worker.sinks.metrics import SiteMeasures  # noqa: PLC0415 - the extra [metrics]
+
+        known: dict[str, list[Tally]] = {}
+        for tally in tallies(PostgresStore(self.database.transaction)):
+            known.setdefault(tally.site, []).append(tally)
+        now = time.time()
+        for site in self._overview.get().sites:
+            yield SiteMeasures(
+                site=site.name,
+                jobs=site.jobs,
+                oldest_waiting=None if site.oldest is None else max(0.0, now - site.oldest),
+                failure=site.failure,
+                paused=site.paused is not None,
+                tallies=known.get(site.name, ()),
+            )
 
     def _news(self, _after: int | None) -> News:
         try:

@@ -1,15 +1,13 @@
-"""What is asked by machines: health, readiness and metrics."""
+"""What machines ask for: health, readiness and metrics."""
 
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
-from threading import Lock
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from briter_worker.settings import Settings
 from briter_worker.status import health_problems
 from briter_worker.web import models
 from briter_worker.web.api import PROBLEMS, Json
@@ -21,6 +19,18 @@ if TYPE_CHECKING:
 
 router = APIRouter(responses=PROBLEMS)
 Render = Callable[[], tuple[bytes, str]]
+
+
+def open_metrics(root: "Site | Cluster") -> Render | None:
+    """Return the function that renders the metrics; None where they are not installed."""
+    if find_spec("prometheus_client") is None:
+        return None
+    from briter_worker import site_metrics  # noqa: PLC0415 - the extra [metrics]
+    from briter_worker.sinks.metrics import ClusterMetrics, HistoryMetrics  # noqa: PLC0415 - as above
+
+    if not isinstance(root, Site):
+        return ClusterMetrics(root.measure).render
+    return HistoryMetrics(root.history, lambda: site_metrics.measure_site(root.snapshot().status)).render
 
 
 @router.get("/healthz", response_model=models.Health)

@@ -91,7 +91,7 @@ class Feed:
         last = last_event_id if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else ""
         return EventSourceResponse(
             self._chunks(int(last[:18]) if last else None),
-            ping=self._ping,  # type: ignore[arg-type]  # seconds, also fractions
+            ping=self._ping,
             send_timeout=_SEND_TIMEOUT_S,
             ping_message_factory=lambda: ServerSentEvent("{}", event="ping", sep="\n"),
         )
@@ -131,9 +131,7 @@ class Feed:
             missed = [moment for moment in news.moments if moment.id <= cursor]
             if not missed or missed[0].id == last_id + 1:
                 return b"".join([*map(_encode_moment, missed), encode_event("status", news.status)])
-        return encode_event(
-            "snapshot", {**await run_in_threadpool(self._snapshot), "latest": cursor}, cursor
-        )
+        return encode_event("snapshot", {**await run_in_threadpool(self._snapshot), "latest": cursor}, cursor)
 
     async def _poll(self) -> None:
         behind = False

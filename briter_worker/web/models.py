@@ -1,4 +1,4 @@
-"""Models of the API, for validation of requests and for OpenAPI. Keys are those of the job file and the log."""
+"""Models of the API: they validate requests and describe answers. Keys are those of the job file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class Job(BaseModel):
     slug: str
     state: Annotated[
         str,
-        Field(description="pending, scheduled, retrying, tried, claimed, failed; the outcome, if it left the queue."),
+        Field(
+            description="pending, scheduled, retrying, tried, claimed, failed; the outcome once it is gone."
+        ),
     ]
     type: str | None = None
     paths: list[str] | None = None
@@ -181,7 +183,9 @@ class PauseRequest(BaseModel):
     seconds: Annotated[int | None, Field(ge=1, le=366 * 86400, description="Length of the pause.")] = None
     until: Annotated[
         str | None,
-        Field(description="End of the pause; with `seconds`, the earlier end counts.", json_schema_extra=_TIME),
+        Field(
+            description="End of the pause; with `seconds`, the earlier end counts.", json_schema_extra=_TIME
+        ),
     ] = None
     reason: Annotated[str, Field(max_length=500)] = ""
 

@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from briter_worker.job import State
-from briter_worker.queues.selection import is_hopeless
+from briter_worker.queues.selection import is_retryable
 from briter_worker.redaction import one_line
 from briter_worker.settings import settings_schema
 from briter_worker.sinks.history import History, HistoryUnreadableError, Receipt
@@ -92,7 +92,7 @@ def failed(request: Request, site: CurrentSite, start: Offset = 0) -> Response:
         rows=shown,
         retrying=retrying[:PER_PAGE],
         more_retrying=len(retrying[PER_PAGE:]),
-        can_help=len(rows) > len(shown) or not all(is_hopeless(row.job) for row in shown),
+        can_help=len(rows) > len(shown) or any(is_retryable(row.job) for row in shown),
         **paging(len(rows), start),
     )
 
@@ -129,8 +129,8 @@ def published(
         ),
     )
     more = receipts[PER_PAGE - 1][0].id if len(receipts) > PER_PAGE else None
-    shown = {"receipts": receipts[:PER_PAGE], "trouble": trouble, "more": more}
-    return page(request, site, "published.html", q=q, show=show, before=before, **shown)
+    shown: dict[str, Any] = {"q": q, "show": show, "before": before, "more": more}
+    return page(request, site, "published.html", receipts=receipts[:PER_PAGE], trouble=trouble, **shown)
 
 
 @router.get("/post")

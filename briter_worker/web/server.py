@@ -90,7 +90,8 @@ def serve(
     address = f"http://{f'[{name}]' if ':' in name else name}:{bound}"
     say(f"the dashboard is at {address}")
     if not settings.dashboard_token:
-        say(f"sign in, once and within 15 minutes, at {address}{SIGN_IN}?key={application.access.create_link_key()}")
+        key = application.access.create_link_key()
+        say(f"sign in, once and within 15 minutes, at {address}{SIGN_IN}?key={key}")
     with suppress(KeyboardInterrupt):
         _Server(config, application).run(sockets=[listener])
     return 0

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from briter_worker.events import Event
     from briter_worker.job import Document, Job
-    from briter_worker.ports import Cancellation, EventSink, Pause, QueueControl
+    from briter_worker.ports import Cancellation, Pause, QueueControl
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
     from briter_worker.web.snapshot import Snapshot
@@ -89,7 +90,7 @@ class Site:
         settings: Settings,
         *,
         name: str,
-        log: EventSink,
+        log: Callable[[Event], None],
         complain: Callable[[str], None],
         base: str = "",
         inbox: Inbox | None = None,
@@ -105,7 +106,6 @@ class Site:
         self._log = log
         self._complain = complain
         self._notify = notify
-        self._record = wiring.open_record(settings, log)
         self._queue = wiring.open_queue(settings)
         self._queue_guard = threading.Lock()
         self._allowlist = Allowlist(settings.folders)
@@ -123,7 +123,6 @@ class Site:
     def close(self) -> None:
         """End the live stream and close the history."""
         self.feed.close()
-        self._record.close()
         self.history.close()
 
     # Reading
@@ -254,8 +253,9 @@ class Site:
     def cancel(self, wanted: str) -> Cancellation:
         """Remove jobs from the queue, and record it. Raises ProblemError."""
         done = self.change(lambda queue, now: queue.cancel(wanted, now))
-        for job in done.removed:
-            self._record(Cancelled(job_id=job.id, slug=job.slug))
+        with wiring.open_record(self.settings, self._log) as record:
+            for job in done.removed:
+                record(Cancelled(job_id=job.id, slug=job.slug))
         return done
 
     def pause(self, until: float | None, reason: str) -> Pause:

@@ -14,13 +14,17 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
 from briter_worker.job import format_time
-from briter_worker.queues.selection import is_hopeless
+from briter_worker.queues.selection import is_retryable
 from briter_worker.redaction import one_line
 from briter_worker.web import labels
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+_FUNCTIONS = (
+    *("clock", "count", "day_ahead", "is_link", "moment", "outcome_text", "percent"),
+    *("phase_text", "reason", "result_text", "tone_of"),
+)
 STATIC = Path(__file__).parent / "static"
 NOTICES = {
     "retry": "It will be retried now.",
@@ -96,13 +100,10 @@ def _environment() -> Environment:
         "span": labels.span,
         "ident": element_id,
     }
-    names = ("clock", "count", "day_ahead", "is_link", "moment", "outcome_text", "percent")
-    names += ("phase_text", "reason", "result_text", "tone_of")
-    environment.globals |= {name: getattr(labels, name) for name in names}
-    environment.globals |= {
+    environment.globals |= {name: getattr(labels, name) for name in _FUNCTIONS} | {
         "address": address,
         "asset": asset,
-        "is_hopeless": is_hopeless,
+        "is_retryable": is_retryable,
         "states": labels.STATES,
     }
     return environment
