@@ -90,6 +90,8 @@ class Git:
         """Number of processes started, for the tests that guard this number."""
         self.ended = 0
         """Number of processes that were killed: these may have left lock files."""
+        self.failures: set[FailureCode] = set()
+        """Codes of the failures that git reported."""
 
     @property
     def repo(self) -> git.Repo:
@@ -137,7 +139,11 @@ class Git:
         """Return git's configuration here, in the order in which later settings win; read once per drain."""
         if self._settings is None:
             self._environment = self._build_environment()
-            out = self.run("config", "--null", "--list", what="git's configuration cannot be read")
+            out = self.run(
+                *("config", "--null", "--list"),
+                what="git's configuration cannot be read",
+                discover=not self._place.exists(),  # a clone that is about to be made
+            )
             own = int(self._environment["GIT_CONFIG_COUNT"])
             self._environment = None
             listed = parse_settings(out)
@@ -158,6 +164,15 @@ class Git:
         """Forget the configuration, which a person may have changed since."""
         self._repo = self._settings = self._environment = None
 
+    @contextmanager
+    def in_worktree(self, folder: Path) -> Iterator[None]:
+        """Work in this folder with the bare repository inside."""
+        self.worktree = folder
+        try:
+            yield
+        finally:
+            self.worktree = None
+
     def run(
         self,
         *args: str,
@@ -173,8 +188,7 @@ class Git:
         """
         status, out, err = self.attempt(*args, stdin=stdin, env=env, discover=discover)
         if status not in ok:
-            said = err or messages.status_text(status)
-            raise messages.from_git(what or f"git {args[0]} failed", said)
+            raise self._failure(what or f"git {args[0]} failed", err, status)
         return out
 
     def attempt(
@@ -218,10 +232,14 @@ class Git:
             listener.join(_OPEN_PIPE_S)
         status = running.process.returncode
         if status:
-            said = running.error.text() or messages.status_text(status)
-            raise messages.from_git(what or f"git {args[0]} failed", said) from failed
+            raise self._failure(what or f"git {args[0]} failed", running.error.text(), status) from failed
         if failed is not None:
             raise PublishError(FailureCode.INTERNAL, f"git {args[0]} ended early") from failed
+
+    def _failure(self, what: str, said: str, status: int) -> PublishError:
+        failure = messages.from_git(what, said or messages.status_text(status))
+        self.failures.add(failure.code)
+        return failure
 
     @contextmanager
     def supervise(self) -> Iterator[None]:
@@ -283,7 +301,7 @@ class Git:
                 stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                cwd=self._place,
+                cwd=self.worktree or (self._place if self._place.exists() else self._place.parent),
                 env=environment,
                 pass_fds=self._fds,
                 process_group=0,
