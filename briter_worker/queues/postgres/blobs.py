@@ -7,6 +7,7 @@ The garbage collection deletes a blob when no job and no base version needs it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -106,22 +107,23 @@ def store_blobs(connection: Connection, sources: Iterable[PayloadSource]) -> Non
     wanted = {
         file.blob: source for source in sources for file in source.payload.files if file.blob is not None
     }
-    # Each producer locks and inserts blobs in one order, so that two never wait for each other in a circle.
-    # The lock keeps the garbage collection away from blobs that are there already.
-    known = connection.execute(
-        "SELECT blob FROM blobs WHERE blob = ANY(%s) ORDER BY blob FOR KEY SHARE", (list(wanted),)
-    )
-    missing = sorted(wanted.keys() - {blob for (blob,) in known})
-    if not missing:
-        return
-    inserted = connection.execute(
-        "INSERT INTO blobs (blob, size) SELECT * FROM unnest(%s::text[], %s::bigint[])"
-        " ON CONFLICT (blob) DO UPDATE SET size = excluded.size RETURNING blob, xmax = 0",
-        (missing, [wanted[blob].sizes[blob] for blob in missing]),
-    )
-    # xmax is not 0 where another producer has inserted the blob, with its parts, meanwhile.
-    new = [blob for blob, is_new in inserted if is_new]
-    _insert_parts(connection, ((blob, *part) for blob in new for part in _parts(blob, wanted[blob])))
+    missing = sorted(wanted)
+    while missing:
+        # In one order, so that two producers never wait for each other in a circle.
+        inserted = connection.execute(
+            "INSERT INTO blobs (blob, size) SELECT * FROM unnest(%s::text[], %s::bigint[])"
+            " ON CONFLICT (blob) DO NOTHING RETURNING blob",
+            (missing, [wanted[blob].sizes[blob] for blob in missing]),
+        )
+        new = {blob for (blob,) in inserted}
+        _insert_parts(connection, ((blob, *part) for blob in new for part in _parts(blob, wanted[blob])))
+        missing = [blob for blob in missing if blob not in new]
+        if missing:
+            # The lock keeps the garbage collection away; a blob that it has just deleted is inserted again.
+            locked = connection.execute(
+                "SELECT blob FROM blobs WHERE blob = ANY(%s) FOR KEY SHARE", (missing,)
+            ).fetchall()
+            missing = [blob for blob in missing if (blob,) not in locked]
 
 
 def _parts(blob: str, source: PayloadSource) -> Iterator[tuple[int, bytes]]:
@@ -143,22 +145,20 @@ def _parts(blob: str, source: PayloadSource) -> Iterator[tuple[int, bytes]]:
 
 
 def _insert_parts(connection: Connection, parts: Iterable[tuple[str, int, bytes]]) -> None:
+    """Insert the parts, about `PART_BYTES` in a statement."""
     batch: list[tuple[str, int, bytes]] = []
-
-    def flush() -> None:
-        if batch:
+    size = 0
+    for part in itertools.chain(parts, [None]):
+        if batch and (part is None or size + len(part[2]) > PART_BYTES):
             connection.execute(
                 "INSERT INTO blob_parts (blob, part, bytes)"
                 " SELECT * FROM unnest(%s::text[], %s::int[], %b::bytea[])",
                 [list(column) for column in zip(*batch, strict=True)],
             )
-            batch.clear()
-
-    for part in parts:
-        if sum(len(content) for *_, content in batch) + len(part[2]) > PART_BYTES:
-            flush()
-        batch.append(part)
-    flush()
+            batch, size = [], 0
+        if part is not None:
+            batch.append(part)
+            size += len(part[2])
 
 
 def read_blob(database: Database, blob: str) -> Iterator[bytes]:

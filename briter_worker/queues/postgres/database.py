@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import threading
 from typing import TYPE_CHECKING
 
@@ -183,7 +184,7 @@ class Database:
                     timeout=self._patience,
                     reconnect_timeout=self._patience,
                     num_workers=1,
-                    check=ConnectionPool.check_connection,
+                    check=_check_connection,
                 )
             return self._pool
 
@@ -198,6 +199,14 @@ class Database:
 
 
 _UPGRADE = "briter-worker db upgrade"
+
+
+def _check_connection(connection: Connection) -> None:
+    """Raise OperationalError if the connection is broken; without a round trip while the server is silent."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    if poll.poll(0):  # as a rule the server's last message
+        ConnectionPool.check_connection(connection)
 
 
 def _check_encoding(connection: Connection) -> None:

@@ -69,23 +69,16 @@ def submit_many(
         return []
     store_blobs(connection, sources)
     lock_site(connection, site)
-    numbers = connection.execute(
-        "SELECT nextval('publications_id_seq') FROM generate_series(1, %s)", (len(rows),)
-    ).fetchall()
-    insert(
-        connection,
-        "publications",
-        [row.fields(site) | {"id": number} for row, (number,) in zip(rows, numbers, strict=True)],
-    )
+    numbers = insert(connection, "publications", [row.fields(site) for row in rows], "id")
     files: list[dict[str, object]] = []
     folders: list[dict[str, object]] = []
-    for row, (number,), (_, source) in zip(rows, numbers, saves, strict=True):
+    for row, number, (_, source) in zip(rows, numbers, saves, strict=True):
         payload = Payload() if source is None else source.payload
         files += _file_records(number, payload)
         folders += _folder_records(number, payload, row.job.created_at)
     insert(connection, "files", files)
     insert(connection, "folders", folders)
-    join_saves(connection, site, {row.job.slug for row in rows}, now)
+    join_saves(connection, site, rows, now)
     return [row.job for row in rows]
 
 

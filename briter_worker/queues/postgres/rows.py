@@ -31,10 +31,7 @@ PENDING, CLAIMED, FAILED = "pending", "claimed", "failed"
 _MAX_NAME_BYTES = 1_000  # an index entry has at most 2,700 bytes
 _MAX_BIGINT = 2**53
 _COLUMNS = "id, document, job_id, created_at, state, attempt, alone, cancelled"
-_FIELDS = (
-    "id, site, job_id, slug, document, paths, created_at, scheduled_for, next_attempt_at, attempts, failure,"
-    " tried, state"
-)
+_FIELDS = "job_id, slug, document, paths, created_at, scheduled_for, next_attempt_at, attempts, failure, tried, state"
 # The state is not a parameter, so that every plan can use the partial index for it.
 _CROWDED = f"""
 SELECT {_COLUMNS} FROM (
@@ -42,11 +39,13 @@ SELECT {_COLUMNS} FROM (
     WHERE site = %s AND slug = ANY(%s) AND {{condition}}
 ) AS crowd WHERE saves > 1
 """  # noqa: S608 - column names only, here and below
-_CROWDED_PENDING = _CROWDED.format(condition="state = 'pending'")
-# A dead letter that names a quarantined file stands for that file alone.
-_CROWDED_FAILED = _CROWDED.format(
-    condition="state = 'failed' AND coalesce(failure, '') NOT IN ('malformed', 'unreadable')"
-)
+_CROWDED_IN = {
+    PENDING: _CROWDED.format(condition="state = 'pending'"),
+    # A dead letter that names a quarantined file stands for that file alone.
+    FAILED: _CROWDED.format(
+        condition="state = 'failed' AND coalesce(failure, '') NOT IN ('malformed', 'unreadable')"
+    ),
+}
 _MOVE_FILES = """
 INSERT INTO files AS f (publication, path, mode, blob, base, has_base, saved_at)
 SELECT DISTINCT ON (m.newer, o.path) m.newer, o.path, o.mode, o.blob, o.base, o.has_base, o.saved_at
@@ -140,7 +139,6 @@ class Row:
         """Return the values of the row's columns."""
         job = self.job
         return {
-            "id": self.id,
             "site": site,
             "job_id": job.id,
             "slug": job.slug,
@@ -192,14 +190,19 @@ def select(connection: Connection, condition: str, values: Mapping[str, object])
     return [Row.from_record(record) for record in records]
 
 
-def insert(connection: Connection, table: str, records: Sequence[Mapping[str, object]]) -> None:
-    """Insert records, which have the same keys, in one statement."""
-    if records:
-        fields = ", ".join(records[0])
-        connection.execute(
-            f"INSERT INTO {table} ({fields}) SELECT {fields} FROM json_populate_recordset(NULL::{table}, %s)",  # noqa: S608
-            (json.dumps(records),),
-        )
+def insert(
+    connection: Connection, table: str, records: Sequence[Mapping[str, object]], returning: str = "NULL"
+) -> list[Any]:
+    """Insert records, which have the same keys, in one statement. Return one value of each."""
+    if not records:
+        return []
+    fields = ", ".join(records[0])
+    inserted = connection.execute(
+        f"INSERT INTO {table} ({fields}) SELECT {fields} FROM json_populate_recordset(NULL::{table}, %s)"  # noqa: S608
+        f" RETURNING {returning}",
+        (json.dumps(records),),
+    )
+    return [value for (value,) in inserted]
 
 
 def update(connection: Connection, site: str, rows: Iterable[Row]) -> None:
@@ -208,7 +211,7 @@ def update(connection: Connection, site: str, rows: Iterable[Row]) -> None:
         f"UPDATE publications p SET ({_FIELDS}) = (n.{_FIELDS.replace(', ', ', n.')}),"  # noqa: S608
         " attempt = 0, alone = false, cancelled = false"
         " FROM json_populate_recordset(NULL::publications, %s) n WHERE p.id = n.id",
-        (json.dumps([row.fields(site) for row in rows]),),
+        (json.dumps([{"id": row.id, **row.fields(site)} for row in rows]),),
     )
 
 
@@ -216,7 +219,7 @@ def put_back(connection: Connection, site: str, rows: Sequence[Row], now: float)
     """Store rows that were claimed or failed in their new states, and join them with other saves."""
     if rows:
         update(connection, site, rows)
-        join_saves(connection, site, {row.job.slug for row in rows}, now)
+        join_saves(connection, site, rows, now)
 
 
 def delete(connection: Connection, ids: Sequence[int]) -> None:
@@ -236,15 +239,16 @@ def delete_files(connection: Connection, publication: int, is_gone: Callable[[st
         )
 
 
-def join_saves(connection: Connection, site: str, slugs: Collection[str], now: float) -> None:
-    """Leave one pending job and one dead letter per slug: the newest save, with the paths and files of all.
+def join_saves(connection: Connection, site: str, changed: Sequence[Row], now: float) -> None:
+    """Join each changed row with other saves of its slug in the same state.
 
-    The replaced saves are noted for the next claim to report.
+    The newest save stays, with the paths and files of all. The others are noted for the next claim to report.
     """
     pairs: list[tuple[Row, Row]] = []
-    for query in (_CROWDED_PENDING, _CROWDED_FAILED):
+    for state in {row.state for row in changed}:
+        slugs = [row.job.slug for row in changed if row.state == state]
         crowds: dict[str, list[Row]] = defaultdict(list)
-        for record in connection.execute(query, (site, list(slugs))):
+        for record in connection.execute(_CROWDED_IN[state], (site, slugs)):
             row = Row.from_record(record)
             crowds[row.job.slug].append(row)
         for crowd in crowds.values():
