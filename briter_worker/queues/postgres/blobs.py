@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from briter_worker.ports import Payload, SubmittedFile
+from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
 from briter_worker.queues.postgres.fencing import fenced
-from briter_worker.queues.postgres.rows import decode_path, encode_path, insert
+from briter_worker.queues.postgres.rows import decode_path, encode_path, insert, path_field
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -271,18 +272,8 @@ class PostgresPayloads:
             return {decode_path(path): saved_at for path, saved_at in rows}
 
 
-@dataclass(frozen=True, slots=True)
-class BaseVersion:
-    """The version that the CMS's copy of a path is an edit of."""
-
-    blob: str | None
-    """None: there was no file."""
-    conflict: tuple[str | None, str | None] | None = None
-    """After a conflict: our blob and theirs."""
-
-
 class PostgresBases:
-    """Base versions of one site, for one drain."""
+    """Implements `ports.BaseVersions` for one drain of one site."""
 
     def __init__(self, database: Database, site: str, *, token: int) -> None:
         self._database = database
@@ -290,40 +281,37 @@ class PostgresBases:
         self._token = token
 
     def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
-        """Return the base versions that are known of these paths."""
+        """Return what is known of these paths."""
         with self._database.connection() as connection:
             rows = connection.execute(
-                "SELECT path, base, is_conflict, ours, theirs FROM base_versions"
-                " WHERE site = %s AND path = ANY(%s)",
+                "SELECT path, base, conflict FROM base_versions WHERE site = %s AND path = ANY(%s)",
                 (self._site, [encode_path(path) for path in paths]),
             )
             return {
-                decode_path(path): BaseVersion(base, (ours, theirs) if is_conflict else None)
-                for path, base, is_conflict, ours, theirs in rows
+                decode_path(path): BaseVersion(base, conflict and Conflict(**json.loads(conflict)))
+                for path, base, conflict in rows
             }
 
-    def remember(self, bases: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
-        """Replace what is known of these paths. Raises LockLostError.
+    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+        """Store the versions, each in place of what was known of its path. Raises LockLostError.
 
-        `contents`: of those bases that are on no remote, by blob id; kept as long as they are bases.
+        `contents`: by blob, the contents of base versions that the remote does not have.
         """
         files = tuple(SubmittedFile("", "", blob, 0.0) for blob in contents)
         records = [
             {
                 "site": self._site,
-                "path": f"\\x{encode_path(path).hex()}",
-                "base": base.blob,
-                "is_conflict": base.conflict is not None,
-                "ours": base.conflict and base.conflict[0],
-                "theirs": base.conflict and base.conflict[1],
-                "kept": base.blob if base.blob in contents else None,
+                "path": path_field(path),
+                "base": version.blob,
+                "conflict": json.dumps(asdict(version.conflict)) if version.conflict else None,
+                "kept": version.blob if version.blob in contents else None,
             }
-            for path, base in bases.items()
+            for path, version in versions.items()
         ]
         with fenced(self._database, self._site, self._token) as connection:
             store_blobs(connection, [PayloadValues(Payload(files), contents)])
             connection.execute(
                 "DELETE FROM base_versions WHERE site = %s AND path = ANY(%s)",
-                (self._site, [encode_path(path) for path in bases]),
+                (self._site, [encode_path(path) for path in versions]),
             )
             insert(connection, "base_versions", records)

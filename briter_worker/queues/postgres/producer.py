@@ -9,7 +9,7 @@ from briter_worker.job import MalformedJobError
 from briter_worker.ports import Payload
 from briter_worker.queues.postgres.blobs import store_blobs
 from briter_worker.queues.postgres.fencing import lock_site
-from briter_worker.queues.postgres.rows import Row, encode_path, insert, join_saves
+from briter_worker.queues.postgres.rows import Row, encode_path, insert, join_saves, path_field
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -95,7 +95,7 @@ def _file_records(publication: int, payload: Payload) -> list[dict[str, object]]
     return [
         {
             "publication": publication,
-            "path": _path_field(file.path),
+            "path": path_field(file.path),
             "mode": file.mode,
             "blob": file.blob,
             "base": file.base,
@@ -113,12 +113,8 @@ def _folder_records(publication: int, payload: Payload, created_at: float) -> li
         times = [file.saved_at for file in payload.files if file.path.startswith(below)]
         # An older file that is not among these was not in the folder any more.
         saved_at = min(times, default=created_at)
-        records.append({"publication": publication, "path": _path_field(path), "saved_at": saved_at})
+        records.append({"publication": publication, "path": path_field(path), "saved_at": saved_at})
     return records
-
-
-def _path_field(path: str) -> str:
-    return f"\\x{encode_path(path).hex()}"
 
 
 def _check_paths(payload: Payload) -> None:

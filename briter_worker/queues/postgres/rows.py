@@ -103,7 +103,10 @@ class Row:
 
         Raises MalformedJobError and UnreadableJobError.
         """
-        text = _encode(dict(document))
+        try:
+            text = _encode(dict(document))
+        except UnicodeEncodeError:
+            raise MalformedJobError("a text contains half of a surrogate pair") from None
         job = _job(text, name, now)
         for value in (job.id, job.slug):
             if len(value.encode()) > _MAX_NAME_BYTES:
@@ -174,6 +177,11 @@ def encode_path(path: str) -> bytes:
 def decode_path(path: bytes) -> str:
     """Return the path as the worker has it."""
     return bytes(path).decode("utf-8", "surrogateescape")
+
+
+def path_field(path: str) -> str:
+    """Return the path as `insert` takes it for a column of bytes."""
+    return f"\\x{encode_path(path).hex()}"
 
 
 def is_covered(path: str, declared: Collection[str]) -> bool:

@@ -118,10 +118,8 @@ CREATE TABLE base_versions (
     path bytea NOT NULL,
     -- Null: there was no file.
     base text,
-    -- After a conflict, the two versions.
-    is_conflict boolean NOT NULL DEFAULT false,
-    ours text,
-    theirs text,
+    -- The open conflict, in JSON.
+    conflict text,
     -- The base again, where its content is on no remote and therefore kept here.
     kept text REFERENCES blobs (blob),
     PRIMARY KEY (site, path)
