@@ -271,8 +271,9 @@ def test_jobs_submitted_together_join_one_another_and_the_pending_ones(bench: Be
     saves: list[tuple[dict[str, object], PayloadValues | None]] = []
     for number in range(count):
         files: dict[str, bytes | None] = {f"s{number}.md": f"content {number}".encode(), "logo.png": b"logo"}
-        document = {"slug": f"s{number}", "paths": ["x"], "createdAt": format_time(NOW - 90 + number)}
-        saves.append((document, PayloadValues.of(files, saved_at=NOW - 90 + number, folders=["f"])))
+        created = NOW - 90 + number
+        document = {"slug": f"s{number}", "paths": ["x"], "createdAt": format_time(created)}
+        saves.append(({**document}, PayloadValues.of(files, saved_at=created, folders=["f"])))
     twice = PayloadValues.of({"s2.md": b"the newest"}, saved_at=NOW - 1)
     saves.append(({"slug": "s2", "paths": ["y"], "createdAt": format_time(NOW - 1)}, twice))
     dead = {"slug": "dead", "paths": ["x"], "status": "failed", "failure": "network", "attempts": 8, "own": 1}

@@ -31,7 +31,10 @@ PENDING, CLAIMED, FAILED = "pending", "claimed", "failed"
 _MAX_NAME_BYTES = 1_000  # an index entry has at most 2,700 bytes
 _MAX_BIGINT = 2**53
 _COLUMNS = "id, document, job_id, created_at, state, attempt, alone, cancelled"
-_FIELDS = "job_id, slug, document, paths, created_at, scheduled_for, next_attempt_at, attempts, failure, tried, state"
+_FIELDS = (
+    "job_id, slug, document, paths, created_at, scheduled_for, next_attempt_at, attempts, failure, tried,"
+    " state"
+)
 # The state is not a parameter, so that every plan can use the partial index for it.
 _CROWDED = f"""
 SELECT {_COLUMNS} FROM (
