@@ -413,7 +413,11 @@ class Payloads(Protocol):
         ...
 
     def content(self, blob: str) -> Iterator[bytes]:
-        """Yield the content of a blob in pieces."""
+        """Yield the content of a blob in pieces. Raises LookupError if the blob is unknown."""
+        ...
+
+    def published(self, paths: Collection[str]) -> Mapping[str, float]:
+        """Return when the version was saved that was published last, for the paths that ever were."""
         ...
 
 

@@ -15,7 +15,7 @@ from briter_worker.drain import Drain
 from briter_worker.events import Progress, Warned
 from briter_worker.git.clone import open_clone
 from briter_worker.git.commits import Person
-from briter_worker.git.publisher import open_cluster_publisher
+from briter_worker.git.copies import open_cluster_publisher
 from briter_worker.queues.postgres.blobs import PostgresBases, PostgresPayloads
 from briter_worker.queues.postgres.fencing import check_token, take_site
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
@@ -176,7 +176,7 @@ class SiteDrains:
         self, site: Site, settings: Settings, token: int, emit: EventSink, stack: ExitStack
     ) -> GitPublisher:
         """Return the publisher to the site's remote; the stack closes its clone. Raises PublishError."""
-        git = stack.enter_context(
+        repository = stack.enter_context(
             open_clone(
                 settings.cache_root / site.name,
                 url=site.remote,
@@ -185,6 +185,7 @@ class SiteDrains:
                 timeout=settings.git_timeout_ms / 1000,
             )
         )
+        git = repository.git
         with self._guard:
             self._running.add(git)
             aborted = self._aborted
@@ -197,9 +198,7 @@ class SiteDrains:
             return True
 
         return open_cluster_publisher(
-            git,
-            branch=site.branch,
-            remote="origin",
+            repository,
             payloads=PostgresPayloads(self._database, site.name),
             bases=PostgresBases(self._database, site.name, token=token),
             plans=PostgresPlans(self._database, site.name, token=token),

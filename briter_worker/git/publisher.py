@@ -7,7 +7,7 @@ branch nor the index nor the work tree changes, so every failure before it leave
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.errors import (
@@ -17,10 +17,11 @@ from briter_worker.errors import (
     PublishError,
     UnavailableError,
 )
+from briter_worker.git.batch import Item, Tip, advance_base, build_batch, find_receipt
 from briter_worker.git.checkout import Checkout
-from briter_worker.git.commits import Commit, File, Person, read_own_commits, write_commits
+from briter_worker.git.commits import File, read_own_commits
 from briter_worker.git.conflicts import ConflictBranches
-from briter_worker.git.merge import Base, Edit, Merge
+from briter_worker.git.merge import Base, Edit
 from briter_worker.git.plans import FileConflicts, FilePlans
 from briter_worker.git.push import PushResult, UncertainPushError, push_branch, push_large_files
 from briter_worker.git.repository import FOLDER, Repository
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.allowlist import Allowlist
-    from briter_worker.git.commits import OwnCommit
+    from briter_worker.git.batch import Built
+    from briter_worker.git.commits import Person
     from briter_worker.git.repository import Move
     from briter_worker.git.run import Git
     from briter_worker.git.staging import Staged
@@ -70,65 +72,6 @@ class Mirror(Protocol):
     def catch_up(self) -> None:
         """Finish what an earlier sync could not."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A request that is ready to be built."""
-
-    request: Request
-    edits: tuple[Edit, ...]
-    rejected: tuple[str, ...]
-    withheld: Mapping[str, float]
-    uses_lfs: bool
-
-    @property
-    def key(self) -> str:
-        """Return the request's key."""
-        return self.request.key
-
-    @property
-    def blobs(self) -> dict[str, str | None]:
-        """Return the author's version of each path."""
-        return {edit.path: edit.file.blob if edit.file else None for edit in self.edits}
-
-    def commit(self, identity: Person, now: float, files: Mapping[str, File | None]) -> Commit:
-        """Return the commit that makes these changes for the request."""
-        author = Person(*self.request.author) if self.request.author else identity
-        return Commit(self.request.message.encode(), author.line(now), identity.line(now), files)
-
-
-@dataclass(slots=True)
-class Tip:
-    """The commit that a batch is built on."""
-
-    commit: str
-    expect: str | None
-    """The remote's tip as last seen; None if the remote has no branch yet."""
-    is_fresh: bool
-    """The remote was asked within this publication."""
-    own_commits: list[OwnCommit] = field(default_factory=list)
-    """Commits of the worker's that turned out to be on the remote: pushes whose answers were lost."""
-    own_blobs: dict[str, str | None] = field(default_factory=dict)
-    """The authors' versions that these commits brought to the remote."""
-
-
-@dataclass(slots=True)
-class Built:
-    """A batch, built on a tip."""
-
-    merge: Merge
-    tip: str
-    commits: dict[str, str] = field(default_factory=dict)
-    """The commit of each request that this push carries."""
-    unchanged: list[Item] = field(default_factory=list)
-    conflicts: list[tuple[Item, tuple[str, ...]]] = field(default_factory=list)
-
-    def blobs(self, items: Sequence[Item]) -> dict[str, str | None]:
-        """Return the authors' versions of what the remote has once this is pushed."""
-        conflicting = {item.key for item, _ in self.conflicts}
-        done = (item.blobs for item in items if item.key not in conflicting)
-        return {path: blob for blobs in done for path, blob in blobs.items()}
 
 
 class GitPublisher:
@@ -235,7 +178,7 @@ class GitPublisher:
         own = read_own_commits(repository.git, since.commit, fetched, self._identity)
         paths = {path for commit in own for path in commit.blobs}
         bases = self._bases(paths, since.commit)
-        landed = {path: _advance(path, bases[path], own).blob for path in paths}
+        landed = {path: advance_base(path, bases[path], own).blob for path in paths}
         own_blobs = {path: blob for path, blob in landed.items() if blob != bases[path].blob}
         return Tip(
             fetched,
@@ -293,35 +236,6 @@ class GitPublisher:
             file = File(change.mode, change.blob, staged.contents.get(change.path))
         return Edit(change.path, file, self._conflicts.base_of(change.path, change.blob) or base)
 
-    def _build(self, items: Sequence[Item], tip: Tip, ref: str, now: float) -> Built:
-        """Merge the items into the tip, one after another, and write their commits onto `ref`."""
-        paths = {edit.path for item in items for edit in item.edits}
-        merge = Merge(self._repository, tip.commit, paths, self._mirror.read)
-        built = Built(merge, tip.commit)
-        commits: list[Commit] = []
-        keys: list[str] = []
-        carriers: dict[str, str] = {}
-        for item in items:
-            placed = merge.place(item.edits)
-            if placed.conflicts:
-                built.conflicts.append((item, placed.conflicts))
-            elif placed.files:
-                commits.append(item.commit(self._identity, now, placed.files))
-                keys.append(item.key)
-                carriers.update(dict.fromkeys(placed.files, item.key))
-            elif carrier := next((carriers[p] for p in item.blobs if p in carriers), None):
-                built.commits[item.key] = carrier
-            else:
-                built.unchanged.append(item)
-        if commits:
-            names = write_commits(
-                self._repository.git, commits, parent=tip.commit, ref=ref, progress=self._progress
-            )
-            own = dict(zip(keys, names, strict=True))
-            built.commits = {key: own[carrier] for key, carrier in built.commits.items()} | own
-            built.tip = names[-1]
-        return built
-
     # The push
 
     def _build_and_push(
@@ -331,7 +245,16 @@ class GitPublisher:
         waiting, settled, races = list(items), list[Outcome](), 0
         while waiting := self._without_cancelled(waiting, cancelled(), settled):
             plan_id = uuid.uuid4().hex
-            built = self._build(waiting, tip, self._batch_ref(plan_id), now)
+            built = build_batch(
+                self._repository,
+                waiting,
+                tip,
+                ref=self._batch_ref(plan_id),
+                identity=self._identity,
+                now=now,
+                read=self._mirror.read,
+                progress=self._progress,
+            )
             if not built.commits.keys().isdisjoint(cancelled()):
                 self._delete_ref(self._batch_ref(plan_id))
                 continue
@@ -442,7 +365,7 @@ class GitPublisher:
             for edit in item.edits:
                 entry = entries.get(edit.path)
                 base = edit.base or (Base(entry.blob, entry.mode) if entry else Base(None))
-                edits.append(replace(edit, base=_advance(edit.path, base, own)))
+                edits.append(replace(edit, base=advance_base(edit.path, base, own)))
             followed.append(replace(item, edits=tuple(edits)))
         return followed, moved
 
@@ -455,7 +378,7 @@ class GitPublisher:
         for item in built.unchanged:
             if item.withheld:
                 yield self._snoozed(item)
-            elif receipt := _find_receipt(item, tip.own_commits):
+            elif receipt := find_receipt(item, tip.own_commits):
                 yield self._outcome(item, Result.PUBLISHED, commit=receipt)
             else:
                 yield self._outcome(item, Result.UNCHANGED)
@@ -517,25 +440,6 @@ class GitPublisher:
 
     def _batch_ref(self, plan_id: str) -> str:
         return f"{self._repository.own_refs}/batch/{plan_id}"
-
-
-def _advance(path: str, base: Base, own: Sequence[OwnCommit]) -> Base:
-    """Return what the worker's own commits made of a base version: the author's next edit started from it."""
-    for commit in own:
-        if path in commit.blobs and commit.blobs[path][0] == base.blob:
-            base = Base(commit.blobs[path][1])
-    return base
-
-
-def _find_receipt(item: Item, own: Sequence[OwnCommit]) -> str | None:
-    """Return the commit of a push whose answer was lost, if it carried this request."""
-    message = item.request.message.encode().strip()
-    found = (
-        each.sha
-        for each in reversed(own)
-        if each.message == message and not each.blobs.keys().isdisjoint(item.blobs)
-    )
-    return next(found, None)
 
 
 def _is_at_or_below(path: str, declared: Collection[str]) -> bool:
