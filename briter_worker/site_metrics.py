@@ -11,7 +11,7 @@ from briter_worker.status import read_status
 from briter_worker.wiring import open_queue
 
 try:
-    from briter_worker.sinks.metrics import MetricsSink, SiteMeasures
+    from briter_worker.sinks.metrics import MachineMeasures, MetricsSink, SiteMeasures
 except ImportError as missing:
     raise UsageError("metrics are not installed", "pip install 'briter-worker[metrics]'") from missing
 
@@ -26,13 +26,15 @@ def measure_site(status: SiteStatus) -> SiteMeasures:
     return SiteMeasures(
         jobs=status.jobs,
         oldest_waiting=_age(status.waiting_since, status.now),
-        oldest_unpushed=_age(status.unpushed_since, status.now),
-        holder=None if worker is None else (one_line(worker.host or ""), worker.pid),
-        heartbeat_age=_age(None if worker is None else worker.heartbeat, status.now),
         failure=status.failure,
         paused=status.paused is not None,
-        dry_run=status.dry_run,
-        quarantined=status.quarantined,
+        machine=MachineMeasures(
+            oldest_unpushed=_age(status.unpushed_since, status.now),
+            holder=None if worker is None else (one_line(worker.host or ""), worker.pid),
+            heartbeat_age=_age(None if worker is None else worker.heartbeat, status.now),
+            dry_run=status.dry_run,
+            quarantined=status.quarantined,
+        ),
     )
 
 

@@ -204,7 +204,7 @@ def _cluster_site(settings: Settings) -> dict[str, Any]:
     database = open_database(settings)
     return {
         "worker": None,
-        "hosts": sites.hosts(database),
+        "hosts": sites.count_nodes(database),
         "worktree": "",
         "remote": sites.get(database, settings.site).remote,
         "queue": f"the site {settings.site} of the cluster",
@@ -270,7 +270,7 @@ def _cluster_problems(settings: Settings, *, expect_worker: bool) -> list[str]:
     database = open_database(settings)
     try:
         database.check()
-        if expect_worker and not sites.hosts(database):
+        if expect_worker and not sites.count_nodes(database):
             return ["no worker is running: no node of the cluster has a recent heartbeat"]
     except OSError as error:
         return [str(error)]

@@ -107,6 +107,13 @@ def open_history(settings: Settings) -> History:
     return History(SqliteStore(settings.history_path, HISTORY_TABLES))
 
 
+def open_outbox(settings: Settings) -> SqliteStore | PostgresStore:
+    """Return the store of the webhooks that are not sent yet, on either backend."""
+    if settings.database_url:
+        return PostgresStore(open_database(settings).transaction)
+    return SqliteStore(settings.webhooks_path, OUTBOX_TABLES, mode=0o600)
+
+
 def open_lock(settings: Settings) -> SiteLock:
     """Return the site's lock, not acquired yet."""
     return SiteLock(settings.lock_path, stale_after=settings.worker_lock_stale_ms / 1000)
@@ -152,10 +159,7 @@ def open_sinks(
     """Yield the sinks of one site's worker: history and webhooks are stored first, the log comes last."""
     target = target_of(settings)
     history = SqliteStore(settings.history_path, HISTORY_TABLES)
-    outbox = Outbox(
-        SqliteStore(settings.webhooks_path, OUTBOX_TABLES, mode=0o600),
-        build_interval=settings.build_hook_min_interval_ms / 1000,
-    )
+    outbox = Outbox(open_outbox(settings), build_interval=settings.build_hook_min_interval_ms / 1000)
     sender = Sender(
         outbox,
         secret=settings.webhook_secret,

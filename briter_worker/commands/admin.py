@@ -147,7 +147,7 @@ def schema(
 
 
 def import_(*, site: SiteOption = None, as_json: Json = False) -> None:
-    """Move the jobs of this folder, with their files, into a site of the cluster."""
+    """Move the jobs of this folder into the cluster. Their files move along."""
     read_cluster("import")
     settings = read_site(site)
     from briter_worker.cluster.migrate import import_jobs  # noqa: PLC0415 - the extra [postgres]
@@ -157,7 +157,7 @@ def import_(*, site: SiteOption = None, as_json: Json = False) -> None:
 
 
 def export(*, site: SiteOption = None, as_json: Json = False) -> None:
-    """Move the jobs of a site of the cluster, with their files, into this folder."""
+    """Move the jobs of a site out of the cluster. Their files move into the work tree."""
     read_cluster("export")
     settings = read_site(site)
     from briter_worker.cluster.migrate import export_jobs  # noqa: PLC0415 - the extra [postgres]

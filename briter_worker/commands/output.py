@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from briter_worker.cluster.sites import Site, Standing
+    from briter_worker.cluster.sites import Site, SiteSummary
     from briter_worker.doctor import Finding
     from briter_worker.git.pull import PullResult
     from briter_worker.ports import ListedJob, Pause
@@ -395,7 +395,7 @@ def write_site(site: Site, now: float) -> None:
     )
 
 
-def write_sites(rows: Sequence[Standing], now: float) -> None:
+def write_sites(rows: Sequence[SiteSummary], now: float) -> None:
     """Print a table of the sites and their jobs."""
     if not is_terminal():
         write_columns(

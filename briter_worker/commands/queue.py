@@ -227,7 +227,7 @@ def show(
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
-    """Show one post: its job with all keys, and the outcome of each attempt."""
+    """Show one post. Prints its job with all keys, and the outcome of each attempt."""
     settings = read_site(site)
     if watch:
         raise typer.Exit(_watch(settings, wanted))

@@ -49,11 +49,11 @@ def run(
             "metrics_host": metrics_host or settings.metrics_host,
         }
     )
-    metrics = []
+    metrics = None
     if settings.metrics_port:
         from briter_worker.site_metrics import open_metrics  # noqa: PLC0415 - the extra [metrics]
 
-        metrics = [open_metrics(settings)]
+        metrics = open_metrics(settings)
     if settings.database_url:
         from briter_worker.cluster.node import run_node  # noqa: PLC0415 - the extra [postgres]
 
@@ -64,7 +64,7 @@ def run(
             "--workers needs a cluster; one worker publishes the jobs of a folder",
             "omit --workers, or set BRITER_DATABASE_URL",
         )
-    raise typer.Exit(run_worker(settings, once=once, log=_open_log(), metrics=metrics))
+    raise typer.Exit(run_worker(settings, once=once, log=_open_log(), metrics=[metrics] if metrics else []))
 
 
 def _read_workers(settings: Settings, flag: str) -> int:

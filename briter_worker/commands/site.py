@@ -11,11 +11,14 @@ import typer
 from briter_worker.client import parse_author
 from briter_worker.commands import Json, output, queue, read_cluster
 from briter_worker.errors import UsageError
+from briter_worker.job import format_time
 from briter_worker.redaction import one_line
 from briter_worker.wiring import open_database
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from briter_worker.cluster.sites import Site, SiteSummary
 
 app = typer.Typer(no_args_is_help=True, help="Manage the sites of a cluster.", rich_markup_mode=None)
 
@@ -130,9 +133,9 @@ def list_(*, as_json: Json = False) -> None:
     from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
     now = time.time()
-    rows = sites.standings(open_database(settings), now)
+    rows = sites.summaries(open_database(settings), now)
     if as_json:
-        output.write_json([row.to_json() for row in rows])
+        output.write_json([_summary_to_json(row) for row in rows])
     else:
         output.write_sites(rows, now)
 
@@ -180,6 +183,12 @@ def resume(name: Name) -> None:
     queue.resume(site=name)
 
 
+def _summary_to_json(row: SiteSummary) -> dict[str, Any]:
+    since = None if row.oldest is None else format_time(row.oldest)
+    jobs = {"waiting": row.waiting, "claimed": row.claimed, "failed": row.failed}
+    return {**row.site.to_json(), "jobs": jobs, "waitingSince": since}
+
+
 def _read_own(pairs: Sequence[str] | None, author: str | None) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for pair in pairs or ():
@@ -202,7 +211,7 @@ def _read_credentials(
     return {name: value for name, value in given.items() if value is not None} or None
 
 
-def _write(site: Any, now: float, *, as_json: bool) -> None:  # noqa: ANN401 - cluster.sites.Site, of the extra
+def _write(site: Site, now: float, *, as_json: bool) -> None:
     if as_json:
         output.write_json(site.to_json())
     else:

@@ -6,11 +6,11 @@ import os
 from typing import TYPE_CHECKING
 
 from briter_worker.cluster import sites
-from briter_worker.cluster.drain_site import open_site_repository
 from briter_worker.doctor import environment
 from briter_worker.doctor.finding import from_failure, ok, warning
 from briter_worker.doctor.repository import ask_push
 from briter_worker.errors import FixableError, PublishError
+from briter_worker.git.clone import open_clone
 from briter_worker.wiring import open_database
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def examine(settings: Settings, now: float) -> Iterator[Finding]:
         database = open_database(settings)
         database.check()
         yield ok("database", f"it fits this program (version {database.version()})")
-        if nodes := sites.hosts(database):
+        if nodes := sites.count_nodes(database):
             yield ok("hosts", f"{nodes} nodes are running")
         else:
             yield warning("hosts", "no node is running", "start briter-worker run on a node")
@@ -58,7 +58,13 @@ def _check_site(database: Database, settings: Settings) -> Iterator[Finding]:
 
 def _check_remote(site: Site, settings: Settings) -> Finding:
     try:
-        with open_site_repository(site, settings) as repository:
+        with open_clone(
+            settings.cache_root / site.name,
+            url=site.remote,
+            branch=site.branch,
+            credentials=site.credentials,
+            timeout=settings.git_timeout_ms / 1000,
+        ) as repository:
             tip = repository.fetch()
             ask_push(repository, tip, expected=tip)
     except PublishError as failure:
