@@ -1,4 +1,4 @@
-"""A real receiver of webhooks, which does what it is told to each POST, and remembers what came."""
+"""A real receiver of webhooks: answers each POST as the test says, and records it."""
 
 from __future__ import annotations
 

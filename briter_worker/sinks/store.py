@@ -43,10 +43,11 @@ CREATE TABLE IF NOT EXISTS drains (
 
 -- One attempt; a receipt once it has an outcome.
 CREATE TABLE IF NOT EXISTS attempts (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, drain INTEGER, job_id TEXT NOT NULL, slug TEXT NOT NULL,
+  id INTEGER PRIMARY KEY AUTOINCREMENT, site TEXT NOT NULL DEFAULT '', drain INTEGER,
+  job_id TEXT NOT NULL, slug TEXT NOT NULL,
   title TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0, saved_at REAL, due_at REAL,
   began REAL, ended REAL, outcome TEXT, duration_ms INTEGER, "commit" TEXT, branch TEXT, remote TEXT,
-  dry_run INTEGER NOT NULL DEFAULT 0, href TEXT, error TEXT, failure TEXT, retry_at REAL,
+  dry_run INTEGER NOT NULL DEFAULT 0, href TEXT, error TEXT, failure TEXT, fix TEXT, retry_at REAL,
   rejected_paths TEXT NOT NULL DEFAULT '[]', superseded_by TEXT, stale INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX IF NOT EXISTS attempts_open ON attempts (job_id) WHERE outcome IS NULL;
@@ -57,7 +58,8 @@ CREATE INDEX IF NOT EXISTS attempts_by_end ON attempts (stale, ended);
 
 -- The live stream: events of the last days, in order.
 CREATE TABLE IF NOT EXISTS moments (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, event TEXT NOT NULL, data TEXT NOT NULL
+  id INTEGER PRIMARY KEY AUTOINCREMENT, site TEXT NOT NULL DEFAULT '', at REAL NOT NULL,
+  event TEXT NOT NULL, data TEXT NOT NULL
 ) STRICT;
 CREATE INDEX IF NOT EXISTS moments_by_time ON moments (at);
 
@@ -265,12 +267,12 @@ class SqliteStore:
         if connection.execute("PRAGMA user_version").fetchone()[0] == _VERSION:
             return
         script = ["BEGIN IMMEDIATE;", self._tables]
-        for table, columns in _ADDED_COLUMNS.items() if "attempts" in self._tables else ():
+        for table, columns in _ADDED_COLUMNS.items():
             known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
             script += [
                 f"ALTER TABLE {table} ADD COLUMN {name} {definition};"
                 for name, definition in columns.items()
-                if name not in known
+                if known and name not in known
             ]
         if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'deliveries'").fetchone():
             script.append(_OLD_OUTBOX)

@@ -64,7 +64,7 @@ _CALL_BUILD = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Receivers:
     """Receivers of a site's webhooks, and the form of what they get."""
 
@@ -177,20 +177,21 @@ class WebhookSink:
         self._href = href
         self._site = site
         self._clock = clock
-        self._buffer: WriteBuffer[Delivery] = WriteBuffer(outbox.add)
+        self._buffer: WriteBuffer[Delivery] = WriteBuffer(self._write)
 
     def store(self, events: Sequence[Event]) -> None:
         """Store the messages, and wake the sender. Raises StoreError."""
         now = self._clock()
-        deliveries = [delivery for event in events for delivery in self._compose(event, now)]
-        self._buffer.add(deliveries)
+        self._buffer.add([delivery for event in events for delivery in self._compose(event, now)])
         self._buffer.flush()
-        if deliveries:
-            self._wake()
 
     def close(self) -> None:
         """Store what is left."""
         self._buffer.flush(last=True)
+
+    def _write(self, deliveries: Sequence[Delivery]) -> None:
+        self._outbox.add(deliveries)
+        self._wake()
 
     def _compose(self, event: Event, now: float) -> Iterator[Delivery]:
         own = event.webhook if isinstance(event, JobOutcome) else None

@@ -1,13 +1,14 @@
-"""What Prometheus is told, from a worker and from whoever looks on."""
+"""Metrics for Prometheus: of a worker, of a dashboard and of a cluster."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import socket
 import subprocess
-import time
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from sites import Site, eventually, lines_of
 
 from briter_worker.events import Cancelled, Failed, JobStarted, Progress, Published
-from briter_worker.measures import Onlooker
-from briter_worker.settings import load_settings
-from briter_worker.sinks.metrics import Measures, Meters, MetricsSink
-from briter_worker.standing import stand
+from briter_worker.sinks.history import History, Tally
+from briter_worker.sinks.metrics import (
+    ClusterMetrics,
+    HistoryMetrics,
+    MachineMeasures,
+    Meters,
+    MetricsSink,
+    SiteMeasures,
+)
+from briter_worker.sinks.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    import pytest
 
 MONITORING = Path(__file__).parents[2] / "docs" / "how-to" / "monitoring"
 POST = "content/posts/hello.md"
@@ -58,20 +63,18 @@ def scraped(port: int) -> dict[str, float]:
         return {}
 
 
-MEASURES = Measures(
+MEASURES = SiteMeasures(
     jobs={"pending": 1, "scheduled": 2, "retrying": 0, "claimed": 3, "failed": 4},
     oldest_waiting=12.5,
-    oldest_unpushed=99.0,
-    holder=("web-1", 4711),
-    heartbeat_age=3.0,
     failure="network",
     paused=True,
-    dry_run=False,
-    quarantined=5,
+    machine=MachineMeasures(
+        oldest_unpushed=99.0, holder=("web-1", 4711), heartbeat_age=3.0, dry_run=False, quarantined=5
+    ),
 )
 
 
-def test_the_standing_of_the_site_is_told_as_it_is() -> None:
+def test_a_site_has_its_state_as_gauges() -> None:
     found = parsed(Meters(lambda: MEASURES).render()[0].decode())
     assert found["briter_jobs{state=scheduled}"] == 2
     assert found["briter_in_flight"] == 3
@@ -86,7 +89,7 @@ def test_the_standing_of_the_site_is_told_as_it_is() -> None:
     assert found["briter_dry_run"] == 0
 
 
-def test_what_ends_is_counted_and_timed() -> None:
+def test_outcomes_are_counted_and_phases_timed() -> None:
     meters, now = Meters(), [1000.0]
     sink = MetricsSink(meters, clock=lambda: now[0])
 
@@ -112,7 +115,7 @@ def test_what_ends_is_counted_and_timed() -> None:
     assert found["briter_phase_seconds_sum{phase=settle}"] == 1
 
 
-def test_what_is_put_back_takes_no_phase_along() -> None:
+def test_a_released_job_leaves_the_next_drain_no_phase() -> None:
     meters, now = Meters(), [1000.0]
     sink = MetricsSink(meters, clock=lambda: now[0])
     sink(_start("a", saved_at=990.0))
@@ -158,7 +161,7 @@ def test_a_running_worker_answers_prometheus(site: Site) -> None:
         assert after["briter_oldest_unpushed_seconds"] > 0
 
 
-def test_a_port_that_is_taken_stops_no_publication(site: Site) -> None:
+def test_a_port_in_use_stops_no_publication(site: Site) -> None:
     site.write_post(POST, "Hello\n")
     site.save("hello", [POST])
     with socket.socket() as taken:
@@ -167,38 +170,56 @@ def test_a_port_that_is_taken_stops_no_publication(site: Site) -> None:
         run = site.run_once(BRITER_METRICS_PORT=str(taken.getsockname()[1]))
     assert run.returncode == 0
     (said,) = run.of("warning")
-    assert "BRITER_METRICS_PORT" in said["error"]
+    assert "BRITER_METRICS_PORT" in said["fix"]
     assert site.remote_file(POST) == "Hello\n"
 
 
-def test_who_looks_on_counts_what_happened_since_it_began_to(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+def test_the_metrics_of_a_dashboard_count_publications_since_its_start(
+    site: Site,
 ) -> None:
-    for name in ("BRITER_APP_ROOT", "BRITER_STORAGE_ROOT"):
-        monkeypatch.setenv(name, site.environment()[name])
-    settings = load_settings()
     site.write_post(POST, "Before\n")
     site.save("hello", [POST])
     site.run_once()
-    onlooker = Onlooker(settings, lambda: stand(settings, time.time()))
-    assert "briter_processed_total{kind=git-sync,outcome=published}" not in parsed(_text(onlooker))
-    site.write_post(POST, "After\n")
-    site.write_post("content/posts/b.md", "After\n")
-    site.save("hello", [POST])
-    site.save("b", ["content/posts/b.md"])
-    site.run_once()
-    for _ in range(2):  # asked twice, nothing is counted twice
-        found = parsed(_text(onlooker))
-        assert found["briter_processed_total{kind=git-sync,outcome=published}"] == 2
-        assert found["briter_save_to_remote_seconds_count"] == 2
-        assert found["briter_phase_seconds_count{phase=push}"] == 1, "one drain, one push"
-        assert found["briter_worker_alive"] == 0
-    onlooker.close()
-    monkeypatch.undo()
+    with closing(History(SqliteStore(site.storage / "history.db"))) as history:
+        metrics = HistoryMetrics(history, lambda: MEASURES)
+        assert "briter_processed_total{kind=git-sync,outcome=published}" not in parsed(_text(metrics))
+        site.write_post(POST, "After\n")
+        site.write_post("content/posts/b.md", "After\n")
+        site.save("hello", [POST])
+        site.save("b", ["content/posts/b.md"])
+        site.run_once()
+        for _ in range(2):  # asked twice, nothing is counted twice
+            found = parsed(_text(metrics))
+            assert found["briter_processed_total{kind=git-sync,outcome=published}"] == 2
+            assert found["briter_save_to_remote_seconds_count"] == 2
+            assert found["briter_phase_seconds_count{phase=push}"] == 1, "one drain, one push"
+            assert found["briter_worker_alive"] == 1
 
 
-def _text(onlooker: Onlooker) -> str:
-    return onlooker.render()[0].decode()
+def test_the_sites_of_a_cluster_have_their_names_as_labels() -> None:
+    tally = Tally("blog", "git-sync", "published", 7, 2, 3.5)
+    blog = SiteMeasures(
+        site="blog", jobs={"failed": 2}, oldest_waiting=None, failure=None, paused=False, tallies=[tally]
+    )
+    shop = dataclasses.replace(blog, site="shop", jobs={"failed": 0}, failure="auth", tallies=[])
+    found = parsed(_text(ClusterMetrics(lambda: [blog, shop])))
+    assert found["briter_dead_letters{site=blog}"] == 2
+    assert found["briter_condition{failure=auth,site=shop}"] == 1
+    assert found["briter_processed_total{kind=git-sync,outcome=published,site=blog}"] == 7
+    assert found["briter_save_to_remote_seconds_sum{site=blog}"] == 3.5
+    assert found["briter_oldest_waiting_seconds{site=shop}"] == 0
+    assert not any("worker_alive" in name for name in found)
+
+
+def test_sites_that_cannot_be_looked_up_have_no_gauges_instead_of_old_ones() -> None:
+    def fail() -> list[SiteMeasures]:
+        raise OSError("the database is away")
+
+    assert parsed(_text(ClusterMetrics(fail))) == {}
+
+
+def _text(metrics: HistoryMetrics | ClusterMetrics) -> str:
+    return metrics.render()[0].decode()
 
 
 # What the documentation offers
@@ -208,7 +229,7 @@ def exported() -> set[str]:
     """Every name that Prometheus may be asked for."""
     meters = Meters(lambda: MEASURES)
     meters.count("git-sync", "published")
-    meters.phase("push", 1.0)
+    meters.observe_phase("push", 1.0)
     families = text_string_to_metric_families(meters.render()[0].decode())
     return {sample.name for family in families for sample in family.samples}
 
@@ -222,14 +243,14 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in document["groups"] for rule in group["rules"]]
 
 
-def test_every_alert_asks_for_numbers_that_there_are_and_says_what_to_do() -> None:
+def test_every_alert_uses_exported_metrics_and_says_what_to_do() -> None:
     assert rules()
     assert names_in(rule["expr"] for rule in rules()) <= exported()
     for rule in rules():
         assert set(rule["annotations"]) == {"summary", "description"}, rule["alert"]
 
 
-def test_every_panel_of_the_dashboard_asks_for_numbers_that_there_are() -> None:
+def test_every_panel_of_the_dashboard_uses_exported_metrics() -> None:
     board = json.loads((MONITORING / "grafana.json").read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
     assert len(asked) >= 8
@@ -238,7 +259,7 @@ def test_every_panel_of_the_dashboard_asks_for_numbers_that_there_are() -> None:
     assert len(set(places)) == len(places)
 
 
-def test_prometheus_itself_finds_nothing_wrong_with_the_alerts() -> None:
+def test_promtool_accepts_the_alerts() -> None:
     provide("promtool", package="prometheus")
     for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts.test.yml"]):
         done = subprocess.run(
