@@ -111,7 +111,9 @@ def _prepare(repository: Repository, place: Path, url: str) -> None:
     # Lock files: whoever held them is dead, as the clone is ours.
     for lock in (*place.glob("*.lock"), *(place / "refs").rglob("*.lock")):
         lock.unlink(missing_ok=True)
-    shutil.rmtree(place / "lfs", ignore_errors=True)  # large files that were uploaded
+    # Large files that were uploaded, and what a dead worker was staging.
+    for folder in (place / "lfs", *(place / "briter").glob("*-*")):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_usable(repository: Repository, place: Path, mark: str) -> bool:

@@ -73,6 +73,8 @@ class Repository:
         """The remote's tip as the worker saw it last."""
         self.fetched_ref = f"{self.own_refs}/fetched"
         self._head: tuple[int, int] | None = None
+        self._listed: tuple[str, dict[str, Entry | None]] = ("", {})
+        """A commit, and what its tree has at the paths asked for so far."""
         self._locks = StaleLocks(git, (self.branch_ref, self.tracking_ref), PRIVATE)
 
     @contextmanager
@@ -368,15 +370,17 @@ class Repository:
 
     def entries(self, commit: str, paths: Collection[str]) -> dict[str, Entry]:
         """Return what the commit's tree has at these paths, folders included; absent paths are left out."""
-        if not paths:
-            return {}
-        wanted = set(paths)
-        if len(wanted) <= _FEW_PATHS:
-            found = self._list_tree("-t", commit, "--", *wanted)
-        else:
-            tops = sorted({path.partition("/")[0] for path in wanted})
-            found = self._list_tree("-r", "-t", commit, "--", *tops)
-        return {path: entry for path, entry in found.items() if path in wanted}
+        if self._listed[0] != commit:
+            self._listed = (commit, {})
+        listed = self._listed[1]
+        if asked := [path for path in paths if path not in listed]:
+            if len(asked) <= _FEW_PATHS:
+                found = self._list_tree("-t", commit, "--", *asked)
+            else:
+                tops = sorted({path.partition("/")[0] for path in asked})
+                found = self._list_tree("-r", "-t", commit, "--", *tops)
+            listed.update((path, found.get(path)) for path in asked)
+        return {path: entry for path in paths if (entry := listed[path]) is not None}
 
     def entries_below(
         self, commit: str, folders: Collection[str] = (), *, with_folders: bool = False
