@@ -122,8 +122,10 @@ class PayloadSource:
 
     def _write_rules(self, root: Path, tip: str, requests: Sequence[Request]) -> None:
         """Write the rule files along the folders, unless the CMS changed or removed them."""
-        declared = (f"{path.rstrip('/')}/" for request in requests for path in request.paths)
-        folders = {"", *(each for path in (*self._newest.files, *declared) for each in parents(path))}
+        folders = {""}
+        for path in (*self._newest.files, *(path for request in requests for path in request.paths)):
+            with suppress(PathRefusedError):
+                folders.update(parents(f"{self._allowlist.resolve(path)}/"))
         rules = {f"{folder}/{name}".lstrip("/") for folder in folders for name in _RULES}
         found = {
             path: entry.blob
