@@ -1,0 +1,488 @@
+"""The mirror: bring the local branch, the index and the work tree to what the remote has.
+
+All or nothing, and while nobody can commit in between: under the lock of the index, and with the move of the
+branch prepared, the files are written, the new index is put in place, and the branch moves. A crash leaves
+files or an index that are newer than the branch, never older: no later commit can take a post back.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import IO, TYPE_CHECKING, cast
+
+from briter_worker.errors import FailureCode, PublishError, os_error_fix, os_error_text
+from briter_worker.git.base_versions import BaseVersion, MirrorState, StateRef
+from briter_worker.git.index import Index
+from briter_worker.git.repository import LINK, SUBMODULE, Entry
+from briter_worker.git.work_tree import Temporary, WorkTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+    from subprocess import Popen
+
+    from briter_worker.git.index import IndexEntry
+    from briter_worker.git.repository import Repository
+
+_TRIES = 3
+_PIECE_BYTES = 1 << 20
+_EXECUTABLE = "100755"
+_CONVERSIONS = ("filter", "text", "eol", "crlf", "ident", "working-tree-encoding")
+
+
+class _Action(Enum):
+    NONE = auto()
+    """The file is the branch's new version, or an edit of it."""
+    WRITE = auto()
+    """The file is still its base version: bring it to the branch's."""
+    KEEP = auto()
+    """The file is something else, or cannot be written: remember its base version."""
+    LEAVE_OUT = auto()
+    """A link, a submodule, or a file that a sparse checkout leaves out: only the index has it."""
+
+
+@dataclass(slots=True)
+class _File:
+    """A path whose version the move changes, or whose file still had another base version before."""
+
+    old: Entry | None
+    new: Entry | None
+    base: str | None
+    """The version that the file in the work tree started from."""
+    is_published: bool
+    """`base` was published, or is remembered: what the index has of the path counts for nothing."""
+    action: _Action = _Action.NONE
+    status: os.stat_result | None = None
+    temporary: Temporary | None = None
+
+    @property
+    def blob(self) -> str | None:
+        return self.new.blob if self.new else None
+
+
+@dataclass(slots=True)
+class _Step:
+    """One move of the branch."""
+
+    old: str
+    new: str
+    state: MirrorState
+    files: dict[str, _File]
+    failed: dict[str, OSError] = field(default_factory=dict)
+
+    def paths(self, *actions: _Action) -> list[str]:
+        return [path for path, file in self.files.items() if file.action in actions]
+
+    def next_state(self, *actions: _Action) -> MirrorState:
+        """Return the state after the move, with the bases of the files that have one of these actions."""
+        kept = {path: self.files[path] for path in self.paths(*actions)}
+        bases = {path: BaseVersion(each.base, each.blob, is_unstaged=True) for path, each in kept.items()}
+        return MirrorState(bases=bases)
+
+
+class Checkout:
+    """The CMS's clone, which follows the remote when it can."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        warn: Callable[[str], None],
+        *,
+        is_cms_path: Callable[[str], bool] = lambda _path: True,
+    ) -> None:
+        """`warn` is called once per reason for being late. Other files than the CMS's are a person's.
+
+        While a person has edited a file that changed on the remote, the mirror waits.
+        """
+        self._repository = repository
+        self._git = repository.git
+        self._state = StateRef(repository)
+        self._warn = warn
+        self._warned: set[str] = set()
+        self._is_cms_path = is_cms_path
+        self._index: Index | None = None
+
+    # For the publisher
+
+    def bases(self, paths: Collection[str]) -> Mapping[str, str | None]:
+        """Return the remembered base versions of these paths; a path without one has that of `agreed`."""
+        bases = self._state.read().bases
+        return {path: bases[path].blob for path in paths if path in bases}
+
+    def agreed(self, tip: str) -> str | None:
+        """Return the commit where the local branch and the remote's `tip` last agreed."""
+        local = self._repository.ref(self._repository.branch_ref)
+        if local in (None, tip):
+            return local
+        return self._git.attempt("merge-base", str(local), tip)[1].decode().strip() or None
+
+    def state(self) -> MirrorState:
+        """Return what the mirror remembers: `late`, `reason`, `bases`."""
+        return self._state.read()
+
+    def is_late(self) -> bool:
+        """Return True if the local branch could not follow what was published."""
+        return self._state.read().late is not None
+
+    def sync(self, tip: str, blobs: Mapping[str, str | None]) -> bool:
+        """Bring branch, index and files to `tip`, now or later. Return False for later.
+
+        `blobs` are the versions of published files as they were read from the work tree.
+        """
+        try:
+            self._follow(tip, blobs, self._state.read())
+        except (PublishError, OSError) as error:
+            self._warn_late("Published. ", error)
+            try:
+                self._remember(tip, blobs, error)
+            except (PublishError, OSError) as second:
+                self._warn_once(f"The base versions of published files could not be stored: {_text(second)}")
+            return False
+        self._warned.clear()
+        return True
+
+    def catch_up(self) -> None:
+        """Finish what an earlier sync could not do, and remove what a dead worker left."""
+        try:
+            self._open_index().clear_leftovers()
+            with self._work_tree() as work_tree:
+                work_tree.clear_temporary()
+            state = self._state.read()
+            if state.late is not None or state.bases:
+                self._follow(state.late or self._local(), {}, state)
+        except (PublishError, OSError) as error:
+            self._warn_late("", error)
+
+    # For `pull`
+
+    def replace_commits(self, old: str, new: str) -> None:
+        """Move the branch from local commits to their rebased version. Raises PublishError: nothing moved."""
+        self._follow(new, {}, replace(self._state.read(), rebased=(old, new)))
+
+    def remember_rebased(self, old: str, new: str) -> None:
+        """Have later syncs leave the commit `old` for `new`, its rebased version, which is on the remote."""
+        self._state.save(replace(self._state.read(), late=new, rebased=(old, new)))
+
+    # One move
+
+    def _follow(self, tip: str, blobs: Mapping[str, str | None], state: MirrorState) -> None:
+        self._repository.check()
+        index = self._open_index()
+        for left in reversed(range(_TRIES)):
+            old = self._local()
+            new = tip if old == tip or self._may_move(old, tip, state) else old
+            step = _Step(old, new, state, self._list_files(old, new, blobs, state))
+            try:
+                with self._work_tree() as work_tree, index.copied():
+                    self._prepare(step, index, work_tree)
+                    self._move(step, index, work_tree)
+                break
+            except PublishError as failure:
+                if failure.code is not FailureCode.LOCKED or not left or index.is_locked():
+                    raise
+        self._state.save(step.next_state(_Action.KEEP))
+        self._warn_failed(step.failed)
+
+    def _may_move(self, old: str, tip: str, state: MirrorState) -> bool:
+        """Return True if `tip` contains the local branch; False if a person has pulled and it is contained.
+
+        Raises PublishError if there are local commits that the remote lacks.
+        """
+        contains = self._repository.is_ancestor
+        if contains(old, tip):
+            return True
+        if state.rebased and state.rebased[0] == old and contains(state.rebased[1], tip):
+            return True
+        if contains(tip, old):
+            return False
+        raise PublishError(
+            FailureCode.DIVERGED,
+            f"{self._repository.branch} has commits that the remote lacks",
+            "briter-worker pull --rebase --push",
+        )
+
+    def _list_files(
+        self, old: str, new: str, blobs: Mapping[str, str | None], state: MirrorState
+    ) -> dict[str, _File]:
+        bases = {path: base.blob for path, base in state.bases.items()} | dict(blobs)
+        files = {}
+        for path, (before, after) in self._differences(old, new).items():
+            base = before.blob if before and not _is_special(before) else None
+            files[path] = _File(before, after, bases.get(path, base), path in bases)
+        others = [path for path in state.bases if path not in files]
+        entries = self._repository.entries(new, others)
+        for path in others:
+            files[path] = _File(entries.get(path), entries.get(path), bases[path], is_published=True)
+        return files
+
+    def _differences(self, old: str, new: str) -> dict[str, tuple[Entry | None, Entry | None]]:
+        if old == new:
+            return {}
+        out = self._git.run("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", old, new)
+        fields = os.fsdecode(out).split("\0")[:-1]
+        found = {}
+        for header, path in zip(fields[::2], fields[1::2], strict=True):
+            old_mode, new_mode, old_blob, new_blob, _ = header[1:].split(" ")
+            before = Entry(old_mode, old_blob) if old_mode.strip("0") else None
+            found[path] = before, Entry(new_mode, new_blob) if new_mode.strip("0") else None
+        return found
+
+    def _prepare(self, step: _Step, index: Index, work_tree: WorkTree) -> None:
+        """Do everything that takes time: compare the files, write the new ones aside, build the index."""
+        entries = index.entries(step.files)
+        for path, each in step.files.items():
+            self._check_unstaged(path, each, entries.get(path))
+            found = entries.get(path)
+            if found and found.skips_worktree and path not in step.state.bases:
+                each.action = _Action.LEAVE_OUT
+        self._compare(step, work_tree)
+        for path in step.paths(_Action.KEEP):
+            if step.old != step.new and path not in step.state.bases and not self._is_cms_path(path):
+                raise PublishError(
+                    FailureCode.DIVERGED,
+                    f"{path} has local changes, and the remote has another version",
+                    f"commit it, or drop the changes: git restore {shlex.quote(path)}",
+                )
+        self._write_temporaries(step, work_tree)
+        changed = {
+            path: each.new
+            for path, each in step.files.items()
+            if each.old != each.new or _is_marked(entries.get(path), each)
+        }
+        index.change_copy(changed, null="0" * len(step.new))
+        index.skip_in_copy([p for p in step.paths(_Action.KEEP, _Action.LEAVE_OUT) if step.files[p].new])
+
+    def _check_unstaged(self, path: str, each: _File, found: IndexEntry | None) -> None:
+        if found and found.stage:
+            raise PublishError(
+                FailureCode.UNFINISHED, f"{path} is unmerged in the index", "resolve the merge, or abort it"
+            )
+        if each.is_published or (found.entry if found else None) in (each.old, each.new):
+            return
+        raise PublishError(
+            FailureCode.DIVERGED,
+            f"{path} is staged, and the remote has another version",
+            f"commit it, or git restore --staged {shlex.quote(path)}",
+        )
+
+    def _move(self, step: _Step, index: Index, work_tree: WorkTree) -> None:
+        wanted = step.paths(_Action.WRITE)
+        if step.old == step.new and not wanted and not index.has_changes:
+            return
+        moves = [self._state.move_to(step.next_state(_Action.KEEP, _Action.WRITE))]
+        if step.old != step.new:
+            moves.append((self._repository.branch_ref, step.new, step.old))
+        what = f"{self._repository.branch} could not be moved"
+        update = self._git.open("update-ref", "-m", "briter: sync", "--stdin", what=what)
+        with update as process, index.locked():  # the process before the lock: that is held for moments only
+            _transact(process, "start")
+            for name, new, old in filter(None, moves):
+                must = old or "0" * len(step.new)
+                _transact(process, f"update {name} {new} {must}" if new else f"delete {name} {must}")
+            _transact(process, "prepare")
+            self._repository.check()  # nobody can switch branches any more: HEAD is locked, too
+            self._put_files(step, work_tree)
+            index.skip_in_copy([path for path in wanted if step.files[path].action is _Action.KEEP])
+            index.place()
+            _transact(process, "commit")
+
+    def _put_files(self, step: _Step, work_tree: WorkTree) -> None:
+        """Give the new files their names, after removals: a file may take a folder's place."""
+        wanted = step.paths(_Action.WRITE)
+        for path in sorted(wanted, key=lambda path: step.files[path].new is not None):
+            each, is_done = step.files[path], True
+            try:
+                if each.temporary is not None:
+                    is_done = work_tree.put(each.temporary, path, each.status)
+                elif each.status is not None:
+                    is_done = work_tree.remove(path, each.status)
+            except OSError as error:
+                step.failed[path] = error
+                is_done = False
+            if not is_done:
+                each.action = _Action.KEEP
+
+    # The files
+
+    @contextmanager
+    def _work_tree(self) -> Iterator[WorkTree]:
+        root = self._git.worktree or self._git.git_dir
+        work_tree = WorkTree(root, self._git.state_dir / "temporary-files")
+        try:
+            yield work_tree
+        finally:
+            work_tree.clear_temporary()
+            work_tree.close()
+
+    def _compare(self, step: _Step, work_tree: WorkTree) -> None:
+        """Decide what happens to each file."""
+        present = []
+        for path, each in step.files.items():
+            if each.action is not _Action.NONE or (each.is_published and each.base == each.blob):
+                continue  # published as it was read: the file is this version, or an edit of it
+            if _is_special(each.new):
+                each.action = _Action.LEAVE_OUT
+                continue
+            try:
+                each.status = work_tree.status(path)
+            except OSError as error:
+                each.action = _Action.KEEP if each.new else _Action.NONE
+                step.failed[path] = error
+                continue
+            if each.status is not None:
+                present.append(path)
+            elif each.new is not None:
+                each.action = _Action.WRITE if each.base is None else _Action.KEEP
+        for path, blob in zip(present, self._hash_files(present), strict=True):
+            each = step.files[path]
+            if blob != each.blob or not self._has_mode(each):
+                each.action = _Action.WRITE if blob in (each.base, each.blob) else _Action.KEEP
+
+    def _has_mode(self, each: _File) -> bool:
+        if each.new is None or each.status is None or self._git.config("core.fileMode") == "false":
+            return True
+        return bool(each.status.st_mode & stat.S_IXUSR) == (each.new.mode == _EXECUTABLE)
+
+    def _hash_files(self, paths: Collection[str]) -> list[str]:
+        """Return the blob of each file, as git would add it."""
+        if not paths:
+            return []
+        stdin = os.fsencode("".join(f"{_quote(path)}\n" for path in paths))
+        what = "the site's files could not be read"
+        return self._git.run("hash-object", "--stdin-paths", stdin=stdin, what=what).decode().splitlines()
+
+    def _write_temporaries(self, step: _Step, work_tree: WorkTree) -> None:
+        """Write the wanted files beside their targets, so that only names change under the locks."""
+        wanted = {
+            path: each.new for path, each in step.files.items() if each.action is _Action.WRITE and each.new
+        }
+        converted = self._converted(wanted)
+        plain = [path for path in wanted if path not in converted]
+        blobs = self._repository.blobs(wanted[path].blob for path in plain)
+        for path, (_, pieces) in zip(plain, blobs, strict=True):
+            self._write_temporary(path, pieces, step, work_tree)
+        for path in converted:
+            with self._git.open("cat-file", "--filters", f"--path={path}", wanted[path].blob) as process:
+                read = cast("IO[bytes]", process.stdout).read
+                pieces = iter(lambda: read(_PIECE_BYTES), b"")  # noqa: B023 - used up in this round
+                self._write_temporary(path, pieces, step, work_tree)
+                for _ in pieces:  # after an error: git would wait for a reader
+                    pass
+
+    def _write_temporary(self, path: str, pieces: Iterator[bytes], step: _Step, work_tree: WorkTree) -> None:
+        each = step.files[path]
+        is_executable = each.new is not None and each.new.mode == _EXECUTABLE
+        try:
+            with work_tree.new_file(path, executable=is_executable, like=each.status) as new:
+                new.file.writelines(pieces)
+        except OSError as error:
+            step.failed[path] = error
+            each.action = _Action.KEEP
+        else:
+            each.temporary = new.temporary
+
+    def _converted(self, paths: Collection[str]) -> list[str]:
+        """Return the paths of files that git converts: line endings, filters, encodings."""
+        if self._git.config("core.autocrlf", "false") != "false":
+            return list(paths)
+        if not paths:
+            return []
+        stdin = os.fsencode("".join(f"{path}\0" for path in paths))
+        out = os.fsdecode(self._git.run("check-attr", "-z", "--stdin", *_CONVERSIONS, stdin=stdin)).split(
+            "\0"
+        )
+        found = {path for path, value in zip(out[::3], out[2::3], strict=False) if value != "unspecified"}
+        return [path for path in paths if path in found]
+
+    # Later
+
+    def _remember(self, tip: str, blobs: Mapping[str, str | None], error: Exception) -> None:
+        """Store the versions that the published files are edits of from now on."""
+        state, committed = self._state.read(), self._unstaged_versions(blobs)
+        bases = {
+            path: BaseVersion(blob, committed.get(path), is_unstaged=path in committed)
+            for path, blob in blobs.items()
+        }
+        late = replace(state, late=tip, reason=_text(error), bases={**state.bases, **bases})
+        self._state.save(late)
+
+    def _unstaged_versions(self, paths: Collection[str]) -> dict[str, str | None]:
+        """Return the local branch's version of the paths of which the index has no other one."""
+        index = self._open_index()
+        before = index.stamp()
+        if not paths or before is None or index.is_locked() or not self._repository.is_checked_out():
+            return {}
+        staged, branch = index.entries(paths), self._repository.entries(self._local(), paths)
+        if index.is_locked() or index.stamp() != before:
+            return {}
+        versions = {path: branch.get(path) for path in paths}
+        return {
+            path: entry.blob if entry else None
+            for path, entry in versions.items()
+            if (staged[path].entry if path in staged else None) == entry
+        }
+
+    def _open_index(self) -> Index:
+        self._index = self._index or Index(self._git)
+        return self._index
+
+    def _local(self) -> str:
+        tip = self._repository.ref(self._repository.branch_ref)
+        if tip is None:
+            raise PublishError(
+                FailureCode.WRONG_BRANCH, f"there is no local branch {self._repository.branch}", "git fetch"
+            )
+        return tip
+
+    def _warn_late(self, prefix: str, error: Exception) -> None:
+        branch = self._repository.branch
+        self._warn_once(f"{prefix}The local branch {branch} is behind: {_text(error)}. It updates by itself.")
+
+    def _warn_failed(self, failed: Mapping[str, OSError]) -> None:
+        if failed:
+            path, error = next(iter(failed.items()))
+            fix = os_error_fix(error)
+            self._warn_once(
+                f"{len(failed)} files from the remote could not be written, such as {path}: "
+                f"{os_error_text(error, with_path=False)}. The next drain tries again{fix and f'; {fix}'}"
+            )
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warn(text)
+
+
+def _transact(process: Popen[bytes], line: str) -> None:
+    """Send one line to `git update-ref --stdin`; of a step of the transaction, await the answer."""
+    stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+    stdin.write(f"{line}\n".encode())
+    if line in {"start", "prepare", "commit"}:
+        stdin.flush()
+        if stdout.readline() != f"{line}: ok\n".encode():
+            raise EOFError  # `Git.open` raises git's own words
+
+
+def _is_special(entry: Entry | None) -> bool:
+    return entry is not None and entry.mode in (LINK, SUBMODULE)
+
+
+def _is_marked(found: IndexEntry | None, each: _File) -> bool:
+    """Return True if git still ignores a file that is the branch's version by now."""
+    return found is not None and found.skips_worktree and each.action in (_Action.NONE, _Action.WRITE)
+
+
+def _quote(path: str) -> str:
+    """Quote a path for git's line-based input where its name needs it."""
+    if not path.startswith('"') and not any(char in path for char in "\n\r"):
+        return path
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    return f'"{escaped}"'
+
+
+def _text(error: Exception) -> str:
+    return os_error_text(error) if isinstance(error, OSError) else str(error)
