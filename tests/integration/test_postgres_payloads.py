@@ -383,8 +383,7 @@ def test_a_drain_needs_as_many_statements_for_many_jobs_as_for_one(
             assert bench.queue.recover(NOW) == []
             claims = bench.queue.claim(NOW).claims
             assert len(claims) == count
-            for payload in bench.payloads.of([claim.key for claim in claims]).values():
-                assert [b"".join(bench.payloads.content(file.blob or "")) for file in payload.files]
+            assert len(bench.payloads.of([claim.key for claim in claims])) == count
             bench.queue.cancelled(claims)
             bench.queue.acknowledge(claims, {})
             bench.queue.requeue(NOW)

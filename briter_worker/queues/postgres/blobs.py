@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
-from briter_worker.queues.postgres.fencing import fenced
+from briter_worker.queues.postgres.fencing import lock_for_worker
 from briter_worker.queues.postgres.rows import decode_path, encode_path, insert, path_field
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Connection, Database
 
 PART_BYTES = 1 << 20
-_SMALL_BYTES = 1 << 16
-_PREFETCHED = 64
 _COLLECTED_AT_ONCE = 500
 
 
@@ -162,28 +160,6 @@ def _insert_parts(connection: Connection, parts: Iterable[tuple[str, int, bytes]
             size += len(part[2])
 
 
-def read_blob(database: Database, blob: str) -> Iterator[bytes]:
-    """Yield a content in parts, with no transaction open in between. Raises LookupError if it is unknown."""
-    number, size = 0, 1
-    while number * PART_BYTES < size:
-        with database.connection() as connection:
-            row = (
-                connection.cursor(binary=True)
-                .execute(
-                    "SELECT size, bytes FROM blobs b LEFT JOIN blob_parts p ON p.blob = b.blob AND part = %s"
-                    " WHERE b.blob = %s",
-                    (number, blob),
-                )
-                .fetchone()
-            )
-        if row is None:
-            raise LookupError(f"the database has no blob {blob}: the job that it belonged to is gone")
-        size, content = row
-        if content:
-            yield bytes(content)
-        number += 1
-
-
 def collect_blobs(database: Database) -> int:
     """Delete the blobs that no job and no base version needs; return how many.
 
@@ -211,13 +187,11 @@ def collect_blobs(database: Database) -> int:
 
 
 class PostgresPayloads:
-    """Implements `ports.Payloads` for one site. Not for several threads."""
+    """Implements `ports.Payloads` for one site."""
 
     def __init__(self, database: Database, site: str) -> None:
         self._database = database
         self._site = site
-        self._order: list[str] = []
-        self._prefetched: dict[str, bytes] = {}
 
     def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
         """Return the payload of each claim, by key."""
@@ -236,31 +210,29 @@ class PostgresPayloads:
                 (publications,),
             ):
                 folders[number].append(decode_path(path))
-        self._order = [file.blob for number in publications for file in files[number] if file.blob]
-        self._prefetched = {}
         return {str(number): Payload(tuple(files[number]), tuple(folders[number])) for number in publications}
 
     def content(self, blob: str) -> Iterator[bytes]:
-        """Yield the content of a blob in pieces; small blobs are fetched many at a time, in `of`'s order.
-
-        Raises LookupError.
-        """
-        if blob not in self._prefetched and blob in self._order:
-            position = self._order.index(blob)
-            self._prefetched = self._read_small(self._order[position : position + _PREFETCHED])
-        if blob in self._prefetched:
-            yield self._prefetched[blob]
-        else:
-            yield from read_blob(self._database, blob)
-
-    def _read_small(self, blobs: Sequence[str]) -> dict[str, bytes]:
-        with self._database.connection() as connection:
-            rows = connection.cursor(binary=True).execute(
-                "SELECT blob, coalesce(bytes, '') FROM blobs LEFT JOIN blob_parts USING (blob)"
-                " WHERE blob = ANY(%s) AND size <= %s",
-                (list(blobs), _SMALL_BYTES),
-            )
-            return {str(blob): bytes(content) for blob, content in rows}
+        """Yield the content of a blob in parts. Raises LookupError if the database does not have the blob."""
+        number, size = 0, 1
+        while number * PART_BYTES < size:
+            # No transaction is open between two parts, because the caller may take long.
+            with self._database.connection() as connection:
+                row = (
+                    connection.cursor(binary=True)
+                    .execute(
+                        "SELECT size, bytes FROM blobs b"
+                        " LEFT JOIN blob_parts p ON p.blob = b.blob AND part = %s WHERE b.blob = %s",
+                        (number, blob),
+                    )
+                    .fetchone()
+                )
+            if row is None:
+                raise LookupError(f"the database has no blob {blob}: the job that it belonged to is gone")
+            size, content = row
+            if content:
+                yield bytes(content)
+            number += 1
 
     def published(self, paths: Collection[str]) -> Mapping[str, float]:
         """Return when the version was saved that was published last, for the paths that ever were."""
@@ -308,8 +280,10 @@ class PostgresBases:
             }
             for path, version in versions.items()
         ]
-        with fenced(self._database, self._site, self._token) as connection:
+        with self._database.transaction() as connection:
+            # Before the lock, as producers do: two that wait for each other would deadlock.
             store_blobs(connection, [PayloadValues(Payload(files), contents)])
+            lock_for_worker(connection, self._site, self._token)
             connection.execute(
                 "DELETE FROM base_versions WHERE site = %s AND path = ANY(%s)",
                 (self._site, [encode_path(path) for path in versions]),

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from briter_worker.queues.postgres.database import Connection, Database
 
-_LOCK = "SELECT token, removed FROM sites WHERE name = %s FOR NO KEY UPDATE"
 _READ = "SELECT token, removed FROM sites WHERE name = %s"
 
 
@@ -48,7 +47,7 @@ def take_site(database: Database, site: str, worker: str, now: float) -> dict[st
             .fetchone()
         )
     if row is None:
-        raise _lock_lost(site, LossReason.MISSING)
+        raise _missing(site)
     return row
 
 
@@ -59,8 +58,20 @@ def fenced(database: Database, site: str, token: int) -> Iterator[Connection]:
     Raises LockLostError.
     """
     with database.transaction() as connection:
-        _compare(site, token, connection.execute(_LOCK, (site,)).fetchone())
+        lock_for_worker(connection, site, token)
         yield connection
+
+
+def lock_for_worker(connection: Connection, site: str, token: int) -> None:
+    """Lock the site until the transaction ends. Raises LockLostError unless the token is the last one."""
+    _compare(site, token, connection.execute(f"{_READ} FOR NO KEY UPDATE", (site,)).fetchone())
+
+
+def lock_site(connection: Connection, site: str) -> None:
+    """Lock the site until the transaction ends, for producers and commands. Raises SiteMissingError."""
+    row = connection.execute(f"{_READ} FOR NO KEY UPDATE", (site,)).fetchone()
+    if row is None or row[1]:
+        raise SiteMissingError(site)
 
 
 def check_token(database: Database, site: str, token: int) -> None:
@@ -69,34 +80,18 @@ def check_token(database: Database, site: str, token: int) -> None:
         with database.connection() as connection:
             row = connection.execute(_READ, (site,)).fetchone()
     except DatabaseError as error:
-        raise _lock_lost(site, LossReason.ERROR, error.message) from error
+        message = f"the worker cannot check whether it still has the site {site}: {error.message}"
+        raise LockLostError(LossReason.ERROR, message) from error
     _compare(site, token, row)
-
-
-def lock_site(connection: Connection, site: str) -> None:
-    """Lock the site until the transaction ends, for producers and commands. Raises SiteMissingError."""
-    row = connection.execute(_LOCK, (site,)).fetchone()
-    if row is None or row[1]:
-        raise SiteMissingError(site)
-
-
-def claims_are_gone(site: str) -> LockLostError:
-    """Return the error for a job in hand that is not claimed any more."""
-    return _lock_lost(site, LossReason.DONE)
 
 
 def _compare(site: str, token: int, row: tuple[Any, ...] | None) -> None:
     if row is None or row[1]:
-        raise _lock_lost(site, LossReason.MISSING)
+        raise _missing(site)
     if row[0] != token:
-        raise _lock_lost(site, LossReason.TAKEN)
+        message = f"another worker has the site {site} now; this worker ends its drain"
+        raise LockLostError(LossReason.TAKEN, message)
 
 
-def _lock_lost(site: str, reason: LossReason, cause: str = "") -> LockLostError:
-    messages = {
-        LossReason.TAKEN: f"another worker has the site {site} now; this worker stops its drain",
-        LossReason.DONE: f"another worker completed this worker's jobs of the site {site}",
-        LossReason.MISSING: f"there is no site {site} any more",
-        LossReason.ERROR: f"the worker cannot check whether it still has the site {site}: {cause}",
-    }
-    return LockLostError(reason, messages[reason])
+def _missing(site: str) -> LockLostError:
+    return LockLostError(LossReason.MISSING, f"there is no site {site} any more")

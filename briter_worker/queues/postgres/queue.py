@@ -12,7 +12,7 @@ from briter_worker.errors import FailureClass, FailureCode, LockLostError, LossR
 from briter_worker.job import Status, format_time, with_state
 from briter_worker.ports import Claim, ClaimResult, Plan, SupersededJob
 from briter_worker.queues.postgres.control import PostgresControl
-from briter_worker.queues.postgres.fencing import claims_are_gone, fenced
+from briter_worker.queues.postgres.fencing import fenced
 from briter_worker.queues.postgres.rows import (
     FAILED,
     PENDING,
@@ -115,7 +115,7 @@ class PostgresQueue(PostgresControl):
             )
             rows = self._claimed_rows(connection, [claim])
             if not rows:
-                raise claims_are_gone(self._site)
+                raise LockLostError(LossReason.DONE, f"a job of the site {self._site} is gone")
             return _claim(rows[0])
 
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
