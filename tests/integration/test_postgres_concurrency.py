@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from postgres import add_site
-from postgres_engine import NOW, control_queue, store, take_queue
+from postgres_queues import NOW, control_queue, store, take_queue
 from psycopg import conninfo
 
 from briter_worker.errors import Failure, FailureCode, LockLostError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from postgres import add_site
-from postgres_engine import LONGEST_DELAY, NOW, control_queue, store, take_queue
+from postgres_queues import LONGEST_DELAY, NOW, control_queue, store, take_queue
 
 from briter_worker.errors import Failure, FailureCode, LockLostError, LossReason
 from briter_worker.ports import BaseVersion, Claim, Plan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from postgres import add_site
-from postgres_engine import NOW, control_queue, store, take_queue
+from postgres_queues import NOW, control_queue, store, take_queue
 
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import MalformedJobError, State, format_time
