@@ -21,9 +21,11 @@ def main() -> None:
     _exit_on_early_signals()
     _fill_standard_descriptors()
     _use_utf8()
+    # Pydantic looks for plugins in every installed package, which takes longer than the rest of the start.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     sys.excepthook = _print_redacted
     threading.excepthook = lambda args: _print_redacted(args.exc_type, args.exc_value, args.exc_traceback)
-    from briter_worker.cli import main as run_command  # noqa: PLC0415 - after the standard descriptors
+    from briter_worker.cli import main as run_command  # noqa: PLC0415 - after the above
 
     sys.exit(run_command(sys.argv[1:]))
 
