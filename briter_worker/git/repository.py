@@ -363,7 +363,7 @@ class Repository:
             FailureCode.REMOTE_REWRITTEN,
             f"the remote's {self.branch} no longer contains what it had ({str(pushed)[:10]})",
             f"git push {self.remote} {str(pushed)[:10]}:{self.branch}, to restore it; or accept the change: "
-            f"git fetch && git reset --keep {self.remote}/{self.branch}",
+            f"git fetch && git status && git reset --keep {self.remote}/{self.branch}",
         )
 
     # Objects
