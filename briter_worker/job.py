@@ -139,6 +139,19 @@ _Seconds = Annotated[
 ]
 
 
+_MESSAGES = {
+    "missing": "is missing",
+    "string_type": "expected a text",
+    "string_too_short": "must not be empty",
+    "string_pattern_mismatch": "contains a character that is not allowed",
+    "tuple_type": "expected a list of texts",
+    "int_type": "expected a whole number",
+    "enum": "expected pending or failed",
+    "model_type": "expected an object with name and email",
+}
+"""By pydantic's type of error: what the producer's developer can read."""
+
+
 class Author(BaseModel):
     """Author of the post, shown by git as the commit's author."""
 
@@ -213,7 +226,8 @@ class Job(BaseModel):
         Raises MalformedJobError when the document breaks the contract's table.
         """
         if not isinstance(document, dict):
-            raise MalformedJobError(f"a job is a JSON object, not {type(document).__name__}")
+            kind = {type(None): "null", list: "a list", str: "a text"}.get(type(document), "a number")
+            raise MalformedJobError(f"a job is a JSON object, not {kind}")
         values = {key: value for key, value in document.items() if value is not None}
         values.setdefault("id", name.removesuffix(SUFFIX))
         values.setdefault("createdAt", format_time(modified))
@@ -222,7 +236,8 @@ class Job(BaseModel):
             return cls.model_validate(values, context="file", by_name=False)
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)
-            reason = f"{'.'.join(map(str, found[0]['loc']))}: {found[0]['msg']}"
+            message = _MESSAGES.get(found[0]["type"], found[0]["msg"]).removeprefix("Value error, ")
+            reason = f"{'.'.join(map(str, found[0]['loc']))}: {message}"
             broken = {str(each["loc"][0]) for each in found}
             readable = {key: value for key, value in document.items() if key not in broken}
             raise MalformedJobError(reason, readable) from None

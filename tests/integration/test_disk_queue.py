@@ -13,12 +13,13 @@ import pytest
 from mounts import read_only
 from queue_engines import NOW, Disk
 
-from briter_worker.errors import Failure
+from briter_worker.errors import DeclinedError, Failure, FailureCode
 from briter_worker.job import State, format_time
-from briter_worker.queues.steering import SteeringError
 
 if TYPE_CHECKING:
-    from briter_worker.ports import Batch, PutAside
+    from collections.abc import Sequence
+
+    from briter_worker.ports import Claim, QuarantinedFile
 
 
 @pytest.fixture
@@ -35,15 +36,15 @@ def put(disk: Disk, name: str | bytes, data: bytes, *, age: float = 10.0) -> Pat
     return path
 
 
-def aside(disk: Disk, now: float = NOW) -> PutAside:
-    (one,) = disk.queue.claim(now).put_aside
+def quarantined(disk: Disk, now: float = NOW) -> QuarantinedFile:
+    (one,) = disk.queue.claim(now).quarantined
     return one
 
 
-def claimed(disk: Disk, now: float = NOW) -> Batch:
-    batch = disk.queue.claim(now).batch
-    assert batch is not None
-    return batch
+def claimed(disk: Disk, now: float = NOW) -> Sequence[Claim]:
+    claims = disk.queue.claim(now).claims
+    assert claims
+    return claims
 
 
 def large(slug: str, first: int, size: int) -> bytes:
@@ -56,26 +57,23 @@ def large(slug: str, first: int, size: int) -> bytes:
 
 def test_a_job_that_is_nearly_too_large_stays_a_job_however_often_it_is_written_anew(disk: Disk) -> None:
     put(disk, "a.json", large("a", 1_000_000, 1_045_000))
-    batch = claimed(disk)
-    disk.queue.put_off(batch, batch.claims[0], Failure.NETWORK, "\N{SNOWMAN}" * 2_000, NOW)
-    disk.queue.close(batch)
-    batch = claimed(disk, NOW + 1)
-    assert len(batch.claims[0].job.paths) == 1_045_000 // 11
-    disk.queue.bury(batch, batch.claims[0], Failure.NETWORK, "no network")
-    disk.queue.close(batch)
+    claims = claimed(disk)
+    disk.queue.retry_later(claims[0], Failure(FailureCode.NETWORK, "\N{SNOWMAN}" * 2_000), at=NOW)
+    claims = claimed(disk, NOW + 1)
+    assert len(claims[0].job.paths) == 1_045_000 // 11
+    disk.queue.dead_letter(claims[0], Failure(FailureCode.NETWORK, "no network"))
     assert [job.status.value for job in disk.queue.retry_all(NOW + 2)] == ["pending"]
-    (claim,) = claimed(disk, NOW + 3).claims
+    (claim,) = claimed(disk, NOW + 3)
     assert claim.job.id == "a1000000"
 
 
 def test_jobs_that_are_too_large_together_are_one_job_all_the_same(disk: Disk) -> None:
     put(disk, "a.json", large("a", 1_000_000, 1_000_000), age=20)
     put(disk, "b.json", large("a", 5_000_000, 1_000_000), age=10)
-    batch = claimed(disk)
-    assert len(batch.claims[0].job.paths) == 2 * (1_000_000 // 11)
-    disk.queue.release(batch, batch.claims)
-    disk.queue.close(batch)
-    (claim,) = claimed(disk, NOW + 1).claims
+    claims = claimed(disk)
+    assert len(claims[0].job.paths) == 2 * (1_000_000 // 11)
+    disk.queue.release(claims)
+    (claim,) = claimed(disk, NOW + 1)
     assert len(claim.job.paths) == 2 * (1_000_000 // 11)
 
 
@@ -86,30 +84,30 @@ def test_what_does_not_parse_is_left_alone_for_two_seconds_and_then_put_aside(
     put(disk, "torn.json", data, age=0.0)
     disk.save("other", ["x"])
     found = disk.queue.claim(NOW + 1.9)
-    assert found.put_aside == ()
-    assert found.batch is not None
+    assert found.quarantined == ()
+    assert found.claims
     assert disk.queue.next_due(NOW + 1.9) == NOW + 2
-    one = aside(disk, NOW + 2)
+    one = quarantined(disk, NOW + 2)
     assert (one.job_id, one.slug) == ("torn", "torn")
     assert Path(one.file).read_bytes() == data
     document = json.loads((disk.root / "torn.json").read_bytes())
     assert (document["status"], document["failure"]) == ("failed", "unreadable")
     assert one.file in document["lastError"]
     assert disk.queue.next_due(NOW + 2) is None
-    assert [kept.path for kept in disk.queue.quarantined()] == [Path(one.file)]
+    assert [kept.file for kept in disk.queue.quarantined()] == [one.file]
 
 
 def test_a_torn_file_that_is_completed_in_time_is_a_job(disk: Disk) -> None:
     put(disk, "a.json", b'{"slug": "a", "pat', age=0.0)
-    assert disk.queue.claim(NOW + 1).batch is None
+    assert disk.queue.claim(NOW + 1).claims == ()
     put(disk, "a.json", b'{"slug": "a", "paths": ["x"]}', age=0.0)
-    assert [claim.job.slug for claim in claimed(disk, NOW + 1).claims] == ["a"]
+    assert [claim.job.slug for claim in claimed(disk, NOW + 1)] == ["a"]
 
 
 def test_a_torn_file_from_the_future_is_not_waited_for_forever(disk: Disk) -> None:
     put(disk, "torn.json", b"{", age=-9_999_999.0)
-    assert disk.queue.claim(NOW).put_aside == ()
-    aside(disk, NOW + 2)
+    assert disk.queue.claim(NOW).quarantined == ()
+    quarantined(disk, NOW + 2)
 
 
 @pytest.mark.parametrize(
@@ -135,14 +133,14 @@ def test_what_breaks_the_table_is_put_aside_at_once(disk: Disk, data: bytes, rea
     put(disk, "bad.json", data, age=0.0)
     disk.save("other", ["x"])
     found = disk.queue.claim(NOW)
-    assert found.batch is not None
-    (one,) = found.put_aside
+    assert found.claims
+    (one,) = found.quarantined
     assert reason in one.reason
     assert Path(one.file).read_bytes() == data
     (row,) = disk.queue.find(one.job_id, NOW)
     assert (row.state, row.job.failure) == (State.FAILED, "malformed")
-    disk.die()
-    assert disk.queue.claim(NOW).put_aside == ()
+    disk.restart()
+    assert disk.queue.claim(NOW).quarantined == ()
 
 
 LONG = {
@@ -179,19 +177,19 @@ def test_however_long_a_bad_value_is_the_reason_names_it_and_the_kept_file(
 ) -> None:
     data, reason = LONG[what]
     put(disk, name, data)
-    found = aside(disk)
+    found = quarantined(disk)
     error = disk.queue.jobs(NOW)[0].job.last_error
     assert error == found.reason
     assert error.startswith(reason)
     assert found.file in error
-    assert error.endswith("save the post again, then cancel this one")
+    assert "save the post again" in str(disk.queue.jobs(NOW)[0].job.fix)
     assert len(error) < 1_000 + len(found.file)
 
 
 def test_a_time_that_is_none_says_of_which_key_it_is(disk: Disk) -> None:
     for key in ("scheduledFor", "createdAt", "nextAttemptAt"):
         put(disk, "bad.json", json.dumps({"slug": key, "paths": [], key: ""}).encode())
-        assert aside(disk).reason.startswith(f"{key}: '' is no ISO-8601 time such as 2026")
+        assert quarantined(disk).reason.startswith(f"{key}: '' is no ISO-8601 time such as 2026")
 
 
 def test_what_is_usable_of_a_malformed_job_is_kept_so_that_a_person_knows_it(disk: Disk) -> None:
@@ -200,14 +198,14 @@ def test_what_is_usable_of_a_malformed_job_is_kept_so_that_a_person_knows_it(dis
         "author": {"name": "", "email": "x"}, "editor": "Ada", "commitMessage": 7, "scheduledFor": None,
     }  # fmt: skip
     put(disk, "bad.json", json.dumps(data).encode())
-    one = aside(disk)
+    one = quarantined(disk)
     assert (one.job_id, one.slug) == ("job-7", "post")
     document = json.loads((disk.root / "bad.json").read_bytes())
     assert (document["editor"], document["paths"], document["createdAt"]) == ("Ada", [], data["createdAt"])
     assert not {"author", "commitMessage", "message"} & document.keys()
     disk.save("post", ["a"])
-    batch = claimed(disk)
-    disk.queue.finish(batch, batch.claims)
+    claims = claimed(disk)
+    disk.queue.acknowledge(claims, {})
     assert disk.rows("post") == []
 
 
@@ -223,17 +221,17 @@ def test_what_is_no_file_is_moved_aside_unopened(disk: Disk, tmp_path: Path) -> 
         sock.bind(os.path.relpath(disk.root / "sock.json"))
     disk.save("other", ["x"])
     found = disk.queue.claim(NOW)
-    assert found.batch is not None
-    assert [claim.job.slug for claim in found.batch.claims] == ["other"]
-    kept = {one.slug: Path(one.file) for one in found.put_aside}
+    assert found.claims
+    assert [claim.job.slug for claim in found.claims] == ["other"]
+    kept = {one.slug: Path(one.file) for one in found.quarantined}
     assert set(kept) == {"link", "dangling", "folder", "pipe", "sock"}
     assert kept["link"].is_symlink()
     assert stat.S_ISFIFO(kept["pipe"].lstat().st_mode)
     assert (kept["folder"] / "inside").read_text() == "kept"
     assert secret.exists()
     assert {row.job.slug for row in disk.queue.jobs(NOW) if row.state is State.FAILED} == set(kept)
-    disk.die()
-    assert disk.queue.claim(NOW).put_aside == ()
+    disk.restart()
+    assert disk.queue.claim(NOW).quarantined == ()
 
 
 @pytest.mark.parametrize(
@@ -243,19 +241,19 @@ def test_what_is_no_file_is_moved_aside_unopened(disk: Disk, tmp_path: Path) -> 
 )  # fmt: skip
 def test_a_file_of_any_name_is_claimed_and_settled(disk: Disk, name: bytes) -> None:
     put(disk, name, b'{"slug": "a", "paths": ["old"]}', age=20)
-    batch = claimed(disk)
+    claims = claimed(disk)
     put(disk, name, b'{"slug": "b", "paths": ["x"]}', age=15)
-    disk.queue.put_off(batch, batch.claims[0], Failure.LOST_RACE, "busy", NOW)
-    first = batch.claims[0].job
+    disk.queue.retry_later(claims[0], Failure(FailureCode.LOST_RACE, "busy"), at=NOW)
+    first = claims[0].job
     again = claimed(disk)
-    assert sorted(claim.job.slug for claim in again.claims) == ["a", "b"]
-    (a,) = (claim.job for claim in again.claims if claim.job.slug == "a")
+    assert sorted(claim.job.slug for claim in again) == ["a", "b"]
+    (a,) = (claim.job for claim in again if claim.job.slug == "a")
     assert (a.id, a.created_at) == (first.id, first.created_at)  # though its file has another name now
     assert a.id.isprintable()
     put(disk, name, b"{", age=10)
-    aside(disk)
-    disk.queue.release(again, again.claims)
-    disk.die()
+    quarantined(disk)
+    disk.queue.release(again)
+    disk.restart()
     assert {row.job.slug for row in disk.queue.jobs(NOW)} >= {"a", "b"}
 
 
@@ -273,8 +271,8 @@ def test_a_rewritten_file_stays_as_open_to_the_cms_as_it_was(disk: Disk) -> None
     if os.geteuid() == 0:
         os.chown(path, 1234, 2345)
     before = path.stat()
-    batch = claimed(disk)
-    disk.queue.put_off(batch, batch.claims[0], Failure.LOST_RACE, "busy", NOW + 1)
+    claims = claimed(disk)
+    disk.queue.retry_later(claims[0], Failure(FailureCode.LOST_RACE, "busy"), at=NOW + 1)
     after = path.stat()
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     assert after.st_mtime == before.st_mtime  # which orders it, as it says not when it was created
@@ -283,25 +281,24 @@ def test_a_rewritten_file_stays_as_open_to_the_cms_as_it_was(disk: Disk) -> None
 def test_a_writer_that_had_the_file_open_when_it_was_claimed_loses_nothing(disk: Disk) -> None:
     path = put(disk, "a.json", b'{"slug": "a", "paths": ["old"]}')
     with path.open("r+b") as file:
-        batch = claimed(disk)
+        claims = claimed(disk)
         file.truncate()
         file.write(b'{"slug": "a", "paths": ["newer"]}')
-    disk.queue.finish(batch, batch.claims)
-    disk.queue.close(batch)
+    disk.queue.acknowledge(claims, {})
     assert disk.rows("a") == [(State.PENDING, ("newer",))]
 
 
 def test_a_writer_that_is_half_way_through_when_it_is_settled_loses_nothing(disk: Disk) -> None:
     path = put(disk, "a.json", b'{"slug": "a", "paths": ["old"]}')
     with path.open("r+b") as file:
-        batch = claimed(disk)
+        claims = claimed(disk)
         file.truncate(9)
-        os.utime(path.parent / ".claimed" / path.name, (NOW, NOW))
-        disk.queue.put_off(batch, batch.claims[0], Failure.LOST_RACE, "busy", NOW)
-        assert disk.queue.claim(NOW).batch is None
+        os.utime(file.fileno(), (NOW, NOW))
+        disk.queue.retry_later(claims[0], Failure(FailureCode.LOST_RACE, "busy"), at=NOW)
+        assert disk.queue.claim(NOW).claims == ()
         file.truncate(0)
         file.write(b'{"slug": "a", "paths": ["newer"]}')
-    assert [claim.job.paths for claim in claimed(disk).claims] == [("newer",)]
+    assert [claim.job.paths for claim in claimed(disk)] == [("newer",)]
 
 
 def test_a_file_rewritten_in_place_within_the_clocks_tick_is_seen(disk: Disk) -> None:
@@ -319,16 +316,17 @@ def test_what_cannot_be_put_aside_is_shown_and_stops_nobody(disk: Disk) -> None:
     (disk.folder / "quarantine").write_text("in the way")
     disk.save("other", ["x"])
     found = disk.queue.claim(NOW)
-    assert found.put_aside == ()
-    assert found.batch is not None
+    assert found.quarantined == ()
+    assert found.claims
     assert (disk.root / "torn.json").read_bytes() == b"{"
-    assert set(disk.queue.stuck(NOW + 5)) == {"torn.json"}
-    assert disk.queue.claim(NOW + 5).put_aside == ()
+    assert set(disk.queue.unusable_files(NOW + 5)) == {"torn.json"}
+    assert "is not a folder" in disk.queue.stuck_files()["torn.json"]
+    assert disk.queue.claim(NOW + 5).quarantined == ()
     due = disk.queue.next_due(NOW + 5)
     assert due is not None
     assert due > NOW + 30  # not in a busy loop
     (disk.folder / "quarantine").unlink()
-    aside(disk, NOW + 120)
+    quarantined(disk, NOW + 120)
 
 
 def test_each_try_to_put_a_file_aside_leaves_no_dead_letter_more(disk: Disk) -> None:
@@ -336,18 +334,18 @@ def test_each_try_to_put_a_file_aside_leaves_no_dead_letter_more(disk: Disk) -> 
     (disk.folder / "quarantine").mkdir()
     with read_only(disk.folder / "quarantine"):
         for minute in range(3):
-            assert disk.queue.claim(NOW + 120 * minute).put_aside == ()
+            assert disk.queue.claim(NOW + 120 * minute).quarantined == ()
             assert [path.name for path in disk.root.glob("*.json")] == ["torn.json"]
-    aside(disk, NOW + 600)
+    quarantined(disk, NOW + 600)
     assert len(disk.queue.jobs(NOW + 600)) == 1
 
 
 def test_bytes_kept_earlier_are_never_overwritten(disk: Disk) -> None:
     for number in range(5):
         put(disk, "bad.json", b"[%d]" % number)
-        aside(disk)
+        quarantined(disk)
         (disk.root / "bad.json").unlink()
-    assert sorted(kept.path.read_bytes() for kept in disk.queue.quarantined()) == [
+    assert sorted(Path(kept.file).read_bytes() for kept in disk.queue.quarantined()) == [
         b"[%d]" % n for n in range(5)
     ]
 
@@ -364,7 +362,7 @@ def test_a_quarantine_on_another_file_system_gets_the_bytes_too(tmp_path: Path) 
     try:
         put(disk, "torn.json", b"{")
         os.mkfifo(disk.root / "pipe.json")
-        files = {one.slug: Path(one.file) for one in disk.queue.claim(NOW).put_aside}
+        files = {one.slug: Path(one.file) for one in disk.queue.claim(NOW).quarantined}
         assert files["torn"].read_bytes() == b"{"
         assert files["torn"].parent.resolve() == other
         assert stat.S_ISFIFO(files["pipe"].lstat().st_mode)
@@ -378,13 +376,13 @@ def test_a_quarantine_on_another_file_system_gets_the_bytes_too(tmp_path: Path) 
 def test_a_folder_that_is_not_there_yet_is_an_empty_queue(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     disk.root.rmdir()
-    assert disk.queue.claim(NOW).batch is None
+    assert disk.queue.claim(NOW).claims == ()
     assert disk.queue.next_due(NOW) is None
     assert disk.queue.jobs(NOW) == []
     assert list(disk.queue.recover(NOW)) == []
     disk.root.mkdir()
     disk.save("a", ["x"])
-    assert claimed(disk).claims
+    assert claimed(disk)
 
 
 def test_files_with_the_same_name_as_one_in_flight_are_both_kept(disk: Disk) -> None:
@@ -393,9 +391,9 @@ def test_files_with_the_same_name_as_one_in_flight_are_both_kept(disk: Disk) -> 
     disk.save("a", ["two"], created=NOW - 2, name="same")
     second = claimed(disk)
     disk.save("a", ["three"], created=NOW - 1, name="same")
-    for batch in (first, second):
-        disk.queue.release(batch, batch.claims)
-    (claim,) = claimed(disk).claims
+    for claims in (first, second):
+        disk.queue.release(claims)
+    (claim,) = claimed(disk)
     assert claim.job.paths == ("three", "two", "one")
 
 
@@ -406,14 +404,14 @@ def test_a_command_never_touches_what_a_writer_has_put_in_its_place(
     disk.save("a", ["old"], created=NOW - 9, name="a", status="failed", failure="rejected")
     rename = os.rename
 
-    def raced(source: Path, target: Path) -> None:
+    def raced(source: str, target: str, **folders: int) -> None:
         monkeypatch.setattr(os, "rename", rename)
         disk.save("a", ["new"], created=NOW - 1, name="a", scheduledFor=format_time(NOW + 9))
-        rename(source, target)
+        rename(source, target, **folders)
 
     monkeypatch.setattr(os, "rename", raced)  # the moment between looking and taking
     if command == "cancel":
-        with pytest.raises(SteeringError, match="saved again"):
+        with pytest.raises(DeclinedError, match="saved again"):
             disk.queue.cancel("a", NOW)
     else:
         assert disk.queue.retry("a", NOW) == []

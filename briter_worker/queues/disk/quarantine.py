@@ -193,4 +193,4 @@ def _salvage(document: Document, name: str, modified: float) -> Document:
             fewer = error.document
             usable = fewer if len(fewer) < len(usable) else {}
         else:
-            return {**usable, "createdAt": format_time(job.created_at)}
+            return {"createdAt": format_time(job.created_at), **usable}

@@ -71,8 +71,10 @@ class DiskQueue(DiskControl):
 
     def _undo_interrupted(self, now: float) -> None:
         """Give back what a claim that failed half-way, or a process that died, had moved."""
-        self._claims.give_back(self._begun)
-        self._begun = []
+        if self._begun:
+            self._claims.give_back(self._begun)
+            self._begun = []
+            self._index.refresh(now)
         self._give_back_taken(now)
 
     def _has_work(self, now: float) -> bool:
