@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from briter_worker.job import Job
     from briter_worker.ports import Claim
 
+    Operation = Callable[[], object]
+
 STEPS = range(1, 1000)
 LOST_RACE = Failure(FailureCode.LOST_RACE, "lost")
-Operation = "Callable[[], object]"
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import pytest
 from queue_engines import NOW, Disk
 
 from briter_worker.job import State
-from briter_worker.queues import files
+from briter_worker.queues.disk import files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from briter_worker.ports import Batch
+    from briter_worker.ports import Claim
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def disk(tmp_path: Path) -> Disk:
     return Disk(tmp_path)
 
 
-def in_flight(disk: Disk) -> Batch:
+def in_flight(disk: Disk) -> Sequence[Claim]:
     disk.save("a", ["content/a.md"], mine=1)
-    batch = disk.queue.claim(NOW).batch
-    assert batch is not None
-    return batch
+    claims = disk.queue.claim(NOW).claims
+    assert claims
+    return claims
 
 
 def refuse_links(monkeypatch: pytest.MonkeyPatch, code: int, when: Callable[[str], bool]) -> None:
@@ -50,13 +50,12 @@ def test_a_job_is_given_back_where_links_are_refused(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     """Of another's file, as under fs.protected_hardlinks; or of any, as on a file system without links."""
-    batch = in_flight(disk)
+    claims = in_flight(disk)
     (held,) = (path for path in (disk.root / ".claimed").glob("*.json") if "job0" in path.name)
     held.chmod(0o604)
     refuse_links(monkeypatch, errno.EPERM, lambda name: which == "any" or not name.endswith(".tmp"))
-    disk.queue.release(batch, batch.claims)
+    disk.queue.release(claims)
     monkeypatch.undo()
-    disk.queue.close(batch)
     assert disk.rows("a") == [(State.PENDING, ("content/a.md",))]
     (waiting,) = disk.root.glob("*.json")
     assert json.loads(waiting.read_bytes())["mine"] == 1
@@ -68,15 +67,13 @@ def test_a_job_is_given_back_where_links_are_refused(
 def test_a_copy_overwrites_no_newer_save_either(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    batch = in_flight(disk)
+    claims = in_flight(disk)
     disk.save("a", ["content/b.md"], created=NOW + 1, name="job00001")
     refuse_links(monkeypatch, errno.EPERM, lambda name: which == "any" or not name.endswith(".tmp"))
-    disk.queue.release(batch, batch.claims)
+    disk.queue.release(claims)
     monkeypatch.undo()
-    disk.queue.close(batch)
     assert len(list(disk.root.glob("*.json"))) == 2
-    found = disk.queue.claim(NOW + 2).batch
-    assert found is not None
+    found = disk.queue.claim(NOW + 2)
     assert {path for claim in found.claims for path in claim.job.paths} == {"content/a.md", "content/b.md"}
 
 
@@ -84,15 +81,15 @@ def test_a_copy_overwrites_no_newer_save_either(
 def test_a_disk_that_fails_at_the_link_leaves_the_job_in_flight(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, *, first: bool
 ) -> None:
-    batch = in_flight(disk)
+    claims = in_flight(disk)
     refuse_links(monkeypatch, errno.EIO, lambda name: name.endswith(".tmp") != first)
     if not first:
         refuse_links(monkeypatch, errno.EPERM, lambda name: not name.endswith(".tmp"))
     with pytest.raises(OSError, match="Input/output error"):
-        disk.queue.release(batch, batch.claims)
+        disk.queue.release(claims)
     monkeypatch.undo()
     assert [state for state, _ in disk.rows("a")] == [State.CLAIMED]
-    disk.queue.release(batch, batch.claims)
+    disk.queue.release(claims)
     assert disk.rows("a") == [(State.PENDING, ("content/a.md",))]
 
 
@@ -112,9 +109,8 @@ def test_a_file_system_that_flushes_its_folders_by_itself_will_do(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     refuse_flushes_of_folders(monkeypatch, code)
-    batch = in_flight(disk)
-    disk.queue.finish(batch, batch.claims)
-    disk.queue.close(batch)
+    claims = in_flight(disk)
+    disk.queue.acknowledge(claims, {})
     assert disk.rows("a") == []
 
 
@@ -128,13 +124,13 @@ def test_a_folder_that_cannot_be_flushed_is_named(tmp_path: Path, monkeypatch: p
 def test_a_queue_that_another_process_keeps_to_itself_is_an_error_that_says_so(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = in_flight(disk)
-    monkeypatch.setattr(files, "_PATIENCE", 0.01)
+    claims = in_flight(disk)
+    monkeypatch.setattr(files, "_LOCK_TIMEOUT_S", 0.01)
     with (disk.root / ".claimed" / ".lock").open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(OSError, match="another process has been changing the queue") as busy:
-            disk.queue.release(batch, batch.claims)
+            disk.queue.release(claims)
     assert busy.value.errno == errno.EBUSY
     assert [state for state, _ in disk.rows("a")] == [State.CLAIMED]
-    disk.queue.release(batch, batch.claims)
+    disk.queue.release(claims)
     assert [state for state, _ in disk.rows("a")] == [State.PENDING]

@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from disk_steps import before_change, killed_at, refused_at
+from disk_steps import before_change, refused_at
 from queue_engines import NOW, Disk
 
-from briter_worker.errors import Failure
 from briter_worker.job import State, format_time
-from briter_worker.queues import index
-from briter_worker.queues.journal import Journal
+from briter_worker.queues.disk import claims as claims_module
+from briter_worker.queues.disk import control
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from briter_worker.ports import Batch, PutAside
+    from briter_worker.ports import Claim, QuarantinedFile
+    from briter_worker.queues.disk.claims import TakenJob
+    from briter_worker.queues.disk.files import Folder
 
 STEPS = range(1, 200)
 
@@ -43,10 +44,10 @@ def put(disk: Disk, name: str, data: bytes, *, age: float = 10.0) -> Path:
     return path
 
 
-def batch_of(disk: Disk, now: float = NOW) -> Batch:
-    batch = disk.queue.claim(now).batch
-    assert batch is not None
-    return batch
+def claimed(disk: Disk, now: float = NOW) -> Sequence[Claim]:
+    claims = disk.queue.claim(now).claims
+    assert claims
+    return claims
 
 
 class Run:
@@ -56,21 +57,18 @@ class Run:
         self.disk = disk
         self.published: Counter[str] = Counter()
         self.paths: set[str] = set()
-        self.put_aside: list[PutAside] = []
+        self.quarantined: list[QuarantinedFile] = []
 
     def __call__(self, now: float = NOW) -> None:
         found = self.disk.queue.claim(now)
-        self.put_aside += found.put_aside
-        if found.batch is not None:
-            self.published.update(claim.job.slug for claim in found.batch.claims)
-            self.paths.update(path for claim in found.batch.claims for path in claim.job.paths)
-            self.disk.queue.finish(found.batch, found.batch.claims)
-            self.disk.queue.close(found.batch)
+        self.quarantined += found.quarantined
+        self.published.update(claim.job.slug for claim in found.claims)
+        self.paths.update(path for claim in found.claims for path in claim.job.paths)
+        self.disk.queue.acknowledge(found.claims, {})
 
     def go_on(self, *moments: float) -> None:
         """What nobody was told of is found, too."""
         for now in moments:
-            self.disk.queue.notice()
             self(now)
         hidden = [path.name for path in (self.disk.root / ".claimed").iterdir() if path.name != ".lock"]
         assert hidden == [], "left in flight"
@@ -110,9 +108,9 @@ def test_what_somebody_removes_at_any_step_of_a_claim_is_in_nobodys_way(
         assert run.published["other"] == 1, f"at step {step}"
         run.go_on(NOW, NOW)
         assert run.published["other"] == 1, f"at step {step}"
-        assert run.published["a"] + len(run.put_aside) <= 1, f"at step {step}"
+        assert run.published["a"] + len(run.quarantined) <= 1, f"at step {step}"
         if not reached:
-            assert run.published["a"] + len(run.put_aside) == 1
+            assert run.published["a"] + len(run.quarantined) == 1
             assert step > 5
             return
     pytest.fail("it never ends")
@@ -130,7 +128,7 @@ def test_a_dead_letter_that_somebody_removes_while_its_post_is_published_is_in_n
         reached = before_change(step, partial(letter.unlink, missing_ok=True), run)
         run.go_on(NOW)
         assert run.published == {"a": 1}, f"at step {step}"
-        assert disk.rows("a") == [], f"at step {step}"
+        assert disk.rows("a") in ([], [(State.FAILED, ("old",))]), f"at step {step}"
         if not reached:
             assert step > 5
             return
@@ -145,9 +143,8 @@ def test_a_dead_letter_that_is_gone_when_its_turn_comes_is_let_go_and_the_others
         disk = Disk(tmp_path / str(step))
         for slug in ("a", "b"):
             disk.save(slug, [slug], name=slug, status="failed", failure="auth")
-        operation = partial(disk.queue.retry_all if command == "retry" else disk.queue.revive, NOW)
+        operation = partial(disk.queue.retry_all if command == "retry" else disk.queue.requeue, NOW)
         reached = before_change(step, partial((disk.root / "a.json").unlink, missing_ok=True), operation)
-        disk.queue.notice()
         assert disk.rows("b") == [(State.PENDING, ("b",))], f"at step {step}"
         assert disk.rows("a") in ([], [(State.PENDING, ("a",))]), f"at step {step}"
         if not reached:
@@ -158,16 +155,16 @@ def test_a_dead_letter_that_is_gone_when_its_turn_comes_is_let_go_and_the_others
 
 def test_a_folder_that_is_taken_away_with_all_in_it_is_an_empty_queue(disk: Disk) -> None:
     disk.save("a", ["a"], name="a")
-    batch = batch_of(disk)
+    claims = claimed(disk)
     disk.save("b", ["b"], name="b")
     assert [row.job.slug for row in disk.queue.jobs(NOW)] == ["a", "b"]
     disk.root.rename(disk.folder / "elsewhere")
     assert disk.queue.jobs(NOW) == []
     assert disk.queue.next_due(NOW) is None
-    assert disk.queue.cancelled(batch) == set()
+    assert disk.queue.cancelled(claims) == set()
     disk.root.mkdir()
     disk.save("c", ["c"], name="c")
-    assert [claim.job.slug for claim in batch_of(disk).claims] == ["c"]
+    assert [claim.job.slug for claim in claimed(disk)] == ["c"]
 
 
 def test_a_file_that_goes_while_the_folder_is_listed_is_not_there(
@@ -185,45 +182,25 @@ def test_a_file_that_goes_while_the_folder_is_listed_is_not_there(
         yield found
 
     monkeypatch.setattr(os, "scandir", then_one_goes)
-    assert disk.queue.stuck(NOW) == {}
+    assert disk.queue.unusable_files(NOW) == {}
     monkeypatch.undo()
     assert [row.job.slug for row in disk.queue.jobs(NOW)] == ["b"]
 
 
-def test_a_batch_that_is_closed_while_somebody_looks_is_no_trouble(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk.save("a", ["a"])
-    disk.save("b", ["b"], scheduledFor=format_time(NOW + 9))
-    batch = batch_of(disk)
-    reader = Disk(disk.folder).queue
-    read = Journal._read  # noqa: SLF001 - the moment between listing the journals and reading one
-
-    def just_closed(journal: Journal, path: Path) -> object:
-        disk.queue.finish(batch, batch.claims)
-        disk.queue.close(batch)
-        return read(journal, path)
-
-    monkeypatch.setattr(Journal, "_read", just_closed)
-    assert [row.job.slug for row in reader.jobs(NOW)] == ["b"]
-
-
-def test_what_has_been_shown_can_still_be_asked_for_its_details_when_it_is_gone(disk: Disk) -> None:
+def test_a_job_that_was_listed_can_still_be_read_when_it_is_gone(disk: Disk) -> None:
     disk.save(
         "a", ["content/a.md"], id="job-a", message="Hello", author={"name": "Ada", "email": "a@example.org"},
         scheduledFor=format_time(NOW + 9),
     )  # fmt: skip
     disk.save("b", ["b"], name="b")
     a, b = sorted(disk.queue.jobs(NOW), key=lambda row: row.job.slug)
-    assert b.changed_at == b.path.stat().st_ctime
-    before = a.document
-    a.path.unlink()
-    b.path.unlink()
+    before = a.read()
+    Path(a.where).unlink()
+    Path(b.where).unlink()
     disk.save("c", ["c"], name="b")  # another post's job has its name now
-    assert a.changed_at == 0.0
-    assert a.place == str(a.path)
-    assert {key: a.document[key] for key in before} == before
-    assert (b.document["slug"], b.document["paths"]) == ("b", ["b"])
+    after = a.read()
+    assert {key: after[key] for key in before} == before
+    assert (b.read()["slug"], b.read()["paths"]) == ("b", ["b"])
 
 
 # ── another one ─────────────────────────────────────────────────────────────────────────────────────
@@ -267,7 +244,7 @@ def test_half_a_file_over_one_that_is_being_claimed_is_given_its_time(
         reached = before_change(step, begin, run)
         run.go_on(NOW, NOW + 1)
         assert run.published["other"] == 1, f"at step {step}"
-        assert run.put_aside == [], f"at step {step}"
+        assert run.quarantined == [], f"at step {step}"
         if not reached:
             assert step > 5
             return
@@ -297,14 +274,14 @@ def test_what_a_writer_makes_of_a_torn_file_at_the_last_moment_is_what_counts(
 
         reached = before_change(step, write, run)
         run.go_on(NOW, NOW + 1)
-        assert {Path(aside.file).read_bytes() for aside in run.put_aside} <= {b"{"}, f"at step {step}"
+        assert {Path(aside.file).read_bytes() for aside in run.quarantined} <= {b"{"}, f"at step {step}"
         if not reached:
-            assert len(run.put_aside) == 1
+            assert len(run.quarantined) == 1
             assert step > 5
             return
         if data.startswith(b"["):
             assert data in {path.read_bytes() for path in disk.root.glob("a*.json")}, f"at step {step}"
-            letters = len(run.put_aside) - sum(overwritten)  # as a new save takes an old one's place
+            letters = len(run.quarantined) - sum(overwritten)  # as a new save takes an old one's place
             assert [state for state, _ in disk.rows("a")] == [State.FAILED] * letters, f"at step {step}"
         else:
             assert run.published == {"a": 1}, f"at step {step}"
@@ -319,8 +296,7 @@ def test_a_dead_letter_over_which_the_post_is_saved_again_is_not_revived(tmp_pat
         def save(disk: Disk = disk) -> None:
             disk.save("b", ["b"], name="a", attempts=2)
 
-        reached = before_change(step, save, partial(disk.queue.revive, NOW))
-        disk.queue.notice()
+        reached = before_change(step, save, partial(disk.queue.requeue, NOW))
         assert disk.rows("a") in ([], [(State.PENDING, ("a",))]), f"at step {step}"
         if not reached:
             assert step > 5
@@ -348,118 +324,12 @@ def test_a_folder_that_cannot_be_put_aside_gives_way_to_no_job_and_keeps_what_is
         (disk.folder / "quarantine").unlink()
         run.go_on(NOW, NOW + 120)
         assert run.published["a"] == bool(saved), f"at step {step}"
-        (aside,) = run.put_aside
+        (aside,) = run.quarantined
         assert (Path(aside.file) / "inside").read_text() == "kept", f"at step {step}"
         if not reached:
             assert step > 3
             return
     pytest.fail("it never ends")
-
-
-def test_dying_while_a_torn_file_is_given_back_leaves_it_once(tmp_path: Path) -> None:
-    for step in STEPS:
-        disk = Disk(tmp_path / str(step))
-        torn(disk)
-        (disk.folder / "quarantine").write_text("in the way")
-        died = killed_at(step, partial(disk.queue.claim, NOW))
-        disk.die()
-        disk.queue.recover(NOW)
-        (disk.folder / "quarantine").unlink()
-        run = Run(disk)
-        run.go_on(NOW, NOW + 120)
-        (aside,) = run.put_aside
-        assert Path(aside.file).read_bytes() == b"{", f"at step {step}"
-        if not died:
-            assert step > 3
-            return
-    pytest.fail("it never ends")
-
-
-def test_a_name_that_becomes_free_again_while_a_job_is_given_back_is_not_needed(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one(disk)
-    batch = batch_of(disk)
-    one(disk)
-    link = os.link
-
-    def then_it_goes(source: Any, target: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.link
-        try:
-            link(source, target, **keys)
-        except FileExistsError:
-            Path(target).unlink()
-            raise
-
-    monkeypatch.setattr(os, "link", then_it_goes)
-    disk.queue.release(batch, batch.claims)
-    monkeypatch.undo()
-    disk.queue.close(batch)
-    assert disk.rows("a") == [(State.PENDING, ("a",))]
-    assert not list((disk.root / ".claimed").glob("*.json"))
-
-
-def test_a_writer_that_begins_to_save_again_while_a_worker_recovers_loses_nothing(disk: Disk) -> None:
-    path = put(disk, "a.json", b'{"slug": "a", "paths": ["old"]}')
-    with path.open("r+b") as file:
-        batch_of(disk)
-        disk.die()
-        looks = 0
-
-        def truncate(_: tuple[int, int]) -> None:
-            nonlocal looks
-            looks += 1
-            if looks == 2:  # it has been read; it is not remembered yet
-                file.truncate(0)
-
-        disk.queue.rely_on_notice(truncate)
-        (again,) = disk.queue.recover(NOW)
-        assert looks == 2
-        disk.queue.finish(again, again.claims)
-        disk.queue.close(again)
-        file.write(b'{"slug": "a", "paths": ["newer"]}')
-    disk.queue.notice()
-    assert disk.rows("a") == [(State.PENDING, ("newer",))]
-
-
-@pytest.mark.parametrize(
-    ("created", "until", "is_overtaken"),
-    [(NOW, NOW + 9, True), (NOW, None, False), (NOW - 9, NOW + 9, False)],
-)
-def test_a_post_in_flight_is_overtaken_by_a_newer_save_that_is_on_hold(
-    disk: Disk, created: float, until: float | None, *, is_overtaken: bool
-) -> None:
-    disk.save("a", ["a"], created=NOW - 1, name="a")
-    disk.save("b", ["b"], created=NOW - 1, name="b")
-    batch = batch_of(disk)
-    assert disk.queue.overtaken(batch, NOW) == set()
-    held = {} if until is None else {"scheduledFor": format_time(until)}
-    disk.save("a", ["a"], created=created, name="again", **held)
-    assert disk.queue.overtaken(batch, NOW) == ({"a.json"} if is_overtaken else set())
-    assert disk.queue.overtaken(batch, NOW + 9) == set()  # its time has come
-
-
-def test_what_is_on_hold_is_found_anew_only_when_it_is_another(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index, "_RACY_NS", 0)  # no file is too young to be believed
-    disk.save("a", ["a"], scheduledFor=format_time(NOW + 9))
-    found = disk.queue.held_paths(NOW)
-    assert disk.queue.held_paths(NOW + 1) is found
-    assert set(disk.queue.held_paths(NOW + 9)) == set()
-    disk.save("b", ["b"], scheduledFor=format_time(NOW + 19))
-    disk.queue.notice()
-    assert set(disk.queue.held_paths(NOW + 9)) == {"b"}
-
-
-def test_a_batch_that_is_closed_late_does_not_unsettle_the_next(disk: Disk) -> None:
-    one(disk)
-    first = batch_of(disk)
-    disk.queue.put_off(first, first.claims[0], Failure.LOST_RACE, "busy", NOW)
-    second = batch_of(disk)
-    disk.queue.close(first)
-    disk.queue.finish(second, second.claims)
-    disk.queue.close(second)
-    assert disk.rows("a") == []
 
 
 @pytest.mark.parametrize("status", ["pending", "failed"])
@@ -492,9 +362,7 @@ def test_what_is_kept_elsewhere_leaves_the_queue_but_for_what_was_saved_since(
             disk.save("a", ["late"], created=NOW - 10, name="late")
         case "removed":
             (disk.root / "a2.json").unlink()
-    disk.queue.notice()
     disk.queue.remove(shown, NOW)
-    disk.queue.notice()
     assert [paths for _, paths in disk.rows("a")] == left
     assert [paths for _, paths in disk.rows("b")] == [("b",)]
 
@@ -503,32 +371,57 @@ def test_saves_that_are_to_become_one_are_reason_to_look_now(disk: Disk) -> None
     for number in (1, 2):
         disk.save("a", ["a"], created=NOW + number, name=f"a{number}", scheduledFor=format_time(NOW + 9))
     assert disk.queue.next_due(NOW) == NOW
-    assert disk.queue.claim(NOW).batch is None
+    assert disk.queue.claim(NOW).claims == ()
     assert disk.queue.next_due(NOW) == NOW + 9
+
+
+@pytest.mark.parametrize("status", ["pending", "failed"])
+@pytest.mark.parametrize("name", ["older", "newer"])
+def test_a_save_of_another_post_over_one_of_several_is_published_without_a_restart(
+    tmp_path: Path, name: str, status: str
+) -> None:
+    for step in range(1, 100):
+        disk = Disk(tmp_path / str(step))
+        disk.save("a", ["content/1.md"], created=NOW - 9, name="older", status=status)
+        disk.save("a", ["content/2.md"], created=NOW - 8, name="newer", status=status)
+        disk.save("c", ["content/c.md"])
+        published: Counter[str] = Counter()
+
+        def claim(disk: Disk = disk, published: Counter[str] = published) -> None:
+            claims = disk.queue.claim(NOW).claims
+            published.update(claim.job.slug for claim in claims)
+            disk.queue.acknowledge(claims, {})
+
+        def save_another(disk: Disk = disk) -> None:
+            disk.save("b", ["content/b.md"], name=name)
+
+        reached = before_change(step, save_another, claim)
+        for _ in range(2):
+            claim()
+        if not reached:
+            assert step > 5
+            return
+        assert published["b"] == 1, f"at step {step}"
+    pytest.fail("it never ends")
 
 
 # ── not to be read ──────────────────────────────────────────────────────────────────────────────────
 
 
+def path_of(name: Any, folder: int | None) -> Path:  # noqa: ANN401 - as os.open
+    return Path(name) if folder is None else Path(f"/proc/self/fd/{folder}").readlink() / name
+
+
 def at_opening(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[Path], object]) -> None:
-    """`act` just before the file of this name is opened to be read."""
+    """Call `act` just before the file of this name, waiting or taken, is opened to be read."""
     opened = os.open
 
     def acting(path: Any, flags: int, *rest: Any, **keys: Any) -> int:  # noqa: ANN401 - as os.open
-        if os.path.basename(path) == name and not flags & (os.O_CREAT | os.O_WRONLY):  # noqa: PTH119
-            act(Path(path))
+        if os.path.basename(path).removeprefix(".") == name and not flags & (os.O_CREAT | os.O_WRONLY):  # noqa: PTH119
+            act(path_of(path, keys.get("dir_fd")))
         return opened(path, flags, *rest, **keys)
 
     monkeypatch.setattr(os, "open", acting)
-
-
-def test_a_file_that_goes_before_it_is_read_is_not_there(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    one(disk)
-    disk.save("b", ["b"])
-    at_opening(monkeypatch, "a.json", lambda path: path.unlink())
-    assert disk.queue.stuck(NOW) == {}
-    monkeypatch.undo()
-    assert [row.job.slug for row in disk.queue.jobs(NOW)] == ["b"]
 
 
 def fail(code: int) -> Callable[[Path], object]:
@@ -548,20 +441,10 @@ def test_a_file_that_may_not_be_read_is_put_aside_unread(
     run = Run(disk)
     run(NOW)
     monkeypatch.undo()
-    (aside,) = run.put_aside
+    (aside,) = run.quarantined
     assert "let its group or others read" in aside.reason
     assert run.published == {"b": 1}
     assert b'"slug": "a"' in Path(aside.file).read_bytes()
-
-
-def test_a_file_that_may_be_read_in_time_is_a_job(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "_RACY_NS", 3600 * 10**9)  # all that is so young is read again at each look
-    path = put(disk, "a.json", b'{"slug": "a", "paths": ["a"]}', age=0.0)
-    with monkeypatch.context() as refused:
-        at_opening(refused, path.name, fail(errno.EACCES))
-        assert disk.queue.claim(NOW).batch is None
-        assert disk.queue.claim(NOW + 1).batch is None
-    assert [claim.job.slug for claim in batch_of(disk, NOW + 1).claims] == ["a"]
 
 
 def test_a_bad_block_under_one_file_is_shown_and_stops_nobody(
@@ -571,14 +454,14 @@ def test_a_bad_block_under_one_file_is_shown_and_stops_nobody(
     disk.save("b", ["b"])
     with monkeypatch.context() as broken:
         at_opening(broken, "a.json", fail(errno.EIO))
-        assert [claim.job.slug for claim in batch_of(disk).claims] == ["b"]
-        assert disk.queue.stuck(NOW + 5) == {"a.json": "the disk could not read it: Input/output error"}
-        assert disk.queue.claim(NOW + 5).put_aside == ()
+        assert [claim.job.slug for claim in claimed(disk)] == ["b"]
+        reason = "the disk could not read it: Input/output error"
+        assert disk.queue.unusable_files(NOW + 5) == {"a.json": reason}
+        assert disk.queue.claim(NOW + 5).quarantined == ()
         due = disk.queue.next_due(NOW + 5)
         assert due is not None
         assert due > NOW + 30  # not in a busy loop
-    disk.queue.notice()
-    assert [claim.job.slug for claim in batch_of(disk, NOW + 6).claims] == ["a"]
+    assert [claim.job.slug for claim in claimed(disk, NOW + 6)] == ["a"]
 
 
 def bind(path: Path) -> None:
@@ -606,8 +489,8 @@ def test_what_takes_the_place_of_a_file_before_it_is_read_is_never_followed_nor_
         make(path)
 
     at_opening(monkeypatch, "a.json", another)
-    assert disk.queue.stuck(NOW) == {"a.json": f"it is {kind}, and a job is a regular file"}
-    (aside,) = disk.queue.claim(NOW).put_aside
+    assert disk.queue.unusable_files(NOW) == {"a.json": f"it is {kind}, and a job is a regular file"}
+    (aside,) = disk.queue.claim(NOW).quarantined
     assert f"it is {kind}" in aside.reason
     assert not stat.S_ISREG(Path(aside.file).lstat().st_mode)
 
@@ -618,7 +501,7 @@ def test_a_file_that_the_system_hands_out_in_small_pieces_is_read_whole(
     one(disk)
     read = os.read
     monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 7)))
-    assert [claim.job.slug for claim in batch_of(disk).claims] == ["a"]
+    assert [claim.job.slug for claim in claimed(disk)] == ["a"]
 
 
 @pytest.mark.parametrize("size", [9, 0, 60])
@@ -637,56 +520,11 @@ def test_a_file_that_shrinks_or_grows_while_it_is_read_is_read_again(
 
     monkeypatch.setattr(os, "read", meanwhile)
     if size > len(data):
-        assert disk.queue.stuck(NOW) == {}
+        assert disk.queue.unusable_files(NOW) == {}
     else:
-        assert disk.queue.claim(NOW).batch is None
+        assert disk.queue.claim(NOW).claims == ()
         put(disk, "a.json", data, age=0.0)
-    assert [claim.job.slug for claim in batch_of(disk, NOW + 1).claims] == ["a"]
-
-
-def test_what_the_kernel_has_told_of_is_looked_at_again_when_the_look_failed(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-
-    def changes(_: tuple[int, int]) -> list[str]:
-        names, told[:] = told[:], []
-        return names
-
-    disk.queue.rely_on_notice(changes)
-    assert disk.queue.jobs(NOW) == []
-    one(disk)
-    told.append("a.json")
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "lstat", lambda path: fail(errno.EIO)(Path(path)))
-        with pytest.raises(OSError, match="Input/output error"):
-            disk.queue.next_due(NOW)
-    assert disk.queue.next_due(NOW) == 0.0
-
-
-@pytest.mark.parametrize("damage", [b"", b"\0" * 50, b"null\n", b'{"started": true}\n', b"{half"])
-def test_a_journal_that_is_damaged_from_its_start_owns_nothing(disk: Disk, damage: bytes) -> None:
-    one(disk)
-    batch_of(disk)
-    (journal,) = (disk.root / ".claimed").glob(".journal-*")
-    journal.write_bytes(damage)
-    disk.die()
-    assert list(disk.queue.recover(NOW)) == []
-    assert disk.rows("a") == [(State.PENDING, ("a",))]
-    (claim,) = batch_of(disk).claims
-    assert claim.attempt == 1
-
-
-def test_a_journal_that_is_damaged_further_on_is_read_around_the_damage(disk: Disk) -> None:
-    one(disk)
-    batch = batch_of(disk)
-    (journal,) = (disk.root / ".claimed").glob(".journal-*")
-    with journal.open("ab") as file:
-        file.write(b"\0\0\0\nnull\n[]\n7\n{half")
-    disk.queue.begin(batch)
-    disk.die()
-    (again,) = disk.queue.recover(NOW)
-    assert (again.key, again.claims) == (batch.key, batch.claims)
+    assert [claim.job.slug for claim in claimed(disk, NOW + 1)] == ["a"]
 
 
 def test_a_pipe_that_may_not_be_linked_is_left_as_it_is_and_never_opened(
@@ -697,7 +535,7 @@ def test_a_pipe_that_may_not_be_linked_is_left_as_it_is_and_never_opened(
     held.parent.mkdir()
     os.mkfifo(held)  # whose worker died before it was put aside
     monkeypatch.setattr(os, "link", lambda source, _, **__: fail(errno.EPERM)(source))
-    with pytest.raises(OSError, match="only a file can be put back") as refused:
+    with pytest.raises(OSError, match="only a regular file can be copied") as refused:
         disk.queue.recover(NOW)
     assert refused.value.filename == str(held)
     monkeypatch.undo()
@@ -706,7 +544,7 @@ def test_a_pipe_that_may_not_be_linked_is_left_as_it_is_and_never_opened(
     run = Run(disk)
     run.go_on(NOW)
     assert run.published == {"a": 1}
-    assert [aside.slug for aside in run.put_aside] == ["pipe"]
+    assert [aside.slug for aside in run.quarantined] == ["pipe"]
 
 
 def test_a_full_disk_at_any_step_of_a_move_to_another_file_system_loses_no_byte(
@@ -714,10 +552,11 @@ def test_a_full_disk_at_any_step_of_a_move_to_another_file_system_loses_no_byte(
 ) -> None:
     rename = os.rename
 
-    def across(source: Any, target: Any) -> None:  # noqa: ANN401 - as os.rename
-        if (Path(source).parent.name, Path(target).parent.name) == (".claimed", "quarantine"):
+    def across(source: str, target: str, **keys: int) -> None:
+        there = path_of(source, keys["src_dir_fd"]), path_of(target, keys["dst_dir_fd"])
+        if tuple(path.parent.name for path in there) == (".claimed", "quarantine"):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        rename(source, target)
+        rename(source, target, **keys)
 
     monkeypatch.setattr(os, "rename", across)
     for step in STEPS:
@@ -725,7 +564,7 @@ def test_a_full_disk_at_any_step_of_a_move_to_another_file_system_loses_no_byte(
         torn(disk)
         run = Run(disk)
         hit = refused_at(step, run, lasting=False)
-        disk.die()
+        disk.restart()
         disk.queue.recover(NOW)
         run.go_on(NOW + 120)
         kept = {path.suffix: path.read_bytes() for path in (disk.folder / "quarantine").iterdir()}
@@ -743,9 +582,9 @@ def test_what_somebody_makes_of_the_letter_of_a_file_that_stays_is_what_counts(
     letter = disk.root / "a.json"
     rename = os.rename
 
-    def refused(source: Any, target: Any) -> None:  # noqa: ANN401 - as os.rename
-        if Path(target).parent.name != "quarantine":
-            rename(source, target)
+    def refused(source: str, target: str, **keys: int) -> None:
+        if path_of(target, keys["dst_dir_fd"]).parent.name != "quarantine":
+            rename(source, target, **keys)
             return
         monkeypatch.undo()
         assert b'"failed"' in letter.read_bytes()
@@ -758,17 +597,106 @@ def test_what_somebody_makes_of_the_letter_of_a_file_that_stays_is_what_counts(
     monkeypatch.setattr(os, "rename", refused)
     run = Run(disk)
     run()
-    assert run.put_aside == []
+    assert run.quarantined == []
     run.go_on(NOW, NOW + 120)
     assert run.published["a"] == (data is not None)
-    (aside,) = run.put_aside
+    (aside,) = run.quarantined
     assert Path(aside.file).read_bytes() == b"{"
 
 
-def test_what_a_person_has_put_into_quarantine_is_listed_too(disk: Disk) -> None:
-    torn(disk)
-    (aside,) = disk.queue.claim(NOW).put_aside
-    own = Path(aside.file).with_name("mine.json")
-    own.write_bytes(b"123")
-    kept = {entry.path: (entry.bytes, entry.since) for entry in disk.queue.quarantined()}
-    assert kept == {Path(aside.file): (1, NOW), own: (3, own.stat().st_ctime)}
+def changes_of(operation: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The links, removals and flushes of folders that it makes, in order, with the folder of each."""
+    seen: list[tuple[str, str]] = []
+    link, unlink, fsync = os.link, os.unlink, os.fsync
+
+    def linked(source: Any, target: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.link
+        link(source, target, **keys)
+        seen.append(("link", str(path_of(target, keys["dst_dir_fd"]).parent)))
+
+    def unlinked(path: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.unlink
+        unlink(path, **keys)
+        seen.append(("unlink", str(path_of(path, keys.get("dir_fd")).parent)))
+
+    def flushed(descriptor: int) -> None:
+        fsync(descriptor)
+        where = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if where.is_dir():
+            seen.append(("fsync", str(where)))
+
+    monkeypatch.setattr(os, "link", linked)
+    monkeypatch.setattr(os, "unlink", unlinked)
+    monkeypatch.setattr(os, "fsync", flushed)
+    operation()
+    monkeypatch.undo()
+    return seen
+
+
+def test_what_is_given_back_is_durable_in_the_queue_before_it_leaves_the_other_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path)
+    disk.save("a", ["content/a.md"])
+    claims = claimed(disk)
+    seen = changes_of(lambda: disk.queue.release(claims), monkeypatch)
+    here, there = str(disk.root), str(disk.root / ".claimed")
+    assert seen[:3] == [("link", here), ("fsync", here), ("unlink", there)]
+    assert ("fsync", there) in seen
+
+
+def test_the_joined_paths_of_the_newest_save_are_durable_before_the_older_ones_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path)
+    disk.save("a", ["content/1.md"], created=NOW - 9, name="older")
+    disk.save("a", ["content/2.md"], created=NOW - 8, name="newer")
+    seen = changes_of(lambda: disk.queue.claim(NOW), monkeypatch)
+    there = str(disk.root / ".claimed")
+    assert ("unlink", there) in seen
+    assert ("fsync", there) in seen[: seen.index(("unlink", there))]
+
+
+@pytest.mark.parametrize("moves", [1, 3])
+def test_a_job_that_moves_while_somebody_looks_is_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: int
+) -> None:
+    """As it leaves the folder looked at last for the one looked at first, or comes back."""
+    disk, worker = Disk(tmp_path), Disk(tmp_path)
+    disk.save("a", ["content/a.md"])
+    (disk.root / ".claimed").mkdir()
+    left = moves
+    taken: list[Claim] = []
+
+    def then_it_moves(folder: Folder) -> list[TakenJob]:
+        nonlocal left
+        found = claims_module.jobs_in(folder)
+        if left:
+            left -= 1
+            if taken:
+                worker.queue.release([taken.pop()])
+            else:
+                taken.extend(claimed(worker))
+        return found
+
+    monkeypatch.setattr(control, "jobs_in", then_it_moves)
+    assert [row.job.slug for row in disk.queue.jobs(NOW)] == ["a"]
+    assert left == 0
+
+
+def test_a_queue_that_never_rests_is_listed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path)
+    disk.save("still", ["content/still.md"], name="still")
+    (disk.root / ".claimed").mkdir()
+    looks = 0
+
+    def then_it_moves(folder: Folder) -> list[TakenJob]:
+        nonlocal looks
+        looks += 1
+        disk.save("moving", ["content/moving.md"], created=NOW + looks, name="moving")
+        os.utime(disk.root, ns=(0, looks))  # however coarse the clock
+        return claims_module.jobs_in(folder)
+
+    monkeypatch.setattr(control, "jobs_in", then_it_moves)
+    assert sorted(row.job.slug for row in disk.queue.jobs(NOW)) == ["moving", "still"]
+    assert 1 < looks < 50

@@ -12,34 +12,30 @@ from typing import IO
 import pytest
 from queue_engines import NOW, Disk
 
-from briter_worker.errors import Failure
-from briter_worker.queues.steering import SteeringError
+from briter_worker.errors import DeclinedError, Failure, FailureCode
 
 _WRITER = Path(__file__).with_name("race_writer.py")
 
 
 def one_round(disk: Disk, seen: set[str], dice: random.Random) -> None:
-    """Claim, and settle in any of the ways; what is finished or dead is published as far as we care."""
-    batch = disk.queue.claim(NOW).batch
-    if batch is None:
-        return
-    for claim in batch.claims:
+    """Claim, and settle in any of the ways; what is acknowledged counts as published."""
+    claims = disk.queue.claim(NOW).claims
+    for claim in claims:
         match dice.randrange(5):
             case 0:
-                disk.queue.put_off(batch, claim, Failure.LOST_RACE, "busy", NOW)
+                disk.queue.retry_later(claim, Failure(FailureCode.LOST_RACE, "lost"), at=NOW)
             case 1:
-                disk.queue.bury(batch, claim, Failure.NETWORK, "down")
+                disk.queue.dead_letter(claim, Failure(FailureCode.NETWORK, "down"))
             case 2:
-                disk.queue.release(batch, [claim])
+                disk.queue.release([claim])
             case _:
-                disk.queue.finish(batch, [claim])
+                disk.queue.acknowledge([claim], {})
                 seen.update(claim.job.paths)
-    disk.queue.close(batch)
-    if dice.randrange(4) == 0:
-        disk.queue.revive(NOW)
-    if dice.randrange(6) == 0:
-        disk.die()  # between two batches: what is in memory must not matter
-        disk.queue.recover(NOW)
+    if claims and dice.randrange(4) == 0:
+        disk.queue.requeue(NOW)
+    if claims and dice.randrange(6) == 0:
+        disk.restart()  # what is in memory must not matter
+        disk.queue.release(disk.queue.recover(NOW))
 
 
 def _listen(output: IO[str], said: list[str]) -> None:
@@ -64,11 +60,10 @@ def test_no_save_is_lost_to_a_writer_that_renames_over_the_same_name(
                 one_round(disk, seen, dice)
             listener.join()
             last = said[0].strip()
-            disk.queue.revive(NOW)
-            while (batch := disk.queue.claim(NOW).batch) is not None:
-                disk.queue.finish(batch, batch.claims)
-                disk.queue.close(batch)
-                seen.update(path for claim in batch.claims for path in claim.job.paths)
+            disk.queue.requeue(NOW)
+            while claims := disk.queue.claim(NOW).claims:
+                disk.queue.acknowledge(claims, {})
+                seen.update(path for claim in claims for path in claim.job.paths)
             assert last in seen, f"the newest save, {last}, is lost"
             assert disk.rows("post") == []
             writer.stdin.write("\n")
@@ -89,23 +84,19 @@ def test_a_command_line_beside_the_worker_neither_loses_nor_doubles_a_job(tmp_pa
     def cancel_many() -> None:
         for number in range(count):
             try:
-                cancelled.extend(job.slug for job in person.queue.cancel(f"s{number}", NOW).gone)
-            except SteeringError:
+                cancelled.extend(job.slug for job in person.queue.cancel(f"s{number}", NOW).removed)
+            except DeclinedError:
                 person.queue.jobs(NOW)
 
     thread = threading.Thread(target=cancel_many)
     thread.start()
     finished: list[str] = []
     while thread.is_alive():
-        batch = disk.queue.claim(NOW).batch
-        if batch is None:
-            continue
-        disk.queue.finish(batch, batch.claims[::2])
-        finished += [claim.job.slug for claim in batch.claims[::2]]
-        disk.queue.release(batch, batch.claims[1::2])
-        disk.queue.close(batch)
-    while (batch := disk.queue.claim(NOW).batch) is not None:
-        disk.queue.finish(batch, batch.claims)
-        finished += [claim.job.slug for claim in batch.claims]
-        disk.queue.close(batch)
+        claims = disk.queue.claim(NOW).claims
+        disk.queue.acknowledge(claims[::2], {})
+        finished += [claim.job.slug for claim in claims[::2]]
+        cancelled += [claim.job.slug for claim in disk.queue.release(claims[1::2])]
+    while claims := disk.queue.claim(NOW).claims:
+        disk.queue.acknowledge(claims, {})
+        finished += [claim.job.slug for claim in claims]
     assert sorted(finished + cancelled) == sorted(f"s{number}" for number in range(count))

@@ -205,7 +205,10 @@ class ClaimFolder:
         """Move a folder, which cannot be linked; no producer of jobs creates one."""
         if self.root.has(name):
             raise FileExistsError(name)
-        self.claimed.rename(source, self.root, name)
+        try:
+            self.claimed.rename(source, self.root, name)
+        except NotADirectoryError:  # a producer has created a file meanwhile
+            raise FileExistsError(name) from None
 
     def _is_same_file(self, taken: str, name: str) -> bool:
         try:

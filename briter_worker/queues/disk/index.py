@@ -244,7 +244,7 @@ class Index:
             self._read(folder, name, now)
 
     def _read(self, folder: Folder, name: str, now: float) -> None:
-        before = self.damaged.get(name)
+        known = self.entries.get(name) or self.damaged.get(name)
         declared = self._declaration(name)
         wall = time.time_ns()
         try:
@@ -262,19 +262,19 @@ class Index:
             return
         stamp = _stamp(file.stat)
         is_racy = -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS
-        if before and before.stamp == stamp and file.problem:
-            before.is_racy = is_racy  # known since earlier: the time to give it up does not move
+        if isinstance(known, DamagedFile) and known.stamp == stamp and file.problem:
+            known.is_racy = is_racy  # the time to give up the file does not move
             return
         self.forget(name)
         if file.problem:
-            modified = min(
-                file.stat.st_mtime_ns / 1e9, now
-            )  # a file from the future is not waited for forever
+            # A file from the future is not waited for forever.
+            modified = min(file.stat.st_mtime_ns / 1e9, now)
             given_up_at = modified + GRACE_S if file.problem.may_pass else 0.0
             identity = _identity(file.stat)
             self.damaged[name] = DamagedFile(stamp, is_racy, identity, given_up_at, file.problem, declared)
         elif file.job:
-            self.stuck.pop(name, None)
+            if isinstance(known, DamagedFile):
+                self.stuck.pop(name, None)
             self._add(name, file.job, file.stat, is_racy=is_racy)
 
     def _declaration(self, name: str) -> Declaration | None:
