@@ -130,7 +130,7 @@ class Postgres(_Looking):
         name: str = "",  # noqa: ARG002 - there are no files
         **keys: object,
     ) -> str:
-        from briter_worker.queues.postgres.submit import submit  # noqa: PLC0415 - an extra
+        from briter_worker.queues.postgres.producer import submit  # noqa: PLC0415 - an extra
 
         self.saves += 1
         job_id = str(keys.pop("id", f"job{self.saves:05}"))
