@@ -7,38 +7,33 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from typing import TYPE_CHECKING
+
+from briter_worker.redaction import many_lines
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib comes later
 
 
 def main() -> None:
     """Run the command of the command line, and exit with its status."""
     _exit_on_early_signals()
-    _remove_current_folder_from_path()
     _fill_standard_descriptors()
     _use_utf8()
-    # The pydantic plugin system looks through every installed package, which takes 30 ms.
+    # Pydantic looks for plugins in every installed package, which takes longer than the rest of the start.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from briter_worker.cli import main as run_command  # noqa: PLC0415 - its imports may open files
-    from briter_worker.redaction import many_lines  # noqa: PLC0415
+    sys.excepthook = _print_redacted
+    threading.excepthook = lambda args: _print_redacted(args.exc_type, args.exc_value, args.exc_traceback)
+    from briter_worker.cli import main as run_command  # noqa: PLC0415 - after the above
 
-    def print_redacted(
-        kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        text = "".join(traceback.format_exception(kind, error, trace))
-        sys.stderr.write(many_lines(text))
-
-    import traceback  # noqa: PLC0415 - after the path is safe
-
-    sys.excepthook = print_redacted
-    threading.excepthook = lambda failed: print_redacted(
-        failed.exc_type, failed.exc_value, failed.exc_traceback
-    )
     sys.exit(run_command(sys.argv[1:]))
+
+
+def _print_redacted(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    sys.stderr.write(many_lines("".join(traceback.format_exception(kind, error, trace))))
 
 
 def _exit_on_early_signals() -> None:
@@ -46,13 +41,6 @@ def _exit_on_early_signals() -> None:
     if sys.argv[1:2] == ["run"]:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: os._exit(0))
-
-
-def _remove_current_folder_from_path() -> None:
-    """Keep `python -m` from importing modules of the site, such as its `git.py`."""
-    first = sys.path[0] if sys.path else _HERE
-    if not sys.flags.safe_path and first != _HERE and first in {"", os.getcwd()}:  # noqa: PTH109 - as above
-        del sys.path[0]
 
 
 def _fill_standard_descriptors() -> None:

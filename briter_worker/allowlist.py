@@ -85,7 +85,7 @@ def _check(declared: str) -> str:
         raise refuse(f"it has a control character in it (U+{ord(control[0]):04X}): rename the file")
     if "\\" in declared:
         raise refuse("it has a backslash in it: write / between parts")
-    if declared in {"", "/"}:
+    if not declared:
         raise refuse("it is empty: name a file or a folder, relative to the site's repository")
     if declared.startswith("/"):
         raise refuse("it is absolute: write it relative to the site's repository")

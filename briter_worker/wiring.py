@@ -238,7 +238,7 @@ def _check_start(settings: Settings) -> None:
     try:
         open_repository(settings).check_push_address()
     except PublishError as error:
-        if error.code is FailureCode.NOT_A_REPOSITORY:
+        if error.code is FailureCode.NOT_A_REPOSITORY or not settings.git_worktree.is_dir():
             raise UsageError(error.message, error.fix) from error
         # Any other failure may pass: the jobs' attempts report it.
 

@@ -13,7 +13,6 @@ from briter_worker.commands import Json, SiteOption, output, read_cluster, read_
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.git.checkout import Checkout
 from briter_worker.git.commits import Person
-from briter_worker.git.pull import pull as pull_branch
 from briter_worker.git.repository import Repository
 from briter_worker.job import job_schema
 from briter_worker.lock import AnotherWorkerError, UnusableLockError
@@ -111,6 +110,8 @@ def pull(
 
 
 def _pull_site(settings: Settings, *, rebase: bool, push: bool) -> PullResult:
+    from briter_worker.git.pull import pull as pull_branch  # noqa: PLC0415 - moves to the top once it exists
+
     lock = open_lock(settings)
     try:
         lock.acquire(time.time())

