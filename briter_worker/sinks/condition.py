@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from briter_worker.errors import is_environment
 from briter_worker.events import ConditionChanged, DeadLettered, Event, Failed, Published
@@ -17,6 +17,7 @@ from briter_worker.sinks.store import StoreError, storable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from briter_worker.sinks.fanout import FanOut
     from briter_worker.sinks.store import Store
 
 _READ = "SELECT failure FROM conditions WHERE site = ? AND failure IS NOT NULL"
@@ -27,30 +28,14 @@ _WRITE = (
 )
 
 
-class Outlet(Protocol):
-    """The sink that events and condition changes are passed on to."""
-
-    def __call__(self, event: Event, /) -> None:
-        """Store the event, then announce it."""
-        ...
-
-    def deliver(self, events: Sequence[Event], acknowledge: Callable[[], None], /) -> None:
-        """Store the events, acknowledge the jobs, then announce the events."""
-        ...
-
-    def close(self) -> None:
-        """Finish what is left."""
-        ...
-
-
 class ConditionTracker:
     """Passes every event on, and reports when the condition begins, changes and ends."""
 
     def __init__(
-        self, store: Store, outlet: Outlet, *, site: str = "", clock: Callable[[], float] = time.time
+        self, store: Store, sinks: FanOut, *, site: str = "", clock: Callable[[], float] = time.time
     ) -> None:
         self._store = store
-        self._outlet = outlet
+        self._sinks = sinks
         self._site = site
         self._clock = clock
         self._is_read = False
@@ -58,18 +43,18 @@ class ConditionTracker:
 
     def __call__(self, event: Event, /) -> None:
         """Pass the event on, then the change that it brings."""
-        self._outlet(event)
+        self._sinks(event)
         self._follow(event)
 
     def deliver(self, events: Sequence[Event], acknowledge: Callable[[], None], /) -> None:
         """Deliver the events, then the changes that they bring."""
-        self._outlet.deliver(events, acknowledge)
+        self._sinks.deliver(events, acknowledge)
         for event in events:
             self._follow(event)
 
     def close(self) -> None:
-        """Close the sinks behind the tracker."""
-        self._outlet.close()
+        """Close the sinks."""
+        self._sinks.close()
 
     def _follow(self, event: Event) -> None:
         match event:
@@ -96,4 +81,4 @@ class ConditionTracker:
         # A full disk may be the condition itself; this worker reports it once all the same.
         with suppress(StoreError), self._store.transaction(self._site) as transaction:
             transaction.execute(_WRITE, (self._site, failure, stored, storable(fix), self._clock()))
-        self._outlet(ConditionChanged(condition=text, failure=failure, fix=fix))
+        self._sinks(ConditionChanged(condition=text, failure=failure, fix=fix))

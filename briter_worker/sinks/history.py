@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic.alias_generators import to_camel
 
 from briter_worker.errors import FixableError
 from briter_worker.job import format_time
@@ -80,39 +82,21 @@ class Receipt:
 
     def to_json(self) -> dict[str, Any]:
         """Return the receipt for programs, in camelCase; `time` is when it ended, or began."""
+        found: dict[str, Any] = {"time": _time(self.ended or self.began)}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "due_at":
+                found["scheduledFor"] = _time(value)
+            elif field.name in ("saved_at", "retry_at"):
+                found[to_camel(field.name)] = _time(value)
+            elif field.name not in ("began", "ended"):
+                found[to_camel(field.name)] = list(value) if isinstance(value, tuple) else value
         waited = self.save_to_remote
-        return {
-            "id": self.id,
-            "time": _time(self.ended or self.began),
-            "jobId": self.job_id,
-            "slug": self.slug,
-            "title": self.title,
-            "attempt": self.attempt,
-            "outcome": self.outcome,
-            "commit": self.commit,
-            "branch": self.branch,
-            "remote": self.remote,
-            "dryRun": self.dry_run,
-            "durationMs": self.duration_ms,
-            "savedAt": _time(self.saved_at),
-            "scheduledFor": _time(self.due_at),
-            "saveToRemoteMs": None if waited is None else round(waited * 1000),
-            "href": self.href,
-            "error": self.error,
-            "failure": self.failure,
-            "fix": self.fix,
-            "retryAt": _time(self.retry_at),
-            "rejectedPaths": list(self.rejected_paths),
-            "supersededBy": self.superseded_by,
-            "stale": self.stale,
-            "phase": self.phase,
-            "done": self.done,
-            "total": self.total,
-            "phases": [
-                {"name": phase.name, "began": _time(phase.began), "ended": _time(phase.ended)}
-                for phase in self.phases
-            ],
-        }
+        phases = [
+            {"name": phase.name, "began": _time(phase.began), "ended": _time(phase.ended)}
+            for phase in self.phases
+        ]
+        return found | {"saveToRemoteMs": None if waited is None else round(waited * 1000), "phases": phases}
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,15 +238,6 @@ class History:
             [self._site, self._site],
         )
         return (rows[0][0] or 0, rows[0][1] or 0) if rows else (0, 0)
-
-    def counts(self) -> dict[tuple[str, bool], int]:
-        """Return the number of receipts by outcome and whether it was a dry run."""
-        rows = self._query(
-            "SELECT outcome, dry_run, count(*) FROM attempts"
-            " WHERE site = ? AND outcome IS NOT NULL GROUP BY outcome, dry_run",
-            [self._site],
-        )
-        return {(outcome, bool(dry_run)): number for outcome, dry_run, number in rows}
 
     def throughput(self, since: float, span: float) -> list[Bucket]:
         """Return what ended since then, in buckets of `span` seconds, without empty ones."""

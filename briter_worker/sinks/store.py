@@ -167,7 +167,6 @@ class SqliteStore:
         self._mode = mode
         self._guard = threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self._writable = False
         self._inode = 0
 
     @contextmanager
@@ -175,12 +174,12 @@ class SqliteStore:
         """Return a transaction, as `Store` describes it. The file is created if there is none."""
         with self._guard, self._translated("written"):
             try:
-                connection = self._open_to_write()
+                connection = self._open()
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error):
                     raise
                 self._set_aside()
-                connection = self._open_to_write()
+                connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -195,8 +194,9 @@ class SqliteStore:
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Return the rows, without waiting for the writer; none if there is no file yet."""
         with self._guard, self._translated("read"):
-            connection = self._open_to_read()
-            return [] if connection is None else connection.execute(statement, values).fetchall()
+            if self._check_files() is None:
+                return []
+            return self._open().execute(statement, values).fetchall()
 
     def close(self) -> None:
         """Close the file."""
@@ -206,66 +206,36 @@ class SqliteStore:
                 with suppress(sqlite3.Error):
                     connection.close()
 
-    def _open_to_read(self) -> sqlite3.Connection | None:
+    def _open(self) -> sqlite3.Connection:
         inode = self._check_files()
-        if inode is None:
-            self.close()
-            return None
-        if self._connection is None:
-            connection = self._connect(f"{self.path.absolute().as_uri()}?mode=ro")
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version == _VERSION:
-                self._keep(connection, inode, writable=False)
-            else:
-                connection.close()
-                return None if version == 0 else self._open_to_write()  # 0: created at this moment
-        return self._connection
-
-    def _open_to_write(self) -> sqlite3.Connection:
-        inode = self._check_files()
-        if self._connection is not None and self._writable:
+        if self._connection is not None:
             return self._connection
-        self.close()
         if inode is None:
             # Created here and not by SQLite, which knows no mode; its side files get the same mode.
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             os.close(os.open(self.path, flags, self._mode))
             inode = self.path.lstat().st_ino
-        connection = self._connect(str(self.path))
-        try:
-            self._upgrade(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._keep(connection, inode, writable=True)
-        return connection
-
-    def _keep(self, connection: sqlite3.Connection, inode: int, *, writable: bool) -> None:
-        self._connection, self._inode, self._writable = connection, inode, writable
-
-    def _connect(self, name: str) -> sqlite3.Connection:
+        # A reader without the right to write gets a connection that can only read.
         connection = sqlite3.connect(
-            name,
-            uri=name.startswith("file:"),
-            timeout=_BUSY_TIMEOUT_S,
-            isolation_level=None,
-            check_same_thread=False,  # the guard sees to that
+            self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
         try:
             connection.execute("PRAGMA trusted_schema=OFF")
             _check_origin(connection)
+            self._upgrade(connection)
         except BaseException:
             connection.close()
             raise
+        self._connection, self._inode = connection, inode
         return connection
 
     def _upgrade(self, connection: sqlite3.Connection) -> None:
-        # Readers never wait for the writer, nor the writer for them. A power cut may cost the last receipts;
-        # it never costs a post.
-        connection.execute("PRAGMA journal_mode=WAL")
+        # A power cut may cost the last receipts; it never costs a post.
         connection.execute("PRAGMA synchronous=NORMAL")
         if connection.execute("PRAGMA user_version").fetchone()[0] == _VERSION:
             return
+        # Readers never wait for the writer, nor the writer for them. The file keeps this mode.
+        connection.execute("PRAGMA journal_mode=WAL")
         script = ["BEGIN IMMEDIATE;", self._tables]
         for table, columns in _ADDED_COLUMNS.items():
             known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}

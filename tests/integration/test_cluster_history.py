@@ -1,4 +1,4 @@
-"""The history of a cluster: the same receipts as in a file, written by many nodes at once."""
+"""The history of a cluster: many nodes write and send at once, each for many sites."""
 
 from __future__ import annotations
 
@@ -15,27 +15,22 @@ from sites import eventually
 from briter_worker.events import (
     Cancelled,
     ConditionChanged,
-    DeadLettered,
     Event,
     Failed,
     JobStarted,
-    NoChange,
-    Progress,
     Published,
-    Superseded,
     Warned,
 )
 from briter_worker.sinks.condition import ConditionTracker
 from briter_worker.sinks.fanout import FanOut
-from briter_worker.sinks.history import Condition, History, HistoryUnreadableError, Receipt, tallies
+from briter_worker.sinks.history import Condition, History, HistoryUnreadableError, tallies
 from briter_worker.sinks.recorder import HistorySink, Retention, Target, retire
-from briter_worker.sinks.store import PostgresStore, SqliteStore
+from briter_worker.sinks.store import PostgresStore
 from briter_worker.sinks.webhook_sender import Sender
 from briter_worker.sinks.webhooks import LEASE_S, Delivery, Outbox, Receivers, WebhookSink, unsent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from postgres import Server
     from sites import Site
@@ -50,15 +45,15 @@ TARGET = Target("main", "origin", "https://example.org/notes/{slug}")
 RETENTION = Retention(stale_days=30, keep_days=365)
 
 
-def start(job: str = "j1", attempt: int = 1, due_at: float | None = None, title: str = "") -> JobStarted:
+def start(job: str = "j1", attempt: int = 1) -> JobStarted:
     return JobStarted(
         job_id=job,
         slug=f"post-{job}",
         attempt=attempt,
         dry_run=False,
-        title=title,
+        title="",
         saved_at=NOW - 10,
-        due_at=due_at,
+        due_at=None,
     )
 
 
@@ -67,31 +62,6 @@ def ended(job: str = "j1", attempt: int = 1) -> dict[str, Any]:
 
 
 AWAY: dict[str, Any] = {"error": "the remote is away\nreally", "failure": "network", "fix": "connect it"}
-STORY: list[Event] = [
-    # A drain of two jobs, with phases; one is retried, then dead-lettered.
-    start("j1", title="It's 100 % \\ new"),
-    start("j2", due_at=NOW - 3),
-    Progress(phase="stage", done=0, total=2),
-    Progress(phase="stage", done=2, total=2),
-    Progress(phase="push", done=0, total=100),
-    Published(**ended("j1"), commit=SHA, rejected_paths=("secret/a.txt",)),
-    Failed(**ended("j2"), **AWAY, retry_at=NOW + 60),
-    start("j2", attempt=2, due_at=NOW - 3),
-    DeadLettered(**ended("j2", 2), error="refused", failure="rejected"),
-    # An attempt that its worker did not live to end.
-    start("j3"),
-    start("j3", attempt=2),
-    NoChange(**ended("j3", 2)),
-    # A dead worker's push, a cancelled and a superseded job: none of them has a start.
-    Published(**ended("j4"), commit=SHA[::-1]),
-    Published(**ended("j4"), commit=SHA[::-1]),
-    Superseded(job_id="j5", slug="post-j1", superseded_by="j6"),
-    Cancelled(job_id="j6\0", slug="post-j6"),
-    ConditionChanged(condition="the remote is away", failure="network"),
-    # Under way.
-    start("j7", title="Café au LAIT"),
-    Progress(phase="commit", done=1, total=2),
-]
 
 
 @pytest.fixture
@@ -109,66 +79,31 @@ def record(store: Store, *events: Event, site: str = "blog", now: float = NOW) -
     return logged
 
 
-def without_id(receipt: Receipt) -> Receipt:
-    return dataclasses.replace(receipt, id=0)
+def test_the_history_of_one_site_has_nothing_of_another(store: PostgresStore) -> None:
+    for site in ("blog", "shop"):
+        record(store, start("j1"), Published(**ended("j1"), commit=SHA), start("j2"), site=site)
+    record(store, start("j2", attempt=2), site="shop")
+    blog = History(store, "blog")
+    assert [each.outcome for each in blog.receipts()] == ["published"]
+    assert [each.attempt for each in blog.attempts("j2")] == [1]
+    assert [each.job_id for each in blog.under_way()] == ["j2"]
+    assert [each.event for each in blog.moments(0)] == ["start", "published", "start"]
+    assert blog.latest() == (blog.moments(0)[-1].id, blog.moments(0)[0].id)
+    assert [(each.site, each.number) for each in tallies(store)] == [("blog", 1), ("shop", 1)]
 
 
-def test_a_cluster_keeps_the_same_history_as_a_file(store: PostgresStore, tmp_path: Path) -> None:
-    file = SqliteStore(tmp_path / "history.db")
-    record(store, start("j1"), Published(**ended("j1"), commit=SHA))  # another site
-    for each in (file, store):
-        assert [*record(each, *STORY, site="shop")] == STORY
-    ours, theirs = History(store, "shop"), History(file, "shop")
-    questions: list[Callable[[History], list[Receipt]]] = [
-        lambda history: history.receipts(),
-        lambda history: history.receipts(slug="post-j1"),
-        lambda history: history.receipts(outcomes=("published", "failed"), limit=2),
-        lambda history: history.receipts(search="100 %"),
-        lambda history: history.receipts(search="\\"),
-        lambda history: history.receipts(search="_"),
-        lambda history: history.receipts(search="POST-J2", stale=True),
-        lambda history: history.receipts(search=SHA[:8]),
-        lambda history: history.receipts(before=history.receipts()[2].id),
-        lambda history: history.attempts("j2"),
-        lambda history: history.attempts("j6\0"),
-        lambda history: history.under_way(),
-    ]
-    for number, ask in enumerate(questions):
-        found = [without_id(each) for each in ask(theirs)]
-        assert found or number == 5, number
-        assert [without_id(each) for each in ask(ours)] == found, number
-    assert ours.counts() == theirs.counts()
-    assert ours.throughput(NOW - DAY, 3600.0) == theirs.throughput(NOW - DAY, 3600.0)
-    assert [(each.event, each.data) for each in ours.moments(0)] == [
-        (each.event, each.data) for each in theirs.moments(0)
-    ]
-    first, last = ours.moments(0)[0].id, ours.moments(0)[-1].id
-    assert ours.latest() == (last, first)
-    assert [each for each in tallies(store) if each.site == "shop"] == tallies(file)
-    assert len(History(store, "blog").receipts()) == 1
-    theirs.close()
-
-
-def test_a_reader_who_has_seen_a_moment_has_seen_all_before_it(store: PostgresStore) -> None:
-    """However many nodes write, and however their transactions overlap."""
-    history, seen, cursor = History(store, "blog"), [], 0
-
-    def write(number: int) -> None:
-        for each in range(40):
-            record(store, Cancelled(job_id=f"{number}-{each}", slug="post"))
-
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
-    for writer in writers:
+def test_moments_of_a_site_become_visible_in_the_order_of_their_ids(store: PostgresStore) -> None:
+    """A reader who has seen a moment asks for later ids only."""
+    history = History(store, "blog")
+    writer = threading.Thread(target=record, args=(store, Cancelled(job_id="2", slug="post")))
+    with store.transaction("blog") as slow:
+        slow.execute("INSERT INTO moments (site, at, event, data) VALUES ('blog', 1, 'first', '{}')")
         writer.start()
-    while True:
-        is_over = not any(writer.is_alive() for writer in writers)
-        new = history.moments(cursor, 500)
-        seen += [moment.data["jobId"] for moment in new]
-        cursor = new[-1].id if new else cursor
-        if is_over and not new:
-            break
-    assert len(seen) == 120
-    assert len(set(seen)) == 120
+        record(store, Cancelled(job_id="3", slug="post"), site="shop")
+        writer.join(0.3)
+        assert history.moments(0) == []
+    writer.join()
+    assert [moment.event for moment in history.moments(0)] == ["first", "cancelled"]
 
 
 def test_a_database_that_is_away_delays_receipts(postgres_server: Server, store: PostgresStore) -> None:

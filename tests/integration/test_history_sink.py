@@ -1,4 +1,4 @@
-"""The history file: what it keeps of each attempt, and that no publication waits for it or fails with it."""
+"""The history, in a file and in Postgres: what it keeps, and that no publication fails with it."""
 
 from __future__ import annotations
 
@@ -24,31 +24,40 @@ from briter_worker.events import (
     WorkerStopped,
 )
 from briter_worker.sinks.fanout import FanOut
-from briter_worker.sinks.history import History, HistoryUnreadableError, Receipt
+from briter_worker.sinks.history import (
+    Bucket,
+    History,
+    HistoryUnreadableError,
+    Receipt,
+    Tally,
+    tallies,
+)
 from briter_worker.sinks.recorder import HistorySink, Retention, Target
-from briter_worker.sinks.store import SqliteStore
+from briter_worker.sinks.store import PostgresStore, SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from briter_worker.sinks.store import Store
 
 DAY = 86400.0
 SHA = "52ed5b9c2a5b45b9a7a0a6f8f1f7be9bd5b2d6b1"
 
 
 class Book:
-    """A history file, one worker after another that writes it, a reader, and what was logged."""
+    """A history, one worker after another that writes it, a reader, and what was logged."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, open_store: Callable[[], Store]) -> None:
+        self.open_store = open_store
         self.now = 1_000_000.0
         self.logged: list[Event] = []
-        self.history = History(SqliteStore(path))
+        self.history = History(open_store())
 
     def open(self) -> FanOut:
         """Return a worker's sinks."""
         sink = HistorySink(
-            SqliteStore(self.path),
+            self.open_store(),
             Target("main", "origin", "https://example.org/notes/{slug}"),
             retention=Retention(stale_days=30, keep_days=365),
             announce=self.logged.append,
@@ -71,11 +80,40 @@ class Book:
         """Return the warnings that were logged."""
         return [event.error for event in self.logged if isinstance(event, Warned)]
 
+    def count(self, table: str) -> int:
+        """Return the number of rows."""
+        return int(self.open_store().query(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608 - our own names
+
+
+class FileBook(Book):
+    """A history in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__(lambda: SqliteStore(path))
+
+    def run(self, script: str) -> None:
+        """Change the file as no worker does."""
+        with closing(sqlite3.connect(self.path)) as file:
+            file.executescript(script)
+
+
+@pytest.fixture(params=["file", "postgres"])
+def book(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Book]:
+    """Return an empty book of either dialect."""
+    if request.param == "file":
+        book = Book(lambda: SqliteStore(tmp_path / "history.db"))
+    else:
+        database = request.getfixturevalue("database")
+        book = Book(lambda: PostgresStore(database.transaction))
+    yield book
+    book.history.close()
+
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
-    """Return an empty book."""
-    book = Book(tmp_path / "history.db")
+def file_book(tmp_path: Path) -> Iterator[FileBook]:
+    """Return an empty book in a file."""
+    book = FileBook(tmp_path / "history.db")
     yield book
     book.history.close()
 
@@ -194,6 +232,20 @@ def test_receipts_are_found_by_slug_outcome_and_text(book: Book) -> None:
     assert [each.job_id for each in found(before=found()[0].id)] == ["one"]
 
 
+def test_outcomes_and_waiting_times_are_counted_by_span_of_time(book: Book) -> None:
+    book.write(start("a"), published("a"), start("b"), published("b", dry_run=True), start("c"), failed("c"))
+    book.now += 3600
+    book.write(start("d"), published("d"))
+    assert book.history.throughput(book.now - 5400, 3600.0) == [
+        Bucket(book.now - 5400, {"published": 2, "failed": 1}, (10.0,)),
+        Bucket(book.now - 1800, {"published": 1}, (3610.0,)),
+    ]
+    assert tallies(book.open_store()) == [
+        Tally("", "git-sync", "failed", 1, 0, 0.0),
+        Tally("", "git-sync", "published", 3, 2, 3620.0),
+    ]
+
+
 def test_a_reader_of_the_live_stream_goes_on_where_it_stopped(book: Book) -> None:
     book.write(start(), published())
     first, second = book.history.moments(0)
@@ -203,10 +255,10 @@ def test_a_reader_of_the_live_stream_goes_on_where_it_stopped(book: Book) -> Non
     assert book.history.latest() == (second.id, first.id)
 
 
-def test_a_run_without_jobs_creates_no_history(book: Book) -> None:
-    book.write(WorkerStarted(pid=1, dry_run=False), WorkerStopped(drained=0))
-    assert not book.path.exists()
-    assert book.receipts() == []
+def test_a_run_without_jobs_creates_no_history(file_book: FileBook) -> None:
+    file_book.write(WorkerStarted(pid=1, dry_run=False), WorkerStopped(drained=0))
+    assert not file_book.path.exists()
+    assert file_book.receipts() == []
 
 
 # --- phases
@@ -262,6 +314,12 @@ def test_a_job_without_an_outcome_leaves_the_next_drain_its_own_phases(book: Boo
     )
 
 
+def test_a_released_job_keeps_the_phases_that_it_went_through(book: Book) -> None:
+    book.write(start("a"), Progress(phase="stage", done=0, total=1), start("b"), published("b"))
+    (released,) = book.history.under_way()
+    assert [phase.name for phase in released.phases] == ["validate", "stage"]
+
+
 # --- retention
 
 
@@ -278,143 +336,139 @@ def test_old_receipts_become_stale_then_are_deleted_and_that_is_logged(book: Boo
         HistoryRetired(stale=1, deleted=0),
         HistoryRetired(stale=1, deleted=1),
     ]
-    with closing(sqlite3.connect(book.path)) as file:
-        assert file.execute("SELECT count(*) FROM drains").fetchone() == (2,)
-        assert file.execute("SELECT count(*) FROM moments").fetchone() == (2,)
+    assert (book.count("drains"), book.count("moments")) == (2, 2)
 
 
 # --- files that are damaged, foreign, locked or full
 
 
-def test_a_history_of_an_earlier_version_is_upgraded_in_place(book: Book) -> None:
-    book.write(start(), failed())
-    with closing(sqlite3.connect(book.path)) as file:
-        for table, column in (("attempts", "fix"), ("attempts", "site"), ("moments", "site")):
-            file.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-        file.executescript("DROP TABLE tallies; DROP TABLE conditions; PRAGMA user_version = 1;")
-    assert [(each.outcome, each.fix) for each in book.receipts()] == [("failed", None)]
-    book.write(start(attempt=2), failed(attempt=2))
-    assert [each.fix for each in book.receipts()] == ["check the network", None]
+def test_a_history_of_an_earlier_version_is_upgraded_in_place(file_book: FileBook) -> None:
+    file_book.write(start(), failed())
+    file_book.run(
+        "ALTER TABLE attempts DROP COLUMN fix; ALTER TABLE attempts DROP COLUMN site;"
+        "ALTER TABLE moments DROP COLUMN site; DROP TABLE tallies; DROP TABLE conditions;"
+        "PRAGMA user_version = 1;"
+    )
+    assert [(each.outcome, each.fix) for each in file_book.receipts()] == [("failed", None)]
+    file_book.write(start(attempt=2), failed(attempt=2))
+    assert [each.fix for each in file_book.receipts()] == ["check the network", None]
 
 
-def test_a_damaged_file_is_set_aside_and_a_new_one_begins(book: Book) -> None:
-    book.path.write_bytes(b"this is no database at all, whatever its name says" * 100)
+def test_a_damaged_file_is_set_aside_and_a_new_one_begins(file_book: FileBook) -> None:
+    file_book.path.write_bytes(b"this is no database at all, whatever its name says" * 100)
     with pytest.raises(HistoryUnreadableError, match=r"history\.db cannot be read"):
-        book.receipts()
-    book.write(start(), published())
-    assert [each.outcome for each in book.receipts()] == ["published"]
-    (aside,) = book.path.parent.glob("history.db.damaged-*")
+        file_book.receipts()
+    file_book.write(start(), published())
+    assert [each.outcome for each in file_book.receipts()] == ["published"]
+    (aside,) = file_book.path.parent.glob("history.db.damaged-*")
     assert aside.read_bytes().startswith(b"this is no database")
 
 
-def test_a_file_that_is_damaged_meanwhile_is_reported_and_a_new_one_begins(book: Book) -> None:
-    sinks = book.open()
+def test_a_file_that_is_damaged_meanwhile_is_reported_and_a_new_one_begins(file_book: FileBook) -> None:
+    sinks = file_book.open()
     sinks(start())
     sinks(published())
-    book.path.write_bytes(b"x" * book.path.stat().st_size)
+    file_book.path.write_bytes(b"x" * file_book.path.stat().st_size)
     sinks(start("j2"))
     sinks(published("j2"))
     sinks.close()
-    assert len(book.warnings()) <= 1
-    book.write(start("j3"), published("j3"))
-    assert "j3" in [each.job_id for each in book.receipts()]
+    assert len(file_book.warnings()) <= 1
+    file_book.write(start("j3"), published("j3"))
+    assert "j3" in [each.job_id for each in file_book.receipts()]
 
 
 @pytest.mark.parametrize("name", ["history.db", "history.db-wal"])
-def test_a_link_is_not_followed(book: Book, name: str) -> None:
-    target = book.path.parent / "target"
+def test_a_link_is_not_followed(file_book: FileBook, name: str) -> None:
+    target = file_book.path.parent / "target"
     target.write_bytes(b"")
-    book.path.with_name(name).symlink_to(target)
-    book.write(start(), published())
+    file_book.path.with_name(name).symlink_to(target)
+    file_book.write(start(), published())
     assert target.read_bytes() == b""
-    (warning,) = book.warnings()
+    (warning,) = file_book.warnings()
     assert "no regular file" in warning
     with pytest.raises(HistoryUnreadableError) as unreadable:
-        History(SqliteStore(book.path)).receipts()
-    assert unreadable.value.fix == f"remove {book.path.with_name(name)}"
+        History(SqliteStore(file_book.path)).receipts()
+    assert unreadable.value.fix == f"remove {file_book.path.with_name(name)}"
 
 
-@pytest.mark.parametrize(
-    "forgery",
-    ["CREATE VIEW attempts AS SELECT 1", "CREATE TABLE attempts (x); PRAGMA user_version = 2"],
-    ids=["a view", "other columns"],
-)
-def test_a_forged_file_is_reported_and_runs_nothing(book: Book, forgery: str) -> None:
-    with closing(sqlite3.connect(book.path)) as file:
-        file.executescript(f"{forgery}; PRAGMA user_version = 2;")
+def test_a_file_of_another_program_is_set_aside(file_book: FileBook) -> None:
+    file_book.run("CREATE VIEW attempts AS SELECT 1; PRAGMA user_version = 2;")
+    with pytest.raises(HistoryUnreadableError, match="another program"):
+        file_book.receipts()
+    file_book.write(start(), published())
+    assert len(file_book.receipts()) == 1
+
+
+def test_a_file_with_other_columns_is_reported(file_book: FileBook) -> None:
+    file_book.run("CREATE TABLE attempts (x); PRAGMA user_version = 2;")
+    file_book.write(start(), published())
+    assert len(file_book.warnings()) == 1
     with pytest.raises(HistoryUnreadableError):
-        book.receipts()
-    book.write(start(), published())
-    assert "published" in [event.name for event in book.logged]
+        file_book.receipts()
 
 
-@pytest.mark.parametrize("column", ["rejected_paths", "drains"])
-def test_a_row_that_the_worker_did_not_write_is_reported(book: Book, column: str) -> None:
-    book.write(start(), published())
-    with closing(sqlite3.connect(book.path)) as file:
-        if column == "drains":
-            file.execute("UPDATE drains SET phases = '[3]'")
-        else:
-            file.execute("UPDATE attempts SET rejected_paths = '{}'")
-        file.commit()
+@pytest.mark.parametrize("forgery", ["drains SET phases = '[3]'", "attempts SET rejected_paths = '{}'"])
+def test_a_row_that_the_worker_did_not_write_is_reported(file_book: FileBook, forgery: str) -> None:
+    file_book.write(start(), published())
+    file_book.run(f"UPDATE {forgery}")
     with pytest.raises(HistoryUnreadableError, match="did not write"):
-        book.receipts()
+        file_book.receipts()
 
 
-def test_a_locked_file_delays_receipts_and_publishing_waits_for_it_once(book: Book) -> None:
-    book.write(start("before"), published("before"))
-    sinks = book.open()
-    with closing(sqlite3.connect(book.path, isolation_level=None)) as other:
+def test_a_locked_file_delays_receipts_and_publishing_waits_for_it_once(file_book: FileBook) -> None:
+    file_book.write(start("before"), published("before"))
+    sinks = file_book.open()
+    with closing(sqlite3.connect(file_book.path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         for number in range(100):  # waiting a second for each would take two minutes
             sinks(start(f"j{number}"))
             sinks(published(f"j{number}"))
         other.execute("COMMIT")
     sinks.close()
-    assert len(book.history.receipts(limit=200)) == 101
-    (warning,) = book.warnings()
+    assert len(file_book.history.receipts(limit=200)) == 101
+    (warning,) = file_book.warnings()
     assert "locked; publishing goes on" in warning
 
 
 def test_a_full_disk_delays_receipts(tmp_path: Path) -> None:
     with small(tmp_path / "disk", size="1M") as disk:
-        book = Book(disk / "history.db")
-        book.write(start("before"), published("before"))
-        sinks = book.open()
+        file_book = FileBook(disk / "history.db")
+        file_book.write(start("before"), published("before"))
+        sinks = file_book.open()
         with full(disk):
             sinks(start())
             sinks(published())
-            (warning,) = book.warnings()
+            (warning,) = file_book.warnings()
             assert "history.db cannot be written" in warning
         sinks.close()
-        assert [each.job_id for each in book.receipts()] == ["j1", "before"]
-        book.history.close()
+        assert [each.job_id for each in file_book.receipts()] == ["j1", "before"]
+        file_book.history.close()
 
 
-def test_a_job_id_that_is_no_text_has_a_receipt(book: Book) -> None:
+def test_a_job_id_that_is_no_text_has_a_receipt(file_book: FileBook) -> None:
     odd = "caf\udce9\0"  # what Python makes of the byte 0xe9 in a file's name
-    book.write(start(odd), published(odd), start(), published())
-    assert len(book.receipts()) == 2
-    assert book.history.attempts(odd)[0].outcome == "published"
-    assert len(book.history.receipts(slug=f"post-{odd}")) == 1
-    assert book.warnings() == []
+    file_book.write(start(odd), published(odd), start(), published())
+    assert len(file_book.receipts()) == 2
+    assert file_book.history.attempts(odd)[0].outcome == "published"
+    assert len(file_book.history.receipts(slug=f"post-{odd}")) == 1
+    assert file_book.warnings() == []
 
 
-def test_an_event_that_no_file_can_hold_costs_no_other_receipt(book: Book) -> None:
-    sinks = book.open()
+def test_an_event_that_no_file_can_hold_costs_no_other_receipt(file_book: FileBook) -> None:
+    sinks = file_book.open()
     events = [published("b", attempt=2**63), published("c")]  # more than SQLite's integers hold
     sinks(start("a"))
     sinks(published("a"))
     sinks.deliver(events, lambda: None)
     sinks(published("d"))
     sinks.close()
-    assert [each.job_id for each in book.receipts()] == ["d", "c", "a"]
-    (warning,) = book.warnings()
+    assert [each.job_id for each in file_book.receipts()] == ["d", "c", "a"]
+    (warning,) = file_book.warnings()
     assert "OverflowError" in warning
 
 
 def test_a_folder_that_does_not_exist_is_reported_once(tmp_path: Path) -> None:
-    book = Book(tmp_path / "missing" / "history.db")
-    book.write(start(), published())
-    assert len(book.warnings()) == 1
-    assert book.receipts() == []
+    file_book = FileBook(tmp_path / "missing" / "history.db")
+    file_book.write(start(), published())
+    assert len(file_book.warnings()) == 1
+    assert file_book.receipts() == []
