@@ -84,11 +84,12 @@ def test_in_a_terminal_of_eighty_columns_the_whole_reason_has_room(site: Site) -
     heading, *rows = shown.splitlines()
     assert heading.split() == ["State", "Post", "When", "Tries", "What", "happened"]
     at = heading.index("What happened")
-    assert site.job("secret")["lastError"] == " ".join(row[at:].strip() for row in rows)
+    job = site.job("secret")
+    assert f"{job['lastError']} Fix: {job['fix']}" == " ".join(row[at:].strip() for row in rows)
 
 
 def test_every_command_can_speak_to_a_person(site: Site) -> None:
-    assert "waits to be published" in worker(site, "enqueue", "secret", ".env")
+    assert "is queued as job" in worker(site, "enqueue", "secret", ".env")
     site.run_once()
     for arguments, said in {
         ("show", "secret"): "nopaths",
