@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.doctor.finding import error, from_failure, ok, warning
 from briter_worker.errors import PublishError
+from briter_worker.git import INHERITED
 from briter_worker.plugins import Plugins
 from briter_worker.settings import PREFIX, settings_schema
 from briter_worker.status import read_status
@@ -61,16 +62,16 @@ def check_configuration(settings: Settings, environ: Mapping[str, str]) -> Itera
         yield ok("configuration", f"from the environment and the defaults; there is no {path}")
     variables = {described["title"] for described in known.values()} | {f"{PREFIX}DEBUG"}
     unknown = [
-        *(f"{path} has an unknown key: {key}" for key in sorted(keys - set(known))),
+        *(f"{path} has the unknown key {key}" for key in sorted(keys - set(known))),
         *(
-            f"the environment has an unknown variable: {name}"
+            f"the environment has the unknown variable {name}"
             for name in sorted(environ)
             if name.startswith(PREFIX) and name not in variables
         ),
     ]
     for message in unknown:
         yield warning("configuration", message, "correct its spelling; see briter-worker schema config")
-    for name in sorted(name for name in _IGNORED if environ.get(name)):
+    for name in sorted(_IGNORED.keys() & {*INHERITED, *environ}):
         yield warning("environment", f"{name} is set, and the worker ignores it", f"use {_IGNORED[name]}")
     if settings.worker_dry_run:
         yield warning(

@@ -7,7 +7,9 @@ deleted before it is loaded, and it does not start git to look for it.
 import logging
 import os
 
-for _name in [name for name in os.environ if name.startswith("GIT_")]:
+INHERITED = tuple(name for name in os.environ if name.startswith("GIT_"))
+"""Variables of git in the environment of this process, which the worker does not use."""
+for _name in INHERITED:
     del os.environ[_name]
 os.environ["GIT_PYTHON_REFRESH"] = "quiet"
 
