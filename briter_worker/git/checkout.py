@@ -16,8 +16,8 @@ from enum import Enum, auto
 from typing import IO, TYPE_CHECKING, cast
 
 from briter_worker.errors import FailureCode, PublishError, os_error_fix, os_error_text
-from briter_worker.git.base_versions import BaseVersion, MirrorState, StateRef
 from briter_worker.git.index import Index
+from briter_worker.git.mirror_state import FileBase, MirrorState, StateRef
 from briter_worker.git.repository import LINK, SUBMODULE, Entry
 from briter_worker.git.work_tree import Temporary, WorkTree
 
@@ -80,7 +80,7 @@ class _Step:
     def next_state(self, *actions: _Action) -> MirrorState:
         """Return the state after the move, with the bases of the files that have one of these actions."""
         kept = {path: self.files[path] for path in self.paths(*actions)}
-        bases = {path: BaseVersion(each.base, each.blob, is_unstaged=True) for path, each in kept.items()}
+        bases = {path: FileBase(each.base, each.blob, is_unstaged=True) for path, each in kept.items()}
         return MirrorState(bases=bases)
 
 
@@ -404,7 +404,7 @@ class Checkout:
         """Store the versions that the published files are edits of from now on."""
         state, committed = self._state.read(), self._unstaged_versions(blobs)
         bases = {
-            path: BaseVersion(blob, committed.get(path), is_unstaged=path in committed)
+            path: FileBase(blob, committed.get(path), is_unstaged=path in committed)
             for path, blob in blobs.items()
         }
         late = replace(state, late=tip, reason=_text(error), bases={**state.bases, **bases})

@@ -20,7 +20,7 @@ _RECORD = "record.json"
 
 
 @dataclass(frozen=True, slots=True)
-class BaseVersion:
+class FileBase:
     """The version that a file in the work tree is an edit of. None stands for no file."""
 
     blob: str | None
@@ -39,7 +39,7 @@ class MirrorState:
     reason: str = ""
     rebased: tuple[str, str] | None = None
     """A local commit that may be left for its rebased version, which is on the remote."""
-    bases: Mapping[str, BaseVersion] = field(default_factory=dict)
+    bases: Mapping[str, FileBase] = field(default_factory=dict)
 
 
 class StateRef:
@@ -57,7 +57,7 @@ class StateRef:
             return MirrorState()
         try:
             document = json.loads(self._repository.blob(f"{tree}:{_RECORD}"))
-            bases = {path: BaseVersion(*values) for path, values in document.pop("bases").items()}
+            bases = {path: FileBase(*values) for path, values in document.pop("bases").items()}
             rebased = document.pop("rebased")
             return MirrorState(bases=bases, rebased=rebased and tuple(rebased), **document)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
