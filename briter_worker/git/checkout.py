@@ -58,6 +58,10 @@ class _File:
     action: _Action = _Action.NONE
     status: os.stat_result | None = None
     temporary: Temporary | None = None
+    former: tuple[str | None, ...] = ()
+    """The versions that branch and index had."""
+    is_marked: bool = False
+    """Git ignores the file in the work tree."""
 
     @property
     def blob(self) -> str | None:
@@ -237,7 +241,9 @@ class Checkout:
         for path, each in step.files.items():
             self._check_unstaged(path, each, entries.get(path))
             found = entries.get(path)
-            if found and found.skips_worktree and path not in step.state.bases:
+            each.former = (each.old.blob if each.old else None, found.entry.blob if found else None)
+            each.is_marked = found is not None and found.skips_worktree
+            if each.is_marked and path not in step.state.bases:
                 each.action = _Action.LEAVE_OUT
         self._compare(step, work_tree)
         for path in step.paths(_Action.KEEP):
@@ -251,7 +257,7 @@ class Checkout:
         changed = {
             path: each.new
             for path, each in step.files.items()
-            if each.old != each.new or _is_marked(entries.get(path), each)
+            if each.old != each.new or (each.is_marked and each.action in (_Action.NONE, _Action.WRITE))
         }
         index.change_copy(changed, null="0" * len(step.new))
         index.skip_in_copy([p for p in step.paths(_Action.KEEP, _Action.LEAVE_OUT) if step.files[p].new])
@@ -320,27 +326,33 @@ class Checkout:
 
     def _compare(self, step: _Step, work_tree: WorkTree) -> None:
         """Decide what happens to each file."""
-        present = []
+        unknown = []
         for path, each in step.files.items():
-            if each.action is not _Action.NONE or (each.is_published and each.base == each.blob):
-                continue  # published as it was read: the file is this version, or an edit of it
-            if _is_special(each.new):
+            if each.action is _Action.LEAVE_OUT or _is_special(each.new):
                 each.action = _Action.LEAVE_OUT
                 continue
             try:
-                each.status = work_tree.status(path)
+                each.status, found = work_tree.read(path, id_length=len(step.new))
             except OSError as error:
                 each.action = _Action.KEEP if each.new else _Action.NONE
                 step.failed[path] = error
                 continue
-            if each.status is not None:
-                present.append(path)
-            elif each.new is not None:
-                each.action = _Action.WRITE if each.base is None else _Action.KEEP
-        for path, blob in zip(present, self._hash_files(present), strict=True):
-            each = step.files[path]
-            if blob != each.blob or not self._has_mode(each):
-                each.action = _Action.WRITE if blob in (each.base, each.blob) else _Action.KEEP
+            if found is not None and found not in (each.base, each.blob):
+                unknown.append(path)  # git may convert the file
+            else:
+                each.action = self._decide(each, found)
+        for path, found in zip(unknown, self._hash_files(unknown), strict=True):
+            step.files[path].action = self._decide(step.files[path], found)
+
+    def _decide(self, each: _File, found: str | None) -> _Action:
+        """Return what happens to a file whose version `found` is."""
+        if found == each.blob:
+            return _Action.NONE if each.is_published or self._has_mode(each) else _Action.WRITE
+        if each.old != each.new and each.is_published and each.base == each.blob:
+            # Published as it was. An edit since is committed as any other. But the branch's former version
+            # may also come from git: of a person who committed the post elsewhere, or stashed it.
+            return _Action.KEEP if each.is_marked or found in each.former else _Action.NONE
+        return _Action.WRITE if found == each.base else _Action.KEEP
 
     def _has_mode(self, each: _File) -> bool:
         if each.new is None or each.status is None or self._git.config("core.fileMode") == "false":
@@ -469,11 +481,6 @@ def _transact(process: Popen[bytes], line: str) -> None:
 
 def _is_special(entry: Entry | None) -> bool:
     return entry is not None and entry.mode in (LINK, SUBMODULE)
-
-
-def _is_marked(found: IndexEntry | None, each: _File) -> bool:
-    """Return True if git still ignores a file that is the branch's version by now."""
-    return found is not None and found.skips_worktree and each.action in (_Action.NONE, _Action.WRITE)
 
 
 def _quote(path: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import signal
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_SHA1_LENGTH = 40
+_PIECE_BYTES = 1 << 20
 _NO_REPLACE, _EXCHANGE = 1, 2
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
 _PREFIX, _SUFFIX = ".briter-", ".swp"
@@ -58,16 +61,26 @@ class WorkTree:
         self._close_folder()
         os.close(self._root)
 
-    def status(self, path: str) -> os.stat_result | None:
-        """Return the status of a regular file, or None if nothing is there. Raises BlockedError."""
+    def read(self, path: str, *, id_length: int) -> tuple[os.stat_result | None, str | None]:
+        """Return the status of a regular file and its blob before any conversion; None if nothing is there.
+
+        Raises BlockedError if it is not a regular file.
+        """
         folder, _, name = path.rpartition("/")
         try:
-            found = os.stat(name, dir_fd=self._folder(folder), follow_symlinks=False)
+            parent = self._folder(folder)
+            if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                raise BlockedError(path)
+            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         except (FileNotFoundError, NotADirectoryError):
-            return None
-        if not stat.S_ISREG(found.st_mode):
-            raise BlockedError(path)
-        return found
+            return None, None
+        with os.fdopen(handle, "rb") as file:
+            status = os.fstat(handle)
+            digest = hashlib.sha1 if id_length == _SHA1_LENGTH else hashlib.sha256
+            blob = digest(b"blob %d\0" % status.st_size, usedforsecurity=False)
+            while piece := file.read(_PIECE_BYTES):
+                blob.update(piece)
+        return status, blob.hexdigest()
 
     @contextmanager
     def new_file(self, path: str, *, executable: bool, like: os.stat_result | None) -> Iterator[_NewFile]:

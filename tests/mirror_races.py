@@ -1,0 +1,201 @@
+"""People who work in the CMS's clone while posts are published, and the look whether they took one back."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mirror_worker import POST, MirrorWorker
+from sites import PERSON, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WORKER = Path(__file__).with_name("mirror_worker.py")
+SLOW = 'sleep "$(cat ../slow 2>/dev/null || echo 0)"; cat'
+
+
+class Person:
+    """Works on `notes.txt` with real git, and repeats a command that git refuses for a lock."""
+
+    def __init__(self, site: Site, random_: random.Random) -> None:
+        self.site, self.random = site, random_
+        self.refused = 0
+        self.commits = 0
+        self.number = 0
+        self.log = (site.root / "log").open("w")
+
+    def git(self, *args: str, **env: str) -> bool:
+        """Run git until no lock is in the way; return True if it did what was asked."""
+        print(f"{time.time():.3f}", *args, file=self.log, flush=True)
+        for _ in range(200):
+            done = subprocess.run(
+                ["git", *PERSON, *args],
+                cwd=self.site.worktree,
+                env={**os.environ, **env},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            said = done.stdout + done.stderr
+            if done.returncode and ("lock" in said or "is at" in said):
+                self.refused += 1
+                time.sleep(0.02)
+                continue
+            return done.returncode == 0
+        raise AssertionError(f"git {args} is refused for ever: {said}")
+
+    def edit(self) -> None:
+        self.number += 1
+        (self.site.worktree / "notes.txt").write_text(f"note {self.number}\n")
+
+    def slow(self, seconds: float) -> None:
+        (self.site.root / "slow").write_text(f"{seconds}")
+
+    def pause(self) -> float:
+        return self.random.choice((0, 0.01, 0.03, 0.1, 0.2))
+
+    def commits_what_a_slow_add_read(self) -> None:
+        self.edit()
+        self.slow(self.pause())
+        self.git("add", "-A")
+        self.slow(0)
+        self.git("commit", "-qm", "note", "--allow-empty")
+
+    def commits_all_with_an_editor(self) -> None:
+        self.edit()
+        self.git("commit", "-a", "-q", GIT_EDITOR=f"sleep {self.pause()}; echo note >")
+
+    def commits_the_index_with_an_editor(self) -> None:
+        self.edit()
+        self.git("add", "notes.txt")
+        self.git("commit", "-q", GIT_EDITOR=f"sleep {self.pause()}; echo note >")
+
+    def commits_one_path(self) -> None:
+        self.edit()
+        self.git("commit", "-qm", "note", "notes.txt")
+
+    def amends(self) -> None:
+        self.commits_one_path()
+        self.edit()
+        if "note" in self.site.git("log", "-1", "--format=%s"):
+            self.git("commit", "-aq", "--amend", "--no-edit")
+
+    def goes_to_another_branch_and_back(self) -> None:
+        self.git("switch", "-q", "-C", f"draft{self.random.randrange(3)}")
+        self.edit()
+        self.git("commit", "-qam", "draft")
+        self.git("switch", "-q", "main")
+
+    def stashes(self) -> None:
+        self.edit()
+        if self.git("stash", "-q"):
+            self.git("stash", "pop", "-q")
+
+    def looks(self) -> None:
+        self.git("status")
+        self.git("diff")
+
+    def gives_up_the_commit(self) -> None:
+        """Put the branch back below a commit, so that the mirror can follow again; the commit is looked at."""
+        kept = f"refs/kept/{self.random.getrandbits(60)}"
+        self.git("fetch", "-q", "origin")
+        base = self.site.git("merge-base", "main", "origin/main")
+        if self.site.git("rev-parse", "main") != base and self.git("update-ref", kept, "main"):
+            self.git("reset", "-q", base)
+
+    def works(self, *ways: Callable[[Person], None]) -> None:
+        self.random.choice(ways)(self)
+        if self.random.random() < 0.95:
+            self.gives_up_the_commit()
+
+
+def race(root: Path, seed: int, *ways: Callable[[Person], None], posts: int, kills: int = 0) -> dict[str, int]:
+    """Have a person work while `posts` versions are published; return figures. Raises AssertionError."""
+    chance = random.Random(seed)
+    site = Site.make(root)
+    site.write_post("notes.txt", "note 0\n")
+    site.write_post(".gitattributes", "*.md filter=slow\n")
+    site.git("add", "-A")
+    site.git("commit", "-qm", "Notes")
+    site.git("push", "-q", "origin", "main")
+    site.git("config", "filter.slow.clean", SLOW)
+    person = Person(site, chance)
+    figures = {"kills": 0, "commands": 0, "synced": 0, "late": 0}
+    number = 1
+    while number <= posts:
+        last = min(posts, number + chance.randrange(1, 12)) if kills else posts
+        worker = subprocess.Popen(
+            [sys.executable, str(WORKER), str(root), str(number), str(last)],
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        ends = time.monotonic() + chance.uniform(0.3, 1.2) if figures["kills"] < kills else None
+        while worker.poll() is None and (ends is None or time.monotonic() < ends):
+            person.works(*ways)
+            figures["commands"] += 1
+        if worker.poll() is None:
+            figures["kills"] += 1
+            if chance.random() < 0.5:
+                os.killpg(worker.pid, signal.SIGKILL)
+            else:
+                os.kill(worker.pid, signal.SIGKILL)
+        done, said = worker.communicate()
+        with (root / "log").open("a") as log: log.write(done+said)
+        figures["synced"] += done.count("now")
+        figures["late"] += done.count("later")
+        assert worker.returncode in (0, -signal.SIGKILL), said
+        published = int((site.remote_file(POST) or "version 0").split()[1])
+        number = max(published, number) + 1 if worker.returncode == 0 else max(published + 1, number)
+        assert_nothing_taken_back(site)
+    figures |= {"posts": posts, "refused": person.refused}
+    figures["commits"] = len(site.git("log", "--all", "--author=A Person", "--format=%h").splitlines())
+    assert_nothing_taken_back(site)
+    return figures
+
+
+def assert_nothing_taken_back(site: Site) -> None:
+    """No commit of anybody's has an older version of the post than its parents."""
+    log = site.git("log", "--all", "--reflog", "--format=%H %P").splitlines()
+    for line in log:
+        commit, *parents = line.split()
+        for parent in parents[:1]:
+            before, after = version(site, parent), version(site, commit)
+            who = site.git("log", "-1", "--format=%an: %s", commit)
+            assert before <= after, f"{commit[:8]} ({who}) takes {before} back to {after}"
+
+
+_versions: dict[str, int] = {}
+
+
+def version(site: Site, commit: str) -> int:
+    if commit not in _versions:
+        done = subprocess.run(
+            ["git", "show", f"{commit}:{POST}"], cwd=site.worktree, capture_output=True, text=True, check=False
+        )
+        _versions[commit] = int(done.stdout.split()[1]) if done.returncode == 0 else 0
+    return _versions[commit]
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    names = [n for n in os.environ if n.startswith("GIT_")]
+    for n in names:
+        del os.environ[n]
+    os.environ |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "HOME": tempfile.mkdtemp()}
+    all_ways = [getattr(Person, n) for n in sys.argv[4].split(",")] if len(sys.argv) > 4 else [
+        Person.commits_what_a_slow_add_read, Person.commits_all_with_an_editor,
+        Person.commits_the_index_with_an_editor, Person.commits_one_path, Person.amends,
+        Person.goes_to_another_branch_and_back, Person.looks,
+    ]
+    root = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    print(root); print(race(root, int(sys.argv[1]), *all_ways, posts=int(sys.argv[2]), kills=int(sys.argv[3])))
