@@ -33,6 +33,10 @@ class AuthorCopies:
         self._payloads = payloads
         self._store = store
 
+    def agreed(self, tip: str) -> str:
+        """Return the tip: what differs from it is known path by path."""
+        return tip
+
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return what came with the jobs, or what is remembered of earlier publications."""
         known = self._store.bases(paths)

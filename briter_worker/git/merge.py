@@ -125,7 +125,7 @@ class Merge:
         entry = self._entries.get(path)
         if entry is None or entry.mode != FOLDER:
             return False
-        files = self._repository.entries_below(self.tip, path)
+        files = self._repository.entries_below(self.tip, [path])
         return any(name not in deleted and self._changed.get(name, True) for name in files)
 
     def _merge(self, edit: Edit, theirs: File | None, deleted: set[str]) -> File | None:
@@ -149,6 +149,7 @@ class Merge:
         return File(mode, blob_id(merged, like=self.tip), merged)
 
     def _merge_lines(self, base: str | None, ours: File, theirs: File) -> bytes:
+        git = self._repository.git
         try:
             versions = {
                 "ours": self._content(ours),
@@ -161,12 +162,14 @@ class Merge:
             for name, content in versions.items():
                 Path(folder, name).write_bytes(content)
             paths = [str(Path(folder, name)) for name in versions]
-            status, merged, error = self._repository.git.attempt("merge-file", "-p", "-q", *paths)
+            status, merged, error = git.attempt("merge-file", "-p", "-q", *paths)
         if 0 < status <= _MAX_CONFLICTS or "binary" in error:
             raise _ConflictError
         if status:
             what = "two versions of a file could not be merged"
             raise messages.from_git(what, error or messages.status_text(status))
+        if git.worktree is not None and ours.content is not None:  # the base of the author's next edit
+            git.run("hash-object", "-w", "--stdin", "--no-filters", stdin=ours.content)
         return merged
 
     def _content(self, file: File) -> bytes:

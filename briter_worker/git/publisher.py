@@ -10,6 +10,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from briter_worker.allowlist import is_inside
 from briter_worker.errors import (
     Failure,
     FailureCode,
@@ -21,6 +22,7 @@ from briter_worker.git.batch import Item, Tip, advance_base, build_batch, find_r
 from briter_worker.git.checkout import Checkout
 from briter_worker.git.commits import File, read_own_commits
 from briter_worker.git.conflicts import ConflictBranches
+from briter_worker.git.maintenance import tidy_repository
 from briter_worker.git.merge import Base, Edit
 from briter_worker.git.plans import FileConflicts, FilePlans
 from briter_worker.git.push import PushResult, UncertainPushError, push_branch, push_large_files
@@ -56,6 +58,10 @@ class Source(Protocol):
 
 class Mirror(Protocol):
     """What follows the remote: the CMS's checkout, or what the database knows of the authors' copies."""
+
+    def agreed(self, tip: str) -> str:
+        """Return the commit whose files the authors' copies started from, as a whole."""
+        ...
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return the versions that the paths were edited from, where these may not be what `tip` has."""
@@ -142,11 +148,15 @@ class GitPublisher:
         """Implement `ports.Publisher`."""
         return {key for plan in self._plans.plans() for key in plan.commits}
 
-    def tidy(self, now: float) -> None:  # noqa: ARG002 - until the housekeeping is in
+    def tidy(self, now: float) -> None:
         """Implement `ports.Publisher`."""
-        with self._repository.working():
+        repository = self._repository
+        with repository.working():
             if not self._dry_run:
                 self._guard(self._mirror.catch_up)
+            if repository.git.worktree is not None:  # a cluster's clone is thrown away instead
+                keep = [self._batch_ref(plan.id) for plan in self._plans.plans()]
+                tidy_repository(repository, now, keep)
 
     # Before the push
 
@@ -206,7 +216,7 @@ class GitPublisher:
     ) -> tuple[list[Item], list[Outcome]]:
         """Read the requests' files; return what can be built, and the outcomes of the other requests."""
         before = scheduled()
-        staged = self._source.stage(requests, tip=tip.commit, scheduled=before)
+        staged = self._source.stage(requests, tip=self._mirror.agreed(tip.commit), scheduled=before)
         paths = {change.path for each in staged.values() for change in each.changes}
         bases = self._mirror.bases(paths, tip.commit) if paths else {}
         self._conflicts.load(paths, tip.commit)
@@ -461,12 +471,16 @@ class CheckoutMirror:
         self._repository = repository
         self._checkout = checkout
 
+    def agreed(self, tip: str) -> str:
+        """Implement `Mirror`."""
+        return self._checkout.agreed(tip) or tip
+
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Implement `Mirror`."""
         found = {path: Base(blob) for path, blob in self._checkout.bases(paths).items()}
-        agreed = self._checkout.agreed(tip)
-        if agreed not in (None, tip):
-            entries = self._repository.entries(str(agreed), paths)
+        agreed = self.agreed(tip)
+        if agreed != tip:
+            entries = self._repository.entries(agreed, paths)
             for path in paths - found.keys():
                 entry = entries.get(path)
                 is_file = entry is not None and entry.mode != FOLDER
@@ -501,12 +515,17 @@ def open_disk_publisher(
 ) -> GitPublisher:
     """Return the publisher of the CMS's own repository."""
     repository = Repository(git, branch=branch, remote=remote)
+    checkout = Checkout(
+        repository,
+        warn,
+        is_cms_path=lambda path: any(is_inside(folder, path) for folder in allowlist.folders),
+    )
     return GitPublisher(
         repository,
         source=WorkTreeSource(
             repository, allowlist=allowlist, max_file_bytes=max_file_bytes, progress=progress
         ),
-        mirror=CheckoutMirror(repository, Checkout(repository, warn)),
+        mirror=CheckoutMirror(repository, checkout),
         plans=FilePlans(git.state_dir, branch),
         bases=FileConflicts(git.state_dir, branch),
         identity=identity,

@@ -412,29 +412,18 @@ def test_two_jobs_of_one_file_are_both_published(site: Site) -> None:
     assert len(site.remote_log()) == 2
 
 
-def test_a_persons_unpushed_commits_go_along_but_never_alone(site: Site) -> None:
+def test_a_persons_unpushed_commits_stay_theirs_and_are_in_no_posts_way(site: Site) -> None:
     site.write_post("about.txt", "by hand\n")
-    site.git("add", "about.txt")
+    site.write_post("content/posts/a.md", "A\n")
+    site.git("add", "-A")
     site.git("commit", "-qm", "By hand")
-    site.run_once()
-    assert len(site.remote_log()) == 1
+    site.save("a", ["content/posts/a.md"])
     site.save("welcome", ["content/posts/welcome.md"])
-    assert site.run_once().of("nochange")
-    assert len(site.remote_log()) == 1
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
-    site.run_once()
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "By hand", "Start the site"]
-
-
-def test_what_a_person_committed_by_hand_is_published_by_its_job(site: Site) -> None:
-    site.write_post("content/posts/a.md", "A\n")
-    site.git("add", "content/posts/a.md")
-    site.git("commit", "-qm", "By hand")
-    site.save("a", ["content/posts/a.md"])
     result = site.run_once()
-    assert result.of("published")
-    assert [subject for _, subject in site.remote_log()] == ["By hand", "Start the site"]
+    assert [event["slug"] for event in result.of("nochange")] == ["welcome"]
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
+    assert site.git("log", "-1", "--format=%s") == "By hand"
+    assert site.git("status", "--porcelain") == ""
 
 
 def hook(site: Site, text: str) -> None:
@@ -474,16 +463,6 @@ def test_a_folder_in_which_nothing_may_be_published_fails_as_nopaths(site: Site,
     assert site.run_once().of("nopaths")
 
 
-def test_numbers_that_the_worker_does_not_know_keep_their_spelling(site: Site) -> None:
-    hook(site, "#!/bin/sh\nexit 1\n")
-    site.write_post("content/posts/a.md", "A\n")
-    raw = '{"slug":"a","paths":["content/posts/a.md"],"x":[1e999,1.10,12345678901234567890.5]}'
-    (site.queue / "a.json").write_text(raw)
-    assert site.run_once().of("dead-lettered")
-    written = "".join((site.queue / "a.json").read_text().split())
-    assert '"x":[1e999,1.10,12345678901234567890.5]' in written
-
-
 def test_line_ends_that_git_only_guesses_at_stay_as_they_were_committed(site: Site) -> None:
     site.write_post("content/posts/a.md", "one\r\ntwo\r\n")
     site.save("a", ["content/posts/a.md"])
@@ -512,11 +491,7 @@ def test_a_folder_job_never_deletes_what_no_job_may_publish(site: Site) -> None:
     assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}
 
 
-def test_a_worker_in_a_folder_that_is_no_site_says_so_as_it_starts(tmp_path: Path, site: Site) -> None:
-    here = {"BRITER_APP_ROOT": str(tmp_path), "BRITER_GIT_WORKTREE": ""}
-    first, second, *_ = site.run_once(**here).events
-    assert first["event"] == "worker-started"
-    assert second["event"] == "warning"
-    assert f"{tmp_path} is not the top of a git repository" in second["error"]
-    assert "Fix: go to the site's clone" in second["error"]
-    assert site.run_once().of("warning") == []
+def test_a_worker_in_a_folder_that_is_no_site_does_not_start(tmp_path: Path, site: Site) -> None:
+    result = site.run_once(BRITER_APP_ROOT=str(tmp_path), BRITER_GIT_WORKTREE="")
+    assert result.returncode == 2
+    assert f"{tmp_path} is not the top of a git repository" in result.stderr
