@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-from queue_engines import MAX_ATTEMPTS, NOW, Disk
+from queue_engines import NOW, Disk
 
 from briter_worker.drain import Drain
 from briter_worker.events import Progress
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from briter_worker.ports import Publisher, Request
 
 COMMIT = "c" * 40
+MAX_ATTEMPTS = 3
 
 
 class KilledError(BaseException):
@@ -119,7 +120,7 @@ class Bench:
 
     def start(self) -> None:
         """A new worker on the same folder."""
-        self.disk.die()
+        self.disk.restart(dry_run=self.dry_run)
         self.drain = Drain(
             queue=self.disk.queue,
             publisher=self.open_publisher,

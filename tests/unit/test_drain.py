@@ -9,8 +9,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from drain_bench import COMMIT, Bench
-from queue_engines import MAX_ATTEMPTS, NOW, Disk
+from drain_bench import COMMIT, MAX_ATTEMPTS, Bench
+from queue_engines import NOW, Disk
 
 from briter_worker.batch import Counts
 from briter_worker.errors import (
@@ -194,7 +194,7 @@ def test_each_group_of_outcomes_is_a_step_of_the_progress(bench: Bench) -> None:
 
 
 def test_a_dry_run_keeps_its_jobs_as_tried_until_they_are_saved_again(tmp_path: Path) -> None:
-    bench = Bench(Disk(tmp_path, dry_run=True), dry_run=True)
+    bench = Bench(Disk(tmp_path), dry_run=True)
     bench.disk.save("a", ["content/a.md"], id="one", created=NOW - 9)
     assert bench.drain.run() == Counts(completed=1)
     assert [event.dry_run for event in bench.events] == [True, True]  # type: ignore[attr-defined]
@@ -206,7 +206,7 @@ def test_a_dry_run_keeps_its_jobs_as_tried_until_they_are_saved_again(tmp_path: 
 
 
 def test_a_dry_run_acknowledges_what_the_remote_has_already(tmp_path: Path) -> None:
-    bench = Bench(Disk(tmp_path, dry_run=True), dry_run=True)
+    bench = Bench(Disk(tmp_path), dry_run=True)
     bench.save("a")
     bench.publisher.outcome = lambda each: Outcome(each.key, Result.UNCHANGED)
     bench.drain.run()
@@ -555,12 +555,11 @@ def test_a_plugins_type_has_its_own_attempts_and_delays(tmp_path: Path) -> None:
     plugin = Newsletters(max_attempts=2, delays=(5.0,))
     plugin.sends = ValueError("no mail")
     bench = with_plugin(tmp_path, plugin)
-    bench.disk.save("n", [], type="newsletter")
+    bench.disk.save("first", [], type="newsletter")
+    bench.disk.save("second", [], type="newsletter", attempts=1)
     bench.drain.run()
-    assert bench.disk.document("n")["nextAttemptAt"] == format_time(NOW + 5)
-    bench.disk.queue.retry("n", NOW)
-    bench.drain.run()
-    assert bench.state("n")[0] is State.FAILED
+    assert bench.disk.document("first")["nextAttemptAt"] == format_time(NOW + 5)
+    assert bench.state("second") == (State.FAILED, 2)
 
 
 def test_a_broken_plugin_is_an_environment_failure_of_its_jobs(tmp_path: Path) -> None:
