@@ -87,32 +87,32 @@ class Settings(BaseSettings):
         "briter-worker@localhost", description="The worker's committer address."
     )
     git_timeout_ms: types.Whole = Field(
-        120_000, ge=1, le=MONTH_MS, description="Deadline of each git command."
+        120_000, ge=1, le=MONTH_MS, description="Deadline of a git command in ms."
     )
     git_hooks: types.Truth = Field(False, description="Run the repository's own hooks.")
     worker_dry_run: types.Truth = Field(
         True, description="Do everything except the push. Jobs stay in the queue as `tried`."
     )
     worker_poll_interval_ms: types.Whole = Field(
-        5_000, ge=10, le=MONTH_MS, description="Interval of the fallback poll. Changes wake the worker."
+        5_000, ge=10, le=MONTH_MS, description="Interval of the fallback poll in ms. Changes wake the worker."
     )
     worker_max_attempts: types.Whole = Field(
         8, ge=1, le=1_000_000, description="Attempts before a job is dead-lettered."
     )
     worker_backoff_ms: types.Delays = Field(
-        (60_000, 300_000, 1_800_000), description="Delays between attempts. The last one repeats."
+        (60_000, 300_000, 1_800_000), description="Delays between attempts in ms. The last one repeats."
     )
     worker_backoff_jitter: types.Fraction = Field(
         0.0, ge=0, le=0.5, description="Fraction by which delays vary at random, up and down."
     )
     worker_lock_stale_ms: types.Whole = Field(
-        60_000, ge=1, le=MONTH_MS, description="Age at which the heartbeat of an unheld lock is stale."
+        60_000, ge=1, le=MONTH_MS, description="Age in ms at which the heartbeat of an unheld lock is stale."
     )
     worker_shutdown_timeout_ms: types.Whole = Field(
-        300_000, ge=0, le=MONTH_MS, description="Time that a running publication has after SIGTERM."
+        300_000, ge=0, le=MONTH_MS, description="Time in ms that a running publication has after SIGTERM."
     )
     worker_max_file_bytes: types.Whole = Field(
-        104_857_600, ge=1, le=2**53 - 1, description="Maximum size of a published file."
+        104_857_600, ge=1, le=2**53 - 1, description="Maximum size of a published file in bytes."
     )
     plugins: types.JsonObject = Field(
         default_factory=dict, repr=False, description="Plugin settings: a JSON object, keyed by plugin name."
@@ -145,7 +145,10 @@ class Settings(BaseSettings):
         "", repr=False, description="Address that gets an empty POST after a push that published a post."
     )
     build_hook_min_interval_ms: types.Whole = Field(
-        60_000, ge=0, le=MONTH_MS, description="Minimum interval of these POSTs. The last push gets one."
+        60_000,
+        ge=0,
+        le=MONTH_MS,
+        description="Minimum interval of these POSTs in ms. The last push gets one.",
     )
     metrics_port: types.Whole = Field(
         0, ge=0, le=65_535, description="Port of the `/metrics` endpoint of `run`. 0 disables it."
@@ -156,7 +159,10 @@ class Settings(BaseSettings):
         8320, ge=0, le=65_535, description="Port that `serve` listens on. 0: any free port."
     )
     dashboard_token: types.Token = Field(
-        "", repr=False, description="Token for the dashboard's sign-in and for `Authorization: Bearer`."
+        "",
+        repr=False,
+        description="Token for the dashboard's sign-in and for `Authorization: Bearer`. "
+        "Default: a random one in `.git/briter/dashboard.token`.",
     )
     trusted_proxies: types.Networks = Field(
         (), description="IP addresses or networks of proxies whose `X-Forwarded-*` headers count."
