@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from briter_worker.drain import Drain
+    from briter_worker.events import Event
     from briter_worker.ports import EventSink, Pause
 
 _TIDY_INTERVAL_S = 30.0
@@ -47,7 +48,7 @@ class Lock(Protocol):
 class Stop:
     """The order to stop, set once by a signal. A second signal aborts the running publication."""
 
-    def __init__(self, emit: EventSink, *, limit: float, abort: Callable[[], None]) -> None:
+    def __init__(self, emit: Callable[[Event], None], *, limit: float, abort: Callable[[], None]) -> None:
         self._emit = emit
         self._limit = limit
         self._abort = abort

@@ -150,6 +150,9 @@ class Bench:
         for slug in slugs:
             self.disk.save(slug, [f"content/{slug}.md"])
 
+    def cancel(self, slug: str) -> None:
+        self.disk.queue.cancel(slug, NOW)
+
     def kill(self, step: Callable[[], object]) -> None:
         """The worker dies in the middle of its push."""
         self.publisher.steps.append(KilledError())

@@ -44,7 +44,7 @@ _MAX_NAME = 60
 
 
 @dataclass(slots=True)
-class Moved:
+class Migrated:
     """Result of a move."""
 
     jobs: int = 0
@@ -54,7 +54,7 @@ class Moved:
     """The reason for each path whose file was not moved."""
 
 
-def import_jobs(settings: Settings, now: float) -> Moved:
+def import_jobs(settings: Settings, now: float) -> Migrated:
     """Move every job of the settings' queue folder to the site, with the files as they are now.
 
     Raises DeclinedError where that would lose something.
@@ -64,7 +64,7 @@ def import_jobs(settings: Settings, now: float) -> Moved:
         _release_claims(queue, settings, now)
         if (pause := queue.active_pause(now)) is not None:
             open_postgres_queue(settings).pause(now, until=pause.until, reason=pause.reason)
-        moved = Moved()
+        moved = Migrated()
         listed = [each for each in queue.jobs(now) if each.state is not State.CLAIMED]
         # Oldest first: of two dead letters of one post, the newer one wins.
         listed.sort(key=lambda each: each.job.created_at)
@@ -88,7 +88,7 @@ def _release_claims(queue: DiskQueue, settings: Settings, now: float) -> None:
 
 
 def _import_some(
-    settings: Settings, queue: DiskQueue, listed: Sequence[ListedJob], moved: Moved, now: float
+    settings: Settings, queue: DiskQueue, listed: Sequence[ListedJob], moved: Migrated, now: float
 ) -> None:
     database = open_database(settings)
     for _ in range(_MAX_TRIES):
@@ -128,7 +128,7 @@ def _complete_document(listed: ListedJob) -> dict[str, object]:
     return {**defaults, **document, "paths": list(listed.job.paths)}
 
 
-def export_jobs(settings: Settings, now: float) -> Moved:
+def export_jobs(settings: Settings, now: float) -> Migrated:
     """Move every job of the site to the settings' queue folder, and its files to the work tree.
 
     The site is paused first and stays paused. Raises DeclinedError where that would lose something.
@@ -140,7 +140,7 @@ def export_jobs(settings: Settings, now: float) -> Moved:
             queue.pause(now, until=pause.until, reason=pause.reason)
         else:
             rows.pause(now, reason=f"moved to {settings.queue_root}")
-        moved = Moved()
+        moved = Migrated()
         deadline = time.monotonic() + _IN_FLIGHT_WAIT_S
         while True:
             while _export_some(settings, moved):
@@ -155,7 +155,7 @@ def export_jobs(settings: Settings, now: float) -> Moved:
         return moved
 
 
-def _export_some(settings: Settings, moved: Moved) -> bool:
+def _export_some(settings: Settings, moved: Migrated) -> bool:
     """Move the next jobs that are not in flight; return False if there are none."""
     database, site = open_database(settings), settings.site
     condition = "site = %(site)s AND state <> 'claimed' ORDER BY created_at, id LIMIT %(limit)s"

@@ -290,7 +290,7 @@ class Node:
         )
         with _stopping(worker, self._stop):
             try:
-                await worker.run()
+                await worker.run()  # type: ignore[no-untyped-call]  # of Procrastinate
             except exceptions.ProcrastinateException as error:
                 self._outage.begin(error)
                 await asyncio.sleep(1.0)
@@ -427,7 +427,7 @@ def _stopping(worker: ProcrastinateWorker, stop: Stop) -> Iterator[None]:
         while not over.is_set() and not stop.is_set():
             stop.wait(1.0)
         if not over.is_set():
-            worker.stop()
+            worker.stop()  # type: ignore[no-untyped-call]  # of Procrastinate
 
     threading.Thread(target=wait, name="stop", daemon=True).start()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -250,10 +251,9 @@ def test_one_jobs_fault_is_found_by_halving_and_the_others_are_published(
 
 def test_a_full_disk_is_an_environment_failure_and_is_not_halved(bench: Bench) -> None:
     bench.save("a", "b")
-    pushes = []
-    bench.publisher.refuses = lambda _: (pushes.append(1), OSError(errno.ENOSPC, "full"))[1]
+    pushes = iter([OSError(errno.ENOSPC, "full")])
+    bench.publisher.refuses = lambda _: next(pushes)
     bench.drain.run()
-    assert len(pushes) == 1
     assert bench.disk.document("a")["failure"] == "disk"
     assert bench.disk.document("a")["fix"] == "free some space"
 
@@ -273,7 +273,7 @@ def test_a_job_whose_push_is_uncertain_stays_in_flight_and_the_others_fail(bench
 
 def test_a_job_cancelled_before_the_push_is_gone(bench: Bench) -> None:
     bench.disk.save("a", ["content/a.md"], id="one")
-    bench.publisher.while_reading = lambda: bench.disk.queue.cancel("a", NOW) and None
+    bench.publisher.while_reading = partial(bench.cancel, "a")
     bench.publisher.outcome = lambda each: Outcome(
         each.key, Result.CANCELLED if each.key in bench.publisher.cancelled() else Result.PUBLISHED
     )
@@ -295,7 +295,7 @@ def test_a_job_cancelled_too_late_for_the_push_does_not_wait_again(
     bench: Bench, outcome: Callable[[Request], Outcome]
 ) -> None:
     bench.disk.save("a", ["content/a.md"], id="one")
-    bench.publisher.before_push = lambda: bench.disk.queue.cancel("a", NOW) and None
+    bench.publisher.before_push = partial(bench.cancel, "a")
     bench.publisher.outcome = outcome
     assert bench.drain.run() == Counts(completed=1)
     assert bench.events[1:] == [Cancelled(job_id="one", slug="a")]
