@@ -58,6 +58,8 @@ class DiskControl:
         self._quarantine = Quarantine(quarantine, self._claims)
         self._guard = threading.RLock()
         """A dashboard looks from several threads."""
+        self._listed: tuple[list[ListedJob], list[ListedJob]] = ([], [])
+        self._listed_version: tuple[int, tuple[str, ...]] = (-1, ())
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
@@ -70,14 +72,10 @@ class DiskControl:
         """Return every job once: in flight, then waiting by due time, then dead letters."""
         with self._guard:
             claimed = self._list_claimed(now)
-            seen = {(row.job.id, row.job.slug, row.job.created_at) for row in claimed}
-            waiting = [row for names in self._index.pending.values() for row in self._list_slug(names, now)]
-            waiting = [row for row in waiting if (row.job.id, row.job.slug, row.job.created_at) not in seen]
-            waiting.sort(key=lambda row: (*_wait(row.job), row.where))
-            failed = [
-                self._row(name, State.FAILED) for names in self._index.failed.values() for name in names
-            ]
-            failed.sort(key=lambda row: (row.job.created_at, row.where))
+            waiting, failed = self._list_waiting(now)
+            if claimed:
+                seen = {_save_of(row) for row in claimed}
+                waiting = [row for row in waiting if _save_of(row) not in seen]
             return [*claimed, *waiting, *failed]
 
     def find(self, wanted: str, now: float) -> Sequence[ListedJob]:
@@ -122,15 +120,26 @@ class DiskControl:
                 times.append(folder.stat().st_mtime_ns)
         return times
 
-    def _list_slug(self, names: list[str], now: float) -> list[ListedJob]:
+    def _list_waiting(self, now: float) -> tuple[list[ListedJob], list[ListedJob]]:
+        """List what the index has; anew only when a file changed or a time has come."""
+        index = self._index
+        version = (index.version, tuple(index.due(now)))
+        if self._listed_version != version:
+            waiting = [self._list_slug(names, now) for names in index.pending.values()]
+            waiting.sort(key=lambda row: (*_wait(row.job), row.where))
+            failed = [self._row(name, State.FAILED) for names in index.failed.values() for name in names]
+            failed.sort(key=lambda row: (row.job.created_at, row.where))
+            self._listed, self._listed_version = (waiting, failed), version
+        return self._listed
+
+    def _list_slug(self, names: list[str], now: float) -> ListedJob:
         """List the newest save of a slug, with the paths of the older saves that it will supersede."""
-        row = self._row(names[0], self._index.entries[names[0]].job.state(now))
-        if len(names) > 1:
-            first, *older = self._index.newest_first(names)
-            job = self._index.entries[first].job
-            paths = join_paths(job.paths, *(self._index.entries[name].paths for name in older))
-            row = self._row(first, job.state(now), job.model_copy(update={"paths": paths}))
-        return [row]
+        if len(names) == 1:
+            return self._row(names[0], self._index.entries[names[0]].job.state(now))
+        first, *older = self._index.newest_first(names)
+        job = self._index.entries[first].job
+        paths = join_paths(job.paths, *(self._index.entries[name].paths for name in older))
+        return self._row(first, job.state(now), job.model_copy(update={"paths": paths}))
 
     def _row(self, name: str, state: State, job: Job | None = None) -> ListedJob:
         job = job or self._index.entries[name].job
@@ -300,6 +309,10 @@ class DiskControl:
         except FileNotFoundError:
             return False
         return was_paused
+
+
+def _save_of(row: ListedJob) -> tuple[str, str, float]:
+    return (row.job.id, row.job.slug, row.job.created_at)
 
 
 def _wait(job: Job) -> tuple[float, float]:

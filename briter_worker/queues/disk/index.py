@@ -6,10 +6,12 @@ The folder stays the truth: a decision that the index suggests is made again on 
 from __future__ import annotations
 
 import errno
+import heapq
 import math
 import os
 import stat
 import time
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,8 @@ _RACY_NS = 50_000_000
 """A file may change once more within its time stamp's resolution."""
 _QUARANTINED = frozenset({FailureCode.UNREADABLE.value, FailureCode.MALFORMED.value})
 _FIELDS = tuple(Job.model_fields)
+_TEMPLATE = Job(id="-", slug="-", paths=())
+"""A copy that is filled in costs a tenth of a job that is validated once more."""
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFLNK: "a symbolic link",
@@ -127,8 +131,8 @@ class Entry:
     def job(self) -> Job:
         """Return the job; the worker itself never asks for most of them."""
         if self._job is None:
-            values = dict(zip(_FIELDS, self._values, strict=True))
-            self._job = Job.model_construct(_fields_set=set(), **values)
+            self._job = copy(_TEMPLATE)
+            self._job.__dict__.update(zip(_FIELDS, self._values, strict=True))
         return self._job
 
     @property
@@ -181,13 +185,15 @@ class Index:
         self.failed: dict[str, list[str]] = {}
         self.crowded: set[str] = set()
         """Slugs with more than one pending job, or more than one dead letter that can be joined."""
+        self.version = 0
+        """Counts the changes of `entries`."""
         self.stuck: dict[str, tuple[float, str]] = {}
         """Files that could not be moved: until when they are left alone, and why."""
         self._authors: dict[tuple[str, str], Author] = {}
         self._latest = 0.0
         self._scanned_at = -math.inf
-        self._next_due: float | None = None
-        self._has_next_due = False
+        self._queue: list[tuple[float, str]] = []
+        """A heap of due times; those that are not current are passed over."""
         self._scheduled: Mapping[str, float] | None = None
         self._scheduled_from = self._scheduled_until = 0.0
 
@@ -291,11 +297,14 @@ class Index:
         if job.author:
             author = self._authors.setdefault((job.author.name, job.author.email), job.author)
             values["author"] = author
+        due = max(self.due_of(job, self._latest), self.stuck.get(name, (0.0, ""))[0])
+        heapq.heappush(self._queue, (due, name))
+        self.version += 1
         self.entries[name] = Entry(
             stamp=_stamp(found),
             is_racy=is_racy,
             modified=found.st_mtime_ns / 1e9,
-            due=self.due_of(job, self._latest),
+            due=due,
             slug=job.slug,
             paths=job.paths,
             created_at=job.created_at,
@@ -306,7 +315,6 @@ class Index:
         )
         names = (self.pending if job.status is Status.PENDING else self.failed).setdefault(job.slug, [])
         names.append(name)
-        self._has_next_due = False
         if job.scheduled_for is not None:
             self._scheduled = None
         if len(names) > 1:
@@ -319,7 +327,7 @@ class Index:
         entry = self.entries.pop(name, None)
         if entry is None:
             return
-        self._has_next_due = False
+        self.version += 1
         self._scheduled = None if entry.scheduled_for is not None else self._scheduled
         by_slug = self.pending if entry.is_pending else self.failed
         by_slug[entry.slug].remove(name)
@@ -346,12 +354,17 @@ class Index:
         """Compute due times again, because the clock was set back."""
         for entry in self.entries.values():
             entry.due = self.due_of(entry.job, now)
-        self._has_next_due = False
+        self._queue = [(entry.due, name) for name, entry in self.entries.items()]
+        heapq.heapify(self._queue)
+        self.version += 1
 
     def leave_alone(self, names: Collection[str], now: float, reason: str) -> None:
         """Do not try again for a while to move these files."""
-        self.stuck |= dict.fromkeys(names, (now + RETRY_S, reason))
-        self._has_next_due = False
+        for name in names:
+            self.stuck[name] = (now + RETRY_S, reason)
+            if name in self.entries:
+                self.entries[name].due = max(self.entries[name].due, now + RETRY_S)
+                heapq.heappush(self._queue, (self.entries[name].due, name))
 
     def _is_left_alone(self, name: str, now: float) -> bool:
         return name in self.stuck and self.stuck[name][0] > now
@@ -365,25 +378,23 @@ class Index:
         return sorted(names, key=lambda name: (*self.entries[name].order, name), reverse=True)
 
     def due(self, now: float) -> list[str]:
-        """Return the names of all jobs that are due."""
-        next_due = self.next_due()
-        if next_due is None or next_due > now:
-            return []
-        names = [name for name, entry in self.entries.items() if entry.due <= now]
-        return [name for name in names if not self._is_left_alone(name, now)]
+        """Return the names of all jobs that are due, by due time."""
+        found = []
+        while (first := self.next_due()) is not None and first <= now:
+            found.append(heapq.heappop(self._queue))
+        for item in dict.fromkeys(found):
+            heapq.heappush(self._queue, item)
+        return list(dict.fromkeys(name for _, name in found))
 
     def next_due(self) -> float | None:
         """Return when the first waiting job becomes due."""
-        if not self._has_next_due:
-            until = {name: until for name, (until, _) in self.stuck.items()}
-            if until:
-                times = (max(e.due, until.get(name, 0.0)) for name, e in self.entries.items())
-            else:
-                times = (entry.due for entry in self.entries.values())
-            first = min(times, default=math.inf)
-            self._next_due = None if math.isinf(first) else first
-            self._has_next_due = True
-        return self._next_due
+        while self._queue:
+            due, name = self._queue[0]
+            entry = self.entries.get(name)
+            if entry is not None and entry.due == due:
+                return None if math.isinf(due) else due
+            heapq.heappop(self._queue)
+        return None
 
     def crowds(self, now: float) -> list[str]:
         """Return the slugs whose saves are to be joined now."""
