@@ -59,8 +59,7 @@ class FolderWatcher:
     def wait(self, seconds: float, stop: Stop) -> None:
         """Return after `seconds`, or when the folder changed, or when `stop` is set."""
         if self._inotify is not None and _identity(self._folder) != self._watched:
-            self._inotify.close()  # another folder has the name now
-            self._inotify = None
+            self.close()  # another folder has the name now
         if self._inotify is None:
             if not self._open():
                 stop.wait(seconds)
@@ -72,6 +71,16 @@ class FolderWatcher:
                 return
             self._gather(self._inotify, min(left, _STOP_CHECK_S))
         self._is_awake = False
+
+    def close(self) -> None:
+        """Watch no more, until the next wait."""
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+
+    def __del__(self) -> None:
+        """Close the watch of a queue that is no longer used."""
+        self.close()
 
     def changes(self, folder: os.stat_result) -> Collection[str] | None:
         """Return the files of the open folder that changed since the last call; None if that is unknown."""
