@@ -277,19 +277,23 @@ class _Batch:
         return set(os.fsdecode(out).split("\0")[:-1])
 
     def _drop_sparse(self, drafts: Sequence[_Draft]) -> None:
-        """Nobody deleted what a sparse checkout leaves out of the work tree."""
-        gone = sorted({path for draft in drafts for path in draft.gone})
-        if not gone:
-            return
-        out = self._git.run(
-            *("--literal-pathspecs", "ls-files", "-z", "-t", "--"),
-            *(gone if len(gone) <= _FEW_PATHS else self._allowlist.folders),
-            what="the index could not be read",
-        )
-        skipped = {os.fsdecode(line[2:]) for line in out.split(b"\0") if line.startswith(b"S ")}
+        """Nobody deleted what a sparse checkout, or the mirror, leaves out of the work tree."""
+        skipped = self._find_skipped(sorted({path for draft in drafts for path in draft.gone}))
         for draft in drafts:
             for path in skipped & draft.gone.keys():
                 del draft.gone[path]
+
+    def _find_skipped(self, paths: Sequence[str]) -> set[str]:
+        """Return which of the paths the index has and the work tree deliberately has not."""
+        if not paths:
+            return set()
+        out = self._git.run(
+            *("--literal-pathspecs", "ls-files", "-z", "-t", "--"),
+            *(paths if len(paths) <= _FEW_PATHS else self._allowlist.folders),
+            what="the index could not be read",
+        )
+        skipped = {os.fsdecode(line[2:]) for line in out.split(b"\0") if line.startswith(b"S ")}
+        return skipped.intersection(paths)
 
     def _reject_barren(self, draft: _Draft) -> None:
         """Refuse a folder in which everything is refused or ignored."""
@@ -501,11 +505,16 @@ class _Batch:
         return changes
 
     def _obstacle(self, draft: _Draft, path: str) -> str | None:
-        """Return why the file cannot be where the tip has a file above it, or a folder in its place."""
+        """Return why the file cannot be where the tip has a file above it, or a folder in its place.
+
+        What the mirror could not bring into the work tree is the remote's alone: that is a conflict instead.
+        """
         above = next((each for each, entry in self._tree.above(path) if entry.mode != FOLDER), None)
-        if above is not None and above not in draft.gone:
+        if above is not None and above not in draft.gone and not self._find_skipped([above]):
             return f"it would replace the file {above}; declare that path, too"
-        stays = next((each for each in self._tree.below(path) if each not in draft.gone), None)
+        left = [each for each in self._tree.below(path) if each not in draft.gone]
+        skipped = self._find_skipped(left)
+        stays = next((each for each in left if each not in skipped), None)
         if stays is None:
             return None
         return (
