@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -411,10 +410,11 @@ def _refuse_constant(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
-_INVISIBLE = re.compile(r"[\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
 
 def encode_document(document: Document) -> bytes:
     """Return the bytes of a job file: indented, with escapes for what a terminal could obey."""
     text = json.dumps(document, ensure_ascii=False, indent=2)
-    return (_INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n").encode()
+    if not text.replace("\n", "").isprintable():
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    return (text.replace("\x7f", "\\u007f") + "\n").encode()
