@@ -163,6 +163,12 @@ class Checkout:
 
     # For `pull`
 
+    def has_version(self, path: str, blob: str | None) -> bool:
+        """Return True if the file in the work tree is this version."""
+        with self._work_tree() as work_tree:
+            found = work_tree.read(path, id_length=len(self._local()))[1]
+        return found == blob or (found is not None and self._hash_files([path])[0] == blob)
+
     def replace_commits(self, old: str, new: str) -> None:
         """Move the branch from local commits to their rebased version. Raises PublishError: nothing moved."""
         self._follow(new, {}, replace(self._state.read(), rebased=(old, new)))
