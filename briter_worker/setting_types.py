@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Strict, ValidationInfo, WithJsonSchema
+from pydantic import BeforeValidator, Field, Strict, ValidationInfo, WithJsonSchema
 
 from briter_worker.adapters import names
 from briter_worker.allowlist import Allowlist
@@ -156,7 +156,13 @@ def _list_schema(item: str) -> WithJsonSchema:
 
 
 Folder = Annotated[Path, BeforeValidator(_parse_folder)]
-Whole = Annotated[int, Strict(), BeforeValidator(_parse_digits)]
+_Digits = BeforeValidator(_parse_digits)
+Whole = Annotated[int, Strict(), _Digits]
+PositiveMilliseconds = Annotated[int, Strict(), Field(ge=1, le=MONTH_MS), _Digits]
+Milliseconds = Annotated[int, Strict(), Field(ge=0, le=MONTH_MS), _Digits]
+Concurrency = Annotated[int, Strict(), Field(ge=1, le=1_000), _Digits]
+Days = Annotated[int, Strict(), Field(ge=1, le=36_500), _Digits]
+Port = Annotated[int, Strict(), Field(ge=0, le=65_535), _Digits]
 Fraction = Annotated[float, Strict(), BeforeValidator(_parse_decimal)]
 Truth = Annotated[bool, BeforeValidator(_parse_truth)]
 Delays = Annotated[tuple[int, ...], BeforeValidator(_parse_delays), _list_schema("integer")]

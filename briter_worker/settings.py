@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field, PrivateAttr, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
@@ -29,26 +29,15 @@ if TYPE_CHECKING:
 PREFIX = "BRITER_"
 _MAX_SHOWN = 200
 """Characters of a refused value that are shown."""
-_MAX_CONCURRENCY = 1_000
 _FIXES = {
     "dashboard_token": "make one: openssl rand -hex 32",
     "webhook_secret": "make one: echo whsec_$(openssl rand -base64 32)",
 }
 _PER_SITE = (
-    "adapter",
-    "allowed_paths",
-    "git_branch",
-    "git_author_name",
-    "git_author_email",
-    "git_timeout_ms",
-    "worker_dry_run",
-    "worker_max_attempts",
-    "worker_backoff_ms",
-    "worker_backoff_jitter",
-    "worker_max_file_bytes",
-    "published_href_template",
-    "commit_href_template",
-)
+    "adapter", "allowed_paths", "git_branch", "git_author_name", "git_author_email", "git_timeout_ms",
+    "worker_dry_run", "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
+    "worker_max_file_bytes", "published_href_template", "commit_href_template",
+)  # fmt: skip
 
 
 class Settings(BaseSettings):
@@ -60,128 +49,92 @@ class Settings(BaseSettings):
         enable_decoding=False,
         extra="ignore",
         frozen=True,
+        use_attribute_docstrings=True,
         field_title_generator=lambda name, _: PREFIX + name.upper(),
     )
 
-    app_root: types.Folder = Field(default_factory=Path.cwd, description="Base of relative paths.")
-    storage_root: types.Folder = Field(
-        default_factory=lambda above: above["app_root"] / "storage",
-        description="Folder of queue, lock, history and quarantine. Default: `storage` in the app root.",
-    )
-    queue_root: types.Folder = Field(
-        default_factory=lambda above: above["storage_root"] / "queue",
-        description="Queue folder. Default: `queue` in the storage root.",
-    )
-    adapter: types.AdapterName = Field(
-        "local-mdx", description="Kind of site: decides which folders are published."
-    )
-    allowed_paths: types.Folders = Field((), description="Folders added to the adapter's.")
-    git_worktree: types.Folder = Field(
-        default_factory=lambda above: above["app_root"],
-        description="The site's repository. Default: the app root.",
-    )
-    git_branch: types.BranchName = Field("main", description="Branch that is checked out and pushed to.")
-    git_remote: types.RemoteName = Field("origin", description="Remote that is pushed to.")
-    git_author_name: types.PersonName = Field("Briter Worker", description="The worker's committer name.")
-    git_author_email: types.Email = Field(
-        "briter-worker@localhost", description="The worker's committer address."
-    )
-    git_timeout_ms: types.Whole = Field(
-        120_000, ge=1, le=MONTH_MS, description="Deadline of a git command in ms."
-    )
-    git_hooks: types.Truth = Field(False, description="Run the repository's own hooks.")
-    worker_dry_run: types.Truth = Field(
-        True, description="Do everything except the push. Jobs stay in the queue as `tried`."
-    )
-    worker_poll_interval_ms: types.Whole = Field(
-        5_000, ge=10, le=MONTH_MS, description="Interval of the fallback poll in ms. Changes wake the worker."
-    )
-    worker_max_attempts: types.Whole = Field(
-        8, ge=1, le=1_000_000, description="Attempts before a job is dead-lettered."
-    )
-    worker_backoff_ms: types.Delays = Field(
-        (60_000, 300_000, 1_800_000), description="Delays between attempts in ms. The last one repeats."
-    )
-    worker_backoff_jitter: types.Fraction = Field(
-        0.0, ge=0, le=0.5, description="Fraction by which delays vary at random, up and down."
-    )
-    worker_lock_stale_ms: types.Whole = Field(
-        60_000, ge=1, le=MONTH_MS, description="Age in ms at which the heartbeat of an unheld lock is stale."
-    )
-    worker_shutdown_timeout_ms: types.Whole = Field(
-        300_000, ge=0, le=MONTH_MS, description="Time in ms that a running publication has after SIGTERM."
-    )
-    worker_max_file_bytes: types.Whole = Field(
-        104_857_600, ge=1, le=2**53 - 1, description="Maximum size of a published file in bytes."
-    )
-    plugins: types.JsonObject = Field(
-        default_factory=dict, repr=False, description="Plugin settings: a JSON object, keyed by plugin name."
-    )
-    history_stale_days: types.Whole = Field(
-        30, ge=1, le=36_500, description="Days after which a receipt is listed only on request."
-    )
-    history_keep_days: types.Whole = Field(
-        365, ge=1, le=36_500, description="Days after which a receipt is deleted."
-    )
-    published_href_template: types.PostLink = Field(
-        "", description="Address of a published post: `https://example.org/notes/{slug}`."
-    )
-    commit_href_template: types.CommitLink = Field(
-        "", description="Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."
-    )
-    webhook_allow_private: types.Truth = Field(
-        False, description="Allow webhooks to private networks and over http."
-    )
-    webhook_urls: types.WebAddresses = Field(
-        (), repr=False, description="Addresses notified of publications, dead letters and site conditions."
-    )
-    webhook_secret: types.SigningSecret = Field(
-        "", repr=False, description="Key that signs webhooks (Standard Webhooks): `whsec_…`."
-    )
-    webhook_template: Literal["json", "slack", "discord", "text"] = Field(
-        "json", description="Format of the notifications for `BRITER_WEBHOOK_URLS`."
-    )
-    build_hook_url: types.WebAddress = Field(
-        "", repr=False, description="Address that gets an empty POST after a push that published a post."
-    )
-    build_hook_min_interval_ms: types.Whole = Field(
-        60_000,
-        ge=0,
-        le=MONTH_MS,
-        description="Minimum interval of these POSTs in ms. The last push gets one.",
-    )
-    metrics_port: types.Whole = Field(
-        0, ge=0, le=65_535, description="Port of the `/metrics` endpoint of `run`. 0 disables it."
-    )
-    metrics_host: types.Host = Field("127.0.0.1", description="Address of the `/metrics` endpoint of `run`.")
-    dashboard_host: types.Host = Field("127.0.0.1", description="Address that `serve` listens on.")
-    dashboard_port: types.Whole = Field(
-        8320, ge=0, le=65_535, description="Port that `serve` listens on. 0: any free port."
-    )
-    dashboard_token: types.Token = Field(
-        "",
-        repr=False,
-        description="Token for the dashboard's sign-in and for `Authorization: Bearer`. "
-        "Default: a random one in `.git/briter/dashboard.token`.",
-    )
-    trusted_proxies: types.Networks = Field(
-        (), description="IP addresses or networks of proxies whose `X-Forwarded-*` headers count."
-    )
-    database_url: types.DatabaseAddress = Field(
-        "", repr=False, description="Postgres of a cluster: `postgresql://user@host/name`. Empty: a folder."
-    )
-    site: types.SiteName = Field("", description="Cluster: site that commands act on by default.")
-    worker_concurrency: types.Whole = Field(
-        4,
-        ge=1,
-        le=_MAX_CONCURRENCY,
-        description="Cluster: sites published at once. Invalid values are ignored.",
-    )
-    cache_root: types.Folder = Field(
-        default_factory=lambda above: above["storage_root"] / "cache",
-        description="Cluster: folder of the sites' clones, which may be deleted at any time. "
-        "Default: `cache` in the storage root.",
-    )
+    app_root: types.Folder = Field(default_factory=Path.cwd)
+    """Base of relative paths."""
+    storage_root: types.Folder = Field(default_factory=lambda above: above["app_root"] / "storage")
+    """Folder of queue, lock, history and quarantine. Default: `storage` in the app root."""
+    queue_root: types.Folder = Field(default_factory=lambda above: above["storage_root"] / "queue")
+    """Queue folder. Default: `queue` in the storage root."""
+    adapter: types.AdapterName = "local-mdx"
+    """Kind of site: decides which folders are published."""
+    allowed_paths: types.Folders = ()
+    """Folders added to the adapter's."""
+    git_worktree: types.Folder = Field(default_factory=lambda above: above["app_root"])
+    """The site's repository. Default: the app root."""
+    git_branch: types.BranchName = "main"
+    """Branch that is checked out and pushed to."""
+    git_remote: types.RemoteName = "origin"
+    """Remote that is pushed to."""
+    git_author_name: types.PersonName = "Briter Worker"
+    """The worker's committer name."""
+    git_author_email: types.Email = "briter-worker@localhost"
+    """The worker's committer address."""
+    git_timeout_ms: types.PositiveMilliseconds = 120_000
+    """Deadline of a git command in ms."""
+    git_hooks: types.Truth = False
+    """Run the repository's own hooks."""
+    worker_dry_run: types.Truth = True
+    """Do everything except the push. Jobs stay in the queue as `tried`."""
+    worker_poll_interval_ms: types.Whole = Field(5_000, ge=10, le=MONTH_MS)
+    """Interval of the fallback poll in ms. Changes wake the worker."""
+    worker_max_attempts: types.Whole = Field(8, ge=1, le=1_000_000)
+    """Attempts before a job is dead-lettered."""
+    worker_backoff_ms: types.Delays = (60_000, 300_000, 1_800_000)
+    """Delays between attempts in ms. The last one repeats."""
+    worker_backoff_jitter: types.Fraction = Field(0.0, ge=0, le=0.5)
+    """Fraction by which delays vary at random, up and down."""
+    worker_lock_stale_ms: types.PositiveMilliseconds = 60_000
+    """Age in ms at which the heartbeat of an unheld lock is stale."""
+    worker_shutdown_timeout_ms: types.Milliseconds = 300_000
+    """Time in ms that a running publication has after SIGTERM."""
+    worker_max_file_bytes: types.Whole = Field(104_857_600, ge=1, le=2**53 - 1)
+    """Maximum size of a published file in bytes."""
+    plugins: types.JsonObject = Field(default_factory=dict, repr=False)
+    """Plugin settings: a JSON object, keyed by plugin name."""
+    history_stale_days: types.Days = 30
+    """Days after which a receipt is listed only on request."""
+    history_keep_days: types.Days = 365
+    """Days after which a receipt is deleted."""
+    published_href_template: types.PostLink = ""
+    """Address of a published post: `https://example.org/notes/{slug}`."""
+    commit_href_template: types.CommitLink = ""
+    """Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."""
+    webhook_allow_private: types.Truth = False
+    """Allow webhooks to private networks and over http."""
+    webhook_urls: types.WebAddresses = Field((), repr=False)
+    """Addresses notified of publications, dead letters and site conditions."""
+    webhook_secret: types.SigningSecret = Field("", repr=False)
+    """Key that signs webhooks (Standard Webhooks): `whsec_…`."""
+    webhook_template: Literal["json", "slack", "discord", "text"] = "json"
+    """Format of the notifications for `BRITER_WEBHOOK_URLS`."""
+    build_hook_url: types.WebAddress = Field("", repr=False)
+    """Address that gets an empty POST after a push that published a post."""
+    build_hook_min_interval_ms: types.Milliseconds = 60_000
+    """Minimum interval of these POSTs in ms. The last push gets one."""
+    metrics_port: types.Port = 0
+    """Port of the `/metrics` endpoint of `run`. 0 disables it."""
+    metrics_host: types.Host = "127.0.0.1"
+    """Address of the `/metrics` endpoint of `run`."""
+    dashboard_host: types.Host = "127.0.0.1"
+    """Address that `serve` listens on."""
+    dashboard_port: types.Port = 8320
+    """Port that `serve` listens on. 0: any free port."""
+    dashboard_token: types.Token = Field("", repr=False)
+    """Token of the dashboard, also for `Bearer`. Default: a random one in `.git/briter/dashboard.token`."""
+    trusted_proxies: types.Networks = ()
+    """IP addresses or networks of proxies whose `X-Forwarded-*` headers count."""
+    database_url: types.DatabaseAddress = Field("", repr=False)
+    """Postgres of a cluster: `postgresql://user@host/name`. Empty: a folder."""
+    site: types.SiteName = ""
+    """Cluster: site that commands act on by default."""
+    worker_concurrency: types.Concurrency = 4
+    """Cluster: sites published at once. Invalid values are ignored."""
+    cache_root: types.Folder = Field(default_factory=lambda above: above["storage_root"] / "cache")
+    """Cluster: folder of the sites' disposable clones. Default: `cache` in the storage root."""
     _config_path: Path = PrivateAttr(default=Path())
     _warnings: tuple[str, ...] = PrivateAttr(default=())
 
@@ -214,16 +167,6 @@ class Settings(BaseSettings):
     def webhooks_path(self) -> Path:
         """Return the path of the webhooks' outbox."""
         return self.storage_root / "webhooks.db"
-
-    @property
-    def webhooks_mark(self) -> Path:
-        """Return the path of a file that exists while webhooks are unsent; its mtime is when they are due."""
-        return self.storage_root / ".webhooks.due"
-
-    @property
-    def condition_path(self) -> Path:
-        """Return the path of the site condition."""
-        return self.storage_root / "condition.json"
 
     @property
     def quarantine_root(self) -> Path:
@@ -347,14 +290,18 @@ def _accepted(name: str, error: ErrorDetails) -> str:
     context = error.get("ctx", {})
     if isinstance(reason := context.get("error"), ValueError):
         return str(reason)
+    if "expected" in context:
+        return f"one of {', '.join(get_args(Settings.model_fields[name].annotation))}"
+    return _bounds(name)
+
+
+def _bounds(name: str) -> str:
     schema = settings_schema()["properties"][to_camel(name)]
-    if "enum" in schema:
-        return f"one of {', '.join(schema['enum'])}"
     number = "a whole number" if schema["type"] == "integer" else "a number"
     return f"{number} from {schema['minimum']} to {schema['maximum']}"
 
 
-_CONCURRENCY: TypeAdapter[int] = TypeAdapter(Annotated[types.Whole, Field(ge=1, le=_MAX_CONCURRENCY)])
+_CONCURRENCY: TypeAdapter[int] = TypeAdapter(types.Concurrency)
 
 
 def parse_concurrency(value: object) -> int | None:
@@ -370,8 +317,7 @@ def _drop_invalid_concurrency(layer: dict[str, Any], source: str) -> list[str]:
     name = "worker_concurrency"
     if name not in layer or parse_concurrency(layer[name]) is not None:
         return []
-    accepted = f"a whole number from 1 to {_MAX_CONCURRENCY}"
-    return [one_line(f"{_refusal(source, layer.pop(name), name, accepted)}; the value is ignored")]
+    return [one_line(f"{_refusal(source, layer.pop(name), name, _bounds(name))}; the value is ignored")]
 
 
 def per_site() -> tuple[str, ...]:
