@@ -124,6 +124,7 @@ def _is_usable(repository: Repository, place: Path, mark: str) -> bool:
         packs = len(list((place / "objects" / "pack").glob("*.pack")))
         if (
             found != mark
+            or not (place / "config").is_file()
             or packs > _MAX_PACKS
             or sum(file.st_size for file in files) > 2 * int(size) + _MAX_GROWTH
         ):
@@ -135,6 +136,7 @@ def _is_usable(repository: Repository, place: Path, mark: str) -> bool:
 
 
 def _clone(repository: Repository, place: Path, url: str, mark: str) -> None:
+    repository.git.refresh()
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place)
     else:

@@ -7,6 +7,7 @@ until it has ended. They get SIGTERM when the worker dies, so that git removes i
 
 from __future__ import annotations
 
+import configparser
 import io
 import os
 import select
@@ -105,6 +106,13 @@ class Git:
                     f"{self._place} is not the top of a git repository",
                     "clone the site there, or point BRITER_GIT_WORKTREE at its clone",
                 ) from error
+            except (configparser.Error, UnicodeDecodeError) as error:
+                # Without their text, which is the wrong line: a URL may stand there.
+                raise PublishError(
+                    FailureCode.CORRUPT,
+                    f"git's configuration cannot be read ({type(error).__name__})",
+                    "correct the line that git config --list names, in the site's repository",
+                ) from None
             repo.git = _GitPython(self, self._place)
             self._repo = repo
         return self._repo
@@ -370,6 +378,7 @@ class Git:
         process.wait()  # not for ever: the timer still runs
         if running.timer is not None:
             running.timer.cancel()
+            running.timer.join()
         with self._ending:  # another thread may still be ending what the process started
             if process.returncode < 0 and not running.killed:
                 self.ended += 1  # the kernel did: memory was short, say

@@ -466,7 +466,7 @@ def test_a_site_that_is_not_fit_says_what_is_wrong_and_how_to_mend_it(
     result = site.run_once()
     job = site.job("a")
     assert (job["status"], job["failure"], job["attempts"]) == ("pending", failure, 1)
-    assert "Fix: " in job["lastError"]
+    assert job["fix"]
     assert result.returncode == 1
     assert site.git("for-each-ref") == before
     assert len(site.remote_log()) == 1

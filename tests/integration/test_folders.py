@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from outcomes import assert_published, assert_refused
 
-from briter_worker.errors import Failure
+from briter_worker.errors import FailureCode
 
 if TYPE_CHECKING:
     from sites import Site
@@ -67,7 +67,7 @@ def test_a_file_does_not_take_the_place_of_a_folder_in_which_another_job_or_pers
     site.save("note", ["content/posts/note"])
     site.save("b", ["content/posts/b.md", "content/posts/note"])
     result = site.run_once()
-    reason = assert_refused(site, result, Failure.NO_PATHS, slug="note")
+    reason = assert_refused(site, result, FailureCode.NO_PATHS, slug="note")
     assert "a folder in which content/posts/note/kept.md stays" in reason
     assert_published(site, result, "b")
     assert result.of("published")[0]["rejectedPaths"] == ["content/posts/note"]
@@ -106,14 +106,14 @@ def test_a_file_does_not_take_the_place_of_a_folder_in_which_a_submodule_is(site
         (site.worktree / "content/posts/note").rmdir()
     site.write_post("content/posts/note", "A file now\n")
     site.save("note", ["content/posts/note"])
-    failure = Failure.NO_PATHS if where == "here" else Failure.CONFLICT
+    failure = FailureCode.NO_PATHS if where == "here" else FailureCode.CONFLICT
     reason = assert_refused(site, site.run_once(), failure, slug="note")
     assert "content/posts/note" in reason
     tree = site.git("ls-tree", "-r", "main", "content/posts/note", cwd=site.remote)
     assert tree.startswith("160000 commit "), "its author declared nothing of the module"
 
 
-def test_a_folder_whose_only_post_is_on_hold_has_nothing_to_publish_and_is_not_refused(site: Site) -> None:
+def test_a_folder_whose_only_post_is_scheduled_waits_for_it_and_is_not_refused(site: Site) -> None:
     site.write_post("content/notes/later.md", "later\n")
     (site.worktree / "content/notes/link.md").symlink_to("later.md")
     site.save("later", ["content/notes/later.md"], scheduledFor="2999-01-01")
@@ -121,8 +121,9 @@ def test_a_folder_whose_only_post_is_on_hold_has_nothing_to_publish_and_is_not_r
 
     result = site.run_once()
 
-    assert [event["slug"] for event in result.of("nochange")] == ["notes"]
-    assert [job["slug"] for job in site.jobs()] == ["later"]
+    assert not result.of("nopaths") + result.of("nochange"), result.stdout
+    assert sorted(job["slug"] for job in site.jobs()) == ["later", "notes"]
+    assert "scheduled" in site.job("notes")["lastError"]
 
 
 @pytest.mark.parametrize("other", ["content/posts/empty/../../b", "content/posts/empty/.gitmodules"])

@@ -1,6 +1,6 @@
-"""A site of a cluster, for tests of its publisher: a real remote, and caches on as many hosts as wanted.
+"""A site of a cluster, for tests of its clones and its publisher: a real remote, and nodes as wanted.
 
-`from caches import Cluster, small`. What all hosts share, a database in production, is kept in memory here.
+`from clones import Cluster, small`. What all nodes share, a database in production, is kept in memory here.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 from sites import PERSON
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.errors import AwayError
-from briter_worker.git.cache import Cache, open_cache
+from briter_worker.errors import UnavailableError
+from briter_worker.git.clone import open_clone
 from briter_worker.git.commits import Person
-from briter_worker.git.delivering import open_publisher
-from briter_worker.ports import Delivered, Delivery, Plan, Request
+from briter_worker.git.copies import open_cluster_publisher
+from briter_worker.ports import Payload, Plan, Request, SubmittedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from briter_worker.git.bases import Base
     from briter_worker.git.publisher import GitPublisher
-    from briter_worker.ports import Outcome
+    from briter_worker.git.repository import Repository
+    from briter_worker.ports import BaseVersion, Outcome
 
 WORKER = Person("Briter Worker", "briter-worker@localhost")
 NOW = 1_800_000_000.0
 LINES = "".join(f"line {n}\n" for n in range(20))
-PART = 1 << 20
+PIECE = 1 << 20
 
 
 def named(content: bytes) -> str:
@@ -41,59 +41,54 @@ def named(content: bytes) -> str:
 
 @dataclass
 class Database:
-    """What all hosts share: what jobs brought, what was published of it, and what it started from."""
+    """What all nodes share. It implements `Payloads`, `BaseVersions` and `PlanStore`."""
 
-    deliveries: dict[str, Delivery] = field(default_factory=dict)
+    payloads: dict[str, Payload] = field(default_factory=dict)
     contents: dict[str, bytes] = field(default_factory=dict)
     saved: dict[str, float] = field(default_factory=dict)
-    known: dict[str, Base] = field(default_factory=dict)
-    starts: dict[str, bytes] = field(default_factory=dict)
-    tip: str | None = None
+    known: dict[str, BaseVersion] = field(default_factory=dict)
+    recorded: dict[str, Plan] = field(default_factory=dict)
     is_away: bool = False
 
-    def of(self, keys: Collection[str]) -> Mapping[str, Delivery]:
-        return {key: self.deliveries[key] for key in keys}
+    def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
+        return {key: self.payloads[key] for key in keys}
 
     def content(self, blob: str) -> Iterator[bytes]:
         if self.is_away:
-            raise AwayError("the database is away")
+            raise UnavailableError("the database is away")
         content = self.contents[blob]
-        for at in range(0, len(content), PART):
-            yield content[at : at + PART]
+        yield from (content[at : at + PIECE] for at in range(0, len(content), PIECE))
 
     def published(self, paths: Collection[str]) -> Mapping[str, float]:
         return {path: self.saved[path] for path in paths if path in self.saved}
 
-    def settle(self, key: str) -> None:
+    def acknowledge(self, key: str) -> None:
         """As the queue does in the transaction that removes a published job."""
-        for each in self.deliveries.pop(key).files:
+        for each in self.payloads.pop(key).files:
             self.saved[each.path] = max(each.saved_at, self.saved.get(each.path, 0.0))
-        needed = {each.blob for delivery in self.deliveries.values() for each in delivery.files}
-        self.contents = {blob: content for blob, content in self.contents.items() if blob in needed}
 
+    def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
+        return {path: self.known[path] for path in paths if path in self.known}
 
-@dataclass
-class Versions:
-    """The part of it that says what the CMS's files started from."""
+    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+        if self.is_away:
+            raise UnavailableError("the database is away")
+        self.known |= versions
+        self.contents |= contents
 
-    database: Database
+    def record(self, plan: Plan) -> None:
+        self.recorded[plan.id] = plan
 
-    def bases(self, paths: Collection[str]) -> Mapping[str, Base]:
-        return {path: self.database.known[path] for path in paths if path in self.database.known}
+    def plans(self) -> Sequence[Plan]:
+        return list(self.recorded.values())
 
-    def remember(self, bases: Mapping[str, Base], contents: Mapping[str, bytes]) -> None:
-        if self.database.is_away:
-            raise AwayError("the database is away")
-        self.database.known |= bases
-        self.database.starts |= contents
-
-    def content(self, blob: str) -> bytes | None:
-        return self.database.starts.get(blob)
+    def drop(self, plan: Plan) -> None:
+        self.recorded.pop(plan.id, None)
 
 
 @dataclass
 class Cluster:
-    """One site's remote, the database, and as many hosts as are asked for."""
+    """One site's remote, the database, and as many nodes as are asked for."""
 
     root: Path
     url: str
@@ -101,21 +96,19 @@ class Cluster:
     database: Database = field(default_factory=Database)
     credentials: Mapping[str, str] | None = None
     warned: list[str] = field(default_factory=list)
-    plans: list[Plan] = field(default_factory=list)
     clock: float = NOW
     max_file_bytes: int = 100 << 20
-    running: list[GitPublisher] = field(default_factory=list)
 
     @property
     def remote(self) -> Path:
         return self.root / "remote.git"
 
-    def cache(self, host: str = "one") -> Path:
-        """Where this host has the site."""
-        return self.root / "hosts" / host / "site"
+    def folder(self, node: str = "one") -> Path:
+        """Where this node has the site."""
+        return self.root / "nodes" / node / "site"
 
-    def repository(self, host: str = "one") -> Path:
-        return self.cache(host) / "0"
+    def clone(self, node: str = "one") -> Path:
+        return self.folder(node) / "clone.git"
 
     def git(self, *args: str, cwd: Path | None = None) -> str:
         """Run git as a person would, on the remote if nowhere else."""
@@ -160,14 +153,6 @@ class Cluster:
         self.git("push", "-q", "origin", "HEAD:main", cwd=clone)
         return self.git("rev-parse", "HEAD", cwd=clone)
 
-    def flood(self, commits: int) -> None:
-        """Somebody pushes so many commits at once."""
-        self.person({"content/theirs.md": "0\n"})
-        clone = self.root / "person"
-        for number in range(commits):
-            self.git("commit", "-qm", str(number), "--allow-empty", cwd=clone)
-        self.git("push", "-q", "origin", "HEAD:main", cwd=clone)
-
     def save(
         self,
         slug: str,
@@ -182,94 +167,87 @@ class Cluster:
         """A CMS saves a post: a job with all that it publishes."""
         self.clock += 1
         saved_at = self.clock if at is None else at
-        delivered: list[Delivered] = []
+        submitted: list[SubmittedFile] = []
         for path, text in files.items():
             content = text.encode() if isinstance(text, str) else text
-            if content is not None:
-                self.database.contents[named(content)] = content
-            delivered.append(
-                Delivered(
-                    path,
-                    mode,
-                    None if content is None else named(content),
-                    saved_at,
-                    base=(bases or {}).get(path),
-                    knows_base=bases is not None and path in bases,
-                )
-            )
+            blob = None if content is None else named(content)
+            if content is not None and blob is not None:
+                self.database.contents[blob] = content
+            base = (bases or {}).get(path)
+            submitted.append(SubmittedFile(path, mode, blob, saved_at, base, path in (bases or {})))
         key = f"{slug}-{self.clock}"
         folders = tuple(folders)
-        self.database.deliveries[key] = Delivery(tuple(delivered), folders)
-        declared = folders or tuple(files if paths is None else paths)
-        return Request(key, slug, declared, f"Publish {slug}")
+        self.database.payloads[key] = Payload(tuple(submitted), folders)
+        return Request(key, slug, folders or tuple(files if paths is None else paths), f"Publish {slug}")
 
     @contextmanager
-    def publisher(
-        self,
-        host: str = "one",
-        *,
-        dry_run: bool = False,
-        timeout: float = 30,
-        still_ours: Callable[[], bool] = lambda: True,
-        tip: str | None = None,
-    ) -> Iterator[tuple[Cache, GitPublisher]]:
-        """One drain's way to the remote."""
-        with open_cache(
-            self.cache(host),
+    def opened(self, node: str = "one", *, timeout: float = 30) -> Iterator[Repository]:
+        """A node's clone."""
+        with open_clone(
+            self.folder(node),
             url=self.url,
             branch=self.branch,
             credentials=self.credentials,
-            tip=tip or self.database.tip,
             timeout=timeout,
-        ) as cache:
-            publisher = open_publisher(
-                cache,
-                deliveries=self.database,
-                versions=Versions(self.database),
-                allowlist=Allowlist(["content"]),
-                identity=WORKER,
-                max_file_bytes=self.max_file_bytes,
-                dry_run=dry_run,
-                progress=lambda _phase, _done, _total: None,
-                warn=self.warned.append,
-                still_ours=still_ours,
-            )
-            self.running.append(publisher)
-            yield cache, publisher
-            publisher.close(lambda: False, wait=0)
+        ) as repository:
+            yield repository
+
+    def publisher(
+        self,
+        repository: Repository,
+        *,
+        dry_run: bool = False,
+        still_ours: Callable[[], bool] = lambda: True,
+    ) -> GitPublisher:
+        return open_cluster_publisher(
+            repository,
+            payloads=self.database,
+            bases=self.database,
+            plans=self.database,
+            allowlist=Allowlist(["content"]),
+            identity=WORKER,
+            max_file_bytes=self.max_file_bytes,
+            dry_run=dry_run,
+            progress=lambda _phase, _done, _total: None,
+            warn=self.warned.append,
+            still_ours=still_ours,
+        )
 
     def publish(
         self,
         *requests: Request,
-        host: str = "one",
-        held: Collection[str] = (),
+        node: str = "one",
+        scheduled: Mapping[str, float] | None = None,
         dry_run: bool = False,
         settle: bool = True,
         still_ours: Callable[[], bool] = lambda: True,
     ) -> dict[str, Outcome]:
-        """Drain these on a host; what became of each, by its slug."""
+        """Drain these on a node; the outcomes by slug. `settle` False: the worker dies after the push."""
         slugs = {request.key: request.slug for request in requests}
         found: dict[str, Outcome] = {}
-        with self.publisher(host, dry_run=dry_run, still_ours=still_ours) as (cache, publisher):
+        with self.opened(node) as repository:
+            publisher = self.publisher(repository, dry_run=dry_run, still_ours=still_ours)
             for outcomes in publisher.publish(
                 requests,
-                held=held,
-                examine=lambda _key, _changes: None,
+                scheduled=lambda: scheduled or {},
+                check=lambda _key, _changes: None,
                 cancelled=tuple,
-                record=self.plans.append,
-                now=NOW + len(self.plans),
+                now=NOW,
             ):
+                found |= {slugs[outcome.key]: outcome for outcome in outcomes}
+                if not settle:
+                    break
                 for outcome in outcomes:
-                    found[slugs[outcome.key]] = outcome
-                    if outcome.failure is None and settle and not dry_run:
-                        self.database.settle(outcome.key)
-            if settle:
-                self.database.tip = cache.tip
+                    if outcome.failure is None and not dry_run:
+                        self.database.acknowledge(outcome.key)
         return found
 
-    def landed(self, plan: Plan, *, host: str = "one") -> bool:
-        with self.publisher(host) as (_, publisher):
-            return publisher.landed(plan)
+    def resolve(self, node: str = "one") -> dict[str, str]:
+        """What landed of the recorded plans: commits by claim key."""
+        with self.opened(node) as repository:
+            return {
+                key: sha for landed in self.publisher(repository).resolve() for key, sha in landed.items()
+            }
 
 
 def made(root: Path, files: Mapping[str, str], *options: str) -> Cluster:
@@ -298,12 +276,8 @@ def small(root: Path) -> Cluster:
     )
 
 
-def blobs_here(cluster: Cluster, host: str = "one") -> set[str]:
-    """The contents that a host's cache has."""
-    out = cluster.git(
-        "cat-file",
-        "--batch-all-objects",
-        "--batch-check=%(objecttype) %(objectname)",
-        cwd=cluster.repository(host),
-    )
+def blobs_here(cluster: Cluster, node: str = "one") -> set[str]:
+    """The contents that a node's clone has."""
+    options = ("--batch-all-objects", "--batch-check=%(objecttype) %(objectname)")
+    out = cluster.git("cat-file", *options, cwd=cluster.clone(node))
     return {line.split()[1] for line in out.splitlines() if line.startswith("blob")}
