@@ -37,9 +37,8 @@ class CachedValue(Generic[T]):
         self._value: T | None = None
         self._error: Exception | None = None
         self._expires = 0.0
-        self._wanted = 1
-        """Number of the read that a caller wants; `_started` and `_finished` count the same reads."""
-        self._started = self._finished = 0
+        self._started = self._finished = self._wanted = 0
+        """Numbers of the last read that was started, finished and wanted."""
 
     def get(self, first_wait: float = 10.0) -> T:
         """Return the value, or raise what the last `read` raised.
@@ -47,7 +46,9 @@ class CachedValue(Generic[T]):
         Raises NotReadYetError when the very first `read` takes longer than `first_wait` seconds.
         """
         with self._changed:
-            self._changed.wait_for(self._is_current, self._patience if self._finished else first_wait)
+            if self._started == self._finished and time.monotonic() >= self._expires:
+                self._wanted = self._started + 1
+            self._wait_for(self._wanted, self._patience if self._finished else first_wait)
             if not self._finished:
                 raise NotReadYetError
             if self._error is not None:
@@ -57,18 +58,17 @@ class CachedValue(Generic[T]):
     def renew(self, wait: float = 1.0) -> None:
         """Read again, because something changed; return when that is done, or after `wait` seconds."""
         with self._changed:
-            self._wanted = self._started + 1
-            self._changed.wait_for(self._is_current, wait)
+            self._wanted = self._started + 1  # a running read may have begun before the change
+            self._wait_for(self._wanted, wait)
 
-    def _is_current(self) -> bool:
-        """Return True if the value is new enough; start reading if nobody does."""
-        if self._started == self._finished:
-            if self._finished >= self._wanted and time.monotonic() < self._expires:
-                return True
-            self._wanted = self._started = self._started + 1
-            threading.Thread(target=self._refresh, name="dashboard-read", daemon=True).start()
-            return False
-        return False
+    def _wait_for(self, number: int, seconds: float) -> None:
+        def is_read() -> bool:
+            if self._started == self._finished < number:
+                self._started += 1
+                threading.Thread(target=self._refresh, name="dashboard-read", daemon=True).start()
+            return self._finished >= number
+
+        self._changed.wait_for(is_read, seconds)
 
     def _refresh(self) -> None:
         began = time.monotonic()
