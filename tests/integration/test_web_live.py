@@ -14,7 +14,7 @@ import pytest
 from dashboards import TOKEN, Dashboard, events, serving
 from sites import Site, eventually
 
-from briter_worker.events import Warned
+from briter_worker.events import Superseded
 from briter_worker.sinks.recorder import HistorySink, Target
 from briter_worker.sinks.store import HISTORY_TABLES, SqliteStore
 
@@ -52,7 +52,10 @@ def happen(site: Site, number: int, size: int = 10) -> None:
     sink = HistorySink(SqliteStore(site.storage / "history.db", HISTORY_TABLES), Target("main", "origin"))
     for first in range(0, number, 500):
         sink.store(
-            [Warned(error=f"{index} ".ljust(size, "x")) for index in range(first, min(number, first + 500))]
+            [
+                Superseded(job_id=str(index), slug="a".ljust(size, "x"), superseded_by="b")
+                for index in range(first, min(number, first + 500))
+            ]
         )
     sink.close()
 
@@ -66,12 +69,14 @@ def test_a_reader_gets_a_snapshot_then_each_event_with_its_id(site: Site, dashbo
         assert data["jobs"]["pending"] == 0
         publish(site, "hello")
         seen = until(stream, "worker-stopped")
+        site.save("later", ["content/posts/a.md"], scheduledFor="2099-01-01")
+        seen += until(stream, "status")
     ids = [number for _, number, _ in seen if number is not None]
     assert ids == sorted(set(ids))
     told = {name: data for name, _, data in seen}
     assert told["published"]["slug"] == "hello"
     assert told["published"]["commit"] == site.remote_log()[0][0]
-    assert told["status"]["jobs"]["failed"] == 0
+    assert told["status"]["jobs"]["scheduled"] == 1
 
 
 def test_a_reader_that_reconnects_gets_what_it_missed_also_after_a_restart(site: Site) -> None:
@@ -122,7 +127,7 @@ def test_readers_of_a_replaced_history_get_a_snapshot(site: Site, dashboard: Das
         happen(site, 2)
         assert until(stream, "snapshot")[-1][1] == 2
         happen(site, 1)
-        assert until(stream, "warning")[-1][1] == 3
+        assert until(stream, "superseded")[-1][1] == 3
 
 
 def readers(dashboard: Dashboard) -> int:

@@ -146,7 +146,7 @@ def test_after_five_wrong_tokens_their_sender_has_to_wait(
 @pytest.mark.parametrize(("trusted", "secure"), [("", False), ("127.0.0.1", True), ("192.0.2.0/24", False)])
 def test_only_a_trusted_proxy_is_believed_about_https(site: Site, trusted: str, *, secure: bool) -> None:
     with serving(site, BRITER_TRUSTED_PROXIES=trusted) as dashboard, dashboard.visitor() as visitor:
-        visitor.headers |= {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7"}
+        visitor.headers.update({"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7"})
         cookie = sign_in(visitor, TOKEN).headers["set-cookie"].lower()
     assert ("; secure" in cookie) is secure
 
