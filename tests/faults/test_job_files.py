@@ -16,7 +16,7 @@ import pytest
 from outcomes import assert_published, save
 from sites import eventually, lines_of
 
-from briter_worker.errors import Failure, Kind
+from briter_worker.errors import FailureClass, FailureCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,10 +60,11 @@ def test_what_is_no_job_is_a_dead_letter_with_its_bytes_kept_and_the_others_go_o
     assert [subject for _, subject in site.remote_log()] == ["Publish b", "Publish a", "Start the site"]
     for name in TORN | MALFORMED:
         job = document_of(site, name)
-        failure = Failure.UNREADABLE if name in TORN else Failure.MALFORMED
-        assert failure.kind is Kind.REFUSED
-        assert (job["status"], job["failure"], job["attempts"]) == ("failed", failure, 0), name
+        code = FailureCode.UNREADABLE if name in TORN else FailureCode.MALFORMED
+        assert code.failure_class is FailureClass.REFUSED
+        assert (job["status"], job["failure"], job["attempts"]) == ("failed", code, 0), name
         assert job["lastError"].isprintable()
+        assert "save the post again" in job["fix"]
     again = site.run_once()
     assert not again.of("quarantined")
     assert not again.of("start")
@@ -81,8 +82,8 @@ def test_what_cannot_be_put_aside_is_told_once_and_the_others_go_on(site: Site) 
     assert [event["slug"] for event in result.of("published")] == ["a"]
     assert result.returncode == 1
     (warning,) = result.of("warning")
-    assert "is no job and cannot be put aside, and 1 more like it: " in warning["error"]
-    assert f"{quarantine} is no folder" in warning["error"]
+    assert "could not be quarantined, and 1 more: " in warning["error"]
+    assert f"{quarantine} is not a folder" in warning["error"]
     assert [file.read_bytes() for file in files] == [ONE, ONE]
     with site.running(BRITER_WORKER_POLL_INTERVAL_MS="20") as worker:
         told = []
