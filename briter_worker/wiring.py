@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
-    from briter_worker.sinks.fanout import CountingSink
+    from briter_worker.sinks.fanout import CountingSink, StoringSink
 
 _SKIPPED = "another worker instance is active, skipping"
 
@@ -166,7 +166,7 @@ def open_sinks(
         allow_private=settings.webhook_allow_private,
         warn=lambda message, fix: log(Warned(error=message, fix=fix)),
     )
-    stores = [
+    stores: list[StoringSink] = [
         HistorySink(history, target, retention=retention_of(settings), announce=log),
         WebhookSink(outbox, receivers_of(settings), sender.wake, href=target.href),
     ]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
-    from briter_worker.sinks.fanout import CountingSink
+    from briter_worker.sinks.fanout import CountingSink, StoringSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class NodeSinks:
     def open(self, settings: Settings) -> EventSink:
         """Return the sinks of one drain of the settings' site, for one thread."""
         site, target = settings.site, target_of(settings)
-        stores = [
+        stores: list[StoringSink] = [
             HistorySink(self._store, target, site=site),
             WebhookSink(self._outbox, receivers_of(settings), self._sender.wake, href=target.href, site=site),
         ]
