@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster_farm import Farm, events
-from cluster_processes import until
+from sites import eventually
 
-from briter_worker.queues.postgres import contents
+from briter_worker.queues.postgres.blobs import collect_blobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,22 +98,14 @@ def test_what_others_did_is_merged_also_where_another_host_published_before(farm
     assert farm.file("blog", "content/post.md") == "".join(["theirs\n", *lines[1:7], "ours\n", "ours\n"])
 
 
-def test_where_the_remote_is_now_is_known_to_all_hosts(farm: Farm) -> None:
-    farm.add("blog")
-    farm.save("blog", "post")
-    assert farm.once().returncode == 0
-    with farm.database.transaction() as connection:
-        assert connection.execute("SELECT tip FROM sites").fetchone() == (farm.tip("blog"),)
-
-
 def test_a_save_is_on_the_remote_within_a_second_while_a_host_runs(farm: Farm) -> None:
     farm.add("blog")
     host = farm.start("one", BRITER_WORKER_POLL_INTERVAL_MS="60000")
     farm.save("blog", "first")
-    until(lambda: farm.published("blog")["first"] == 1)
+    eventually(lambda: farm.published("blog")["first"] == 1)
     began = time.monotonic()
     farm.save("blog", "second")
-    until(lambda: farm.published("blog")["second"] == 1)
+    eventually(lambda: farm.published("blog")["second"] == 1)
     assert time.monotonic() - began < 5, host.text()  # 0.3 s where nothing else runs
 
 
@@ -121,15 +113,15 @@ def test_a_host_that_starts_removes_contents_that_nothing_needs(farm: Farm) -> N
     farm.add("blog")
     farm.save("blog", "later", at=datetime.now(UTC) + timedelta(days=1))
     with farm.database.transaction() as connection:
-        connection.execute("INSERT INTO contents (blob, size) VALUES (%s, 0)", ("0" * 40,))
+        connection.execute("INSERT INTO blobs (blob, size) VALUES (%s, 0)", ("0" * 40,))
     farm.start("one")
 
     def contents() -> int:
         with farm.database.transaction() as connection:
-            row = connection.execute("SELECT count(*) FROM contents").fetchone()
+            row = connection.execute("SELECT count(*) FROM blobs").fetchone()
         return int(row[0]) if row else 0
 
-    until(lambda: contents() == 1)
+    eventually(lambda: contents() == 1)
 
 
 def test_a_host_has_two_connections_more_than_slots(farm: Farm) -> None:
@@ -153,7 +145,7 @@ def test_a_host_has_two_connections_more_than_slots(farm: Farm) -> None:
         most = max(most, row[0] - len(farm_connections(farm)))
         return farm.rows() == 0
 
-    until(all_published)
+    eventually(all_published)
     assert 0 < most <= 5
 
 
@@ -175,7 +167,7 @@ def test_a_host_that_is_told_to_stop_finishes_its_push(farm: Farm) -> None:
     farm.hook("blog", f"touch {marker}; sleep 2")
     host = farm.start("one")
     farm.save("blog", "post")
-    until(marker.exists)
+    eventually(marker.exists)
     host.signal(signal.SIGTERM)
     assert host.process.wait(60) == 0
     assert farm.published("blog") == Counter({"post": 1})
@@ -189,7 +181,7 @@ def test_a_host_that_is_told_to_stop_gives_up_a_push_that_takes_too_long(farm: F
     farm.hook("blog", f"touch {marker}; sleep 60")
     host = farm.start("one", BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="500")
     farm.save("blog", "post")
-    until(marker.exists)
+    eventually(marker.exists)
     host.signal(signal.SIGTERM)
     assert host.process.wait(60) == 0
     farm.hook("blog", "true")
@@ -216,15 +208,15 @@ def test_a_host_killed_around_its_push_is_replaced_and_the_post_is_there_once(
         (farm.remote("blog") / "hooks" / "post-receive").chmod(0o755)
         marker = farm.root / "pushing.done"
     farm.save("blog", "post")
-    until(marker.exists)
+    eventually(marker.exists)
     host.process.kill()
     farm.hook("blog", "true")
     heir = farm.start("two")
-    until(lambda: farm.rows() == 0, seconds=40)
+    eventually(lambda: farm.rows() == 0, within=40)
     assert farm.published("blog") == Counter({"post": 1})
     assert "reaped" in heir.text()
     farm.save("blog", "next")
-    until(lambda: farm.published("blog")["next"] == 1)
+    eventually(lambda: farm.published("blog")["next"] == 1)
 
 
 @pytest.mark.slow
@@ -234,14 +226,14 @@ def test_a_host_that_sleeps_before_its_push_is_replaced_and_changes_nothing_when
     farm.hook("blog", f"test -e {marker} && exit 0; touch {marker}; sleep 3; exit 1")
     sleeper = farm.start("one")
     farm.save("blog", "post")
-    until(marker.exists)
+    eventually(marker.exists)
     sleeper.signal(signal.SIGSTOP)  # its git goes on; the server will not take that push
     heir = farm.start("two")
-    until(lambda: farm.rows() == 0, seconds=40)
+    eventually(lambda: farm.rows() == 0, within=40)
     sleeper.signal(signal.SIGCONT)
-    until(lambda: "another worker has the site" in sleeper.text(), seconds=40)
+    eventually(lambda: "another worker has the site" in sleeper.text(), within=40)
     farm.save("blog", "next")
-    until(lambda: farm.rows() == 0)
+    eventually(lambda: farm.rows() == 0)
     assert farm.published("blog") == Counter({"post": 1, "next": 1})
     assert "reaped" in heir.text()
     slugs = [(each["slug"], each["event"]) for each in events(sleeper.text()) if each["event"] == "published"]
@@ -268,10 +260,10 @@ def test_nothing_is_lost_nor_twice_whatever_dies(farm: Farm, postgres_server: Se
                 hosts[1].signal(signal.SIGCONT)
             case _:
                 pass
-    until(lambda: farm.rows() == 0, seconds=90)
+    eventually(lambda: farm.rows() == 0, within=90)
     for name in names:
         assert farm.published(name) == Counter({f"post{number}": 1 for number in range(5)})
-    contents.tidy(farm.database)  # all have the same bytes: two that let go of them at once left them there
+    collect_blobs(farm.database)  # all have the same bytes: two that let go of them at once left them there
     with farm.database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM contents").fetchone() == (0,)
-        assert connection.execute("SELECT count(*) FROM batches").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM plans").fetchone() == (0,)
