@@ -95,7 +95,7 @@ def run_node(
     """
     for name in ("procrastinate", "psycopg", "psycopg.pool", "asyncio"):
         _silence(name)
-    with Database(settings.database_url, connections=workers + 1) as database:
+    with Database(settings.database_url, connections=workers) as database:
         database.check()
         sinks = NodeSinks(settings, database, log, metrics)
         drains = SiteDrains(
@@ -153,9 +153,9 @@ class LastingConnector(PsycopgConnector):
     def __init__(self, conninfo: str, outage: Outage, give_up: Callable[[], bool]) -> None:
         super().__init__(
             conninfo=conninfo,
-            kwargs={**_CLIENT, "autocommit": True},
+            kwargs=_CLIENT,
             min_size=1,
-            max_size=2,
+            max_size=1,
             timeout=_MAX_PAUSE_S,
             # Shorter than a statement waits: each one starts anew, so that no pause grows by doubling.
             reconnect_timeout=_MAX_PAUSE_S - 1,
@@ -293,7 +293,8 @@ class Node:
                 await worker.run()  # type: ignore[no-untyped-call]  # of Procrastinate
             except exceptions.ProcrastinateException as error:
                 self._outage.begin(error)
-                await asyncio.sleep(1.0)
+        if wait and not self._stop.is_set():
+            await asyncio.sleep(1.0)  # an error ended it: no loop without a pause
 
     async def _drain_site(self, context: JobContext, site: str) -> None:
         """Drain one site; Procrastinate's task."""
