@@ -12,7 +12,7 @@ from briter_worker import doctor as checks
 from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.git.checkout import Checkout
-from briter_worker.git.commits import Person
+from briter_worker.git.pull import pull as pull_branch
 from briter_worker.git.repository import Repository
 from briter_worker.job import job_schema
 from briter_worker.lock import AnotherWorkerError, UnusableLockError
@@ -100,18 +100,14 @@ def pull(
         )
     result = _pull_site(settings, rebase=rebase, push=push)
     if as_json:
-        commits = [{"commit": sha, "subject": subject} for sha, subject in result.commits]
-        output.write_json(
-            {"tip": result.tip, "moved": result.moved, "pushed": result.pushed, "commits": commits}
-            | {"late": result.late or None}
-        )
+        commits = [{"commit": each.commit, "subject": each.subject} for each in result.rebased]
+        late = result.late_reason or None
+        output.write_json({"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late})
     else:
-        output.write_pull(result, settings.git_branch, settings.git_remote)
+        output.write_pull(result, settings)
 
 
 def _pull_site(settings: Settings, *, rebase: bool, push: bool) -> PullResult:
-    from briter_worker.git.pull import pull as pull_branch  # noqa: PLC0415 - moves to the top once it exists
-
     lock = open_lock(settings)
     try:
         lock.acquire(time.time())
@@ -125,15 +121,8 @@ def _pull_site(settings: Settings, *, rebase: bool, push: bool) -> PullResult:
     try:
         git = open_git(settings, pass_fds=(lock.descriptor(),))
         repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-        with repository.working():
-            repository.check()
-            return pull_branch(
-                repository,
-                Checkout(repository, output.report),
-                rebase=rebase,
-                push=push,
-                identity=Person(settings.git_author_name, settings.git_author_email),
-            )
+        checkout = Checkout(repository, output.report)
+        return pull_branch(repository, checkout, rebase=rebase, push=push, still_ours=lock.still_ours)
     finally:
         lock.release()
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from briter_worker.doctor import Finding
     from briter_worker.git.pull import PullResult
     from briter_worker.ports import ListedJob, Pause
+    from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
     from briter_worker.status import SiteStatus
 
@@ -359,21 +360,15 @@ def write_finding(finding: Finding) -> None:
     _write_rich(text)
 
 
-def write_pull(result: PullResult, branch: str, remote: str) -> None:
+def write_pull(result: PullResult, settings: Settings) -> None:
     """Print the result of `pull`."""
-    if result.commits:
-        done = "rebased and pushed" if result.pushed else "rebased"
-        write(
-            "".join(f"{done}: {sha[:_SHORT_COMMIT]} {one_line(subject)}\n" for sha, subject in result.commits)
-        )
-    where = f"{branch} is at {result.tip[:_SHORT_COMMIT]}"
-    write(
-        f"{where}, brought in from {remote}"
-        if result.moved
-        else f"{where}, as on {remote}: nothing to bring in"
-    )
-    if result.late:
-        report(f"the local files are updated later: {result.late}")
+    done = "rebased and pushed" if result.is_pushed else "rebased"
+    for each in result.rebased:
+        write(f"{done}: {each.commit[:_SHORT_COMMIT]} {one_line(each.subject)}")
+    if result.late_reason:
+        report(f"the local branch follows later: {one_line(result.late_reason)}")
+    else:
+        write(f"{settings.git_branch} has what {settings.git_remote} has ({result.tip[:_SHORT_COMMIT]})")
 
 
 # --- the sites of a cluster

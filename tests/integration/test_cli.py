@@ -181,7 +181,7 @@ def test_a_persons_commits_are_named_with_the_command_that_pushes_them(site: Sit
     assert site.command("pull").returncode == 1
     result = site.command("pull", "--rebase", "--push", "--json")
     assert result.returncode == 0, result.stderr
-    assert [each["subject"] for each in json.loads(result.stdout)["commits"]] == ["Mine"]
+    assert [each["subject"] for each in json.loads(result.stdout)["rebased"]] == ["Mine"]
     assert site.remote_log()[0][1] == "Mine"
     assert data(site.command("status", "--json"))["localCommits"] == []
 
