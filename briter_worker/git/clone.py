@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ _FORMAT = "2"
 _MAX_PACKS = 100
 """Each publication and each fetch adds one; rolling them up is not worth the time of a new clone."""
 _MAX_GROWTH = 64 << 20
+_LOCK_WAIT_S = 1.0
 _DAMAGED = frozenset({FailureCode.CORRUPT, FailureCode.NOT_A_REPOSITORY, FailureCode.LOCKED})
 _NO_BRANCH = re.compile(r"Remote branch .* not found")
 
@@ -88,7 +90,7 @@ def _lock(folder: Path) -> int:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _wait_for(descriptor)
     except OSError as error:
         if descriptor is not None:
             os.close(descriptor)
@@ -100,6 +102,18 @@ def _lock(folder: Path) -> int:
             "none needed: the worker tries again; if it lasts, end the git commands left over on this node",
         ) from None
     return descriptor
+
+
+def _wait_for(descriptor: int) -> None:
+    """Lock the file. A process that another thread is just starting has a copy of the lock for a moment."""
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOCK_WAIT_S / 50)
 
 
 def _prepare(repository: Repository, place: Path, url: str) -> None:
@@ -143,7 +157,8 @@ def _clone(repository: Repository, place: Path, url: str, mark: str) -> None:
         place.unlink(missing_ok=True)
     try:
         repository.git.run(
-            *("clone", "--quiet", "--bare", "--depth=1", "--filter=blob:none", "--no-tags", "--template="),
+            *("clone", "--quiet", "--bare", "--depth=1", "--filter=blob:none", "--no-local"),
+            *("--no-tags", "--template="),
             *(f"--origin={REMOTE}", f"--branch={repository.branch}", "--upload-pack=git-upload-pack"),
             *("--", url, str(place)),
             what="the site could not be cloned",
