@@ -295,7 +295,7 @@ def _read(folder: Folder, name: str) -> TakenJob | None:
         file = read_queue_file(folder, name, original_name(name))
     except FileNotFoundError:
         return None
-    if file.job is None or file.document is None:
+    if file.job is None:
         return None
     return TakenJob(name, file.job, file.document, file.stat)
 

@@ -259,7 +259,7 @@ class DiskControl:
         for name in (*self._index.pending.get(slug, ()), *self._index.failed.get(slug, ())):
             with contextlib.suppress(FileNotFoundError):
                 file = read_queue_file(self._claims.root, name)
-                if file.job and file.document is not None:
+                if file.job:
                     twin = TakenJob(name, file.job, file.document, file.stat)
                     if twin.save == taken.save:
                         return True
@@ -335,10 +335,10 @@ def _is_same_save(one: Job, other: Job) -> bool:
 def _read_document(path: Path | str, job: Job) -> Document:
     """Return the document of a listed job as it is now; or as it was, if it is gone."""
     path = Path(path)
-    document = None
+    document: Document = {}
     with contextlib.suppress(OSError), Folder.open(path.parent) as folder:
         document = read_queue_file(folder, path.name).document
-    if document is None or document.get("slug") != job.slug:
+    if document.get("slug") != job.slug:
         document = job.model_dump(mode="json", by_alias=True)
         for key in _TIMES:
             if document[key] is not None:

@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.errors import FailureCode, is_environment, os_error_text
@@ -57,24 +57,17 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a file is not a job, and what could be read of it."""
-
-    code: FailureCode
-    reason: str
-    may_pass: bool
-    """A producer may still be writing the file."""
-    document: Document
-
-
-@dataclass(frozen=True, slots=True)
 class QueueFile:
-    """A file as it was when it was read: with a job and its document, or with a problem."""
+    """A file as it was when it was read: a job, or the reason why it is not one."""
 
     stat: os.stat_result
     job: Job | None = None
-    document: Document | None = None
-    problem: Problem | None = None
+    document: Document = field(default_factory=dict)
+    """All keys of the job; or those that could be read of what is not one."""
+    code: FailureCode = FailureCode.UNREADABLE
+    reason: str = ""
+    may_become_job: bool = False
+    """A producer may still be writing the file."""
 
 
 def read_queue_file(folder: Folder, name: str, original: str | None = None) -> QueueFile:
@@ -86,28 +79,24 @@ def read_queue_file(folder: Folder, name: str, original: str | None = None) -> Q
         data, found = folder.read(name)
     except PermissionError:
         reason = "the worker's user may not read it: let its group or others read job files"
-        problem = Problem(FailureCode.UNREADABLE, reason, may_pass=True, document={})
-        return QueueFile(folder.stat(name), problem=problem)
+        return QueueFile(folder.stat(name), reason=reason, may_become_job=True)
     except OSError as error:
         if error.errno not in {errno.ELOOP, errno.ENXIO, errno.EISDIR}:
             raise
         data, found = None, folder.stat(name)
     if data is None:
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a special file")
-        reason = f"it is {kind}, and a job is a regular file"
-        return QueueFile(found, problem=Problem(FailureCode.UNREADABLE, reason, may_pass=False, document={}))
+        return QueueFile(found, reason=f"it is {kind}, and a job is a regular file")
     try:
         document = read_document(data)
         job = Job.from_document(
             document, name=stem(original or name) + SUFFIX, modified=found.st_mtime_ns / 1e9
         )
     except UnreadableJobError as error:
-        problem = Problem(FailureCode.UNREADABLE, str(error), may_pass=True, document=error.document)
+        return QueueFile(found, document=error.document, reason=str(error), may_become_job=True)
     except MalformedJobError as error:
-        problem = Problem(FailureCode.MALFORMED, error.reason, may_pass=False, document=error.document)
-    else:
-        return QueueFile(found, job, document)
-    return QueueFile(found, problem=problem)
+        return QueueFile(found, None, error.document, FailureCode.MALFORMED, error.reason)
+    return QueueFile(found, job, document)
 
 
 @dataclass(slots=True)
@@ -163,7 +152,7 @@ class DamagedFile:
     is_racy: bool
     identity: tuple[int, int, int]
     given_up_at: float
-    problem: Problem
+    reason: str
     declared: Declaration | None
 
     def is_unchanged(self, found: os.stat_result) -> bool:
@@ -262,23 +251,22 @@ class Index:
             # A bad block under one file: the other files are read, and this one is reported.
             self.forget(name)
             reason = f"the disk could not read it: {os_error_text(error, with_path=False)}"
-            problem = Problem(FailureCode.UNREADABLE, reason, may_pass=True, document={})
-            self.damaged[name] = DamagedFile(0, True, (0, 0, 0), now, problem, declared)
+            self.damaged[name] = DamagedFile(0, True, (0, 0, 0), now, reason, declared)
             self.stuck[name] = (now + RETRY_S, reason)
             return
         stamp = _stamp(file.stat)
         is_racy = -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS
-        if isinstance(known, DamagedFile) and known.stamp == stamp and file.problem:
+        if isinstance(known, DamagedFile) and known.stamp == stamp and not file.job:
             known.is_racy = is_racy  # the time to give up the file does not move
             return
         self.forget(name)
-        if file.problem:
+        if not file.job:
             # A file from the future is not waited for forever.
             modified = min(file.stat.st_mtime_ns / 1e9, now)
-            given_up_at = modified + GRACE_S if file.problem.may_pass else 0.0
+            given_up_at = modified + GRACE_S if file.may_become_job else 0.0
             identity = _identity(file.stat)
-            self.damaged[name] = DamagedFile(stamp, is_racy, identity, given_up_at, file.problem, declared)
-        elif file.job:
+            self.damaged[name] = DamagedFile(stamp, is_racy, identity, given_up_at, file.reason, declared)
+        else:
             if isinstance(known, DamagedFile):
                 self.stuck.pop(name, None)
             self._add(name, file.job, file.stat, is_racy=is_racy)
@@ -417,7 +405,7 @@ class Index:
 
     def unusable(self, now: float) -> dict[str, str]:
         """Return the reasons why files are not jobs, or could not be moved."""
-        found = {n: f.problem.reason for n, f in self.damaged.items() if f.given_up_at <= now}
+        found = {n: f.reason for n, f in self.damaged.items() if f.given_up_at <= now}
         return {printable(name): reason for name, reason in (found | self.stuck_files()).items()}
 
     def stuck_files(self) -> dict[str, str]:

@@ -57,15 +57,13 @@ class Quarantine:
 
         The job is written first: a crash in between quarantines the file once more, never silently.
         """
-        problem = file.problem
-        assert problem is not None  # noqa: S101 - only files with a problem are quarantined
         self._path.mkdir(parents=True, exist_ok=True)
         target = self._free_name(name, now)
-        reason = one_line(problem.reason, _MAX_REASON)
+        reason = one_line(file.reason, _MAX_REASON)
         failure = Failure(
-            problem.code, f"{reason}. The file {printable(name)!r} is kept as {self._path / target}", FIX
+            file.code, f"{reason}. The file {printable(name)!r} is kept as {self._path / target}", FIX
         )
-        document = dict(problem.document)
+        document = file.document
         if declared:
             lost = {
                 "slug": declared.slug,

@@ -199,7 +199,7 @@ class DiskQueue(DiskControl):
         try:
             file = self._claims.look(taken)
             # A producer may have completed the file, or begun a new one, since it was read.
-            if file.problem and not (file.problem.may_pass and not damaged.is_unchanged(file.stat)):
+            if not file.job and (not file.may_become_job or damaged.is_unchanged(file.stat)):
                 found = self._quarantine.put(taken, name, file, damaged.declared, now)
                 self._index.forget(name)
                 return found
