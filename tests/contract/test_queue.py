@@ -345,6 +345,15 @@ def test_a_dry_run_tries_a_job_once_until_it_is_saved_again(engine: Engine) -> N
     assert (set(claim.job.paths), claim.attempt) == ({"a.md", "b.md"}, 1)
 
 
+def test_a_dry_run_tries_a_job_again_that_an_older_save_has_joined(engine: Engine) -> None:
+    engine.restart(dry_run=True)
+    engine.save("a", ["new"], created=NOW - 1, name="new")
+    engine.queue.mark_tried(claimed(engine), NOW)
+    engine.save("a", ["old"], created=NOW - 9, name="old")
+    (claim,) = claimed(engine)
+    assert claim.job.paths == ("new", "old")
+
+
 def test_the_first_live_run_claims_what_dry_runs_have_tried_in_order(engine: Engine) -> None:
     engine.restart(dry_run=True)
     for age in (3, 2, 1):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from queue_engines import NOW, Disk
 
+from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import State, format_time
 
 LATER = format_time(NOW + 1000)
@@ -110,6 +111,37 @@ def test_what_was_written_to_a_claim_in_place_outlives_a_crash(disk: Disk) -> No
     assert disk.queue.recover(NOW) == []
     disk.queue.acknowledge(claims, {})  # as a plan that landed has it done
     assert disk.rows("a") == [(State.PENDING, ("new",))]
+
+
+@pytest.mark.parametrize("settle", ["retry_later", "dead_letter", "release"])
+def test_what_was_written_to_a_claim_in_place_is_not_marked_with_the_older_saves_failure(
+    disk: Disk, settle: str
+) -> None:
+    path = put(disk.root / "a.json", b'{"slug": "a", "paths": ["old"]}')
+    with path.open("r+b") as file:
+        (claim,) = disk.queue.claim(NOW).claims
+        file.write(b'{"slug": "a", "paths": ["new"]}')
+        file.truncate()
+    failure = Failure(FailureCode.LOST_RACE, "lost")
+    match settle:
+        case "retry_later":
+            disk.queue.retry_later(claim, failure, at=NOW + 60)
+        case "dead_letter":
+            disk.queue.dead_letter(claim, failure)
+        case _:
+            disk.queue.release([claim])
+    assert disk.rows("a") == [(State.PENDING, ("new",))]
+    assert disk.document("a").get("lastError") is None
+
+
+def test_two_saves_with_the_same_words_have_two_keys(disk: Disk) -> None:
+    keys = set()
+    for age in (20, 10):
+        put(disk.root / "a.json", b'{"slug": "a", "paths": ["a.md"]}', age=age)
+        (claim,) = disk.queue.claim(NOW).claims
+        keys.add(claim.key)
+        disk.queue.acknowledge([claim], {})
+    assert len(keys) == 2
 
 
 # Files that cannot be moved

@@ -247,23 +247,8 @@ class DiskControl:
         _, taken = self._claims.names()
         if taken:
             self._index.refresh(now)
-            jobs = {name: self._claims.read(name) for name in taken}
-            twins = [name for name, job in jobs.items() if job and self._has_twin(job)]
-            self._claims.drop(twins)
-            self._claims.give_back(name for name in taken if name not in twins)
+            self._claims.give_back(taken)
             self._index.refresh(now)
-
-    def _has_twin(self, taken: TakenJob) -> bool:
-        """Return True if this save waits already: a crash came between giving it back and removing it."""
-        slug = taken.job.slug
-        for name in (*self._index.pending.get(slug, ()), *self._index.failed.get(slug, ())):
-            with contextlib.suppress(FileNotFoundError):
-                file = read_queue_file(self._claims.root, name)
-                if file.job:
-                    twin = TakenJob(name, file.job, file.document, file.stat)
-                    if twin.save == taken.save:
-                        return True
-        return False
 
     # The pause
 

@@ -15,6 +15,7 @@ from briter_worker.job import Document, Job, Status, format_time, join_paths, wi
 from briter_worker.ports import Claim, ClaimResult, SupersededJob
 from briter_worker.queues.disk.claims import ALONE, CANCEL, TakenJob, is_claim_of, marked
 from briter_worker.queues.disk.control import DiskControl
+from briter_worker.queues.disk.index import read_queue_file
 from briter_worker.queues.disk.watch import FolderWatcher
 
 if TYPE_CHECKING:
@@ -246,6 +247,18 @@ class DiskQueue(DiskControl):
                 self._claims.mark(claim.key, ALONE)
                 self._claims.claimed.sync()
         return replace(claim, attempt=claim.attempt + claim.alone, alone=True)
+
+    def _has_twin(self, taken: TakenJob) -> bool:
+        """Return True if this save waits already: a crash came between giving it back and removing it."""
+        slug = taken.job.slug
+        for name in (*self._index.pending.get(slug, ()), *self._index.failed.get(slug, ())):
+            with contextlib.suppress(FileNotFoundError):
+                file = read_queue_file(self._claims.root, name)
+                if file.job:
+                    twin = TakenJob(name, file.job, file.document, file.stat)
+                    if twin.save == taken.save:
+                        return True
+        return False
 
     def _is_intact(self, taken: TakenJob) -> bool:
         """Return False if a producer that had the file open has written a newer save into it."""
