@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from briter_worker.sinks.history import Receipt
     from briter_worker.status import SiteStatus
 
+_Cell = str | int | float | None
 _EMPTY = "-"
 _STYLES = {
     "pending": "cyan",
@@ -125,13 +126,36 @@ def _console() -> Console:
     return Console(file=io.StringIO(), force_terminal=True)
 
 
-def _table(*columns: str) -> Table:
-    """Return a table; the last column takes the remaining width, and the others do not wrap."""
+def _write_table(headings: Sequence[str], rows: Sequence[Sequence[_Cell]], now: float, empty: str) -> None:
+    """Print rows as columns into a pipe, as a table on a terminal.
+
+    A float is a point in time. The cells from the last heading on are a message and its fix, shown as one.
+    """
+    if not is_terminal():
+        write_columns([_plain(cell) for cell in row] for row in rows)
+        return
+    if not rows:
+        _write_rich(Text(empty, style="dim"))
+        return
+    is_narrow = _console().width < _WIDE_COLUMNS
+    shown = [index for index, heading in enumerate(headings[:-1]) if heading != "Job" or not is_narrow]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in columns[:-1]:
-        table.add_column(name, no_wrap=name not in {"Post", "Job", "Site"}, overflow="fold")
-    table.add_column(columns[-1], ratio=1, overflow="fold")
-    return table
+    for heading in (headings[index] for index in shown):
+        table.add_column(heading, no_wrap=heading not in {"Post", "Job", "Site"}, overflow="fold")
+    table.add_column(headings[-1], ratio=1, overflow="fold")
+    for row in rows:
+        last = [one_line(str(cell)) for cell in row[len(headings) - 1 :] if cell]
+        table.add_row(*(_shown(row[index], now) for index in shown), Text("\nFix: ".join(last)))
+    _write_rich(table)
+
+
+def _plain(cell: _Cell) -> str:
+    return format_time(cell) if isinstance(cell, float) else "" if cell is None else str(cell)
+
+
+def _shown(cell: _Cell, now: float) -> Text:
+    text = ago(cell - now) if isinstance(cell, float) else one_line(_plain(cell))
+    return Text(text, style=_STYLES.get(text, ""))
 
 
 def write_facts(facts: Sequence[tuple[str, str]]) -> None:
@@ -178,42 +202,13 @@ def pause_text(pause: Pause, now: float) -> str:
 
 def write_jobs(rows: Sequence[ListedJob], now: float) -> None:
     """Print a table of jobs."""
-    if is_terminal():
-        _write_rich(_job_table(rows, now) if rows else Text("No jobs.", style="dim"))
-        return
-    write_columns(
-        [
-            row.state.value,
-            row.job.slug,
-            row.job.id,
-            "" if (due := _due_at(row, now)) is None else format_time(due),
-            str(row.job.attempts),
-            row.job.last_error or "",
-            row.job.fix or "",
-        ]
-        for row in rows
-    )
-
-
-def _job_table(rows: Sequence[ListedJob], now: float) -> Table:
-    is_wide = _console().width >= _WIDE_COLUMNS
-    table = _table("State", "Post", "When", "Tries", *(["Job"] if is_wide else []), "What happened")
+    cells: list[list[_Cell]] = []
     for row in rows:
-        due = _due_at(row, now)
-        table.add_row(
-            Text(row.state.value, style=_STYLES[row.state.value]),
-            Text(one_line(row.job.slug)),
-            ago(due - now) if due else "",
-            str(row.job.attempts or ""),
-            *([Text(one_line(row.job.id))] if is_wide else []),
-            _reason(row.job.last_error, row.job.fix),
+        job = row.job
+        cells.append(
+            [row.state.value, job.slug, job.id, _due_at(row, now), job.attempts, job.last_error, job.fix]
         )
-    return table
-
-
-def _reason(message: str | None, fix: str | None) -> Text:
-    text = Text(one_line(message or ""))
-    return text.append(f"\nFix: {one_line(fix)}") if fix else text
+    _write_table(["State", "Post", "Job", "When", "Tries", "What happened"], cells, now, "No jobs.")
 
 
 def _due_at(row: ListedJob, now: float) -> float | None:
@@ -242,39 +237,13 @@ def job_text(row: ListedJob, now: float) -> str:
 
 def write_receipts(receipts: Sequence[Receipt], now: float) -> None:
     """Print a table of receipts."""
-    if is_terminal():
-        _write_rich(
-            _receipt_table(receipts, now) if receipts else Text("No receipts yet.", style="dim"),
-        )
-        return
-    write_columns(
-        [
-            "" if each.ended is None else format_time(each.ended),
-            each.outcome or "",
-            each.slug,
-            each.job_id,
-            str(each.attempt or ""),
-            each.commit or "",
-            each.error or "",
-            each.fix or "",
-        ]
-        for each in receipts
-    )
-
-
-def _receipt_table(receipts: Sequence[Receipt], now: float) -> Table:
-    table = _table("When", "Outcome", "Post", "Commit", "Took", "What happened")
+    cells: list[list[_Cell]] = []
     for each in receipts:
-        waited = each.save_to_remote
-        table.add_row(
-            "" if each.ended is None else ago(each.ended - now),
-            Text(_outcome(each), style=_STYLES.get(each.outcome or "", "")),
-            Text(one_line(each.slug)),
-            (each.commit or "")[:_SHORT_COMMIT],
-            "" if waited is None else span(waited),
-            _reason(each.error or each.href, each.fix),
-        )
-    return table
+        attempt = each.attempt or None
+        row = [each.ended, each.outcome, each.slug, each.job_id, attempt, each.commit, each.error, each.fix]
+        cells.append(row)
+    headings = ["When", "Outcome", "Post", "Job", "Try", "Commit", "What happened"]
+    _write_table(headings, cells, now, "No receipts yet.")
 
 
 def _outcome(receipt: Receipt) -> str:
@@ -392,18 +361,8 @@ def write_site(site: Site, now: float) -> None:
 
 def write_sites(rows: Sequence[SiteSummary], now: float) -> None:
     """Print a table of the sites and their jobs."""
-    if not is_terminal():
-        write_columns(
-            [row.site.name, str(row.waiting), str(row.claimed), str(row.failed), row.site.remote]
-            for row in rows
-        )
-        return
-    if not rows:
-        write("No sites yet. Add one: briter-worker site add NAME --remote URL")
-        return
-    table = _table("Site", "Waiting", "In flight", "Failed", "Since", "Remote")
-    for row in rows:
-        since = "" if row.oldest is None else ago(row.oldest - now)
-        counts = (str(count or "") for count in (row.waiting, row.claimed, row.failed))
-        table.add_row(Text(row.site.name), *counts, since, Text(one_line(row.site.remote)))
-    _write_rich(table)
+    cells: list[list[_Cell]] = [
+        [row.name, row.waiting, row.claimed, row.failed, row.site.remote] for row in rows
+    ]
+    empty = "No sites yet. Add one: briter-worker site add NAME --remote URL"
+    _write_table(["Site", "Waiting", "In flight", "Failed", "Remote"], cells, now, empty)

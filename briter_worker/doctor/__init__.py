@@ -27,7 +27,7 @@ def examine(settings: Settings, now: float) -> Iterator[Finding]:
     yield from environment.check_configuration(settings, os.environ)
     yield from environment.check_folders(settings)
     yield from environment.check_disk(settings)
-    yield environment.check_clock(settings, now)
+    yield environment.check_clock(now)
     yield environment.check_plugins(settings)
     try:
         yield from environment.check_queue(settings, now)

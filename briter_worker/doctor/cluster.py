@@ -26,7 +26,7 @@ def examine(settings: Settings, now: float) -> Iterator[Finding]:
     """Yield the findings; without a site, those that concern all sites."""
     yield from environment.check_configuration(settings, os.environ)
     yield environment.check_writable("cache", settings.cache_root)
-    yield environment.check_clock(settings, now)
+    yield environment.check_clock(now)
     yield environment.check_plugins(settings)
     try:
         database = open_database(settings)

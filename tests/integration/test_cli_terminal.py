@@ -71,8 +71,8 @@ def test_the_list_is_a_table_in_colour(site: Site) -> None:
     shown = worker(site, "list")
     assert "\x1b[31mfailed" in shown
     heading, *rows = _STYLE.sub("", shown).splitlines()
-    assert heading.split() == ["State", "Post", "When", "Tries", "Job", "What", "happened"]
-    assert rows[0].split()[:3] == ["scheduled", "late", "in"]
+    assert heading.split() == ["State", "Post", "Job", "When", "Tries", "What", "happened"]
+    assert rows[0].split()[:4] == ["scheduled", "late", site.job("late")["id"], "in"]
     assert rows[1].split()[:2] == ["failed", "secret"]
     assert "\x1b[31m" not in worker(site, "list", NO_COLOR="1")
 
