@@ -170,12 +170,11 @@ def open_sinks(
         HistorySink(history, target, retention=retention_of(settings), announce=log),
         WebhookSink(outbox, receivers_of(settings), sender.wake, href=target.href),
     ]
-    sinks = ConditionTracker(history, FanOut(stores, log, metrics))
+    sinks = ConditionTracker(history, FanOut(stores, log, [sender, *metrics]))
     try:
         yield sinks
     finally:
         sinks.close()
-        sender.close()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +11,16 @@ import typer
 from briter_worker.commands import output
 from briter_worker.errors import UsageError
 from briter_worker.settings import load_settings, parse_concurrency
+from briter_worker.sinks.fanout import OpenedAtStart
 from briter_worker.sinks.log import LogSink, standard_output
 from briter_worker.sinks.terminal import TerminalSink
 from briter_worker.wiring import run_worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from briter_worker.settings import Settings
+    from briter_worker.sinks.metrics import MetricsSink
 
 
 def run(
@@ -49,22 +54,29 @@ def run(
             "metrics_host": metrics_host or settings.metrics_host,
         }
     )
-    metrics = None
-    if settings.metrics_port:
-        from briter_worker.site_metrics import open_metrics  # noqa: PLC0415 - the extra [metrics]
-
-        metrics = open_metrics(settings)
+    open_metrics = _metrics_of(settings)
     if settings.database_url:
         from briter_worker.cluster.node import run_node  # noqa: PLC0415 - the extra [postgres]
 
         slots = settings.worker_concurrency if workers is None else _read_workers(settings, workers)
+        metrics = open_metrics() if open_metrics else None
         raise typer.Exit(run_node(settings, workers=slots, once=once, log=_open_log(), metrics=metrics))
     if workers is not None:
         raise UsageError(
             "--workers needs a cluster; one worker publishes the jobs of a folder",
             "omit --workers, or set BRITER_DATABASE_URL",
         )
-    raise typer.Exit(run_worker(settings, once=once, log=_open_log(), metrics=[metrics] if metrics else []))
+    # Only a worker that gets the site's lock takes the port; a port in use stops no publication.
+    sinks = [OpenedAtStart(open_metrics)] if open_metrics else []
+    raise typer.Exit(run_worker(settings, once=once, log=_open_log(), metrics=sinks))
+
+
+def _metrics_of(settings: Settings) -> Callable[[], MetricsSink] | None:
+    if not settings.metrics_port:
+        return None
+    from briter_worker.site_metrics import open_metrics  # noqa: PLC0415 - the extra [metrics]
+
+    return partial(open_metrics, settings)
 
 
 def _read_workers(settings: Settings, flag: str) -> int:
