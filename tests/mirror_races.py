@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mirror_worker import POST, MirrorWorker
+from mirror_worker import POST
 from sites import PERSON, Site
 
 if TYPE_CHECKING:
@@ -29,11 +30,9 @@ class Person:
         self.refused = 0
         self.commits = 0
         self.number = 0
-        self.log = (site.root / "log").open("w")
 
     def git(self, *args: str, **env: str) -> bool:
         """Run git until no lock is in the way; return True if it did what was asked."""
-        print(f"{time.time():.3f}", *args, file=self.log, flush=True)
         for _ in range(200):
             done = subprocess.run(
                 ["git", *PERSON, *args],
@@ -103,7 +102,7 @@ class Person:
         self.git("diff")
 
     def gives_up_the_commit(self) -> None:
-        """Put the branch back below a commit, so that the mirror can follow again; the commit is looked at."""
+        """Put the branch back below a commit, so that the mirror can follow again; keep the commit."""
         kept = f"refs/kept/{self.random.getrandbits(60)}"
         self.git("fetch", "-q", "origin")
         base = self.site.git("merge-base", "main", "origin/main")
@@ -116,7 +115,9 @@ class Person:
             self.gives_up_the_commit()
 
 
-def race(root: Path, seed: int, *ways: Callable[[Person], None], posts: int, kills: int = 0) -> dict[str, int]:
+def race(
+    root: Path, seed: int, *ways: Callable[[Person], None], posts: int, kills: int = 0
+) -> dict[str, int]:
     """Have a person work while `posts` versions are published; return figures. Raises AssertionError."""
     chance = random.Random(seed)
     site = Site.make(root)
@@ -149,7 +150,6 @@ def race(root: Path, seed: int, *ways: Callable[[Person], None], posts: int, kil
             else:
                 os.kill(worker.pid, signal.SIGKILL)
         done, said = worker.communicate()
-        with (root / "log").open("a") as log: log.write(done+said)
         figures["synced"] += done.count("now")
         figures["late"] += done.count("later")
         assert worker.returncode in (0, -signal.SIGKILL), said
@@ -162,40 +162,24 @@ def race(root: Path, seed: int, *ways: Callable[[Person], None], posts: int, kil
     return figures
 
 
-def assert_nothing_taken_back(site: Site) -> None:
-    """No commit of anybody's has an older version of the post than its parents."""
-    log = site.git("log", "--all", "--reflog", "--format=%H %P").splitlines()
-    for line in log:
+def assert_nothing_taken_back(site: Site, path: str = POST) -> None:
+    """No commit of anybody's has an older version of the post than its parent."""
+    for line in site.git("log", "--all", "--reflog", "--format=%H %P").splitlines():
         commit, *parents = line.split()
         for parent in parents[:1]:
-            before, after = version(site, parent), version(site, commit)
+            before, after = version(site, parent, path), version(site, commit, path)
             who = site.git("log", "-1", "--format=%an: %s", commit)
-            assert before <= after, f"{commit[:8]} ({who}) takes {before} back to {after}"
+            assert before <= after, f"{commit[:8]} ({who}) takes {path} from {before} back to {after}"
 
 
-_versions: dict[str, int] = {}
+def version(site: Site, commit: str, path: str) -> int:
+    """Return the number of the version that a commit has; 0 for none."""
+    return _version(site.worktree, commit, path)
 
 
-def version(site: Site, commit: str) -> int:
-    if commit not in _versions:
-        done = subprocess.run(
-            ["git", "show", f"{commit}:{POST}"], cwd=site.worktree, capture_output=True, text=True, check=False
-        )
-        _versions[commit] = int(done.stdout.split()[1]) if done.returncode == 0 else 0
-    return _versions[commit]
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    names = [n for n in os.environ if n.startswith("GIT_")]
-    for n in names:
-        del os.environ[n]
-    os.environ |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "HOME": tempfile.mkdtemp()}
-    all_ways = [getattr(Person, n) for n in sys.argv[4].split(",")] if len(sys.argv) > 4 else [
-        Person.commits_what_a_slow_add_read, Person.commits_all_with_an_editor,
-        Person.commits_the_index_with_an_editor, Person.commits_one_path, Person.amends,
-        Person.goes_to_another_branch_and_back, Person.looks,
-    ]
-    root = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    print(root); print(race(root, int(sys.argv[1]), *all_ways, posts=int(sys.argv[2]), kills=int(sys.argv[3])))
+@cache
+def _version(worktree: Path, commit: str, path: str) -> int:
+    done = subprocess.run(
+        ["git", "show", f"{commit}:{path}"], cwd=worktree, capture_output=True, text=True, check=False
+    )
+    return int(done.stdout.split()[1]) if done.returncode == 0 else 0

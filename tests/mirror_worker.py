@@ -10,11 +10,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from briter_worker.errors import FailureCode, PublishError
 from briter_worker.git.checkout import Checkout
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 POST = "content/posts/a.md"
 
@@ -23,8 +27,7 @@ def main(root: Path, first: int, last: int) -> None:
     worker = MirrorWorker(root)
     worker.resume()
     for number in range(first, last + 1):
-        print(f"{__import__('time').time():.3f}", number, "now" if worker.publish(number) else "later", *worker.warned, flush=True)  # noqa: T201
-        worker.warned.clear()
+        print("now" if worker.publish(number) else "later", flush=True)  # noqa: T201
 
 
 def text(number: int) -> str:
@@ -35,13 +38,13 @@ def text(number: int) -> str:
 class MirrorWorker:
     """Publishes as the real one: on the remote's tip, with a plan before the push."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, is_cms_path: Callable[[str], bool] = lambda _path: True) -> None:
         self.worktree, self.remote = root / "site", root / "remote.git"
         self._index, self._plan = root / "worker-index", root / "plan.json"
         self.git = Git(self.worktree, remote="origin", timeout=60)
         self.repository = Repository(self.git, branch="main", remote="origin")
         self.warned: list[str] = []
-        self.checkout = Checkout(self.repository, self.warned.append)
+        self.checkout = Checkout(self.repository, self.warned.append, is_cms_path=is_cms_path)
 
     def resume(self) -> None:
         """Finish what a killed worker has pushed."""
@@ -66,13 +69,18 @@ class MirrorWorker:
         """Commit these files on the remote's tip and push the commit; return it, and the blobs."""
         blobs: dict[str, str | None] = {}
         tip = self.tip()
+        for left in self._index.parent.glob(f"{self._index.name}*"):
+            left.unlink()  # a git that was killed
         self._run("read-tree", tip)
         for path, content in posts.items():
             blobs[path] = content and self._run("hash-object", "-w", "--stdin", stdin=content)
             change = ["--add", "--cacheinfo", f"100644,{blobs[path]},{path}"]
             self._run("update-index", *(change if content else ["--force-remove", path]))
         new = self._run("commit-tree", str(self._run("write-tree")), "-p", tip, "-m", f"post {list(posts)}")
-        self._plan.write_text(json.dumps({"tip": new, "blobs": blobs}))
+        assert new
+        plan = self._plan.with_suffix(".new")
+        plan.write_text(json.dumps({"tip": new, "blobs": blobs}))
+        plan.rename(self._plan)
         self._run("push", "-q", "origin", f"{new}:refs/heads/main")
         return str(new), blobs
 

@@ -118,6 +118,11 @@ class Index:
         Without this mark on a file that lacks the branch's version, `git commit -a` would take that back.
         """
         self._update(("-z", "--skip-worktree", "--stdin"), [f"{path}\0" for path in paths])
+        if paths and self._held:
+            again = self._copy.with_name(f"{self._copy.name}-again")
+            _share(self._copy, again)  # git has replaced the copy, and the lock still is what it was
+            again.replace(self._lock)
+            self._held = self._lock.stat().st_ino
 
     def _update(self, options: tuple[str, ...], lines: Collection[str]) -> None:
         if lines:
@@ -143,6 +148,7 @@ class Index:
             with suppress(FileNotFoundError):
                 if self._lock.stat().st_ino == self._held:
                     self._lock.unlink()
+            self._held = 0
 
     def _take_lock(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S
@@ -176,8 +182,8 @@ class Index:
 
     def _discard(self) -> None:
         self._stamp = None
-        for left in (self._copy, self._copy.with_name(f"{self._copy.name}.lock")):
-            left.unlink(missing_ok=True)
+        for suffix in ("", ".lock", "-again"):
+            self._copy.with_name(f"{self._copy.name}{suffix}").unlink(missing_ok=True)
 
 
 def _share(source: os.PathLike[str], name: os.PathLike[str]) -> None:
