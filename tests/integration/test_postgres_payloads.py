@@ -254,6 +254,29 @@ def test_the_first_live_run_publishes_what_dry_runs_tried(bench: Bench) -> None:
     assert bench.files(b) == {"b.md": b"b"}
 
 
+def test_a_tried_job_that_gets_more_paths_is_tried_again(bench: Bench) -> None:
+    bench.queue = take_queue(bench.database, dry_run=True)
+    bench.save("a", {"a.md": b"new"}, created=NOW - 1)
+    bench.queue.mark_tried([bench.claim()], NOW)
+    bench.save("a", {"late.png": b"image"}, created=NOW - 2)
+    assert bench.files(bench.claim()) == {"a.md": b"new", "late.png": b"image"}
+
+
+def test_dead_letters_of_quarantined_files_are_not_joined(bench: Bench) -> None:
+    for number in (1, 2):
+        bench.save("a", {f"{number}.md": b"x"}, created=NOW + number, status="failed", failure="malformed")
+    rows = [(row.state, row.job.paths) for row in bench.queue.jobs(NOW)]
+    assert rows == [(State.FAILED, ("1.md",)), (State.FAILED, ("2.md",))]
+    assert bench.queue.retry_all(NOW) == []
+
+
+def test_a_job_submitted_twice_is_not_reported_as_superseded(bench: Bench) -> None:
+    for _ in range(2):
+        bench.save("a", {"a.md": b"a"}, id="same")
+    found = bench.queue.claim(NOW)
+    assert ([claim.job.id for claim in found.claims], found.superseded) == (["same"], ())
+
+
 def test_a_drain_claims_no_more_than_its_limit_and_the_earliest_first(bench: Bench) -> None:
     for number in range(7):
         bench.save(f"s{number}", {}, created=NOW - number)

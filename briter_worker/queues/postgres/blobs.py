@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 PART_BYTES = 1 << 20
 _COLLECTED_AT_ONCE = 500
+# The lock keeps the garbage collection away from the known blobs. Each producer inserts in one order, and
+# only once, so that two never wait for each other in a circle. xmax is not 0 where another producer has
+# inserted the blob, with its parts, meanwhile.
+_INSERT_BLOBS = """
+WITH known AS (SELECT blob FROM blobs WHERE blob = ANY(%(blobs)s::text[]) ORDER BY blob FOR KEY SHARE)
+INSERT INTO blobs (blob, size)
+SELECT blob, size FROM unnest(%(blobs)s::text[], %(sizes)s::bigint[]) AS wanted (blob, size)
+WHERE blob NOT IN (SELECT blob FROM known) ORDER BY blob
+ON CONFLICT (blob) DO UPDATE SET size = excluded.size RETURNING blob, xmax = 0
+"""
 
 
 class ContentChangedError(Exception):
@@ -106,23 +116,11 @@ def store_blobs(connection: Connection, sources: Iterable[PayloadSource]) -> Non
     wanted = {
         file.blob: source for source in sources for file in source.payload.files if file.blob is not None
     }
-    missing = sorted(wanted)
-    while missing:
-        # In one order, so that two producers never wait for each other in a circle.
-        inserted = connection.execute(
-            "INSERT INTO blobs (blob, size) SELECT * FROM unnest(%s::text[], %s::bigint[])"
-            " ON CONFLICT (blob) DO NOTHING RETURNING blob",
-            (missing, [wanted[blob].sizes[blob] for blob in missing]),
-        )
-        new = {blob for (blob,) in inserted}
-        _insert_parts(connection, ((blob, *part) for blob in new for part in _parts(blob, wanted[blob])))
-        missing = [blob for blob in missing if blob not in new]
-        if missing:
-            # The lock keeps the garbage collection away; a blob that it has just deleted is inserted again.
-            locked = connection.execute(
-                "SELECT blob FROM blobs WHERE blob = ANY(%s) FOR KEY SHARE", (missing,)
-            ).fetchall()
-            missing = [blob for blob in missing if (blob,) not in locked]
+    inserted = connection.execute(
+        _INSERT_BLOBS, {"blobs": list(wanted), "sizes": [wanted[blob].sizes[blob] for blob in wanted]}
+    )
+    new = [blob for blob, is_new in inserted if is_new]
+    _insert_parts(connection, ((blob, *part) for blob in new for part in _parts(blob, wanted[blob])))
 
 
 def _parts(blob: str, source: PayloadSource) -> Iterator[tuple[int, bytes]]:
