@@ -37,6 +37,8 @@ _SESSION = {
     "statement_timeout": "60s",
     "lock_timeout": "30s",
     "synchronous_commit": "on",
+    # A generic plan for one slug and for 5,000 takes seconds for the latter.
+    "plan_cache_mode": "force_custom_plan",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "2",
