@@ -1,4 +1,4 @@
-"""The command line: every command, its exit status, and one error with its fix."""
+"""The command line: every command, its exit status, and one line per error."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _read_common_options(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command and return its exit status. Errors are one line and a fix, not a traceback."""
+    """Run one command and return its exit status. An error is one line, not a traceback."""
     invocation = Invocation(debug=bool(os.environ.get("BRITER_DEBUG")))
     status = 0
     try:

@@ -327,7 +327,7 @@ def commands_page() -> str:
         "The commands",
         "`python -m briter_worker …`, also installed as `briter-worker`. Every command that prints data "
         "takes `--json`, and prints plain columns into a pipe. An error is one line on standard error, with "
-        "its fix on a second line.",
+        "its fix at the end.",
         table(["exit status", "meaning"], EXIT_CODES),
         *parts,
     )

@@ -79,12 +79,12 @@ def write(text: str) -> None:
 
 
 def report(message: str, fix: str = "") -> None:
-    """Print one line to standard error, and the fix as a second line."""
+    """Print the message and its fix as one line to standard error."""
     if sys.stderr is None:
         return
-    lines = [f"briter-worker: {one_line(message)}", *([f"Fix: {one_line(fix)}"] if fix else [])]
+    text = f"{message.rstrip('.')}. Fix: {fix}" if fix else message
     try:
-        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.write(f"briter-worker: {one_line(text)}\n")
         sys.stderr.flush()
     except OSError:
         pass
