@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from briter_worker.backoff import Backoff
+from briter_worker.retry import Backoff
 
 DELAYS = st.lists(st.floats(0, 1e9), min_size=1, max_size=8).map(tuple)
 

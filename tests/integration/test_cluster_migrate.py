@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sites import Site
 
-from briter_worker.cluster import moving, sites
+from briter_worker.cluster import migrate, sites
 from briter_worker.queues.postgres.queue import PostgresQueue
 from briter_worker.settings import load_settings
 
@@ -43,7 +43,7 @@ def jobs(site: Site) -> dict[str, dict[str, Any]]:
 
 
 def queue_of(database: Database) -> PostgresQueue:
-    return PostgresQueue(database, "blog", token=None, max_attempts=8, longest_delay=1800.0)
+    return PostgresQueue(database, "blog", token=None, longest_delay=1800.0, dry_run=False)
 
 
 def elsewhere(site: Site, root: Path) -> Site:
@@ -113,7 +113,7 @@ def test_holds_retries_dead_letters_unknown_keys_ids_and_contents_survive_the_wa
     assert (other.worktree / "content/gallery/b.md").read_text() == "b"
     assert ok(other.command("list", "--json")) == []
     with database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM contents").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM files").fetchone() == (0,)
         assert connection.execute("SELECT count(*) FROM superseded").fetchone() == (0,)
 
 
@@ -233,7 +233,7 @@ def test_what_is_in_flight_is_not_moved_out(
         connection.execute("UPDATE publications SET state = 'claimed', token = 1, batch = 'b', attempt = 1")
     monkeypatch.setattr(moving, "_PATIENCE", 0.0)
     settings = load_settings(cluster.environment())
-    moved = moving.take_out(sites.settings_of(sites.get(database, "blog"), settings), time.time())
+    moved = migrate.export_jobs(sites.settings_of(sites.get(database, "blog"), settings), time.time())
     assert moved.jobs == 0
     assert "in flight" in moved.stayed["a"]
     assert cluster.jobs() == []
