@@ -124,6 +124,8 @@ def _import_some(
 def _complete_document(listed: ListedJob) -> dict[str, object]:
     """Return the job's document with what the file's name and age, and superseded saves, stand for."""
     document = {key: value for key, value in listed.read().items() if value is not None}
+    if not listed.job.attempts:
+        document.pop("attempts", None)  # the listing's, not the producer's
     defaults = {"id": listed.job.id, "createdAt": format_time(listed.job.created_at)}
     return {**defaults, **document, "paths": list(listed.job.paths)}
 

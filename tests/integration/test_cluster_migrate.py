@@ -211,18 +211,6 @@ def test_nothing_is_moved_under_a_worker_that_publishes(cluster: Site) -> None:
     assert len(cluster.jobs()) == 1
 
 
-def test_what_dry_runs_have_committed_is_pushed_before_a_move(cluster: Site) -> None:
-    folder = {"BRITER_DATABASE_URL": "", "BRITER_SITE": ""}
-    cluster.write_post("content/posts/a.md", "a")
-    cluster.save("a", ["content/posts/a.md"])
-    cluster.run_once(**folder, BRITER_WORKER_DRY_RUN="true")
-    result = cluster.command("import")
-    assert result.returncode == 1
-    assert "commits of dry runs that the remote lacks" in result.stderr
-    cluster.run_once(**folder)
-    ok(cluster.command("import", "--json"))
-
-
 def test_what_is_in_flight_is_not_moved_out(
     cluster: Site, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,8 +218,8 @@ def test_what_is_in_flight_is_not_moved_out(
     cluster.save("a", ["content/posts/a.md"])
     ok(cluster.command("import", "--json"))
     with database.transaction() as connection:
-        connection.execute("UPDATE publications SET state = 'claimed', token = 1, batch = 'b', attempt = 1")
-    monkeypatch.setattr(moving, "_PATIENCE", 0.0)
+        connection.execute("UPDATE publications SET state = 'claimed', attempt = 1")
+    monkeypatch.setattr(migrate, "_IN_FLIGHT_WAIT_S", 0.0)
     settings = load_settings(cluster.environment())
     moved = migrate.export_jobs(sites.settings_of(sites.get(database, "blog"), settings), time.time())
     assert moved.jobs == 0

@@ -19,7 +19,7 @@ from briter_worker.errors import (
     os_error_text,
 )
 
-SECRET_URL = "https://u:cAnArY0123456789@h/"
+ADDRESS = "https://u:cAnArY0123456789@h/"
 CODES = {
     FailureClass.REFUSED: "nopaths malformed unreadable unknown-type too-large rejected conflict plugin",
     FailureClass.TRANSIENT: "lost-race unsettled killed-worker internal",
@@ -39,7 +39,7 @@ def test_an_unknown_code_is_no_environment_failure() -> None:
 
 
 def test_the_message_and_the_fix_of_a_failure_are_apart_and_safe_to_show() -> None:
-    error = PublishError(FailureCode.AUTH, f"{SECRET_URL}\x1b[2J", f"ask {SECRET_URL}\n")
+    error = PublishError(FailureCode.AUTH, f"{ADDRESS}\x1b[2J", f"ask {ADDRESS}\n")
     assert (error.code, error.message, error.fix) == (
         FailureCode.AUTH,
         "https://***@h/",
@@ -62,10 +62,10 @@ def test_an_error_of_the_system_names_the_path_and_the_fix() -> None:
 
 
 def test_what_a_plugin_raises_is_safe_to_show() -> None:
-    refused = RefusedError(f"see {SECRET_URL}", "add a category")
+    refused = RefusedError(f"see {ADDRESS}", "add a category")
     assert (refused.code, refused.message) == (FailureCode.PLUGIN, "see https://***@h/")
     assert refused.fix == "add a category"
-    snoozed = SnoozedError(7.0, f"see {SECRET_URL}")
+    snoozed = SnoozedError(7.0, f"see {ADDRESS}")
     assert (snoozed.until, snoozed.text) == (7.0, "see https://***@h/")
 
 
