@@ -57,7 +57,7 @@ def test_a_claimed_folder_that_is_replaced_during_a_claim_is_not_written_to(
     disk.save("a", ["a"])
     rename = os.rename
 
-    def after_replacing(*names: str, **keys: int) -> None:
+    def after_replacing(*names: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.rename
         monkeypatch.undo()
         (disk.root / ".claimed").rename(disk.root / ".old")
         (disk.root / ".claimed").symlink_to(elsewhere)

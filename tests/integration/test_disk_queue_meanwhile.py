@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -21,7 +20,7 @@ from briter_worker.queues.disk import claims as claims_module
 from briter_worker.queues.disk import control
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from briter_worker.ports import Claim, QuarantinedFile
     from briter_worker.queues.disk.claims import TakenJob
@@ -74,7 +73,7 @@ class Run:
         assert hidden == [], "left in flight"
 
 
-# ── gone ────────────────────────────────────────────────────────────────────────────────────────────
+# Gone
 
 
 def one(disk: Disk) -> None:
@@ -116,25 +115,6 @@ def test_what_somebody_removes_at_any_step_of_a_claim_is_in_nobodys_way(
     pytest.fail("it never ends")
 
 
-def test_a_dead_letter_that_somebody_removes_while_its_post_is_published_is_in_nobodys_way(
-    tmp_path: Path,
-) -> None:
-    for step in STEPS:
-        disk = Disk(tmp_path / str(step))
-        letter = disk.root / "letter.json"
-        disk.save("a", ["old"], created=NOW - 9, name="letter", status="failed", failure="rejected")
-        disk.save("a", ["new"], name="new")
-        run = Run(disk)
-        reached = before_change(step, partial(letter.unlink, missing_ok=True), run)
-        run.go_on(NOW)
-        assert run.published == {"a": 1}, f"at step {step}"
-        assert disk.rows("a") in ([], [(State.FAILED, ("old",))]), f"at step {step}"
-        if not reached:
-            assert step > 5
-            return
-    pytest.fail("it never ends")
-
-
 @pytest.mark.parametrize("command", ["retry", "revive"])
 def test_a_dead_letter_that_is_gone_when_its_turn_comes_is_let_go_and_the_others_wait_again(
     tmp_path: Path, command: str
@@ -167,26 +147,6 @@ def test_a_folder_that_is_taken_away_with_all_in_it_is_an_empty_queue(disk: Disk
     assert [claim.job.slug for claim in claimed(disk)] == ["c"]
 
 
-def test_a_file_that_goes_while_the_folder_is_listed_is_not_there(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk.save("a", ["a"], name="a")
-    disk.save("b", ["b"], name="b")
-    scandir = os.scandir
-
-    @contextlib.contextmanager
-    def then_one_goes(folder: Path) -> Iterator[list[os.DirEntry[str]]]:
-        with scandir(folder) as entries:
-            found = list(entries)
-        (disk.root / "a.json").unlink()
-        yield found
-
-    monkeypatch.setattr(os, "scandir", then_one_goes)
-    assert disk.queue.unusable_files(NOW) == {}
-    monkeypatch.undo()
-    assert [row.job.slug for row in disk.queue.jobs(NOW)] == ["b"]
-
-
 def test_a_job_that_was_listed_can_still_be_read_when_it_is_gone(disk: Disk) -> None:
     disk.save(
         "a", ["content/a.md"], id="job-a", message="Hello", author={"name": "Ada", "email": "a@example.org"},
@@ -203,7 +163,7 @@ def test_a_job_that_was_listed_can_still_be_read_when_it_is_gone(disk: Disk) -> 
     assert (b.read()["slug"], b.read()["paths"]) == ("b", ["b"])
 
 
-# ── another one ─────────────────────────────────────────────────────────────────────────────────────
+# Another one
 
 
 def test_a_save_for_later_over_one_that_is_being_claimed_is_not_published_now(tmp_path: Path) -> None:
@@ -285,23 +245,6 @@ def test_what_a_writer_makes_of_a_torn_file_at_the_last_moment_is_what_counts(
             assert [state for state, _ in disk.rows("a")] == [State.FAILED] * letters, f"at step {step}"
         else:
             assert run.published == {"a": 1}, f"at step {step}"
-    pytest.fail("it never ends")
-
-
-def test_a_dead_letter_over_which_the_post_is_saved_again_is_not_revived(tmp_path: Path) -> None:
-    for step in STEPS:
-        disk = Disk(tmp_path / str(step))
-        disk.save("a", ["a"], name="a", status="failed", failure="auth", attempts=3)
-
-        def save(disk: Disk = disk) -> None:
-            disk.save("b", ["b"], name="a", attempts=2)
-
-        reached = before_change(step, save, partial(disk.queue.requeue, NOW))
-        assert disk.rows("a") in ([], [(State.PENDING, ("a",))]), f"at step {step}"
-        if not reached:
-            assert step > 5
-            return
-        assert disk.document("b")["attempts"] == 2, f"at step {step}"
     pytest.fail("it never ends")
 
 
@@ -405,7 +348,7 @@ def test_a_save_of_another_post_over_one_of_several_is_published_without_a_resta
     pytest.fail("it never ends")
 
 
-# ── not to be read ──────────────────────────────────────────────────────────────────────────────────
+# Not to be read
 
 
 def path_of(name: Any, folder: int | None) -> Path:  # noqa: ANN401 - as os.open
@@ -493,58 +436,6 @@ def test_what_takes_the_place_of_a_file_before_it_is_read_is_never_followed_nor_
     (aside,) = disk.queue.claim(NOW).quarantined
     assert f"it is {kind}" in aside.reason
     assert not stat.S_ISREG(Path(aside.file).lstat().st_mode)
-
-
-def test_a_file_that_the_system_hands_out_in_small_pieces_is_read_whole(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one(disk)
-    read = os.read
-    monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 7)))
-    assert [claim.job.slug for claim in claimed(disk)] == ["a"]
-
-
-@pytest.mark.parametrize("size", [9, 0, 60])
-def test_a_file_that_shrinks_or_grows_while_it_is_read_is_read_again(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    data = b'{"slug": "a", "paths": ["a"]}'
-    path = put(disk, "a.json", data)
-    read = os.read
-
-    def meanwhile(descriptor: int, count: int) -> bytes:
-        monkeypatch.undo()
-        path.write_bytes(data.ljust(size) if size > len(data) else data[:size])
-        os.utime(path, (NOW, NOW))
-        return read(descriptor, count)
-
-    monkeypatch.setattr(os, "read", meanwhile)
-    if size > len(data):
-        assert disk.queue.unusable_files(NOW) == {}
-    else:
-        assert disk.queue.claim(NOW).claims == ()
-        put(disk, "a.json", data, age=0.0)
-    assert [claim.job.slug for claim in claimed(disk, NOW + 1)] == ["a"]
-
-
-def test_a_pipe_that_may_not_be_linked_is_left_as_it_is_and_never_opened(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one(disk)
-    held = disk.root / ".claimed" / "pipe.json"
-    held.parent.mkdir()
-    os.mkfifo(held)  # whose worker died before it was put aside
-    monkeypatch.setattr(os, "link", lambda source, _, **__: fail(errno.EPERM)(source))
-    with pytest.raises(OSError, match="only a regular file can be copied") as refused:
-        disk.queue.recover(NOW)
-    assert refused.value.filename == str(held)
-    monkeypatch.undo()
-    assert stat.S_ISFIFO(held.lstat().st_mode)
-    disk.queue.recover(NOW)
-    run = Run(disk)
-    run.go_on(NOW)
-    assert run.published == {"a": 1}
-    assert [aside.slug for aside in run.quarantined] == ["pipe"]
 
 
 def test_a_full_disk_at_any_step_of_a_move_to_another_file_system_loses_no_byte(
@@ -680,23 +571,3 @@ def test_a_job_that_moves_while_somebody_looks_is_listed_once(
     monkeypatch.setattr(control, "jobs_in", then_it_moves)
     assert [row.job.slug for row in disk.queue.jobs(NOW)] == ["a"]
     assert left == 0
-
-
-def test_a_queue_that_never_rests_is_listed_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = Disk(tmp_path)
-    disk.save("still", ["content/still.md"], name="still")
-    (disk.root / ".claimed").mkdir()
-    looks = 0
-
-    def then_it_moves(folder: Folder) -> list[TakenJob]:
-        nonlocal looks
-        looks += 1
-        disk.save("moving", ["content/moving.md"], created=NOW + looks, name="moving")
-        os.utime(disk.root, ns=(0, looks))  # however coarse the clock
-        return claims_module.jobs_in(folder)
-
-    monkeypatch.setattr(control, "jobs_in", then_it_moves)
-    assert sorted(row.job.slug for row in disk.queue.jobs(NOW)) == ["moving", "still"]
-    assert 1 < looks < 50

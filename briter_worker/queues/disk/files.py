@@ -70,12 +70,12 @@ def temporary_name() -> str:
 
 
 @contextlib.contextmanager
-def _naming(path: Path | str) -> Iterator[None]:
+def _naming(path: Path, name: str = "") -> Iterator[None]:
     """Add the path to an OSError; a call on a descriptor does not name one."""
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        raise OSError(error.errno, error.strerror, str(path / name)) from error
 
 
 def write_new(
@@ -191,13 +191,13 @@ class Folder:
 
     def stat(self, name: str) -> os.stat_result:
         """Return what `name` is, without following a link."""
-        with _naming(self.path / name):
+        with _naming(self.path, name):
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
 
     def has(self, name: str) -> bool:
         """Return True if there is an entry of this name, of any kind."""
         try:
-            self.stat(name)
+            os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True
@@ -207,7 +207,7 @@ class Folder:
 
         The bytes are None for anything but a regular file, which is neither followed nor waited for.
         """
-        with _naming(self.path / name):
+        with _naming(self.path, name):
             descriptor = os.open(name, _OPEN_FILE, dir_fd=self.descriptor)
             try:
                 found = os.fstat(descriptor)
@@ -226,7 +226,7 @@ class Folder:
 
     def write_new(self, name: str, data: bytes, like: os.stat_result | None = None) -> None:
         """Create and sync a file, with the mode, owner and times of `like`."""
-        with _naming(self.path / name):
+        with _naming(self.path, name):
             write_new(Path(name), data, like, folder=self.descriptor)
 
     def replace(self, name: str, data: bytes, like: os.stat_result | None = None) -> None:
@@ -241,7 +241,7 @@ class Folder:
 
     def rename(self, name: str, target: Folder, new_name: str) -> None:
         """Move an entry, over any entry of the new name."""
-        with _naming(self.path / name):
+        with _naming(self.path, name):
             os.rename(name, new_name, src_dir_fd=self.descriptor, dst_dir_fd=target.descriptor)
 
     def link(self, name: str, target: Folder, new_name: str) -> None:
@@ -258,7 +258,7 @@ class Folder:
             self._copy(name, target, new_name)
 
     def _link(self, name: str, target: Folder, new_name: str) -> None:
-        with _naming(self.path / name):
+        with _naming(self.path, name):
             os.link(
                 name,
                 new_name,
@@ -284,7 +284,7 @@ class Folder:
 
     def unlink(self, name: str) -> None:
         """Remove a name, if it is there."""
-        with _naming(self.path / name), contextlib.suppress(FileNotFoundError):
+        with _naming(self.path, name), contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
 
     def sync(self) -> None:
@@ -298,7 +298,7 @@ class Folder:
 
     def touch(self, name: str) -> None:
         """Create an empty file if there is none, with the owner of the folder."""
-        with contextlib.suppress(FileExistsError), _naming(self.path / name):
+        with contextlib.suppress(FileExistsError), _naming(self.path, name):
             os.close(os.open(name, _CREATE_FILE, 0o660, dir_fd=self.descriptor))
             self.give_to_owner(name)
 
@@ -313,7 +313,7 @@ class Folder:
     def locked(self, name: str) -> Iterator[None]:
         """Hold the kernel's lock on a file in this folder. Raises OSError (EBUSY) after some seconds."""
         self.touch(name)
-        with _naming(self.path / name):
+        with _naming(self.path, name):
             descriptor = os.open(
                 name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.descriptor
             )
