@@ -20,7 +20,6 @@ SESSION_S = 12 * 3600.0
 LINK_S = 900.0
 MAX_FAILURES = 5
 FAILURES_WITHIN_S = 60.0
-_MAX_SESSIONS = 1000
 _MAX_ADDRESSES = 10_000
 
 
@@ -67,10 +66,7 @@ class Access:
         cookie = secrets.token_urlsafe(32)
         now = self._clock()
         with self._guard:
-            if len(self._sessions) >= _MAX_SESSIONS:
-                self._sessions = {key: end for key, end in self._sessions.items() if end > now}
-            while len(self._sessions) >= _MAX_SESSIONS:
-                del self._sessions[next(iter(self._sessions))]
+            self._sessions = {key: end for key, end in self._sessions.items() if end > now}
             self._sessions[_digest(cookie)] = now + SESSION_S
         return cookie
 

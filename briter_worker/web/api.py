@@ -77,7 +77,7 @@ def queue(site: CurrentSite, limit: Annotated[int, Query(ge=1, le=5000)] = 200) 
     )
 
 
-@router.get("/jobs", response_model=models.Jobs)
+@router.get("/jobs", response_model=models.Page[models.Job])
 def jobs(
     site: CurrentSite,
     state: State | None = None,
@@ -90,11 +90,13 @@ def jobs(
     rows = [row for each in _ORDER if state in {None, each} for row in snapshot.jobs[each]]
     if slug is not None:
         rows = [row for row in snapshot.of_slug(slug) if state in {None, row.state}]
-    page = rows[offset : offset + limit]
-    following = offset + len(page)
-    items = [job_to_json(row) for row in page]
-    has_more = page and following < len(rows)
-    return Json({"items": items, "total": len(rows), "next": following if has_more else None})
+    items = [job_to_json(row) for row in rows[offset : offset + limit]]
+    return Json({"items": items, "total": len(rows), "next": next_offset(offset, len(items), len(rows))})
+
+
+def next_offset(offset: int, shown: int, total: int) -> int | None:
+    """Return the offset of the next page of a list."""
+    return offset + shown if shown and offset + shown < total else None
 
 
 @folder_router.post("/jobs", status_code=201, response_model=models.Enqueued)
@@ -121,7 +123,7 @@ def publish_now(site: CurrentSite, job_id: JobId) -> Response:
     return _changed(site.change(lambda queue, now: queue.publish_now(job_id, now)))
 
 
-@router.post("/jobs/{job_id:path}/cancel", response_model=models.Cancellation)
+@router.post("/jobs/{job_id:path}/cancel", response_model=models.ChangedJobs)
 def cancel(site: CurrentSite, job_id: JobId) -> Response:
     """Remove a job from the queue; a job in flight ends unless its push has begun."""
     done = site.cancel(job_id)
@@ -177,7 +179,7 @@ def pause(site: CurrentSite, wanted: Annotated[models.PauseRequest | None, Body(
     return Json(pause_to_json(site.pause(min(ends, default=None), wanted.reason)))
 
 
-@router.post("/resume", response_model=models.Resumed)
+@router.post("/resume", response_model=dict[str, bool])
 def resume(site: CurrentSite) -> Response:
     """End the pause."""
     return Json({"resumed": site.resume()})
@@ -222,7 +224,7 @@ async def doctor(site: CurrentSite) -> Response:
     return Json({"ok": site.checks.is_ok, "findings": [each.to_json() for each in site.checks.findings]})
 
 
-@router.get("/csrf", response_model=models.Csrf)
+@router.get("/csrf", response_model=dict[str, str])
 def csrf(request: Request) -> Response:
     """Return the value of X-CSRF-Token, which a change without Bearer needs."""
     return Json({"token": request.state.visit.csrf})

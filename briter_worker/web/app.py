@@ -68,7 +68,7 @@ class Application:
 
     def end_streams(self) -> None:
         """End every live stream, so that the server can stop."""
-        self._root.close()
+        self._root.end_streams()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - ASGI's own
         """Answer one request."""
@@ -113,10 +113,7 @@ def _new_app() -> FastAPI:
         anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         # The first look at a large queue takes seconds: begin before the first request.
         threading.Thread(target=app.state.shell.page_context, daemon=True).start()
-        try:
-            yield
-        finally:
-            app.state.shell.close()
+        yield
 
     app = FastAPI(
         title="Briter Worker",

@@ -112,11 +112,11 @@ class Cluster:
             notify=partial(wake_sites, self.database, [name]),
         )
 
-    def close(self) -> None:
+    def end_streams(self) -> None:
         """End all live streams."""
         self.feed.close()
         for _, site in list(self._open.values()):
-            site.feed.close()
+            site.end_streams()
 
     def overview(self) -> Overview:
         """Return all sites as they were a moment ago, or as they were last, with the problem."""

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from briter_worker.status import health_problems
-from briter_worker.web import models
 from briter_worker.web.api import PROBLEMS, Json
 from briter_worker.web.problems import ProblemError
 from briter_worker.web.site import Site
@@ -33,13 +32,13 @@ def open_metrics(root: "Site | Cluster") -> Render | None:
     return HistoryMetrics(root.history, lambda: site_metrics.measure_site(root.snapshot().status)).render
 
 
-@router.get("/healthz", response_model=models.Health)
+@router.get("/healthz", response_model=dict[str, str])
 def healthz() -> Response:
     """Return ok while the dashboard answers."""
     return Json({"status": "ok"})
 
 
-@router.get("/readyz", response_model=models.Health)
+@router.get("/readyz", response_model=dict[str, str])
 def readyz(request: Request) -> Response:
     """Return ok if the queue can be used. Signed-in users find the reason at /api/status and /api/doctor."""
     root = request.app.state.shell

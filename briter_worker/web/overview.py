@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from briter_worker.web import models
-from briter_worker.web.api import EVENT_STREAM, PROBLEMS, CurrentSite, IdempotencyKey, Json, csrf
+from briter_worker.web.api import EVENT_STREAM, PROBLEMS, CurrentSite, IdempotencyKey, Json, csrf, next_offset
 from briter_worker.web.cluster import Cluster
 from briter_worker.web.pages import paging
 from briter_worker.web.problems import ProblemError
@@ -34,7 +34,7 @@ def _cluster(request: Request) -> Cluster:
 
 
 Sites = Annotated[Cluster, Depends(_cluster)]
-router.add_api_route("/api/csrf", csrf, response_model=models.Csrf)
+router.add_api_route("/api/csrf", csrf, response_model=dict[str, str])
 
 
 @router.get("/", include_in_schema=False)
@@ -70,7 +70,7 @@ def first_page(site: CurrentSite) -> Response:
     return RedirectResponse(f"{site.base}/", status_code=308)
 
 
-@router.get("/api/sites", response_model=models.Sites)
+@router.get("/api/sites", response_model=models.Page[models.SiteSummary])
 def sites(
     cluster: Sites,
     q: Annotated[str, Query(max_length=200, description="Words of the name or the remote.")] = "",
@@ -81,11 +81,8 @@ def sites(
     """Return the sites, by name."""
     now = time.time()
     found = cluster.overview().chosen(q, show)
-    rows = found[offset : offset + limit]
-    following = offset + len(rows)
-    has_more = rows and following < len(found)
-    items = [site.to_json(now) for site in rows]
-    return Json({"items": items, "total": len(found), "next": following if has_more else None})
+    items = [site.to_json(now) for site in found[offset : offset + limit]]
+    return Json({"items": items, "total": len(found), "next": next_offset(offset, len(items), len(found))})
 
 
 @router.get("/api/status", response_model=models.ClusterStatus)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from briter_worker import client, wiring
@@ -102,7 +103,7 @@ class Site:
         self.base = base
         self.history = wiring.open_history(settings)
         self.checks = SiteChecks(settings, complain)
-        self.feed = Feed(self._news, self.status_json)
+        self.feed = Feed(self._news, self._first_status)
         self._log = log
         self._complain = complain
         self._notify = notify
@@ -112,7 +113,6 @@ class Site:
         self._inbox = inbox or FolderInbox(settings.queue_root)
         self._snapshot = CachedValue(self._read_snapshot, shortest=0.1, longest=10.0)
         self._last: Snapshot | None = None
-        self._revision = 0
         self._local_commits = CachedValue(
             lambda: read_local_commits(settings), shortest=60.0, longest=600.0, patience=0.0
         )
@@ -120,17 +120,16 @@ class Site:
             lambda: read_figures(self.history, time.time()), shortest=1.0, longest=60.0
         )
 
-    def close(self) -> None:
-        """End the live stream and close the history."""
+    def end_streams(self) -> None:
+        """End the live stream."""
         self.feed.close()
-        self.history.close()
 
     # Reading
 
     def snapshot(self) -> Snapshot:
         """Return the queue and the status as they were at most a few seconds ago. Raises ProblemError."""
         try:
-            self._last = self._snapshot.get()
+            return self._snapshot.get()
         except NotReadYetError:
             text = "the queue is being read for the first time"
             fix = "load the page again in a few seconds"
@@ -140,7 +139,6 @@ class Site:
             if self._last is None:
                 raise ProblemError(503, f"the queue cannot be read: {message}", fix) from None
             return dataclasses.replace(self._last, problem=message, problem_fix=fix)
-        return self._last
 
     def _read_snapshot(self) -> Snapshot:
         now = time.time()
@@ -153,10 +151,8 @@ class Site:
             status = read_status(
                 self.settings, now, queue=self._queue, jobs=rows, local_commits=commits or ()
             )
-        snapshot = take_snapshot(rows, status)
-        if self._last is None or self._last.fingerprint != snapshot.fingerprint:
-            self._revision += 1
-        return snapshot
+        self._last = take_snapshot(rows, status, self._last)
+        return self._last
 
     def progress(self) -> list[dict[str, Any]]:
         """Return how far each job in flight is. Raises ProblemError."""
@@ -171,10 +167,11 @@ class Site:
 
     def live_status(self) -> dict[str, Any]:
         """Return the status that readers of the live stream are sent. Raises ProblemError."""
-        status = self.snapshot().status.to_json()
+        snapshot = self.snapshot()
+        status = snapshot.status.to_json()
         worker = status["worker"]
         return {
-            "revision": self._revision,
+            "revision": snapshot.revision,
             "jobs": status["jobs"],
             "worker": None if worker is None else {"pid": worker["pid"], "alive": worker["alive"]},
             **{key: status[key] for key in ("paused", "condition", "failure", "fix", "dryRun")},
@@ -189,10 +186,16 @@ class Site:
             **snapshot.status.to_json(),
             "inFlight": self.progress(),
             "latest": latest,
-            "revision": self._revision,
+            "revision": snapshot.revision,
             "readers": len(self.feed),
             "problems": [text for text in (snapshot.problem, trouble) if text],
         }
+
+    def _first_status(self) -> dict[str, Any]:
+        try:
+            return self.status_json()
+        except ProblemError as error:
+            return {"problems": [error.detail]}
 
     def _latest(self) -> tuple[int, str]:
         """Return the id of the newest moment, or why the history cannot be read."""
@@ -221,7 +224,7 @@ class Site:
         except Exception:  # noqa: BLE001 - the page of an error must not raise another one
             snapshot = None
         return {
-            "seen": f"{self._revision}-{latest}",
+            "seen": f"{snapshot.revision if snapshot else 0}-{latest}",
             "snapshot": snapshot,
             "status": snapshot and snapshot.status,
             "dry_run": self.settings.worker_dry_run,
@@ -246,8 +249,7 @@ class Site:
             raise ProblemError(404, error.message, error.fix) from None
         except DeclinedError as error:
             raise ProblemError(409, error.message, error.fix) from None
-        self._notify()
-        self._snapshot.renew()
+        self._after_change()
         return result
 
     def cancel(self, wanted: str) -> Cancellation:
@@ -289,18 +291,25 @@ class Site:
                 self._inbox.put(document, files)
                 replayed = False
             else:
-                facts = [body, {path: content and content.hex() for path, content in files.items()}]
-                request = _digest(json.dumps(facts, sort_keys=True))
-                document |= {"id": _digest(f"{self.name}\n{key}")[:32], _REQUEST: request}
+                facts = [
+                    body,
+                    {path: None if content is None else _digest(content) for path, content in files.items()},
+                ]
+                request = _digest(json.dumps(facts, sort_keys=True).encode())
+                document |= {"id": _digest(key.encode("utf-8", "surrogatepass"))[:32], _REQUEST: request}
                 with _one_key, self._inbox.exclusive():
                     replayed = self._is_known(document)
                     if not replayed:
                         self._inbox.put(document, files)
         except ValueError as error:
             raise ProblemError(422, str(error)) from None
-        self._notify()
-        self._snapshot.renew()
+        self._after_change()
         return document["id"], replayed
+
+    def _after_change(self) -> None:
+        with suppress(OSError):  # a worker that is not notified polls
+            self._notify()
+        self._snapshot.renew()
 
     def _is_known(self, document: Document) -> bool:
         """Return True if the job was stored before. Raises ProblemError if its request differed."""
@@ -329,8 +338,8 @@ class Site:
         return found
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def explain(error: OSError) -> tuple[str, str]:

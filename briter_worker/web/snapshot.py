@@ -25,7 +25,8 @@ class Snapshot:
     jobs: Mapping[State, Sequence[ListedJob]]
     """By state: scheduled ones by time, failed ones with the latest save first."""
     fingerprint: int
-    """Differs when a job differs."""
+    revision: int
+    """Grows when a job changes."""
     problem: str = ""
     """Why the queue cannot be read now; the jobs are then those of the last time."""
     problem_fix: str = ""
@@ -55,16 +56,19 @@ def _newest_first(rows: Sequence[ListedJob]) -> Sequence[ListedJob]:
     return sorted(rows, key=lambda row: row.job.created_at, reverse=True)
 
 
-def take_snapshot(rows: Sequence[ListedJob], status: SiteStatus) -> Snapshot:
+def take_snapshot(rows: Sequence[ListedJob], status: SiteStatus, before: Snapshot | None) -> Snapshot:
     """Sort the jobs of a queue, which come in the order of `QueueControl.jobs`."""
     jobs: dict[State, list[ListedJob]] = {state: [] for state in State}
     for row in rows:
         jobs[row.state].append(row)
     jobs[State.FAILED].reverse()
-    facts = tuple(
-        (row.job.id, row.state, row.job.created_at, row.job.updated_at, row.job.attempts) for row in rows
+    fingerprint = hash(
+        tuple(
+            (row.job.id, row.state, row.job.created_at, row.job.updated_at, row.job.attempts) for row in rows
+        )
     )
-    return Snapshot(status, jobs, hash(facts))
+    revision = before.revision + (fingerprint != before.fingerprint) if before else 1
+    return Snapshot(status, jobs, fingerprint, revision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,11 @@ def test_a_post_comes_over_http_with_its_files_and_is_published(site: Site, data
 
 
 def test_requests_with_one_idempotency_key_are_one_job(dashboard: Dashboard) -> None:
-    body = {"slug": "hello", "scheduledFor": LATE, "contents": {"content/a.md": encoded("a")}}
+    body = {
+        "slug": "hello",
+        "scheduledFor": LATE,
+        "contents": {"content/a.md": encoded("a"), "content/b.md": ""},
+    }
     answers = []
 
     def ask() -> None:
