@@ -63,7 +63,7 @@ class Inbox(Protocol):
         ...
 
     def put(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
-        """Store a job durably. Raises ValueError when the job is refused, and OSError."""
+        """Store a job durably. Raises ValueError and DeclinedError for a refused job, and OSError."""
         ...
 
 
@@ -79,7 +79,7 @@ class FolderInbox:
         return files.exclusively(self._queue / ".requests.lock")
 
     def put(self, document: Document, _contents: Mapping[str, bytes | None]) -> None:
-        """Store a job durably. Raises ValueError when the job is refused, and OSError."""
+        """Store a job durably. Raises ValueError and DeclinedError for a refused job, and OSError."""
         client.submit(document, queue=self._queue)
 
 
@@ -303,6 +303,8 @@ class Site:
                         self._inbox.put(document, files)
         except ValueError as error:
             raise ProblemError(422, str(error)) from None
+        except DeclinedError as error:
+            raise ProblemError(422, error.message, error.fix) from None
         self._after_change()
         return document["id"], replayed
 
