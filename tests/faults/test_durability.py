@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from soak.tracing import Call
 
 QUEUE, CLAIMED = "storage/queue", "storage/queue/.claimed"
+STATE = "site/.git/briter"
 WRITES = {"write", "pwrite64", "writev", "pwritev", "pwritev2", "ftruncate", "copy_file_range", "sendfile"}
 FLUSHES = {"fsync", "fdatasync"}
 GIVES_A_NAME = {"rename", "renameat", "renameat2", "link", "linkat"}
@@ -132,20 +133,16 @@ def test_jobs_are_durably_claimed_before_anything_is_pushed(publication: Trace) 
     assert_names_are_durable(publication, CLAIMED, claims, before=publication.began("push"))
 
 
-def test_the_batch_is_durably_noted_before_git_writes_anything(publication: Trace) -> None:
-    (journal,) = publication.named(within=CLAIMED, like=".journal-*.json")
-    assert list(publication.unflushed(QUEUE)) == []
-    assert_names_are_durable(publication, CLAIMED, [journal], before=publication.objects()[0].begun)
-
-
 def test_the_plan_is_durable_before_the_push_begins(publication: Trace) -> None:
-    (journal,) = publication.named(within=CLAIMED, like=".journal-*.json")
-    path = journal.paths[-1]
-    plans = publication.where(lambda call: call.name in WRITES and call.paths[:1] == (path,))
-    assert plans
+    (plan,) = publication.named(within=STATE, like="plans/*.json")
     # With the commits that it names.
-    assert publication.objects()[-1].ended <= plans[0].begun
-    assert publication.flushed(path, after=plans[-1].ended, before=publication.began("push"))
+    assert publication.objects()[-1].ended <= plan.begun
+    assert list(publication.unflushed(STATE)) == []
+    folder = str(PurePath(plan.paths[-1]).parent)
+    assert_names_are_durable(publication, folder, [plan], before=publication.began("push"))
+    # The folders are new: their names have to be durable, too.
+    for parent in (PurePath(folder).parent, PurePath(STATE)):
+        assert publication.flushed(str(parent), after=0, before=publication.began("push"))
 
 
 def test_commits_are_durable_before_the_push_begins(publication: Trace) -> None:
@@ -165,27 +162,29 @@ def test_refs_and_the_index_are_flushed_before_they_get_their_names(publication:
     assert list(publication.unflushed("site/.git/index")) == []
 
 
-def test_a_job_leaves_the_queue_only_after_the_push_and_durably(publication: Trace) -> None:
+def test_a_job_leaves_the_queue_only_after_the_push_and_durably_before_the_plan_goes(
+    publication: Trace,
+) -> None:
     gone = publication.removed(f"{CLAIMED}/post-*.json")
     assert len(gone) == 3
     assert publication.ended("push") <= gone[0].begun
-    (forgotten,) = publication.removed(f"{CLAIMED}/.journal-*.json")
+    (forgotten,) = publication.removed("plans/*.json")
     assert_names_are_durable(publication, CLAIMED, gone, before=forgotten.begun)
-    assert_names_are_durable(publication, QUEUE, gone, before=forgotten.begun)
+    assert publication.flushed(
+        str(PurePath(forgotten.paths[-1]).parent), after=forgotten.ended, before=float("inf")
+    )
 
 
 def test_the_branch_has_moved_before_the_plan_is_forgotten_and_the_jobs_go(publication: Trace) -> None:
     moved = publication.named(within="site/.git/refs/heads/main")[-1]
     assert publication.ended("push") <= moved.begun
     assert moved.ended <= publication.removed(f"{CLAIMED}/post-*.json")[0].begun
-    (forgotten,) = publication.removed(f"{CLAIMED}/.journal-*.json")
-    assert moved.ended <= forgotten.begun
-    assert publication.flushed(CLAIMED, after=forgotten.ended, before=float("inf"))
 
 
-def test_a_job_that_could_not_be_published_waits_durably_before_its_plan_is_forgotten(
+def test_a_job_that_could_not_be_published_waits_durably_when_its_plan_is_forgotten(
     site: Site, trace: Callable[..., Trace]
 ) -> None:
+    publish(site, trace, 1)
     site.write_post("content/posts/a.md", "A\n")
     site.save("a", ["content/posts/a.md"])
     site.git("remote", "set-url", "origin", str(site.root / "nowhere"))
@@ -197,10 +196,8 @@ def test_a_job_that_could_not_be_published_waits_durably_before_its_plan_is_forg
         for call in found.named(like=f"{QUEUE}/a-*.json")
         if PurePath(call.paths[-1]).parent.name == "queue"
     ]
-    (gone,) = found.removed(f"{CLAIMED}/a-*.json")
-    assert_names_are_durable(found, QUEUE, [back], before=gone.begun)
-    (forgotten,) = found.removed(f"{CLAIMED}/.journal-*.json")
-    assert_names_are_durable(found, CLAIMED, [gone], before=forgotten.begun)
+    assert len(found.removed("plans/*.json")) == 1, "the push has not even begun to send"
+    assert_names_are_durable(found, QUEUE, [back], before=float("inf"))
 
 
 def test_a_job_is_durable_when_enqueue_has_said_so(site: Site, trace: Callable[..., Trace]) -> None:
@@ -208,7 +205,7 @@ def test_a_job_is_durable_when_enqueue_has_said_so(site: Site, trace: Callable[.
     found = trace("enqueue", "a", "content/posts/a.md")
     assert site.job("a")["paths"] == ["content/posts/a.md"]
     assert list(found.unflushed(QUEUE)) == []
-    (told, *_) = found.where(lambda call: call.name == "write" and not call.changes and call.does == "write")
+    (*_, told) = found.where(lambda call: call.name == "write" and not call.changes and call.does == "write")
     assert_names_are_durable(found, QUEUE, found.named(within=QUEUE, like="*.json"), before=told.begun)
 
 
@@ -220,7 +217,7 @@ def test_a_retry_is_durable_before_the_dead_letter_is_gone(site: Site, trace: Ca
     back = [
         call for call in found.named(within=QUEUE, like="*.json") if not call.paths[-1].startswith(CLAIMED)
     ]
-    (gone,) = found.removed(f"{CLAIMED}/a-*.json")
+    (gone,) = found.removed(f"{CLAIMED}/.a-*.json")
     assert_names_are_durable(found, QUEUE, back, before=gone.begun)
     assert_names_are_durable(found, CLAIMED, [gone], before=float("inf"))
 
@@ -229,8 +226,8 @@ def test_a_cancelled_job_is_gone_for_good(site: Site, trace: Callable[..., Trace
     site.save("a", ["content/posts/a.md"])
     found = trace("cancel", "a")
     assert site.jobs() == []
-    (gone,) = found.removed(f"{CLAIMED}/a-*.json")
+    (gone,) = found.removed(f"{CLAIMED}/.a-*.json")
     assert_names_are_durable(found, CLAIMED, [gone], before=float("inf"))
     # Its name in the queue is gone for good, too: else a power cut would bring it back.
-    taken = found.named(within=CLAIMED, like="a-*.json")
+    taken = found.named(within=CLAIMED, like=".a-*.json")
     assert_names_are_durable(found, QUEUE, taken, before=float("inf"))

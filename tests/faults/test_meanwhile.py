@@ -14,7 +14,7 @@ from outcomes import assert_published, assert_put_off, assert_sound, save
 from queue_engines import NOW, Disk
 from sites import Result, Site, eventually, lines_of
 
-from briter_worker.errors import FailureClass, FailureCode
+from briter_worker.errors import Failure, FailureClass, FailureCode
 from briter_worker.job import format_time
 
 if TYPE_CHECKING:
@@ -130,9 +130,9 @@ def test_a_retry_that_a_writer_wants_later_than_any_delay_waits_for_the_longest_
     disk.save("a", ["x"], attempts=1, nextAttemptAt="2099-01-01T00:00:00Z")
     (file,) = disk.root.glob("*.json")
     os.utime(file, (NOW, NOW))
-    assert disk.queue.claim(NOW + 1799.0).batch is None
+    assert disk.queue.claim(NOW + 1799.0).claims == ()
     assert disk.queue.next_due(NOW) == NOW + 1800.0
-    assert disk.queue.claim(NOW + 1800.0).batch is not None
+    assert disk.queue.claim(NOW + 1800.0).claims
 
 
 @pytest.mark.parametrize("jump", [-400 * 86400.0, -3600.0, 3600.0, 400 * 86400.0])
@@ -140,17 +140,14 @@ def test_a_wall_clock_that_jumps_delays_no_retry_and_forgets_no_hold(tmp_path: P
     disk = Disk(tmp_path)
     disk.save("a", ["x"], created=NOW)
     disk.save("held", ["y"], created=NOW, scheduledFor=format_time(NOW + 900 * 86400))
-    batch = disk.queue.claim(NOW).batch
-    assert batch is not None
-    disk.queue.put_off(batch, batch.claims[0], FailureCode.LOST_RACE, "busy", NOW + 60)
-    disk.queue.close(batch)
+    (claim,) = disk.queue.claim(NOW).claims
+    disk.queue.retry_later(claim, Failure(FailureCode.LOST_RACE, "busy"), at=NOW + 60)
     later = NOW + jump
     due = disk.queue.next_due(later)
     assert due is not None
     assert due <= later + 1800.0, "the longest delay"
-    again = disk.queue.claim(due).batch
-    assert again is not None
-    assert [(claim.job.slug, claim.attempt) for claim in again.claims] == [("a", 2)]
+    again = disk.queue.claim(due).claims
+    assert [(claim.job.slug, claim.attempt) for claim in again] == [("a", 2)]
 
 
 # Nobody takes the log
