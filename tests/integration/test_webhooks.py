@@ -651,6 +651,12 @@ def test_a_condition_ends_with_the_next_push(site: Site) -> None:
     assert json.loads(site.command("status", "--json").stdout)["condition"] is None
 
 
+def test_a_job_with_another_meaning_of_webhook_is_published(site: Site) -> None:
+    site.write_post(POST, "Hello\n")
+    site.save("hello", [POST], webhook={"of": "mine"})
+    assert site.run_once().names().count("published") == 1
+
+
 def test_the_doctor_names_problems_of_webhooks(site: Site, receiver: Receiver) -> None:
     bad = site.command("doctor", "--json", BRITER_WEBHOOK_URLS="https://localhost/T0KEN")
     found = [each for each in json.loads(bad.stdout)["findings"] if each["check"] == "webhooks"]
