@@ -27,9 +27,9 @@ _ROLL_UP = (
 
 
 def tidy_repository(repository: Repository, now: float, keep: Collection[str] = ()) -> None:
-    """Remove old temporary files and private refs, and roll up small packs. Raises PublishError.
+    """Remove old temporary files and private refs, roll up small packs, and update the tracking ref.
 
-    `keep` has the refs that recorded plans name. Call it inside `working`.
+    `keep` has the refs that recorded plans name. Call it inside `working`. Raises PublishError.
     """
     _remove_files(repository, now)
     prefix = f"{repository.own_refs}/batch/"
@@ -38,6 +38,9 @@ def tidy_repository(repository: Repository, now: float, keep: Collection[str] = 
         made, _, name = line.partition(" ")
         if name not in keep and now - int(made or 0) > _OLD_REF_S:
             repository.update_refs((name, None, None))
+    seen, pushed = repository.ref(repository.tracking_ref), repository.ref(repository.pushed_ref)
+    if seen and pushed and seen != pushed and repository.is_ancestor(seen, pushed):
+        repository.update_refs((repository.tracking_ref, pushed, seen))  # it was locked after the push
     _roll_up_packs(repository, now)
 
 

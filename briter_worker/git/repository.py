@@ -8,7 +8,6 @@ import shlex
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from briter_worker.errors import FailureCode, PublishError, UsageError
@@ -17,6 +16,7 @@ from briter_worker.git.stale_locks import StaleLocks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
+    from pathlib import Path
 
     from briter_worker.git.run import Git
 
@@ -62,7 +62,7 @@ class Repository:
 
     def __init__(self, git: Git, *, branch: str, remote: str) -> None:
         self.git = git
-        self.branch = branch
+        self.branch = git.branch = branch
         self.remote = remote
         self.branch_ref = f"refs/heads/{branch}"
         self.tracking_ref = f"refs/remotes/{remote}/{branch}"
@@ -84,19 +84,8 @@ class Repository:
         A worker that dies inside leaves the mark, by which its lock files are recognised.
         """
         self.git.refresh()
-        self._open()
         with self._locks.marked():
             yield
-
-    def _open(self) -> None:
-        try:
-            _ = self.git.repo
-        except PublishError as failure:
-            # Git sees no repository where HEAD is damaged.
-            folder = Path(self.git.worktree or "", ".git")
-            if failure.code is FailureCode.NOT_A_REPOSITORY and (folder / "HEAD").is_file():
-                self._head_ref(folder)
-            raise
 
     def check(self) -> None:
         """Raise PublishError unless the repository is ready for a publication. The remote is not asked."""
@@ -323,6 +312,7 @@ class Repository:
 
     def fetch(self) -> str:
         """Fetch the branch and return the remote's tip. Moves no ref that a person looks at."""
+        self.ref(self.fetched_ref)  # removes a damaged one, which git would not move
         self._fetch()
         tip = self.ref(self.fetched_ref)
         if tip is None:

@@ -12,6 +12,7 @@ import io
 import os
 import select
 import selectors
+import shlex
 import shutil
 import signal
 import subprocess
@@ -81,6 +82,8 @@ class Git:
         self._fds = pass_fds
         self._access = access
         self._durable = durable
+        self.branch = ""
+        """The branch to check out, for the fix of a damaged HEAD."""
         self._repo: git.Repo | None = None
         self._settings: list[Setting] | None = None
         self._environment: dict[str, str] | None = None
@@ -101,11 +104,7 @@ class Git:
             try:
                 repo = git.Repo(self._place, search_parent_directories=False, expand_vars=False)
             except (git.InvalidGitRepositoryError, git.NoSuchPathError) as error:
-                raise PublishError(
-                    FailureCode.NOT_A_REPOSITORY,
-                    f"{self._place} is not the top of a git repository",
-                    "clone the site there, or point BRITER_GIT_WORKTREE at its clone",
-                ) from error
+                raise self._no_repository() from error
             except (configparser.Error, UnicodeDecodeError) as error:
                 # Without their text, which is the wrong line: a URL may stand there.
                 raise PublishError(
@@ -116,6 +115,18 @@ class Git:
             repo.git = _GitPython(self, self._place)
             self._repo = repo
         return self._repo
+
+    def _no_repository(self) -> PublishError:
+        head = self._place / ".git" / "HEAD"
+        if head.is_file() and (head.parent / "objects").is_dir():  # git sees no repository there
+            said = shlex.quote(f"ref: refs/heads/{self.branch}")
+            fix = f"echo {said} > {shlex.quote(str(head))}"
+            return PublishError(FailureCode.CORRUPT, f"{head} is damaged", fix)
+        return PublishError(
+            FailureCode.NOT_A_REPOSITORY,
+            f"{self._place} is not the top of a git repository",
+            "clone the site there, or point BRITER_GIT_WORKTREE at its clone",
+        )
 
     @property
     def remote(self) -> git.Remote:
