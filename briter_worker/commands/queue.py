@@ -113,7 +113,7 @@ def enqueue(
         document = client.compose(slug, paths, message=message, at=at, author=author)
         job = _send(settings, document, root) if settings.database_url else _submit(settings, document)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(str(error), getattr(error, "fix", "")) from None
     if as_json:
         output.write_json(job)
     elif output.is_terminal():

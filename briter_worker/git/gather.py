@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside
-from briter_worker.errors import DeclinedError, PublishError
+from briter_worker.errors import PublishError, UsageError
 from briter_worker.git.folders import (
     Expansion,
     Folders,
@@ -41,7 +41,7 @@ _GIT_TIMEOUT_S = 60.0
 _ANY_SIZE = 2**63
 
 
-class GatherError(DeclinedError):
+class GatherError(UsageError, ValueError):
     """Report files that cannot be sent as they are."""
 
 

@@ -1,4 +1,4 @@
-"""The commands on a site of a cluster: what they print and do is what they print and do beside a folder."""
+"""The commands on a site of a cluster print and do the same as on a folder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from briter_worker.cluster.asking import enqueue
-from briter_worker.cluster.sites import UnknownSiteError
+from briter_worker.cluster.submit import enqueue
 from briter_worker.errors import UsageError
-from briter_worker.queues.postgres.deliveries import PostgresDeliveries
+from briter_worker.queues.postgres.blobs import PostgresPayloads
+from briter_worker.queues.postgres.fencing import SiteMissingError
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -53,11 +53,9 @@ def carried(database: Database, slug: str) -> dict[str, bytes | None]:
     with database.transaction() as connection:
         row = connection.execute("SELECT id, site FROM publications WHERE slug = %s", (slug,)).fetchone()
     assert row is not None
-    deliveries = PostgresDeliveries(database, row[1])
-    files = deliveries.of([str(row[0])])[str(row[0])].files
-    return {
-        file.path: None if file.blob is None else b"".join(deliveries.content(file.blob)) for file in files
-    }
+    payloads = PostgresPayloads(database, row[1])
+    files = payloads.of([str(row[0])])[str(row[0])].files
+    return {file.path: None if file.blob is None else b"".join(payloads.content(file.blob)) for file in files}
 
 
 def waiting(database: Database) -> set[str]:
@@ -111,7 +109,9 @@ def test_the_site_is_the_environments_unless_another_is_named(cluster: Site) -> 
         ok(cluster.command("enqueue", "a", POST, "--site", "blog", "--json", BRITER_SITE="shop"))["site"]
         == "blog"
     )
-    assert "which site? Fix: --site NAME or BRITER_SITE" in said(cluster.command("enqueue", "a", POST), 2)
+    assert "no site was given. Fix: use --site NAME or BRITER_SITE" in said(
+        cluster.command("enqueue", "a", POST), 2
+    )
     assert "there is no site 'nope'" in said(cluster.command("enqueue", "a", POST, "--site", "nope"), 1)
 
 
@@ -134,7 +134,7 @@ def test_what_is_not_there_or_a_link_is_said_at_once(cluster: Site) -> None:
     (cluster.worktree / "content/link.md").symlink_to("/etc/passwd")
     result = cluster.command("enqueue", "a", "content/link.md", "--site", "blog")
     assert result.returncode == 2
-    assert "content/link.md, as it is, or is below, a symbolic link" in result.stderr
+    assert "content/link.md: it is, or is below, a symbolic link" in result.stderr
 
 
 def test_a_second_save_of_a_post_takes_the_firsts_place_and_its_files(
@@ -151,7 +151,7 @@ def test_a_second_save_of_a_post_takes_the_firsts_place_and_its_files(
 
 
 def test_a_root_is_refused_where_the_worker_reads_the_files_itself(site: Site) -> None:
-    assert "--root goes with a cluster" in said(site.command("enqueue", "a", POST, "--root", "x"), 2)
+    assert "--root needs a cluster" in said(site.command("enqueue", "a", POST, "--root", "x"), 2)
 
 
 def test_a_database_that_is_away_fails_the_call_and_shows_no_password(cluster: Site) -> None:
@@ -178,9 +178,9 @@ def test_a_program_in_python_sends_files_or_what_they_contain(cluster: Site, dat
         enqueue("x", files={".env": b"canary"}, settings=settings)
     with pytest.raises(ValueError, match="leave paths and root out"):
         enqueue("x", ["a"], files={"content/a.md": b"a"}, settings=settings)
-    with pytest.raises(UnknownSiteError):
+    with pytest.raises(SiteMissingError):
         enqueue("x", ["content/a.md"], site="nope", settings=settings)
-    with pytest.raises(UsageError, match="where to"):
+    with pytest.raises(UsageError, match="the site to publish to"):
         enqueue("x", ["content/a.md"], settings=load_settings({}))
 
 
@@ -197,7 +197,7 @@ def test_a_job_on_hold_is_hurried_and_one_that_failed_is_retried(cluster: Site, 
     assert job["slug"] == "hello"
     assert waiting(database) == {"blog"}
     assert ok(cluster.command("list", "--site", "blog", "--json"))[0]["state"] == "pending"
-    assert "'hello' has not failed: it is pending" in said(
+    assert "'hello' has not failed: its state is pending" in said(
         cluster.command("retry", "hello", "--site", "blog"), 1
     )
     assert "no job with the id or slug 'hello'" in said(
@@ -218,7 +218,7 @@ def test_a_job_is_cancelled_and_its_contents_are_gone(cluster: Site, database: D
     assert ok(cluster.command("cancel", "hello", "--site", "blog", "--json"))[0]["cancelled"] is True
     assert ok(cluster.command("list", "--site", "blog", "--json")) == []
     with database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM contents").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM files").fetchone() == (0,)
 
 
 def test_a_pause_is_one_sites_alone(cluster: Site, database: Database) -> None:
@@ -239,7 +239,7 @@ def test_the_status_tells_what_waits_and_that_nobody_is_there_to_publish(cluster
     assert (status["jobs"]["pending"], status["hosts"], status["worker"]) == (1, 0, None)
     assert (status["remote"], status["queue"]) == (str(cluster.remote), "the site blog of the cluster")
     text = cluster.command("status", "--site", "blog").stdout
-    assert "worker\tno host of the cluster runs" in text
+    assert "worker\tno node of the cluster runs" in text
     assert f"publishes\tmain on {cluster.remote}" in text
 
 
@@ -249,12 +249,16 @@ def test_a_failure_of_the_surroundings_is_the_sites_condition(cluster: Site, dat
     with database.transaction() as connection:
         connection.execute(
             "UPDATE publications SET failure = 'network', document = (document::jsonb ||"
-            """ '{"failure": "network", "lastError": "the remote is away", "attempts": 1}')::text"""
+            """ '{"failure": "network", "lastError": "the remote is down", "fix": "check it"}')::text"""
         )
     status = ok(cluster.command("status", "--site", "blog", "--json"))
-    assert (status["condition"], status["failure"]) == ("the remote is away", "network")
+    assert (status["condition"], status["failure"], status["fix"]) == (
+        "the remote is down",
+        "network",
+        "check it",
+    )
     with database.transaction() as connection:
-        connection.execute("INSERT INTO versions VALUES ('blog', 'content/a.md', 1, 1e11)")
+        connection.execute("INSERT INTO conditions VALUES ('blog', NULL, NULL, '', 1e11)")
     assert ok(cluster.command("status", "--site", "blog", "--json"))["condition"] is None
 
 
@@ -273,7 +277,7 @@ def test_a_site_is_not_removed_with_jobs_unless_that_is_asked_for(cluster: Site,
     assert "still has 1 jobs" in said(cluster.command("site", "remove", "blog"), 1)
     ok(cluster.command("site", "remove", "blog", "--discard", "--json"))
     with database.transaction() as connection:
-        for table in ("publications", "delivered", "contents", "content_parts"):
+        for table in ("publications", "files"):
             row = connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()  # noqa: S608
             assert row == (0,), table
     assert "there is no site 'blog'" in said(cluster.command("enqueue", "hello", POST, "--site", "blog"), 1)
