@@ -177,7 +177,7 @@ def test_taking_a_site_waits_for_the_running_transaction_of_its_worker(database:
         thread = threading.Thread(target=take_over)
         thread.start()
         assert not taken.wait(0.3)
-        connection.execute("UPDATE sites SET tip = 'written in time'")
+        connection.execute("UPDATE sites SET worker = 'written in time'")
     assert taken.wait(10)
     thread.join()
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from briter_worker.job import State, Status, format_time, with_state
+from briter_worker.job import State, Status, with_state
 from briter_worker.ports import Cancellation, ListedJob, Pause
 from briter_worker.queues.postgres.fencing import lock_site
 from briter_worker.queues.postgres.rows import CLAIMED, FAILED, delete, put_back, select
@@ -67,24 +67,22 @@ class PostgresControl:
         with self._locked() as connection:
             rows = self._wanted(connection, wanted)
             chosen = self._choose(rows, now, lambda listed: select_to_retry(listed, wanted))
-            return self._put_back(connection, [_as_new(row, now) for row in chosen], now)
+            return self._put_back(connection, [as_new(row, now) for row in chosen], now)
 
     def retry_all(self, now: float) -> Sequence[Job]:
         """Make every dead letter that a retry can help due at once."""
         with self._locked() as connection:
             rows = select(connection, "site = %(site)s AND state = 'failed'", {"site": self._site})
             chosen = self._choose(rows, now, select_retryable)
-            return self._put_back(connection, [_as_new(row, now) for row in chosen], now)
+            return self._put_back(connection, [as_new(row, now) for row in chosen], now)
 
     def publish_now(self, wanted: str, now: float) -> Sequence[Job]:
         """Make scheduled and retrying jobs due at once."""
-        changed = {"scheduledFor": None, "nextAttemptAt": None, "updatedAt": format_time(now)}
         with self._locked() as connection:
             rows = self._wanted(connection, wanted)
             chosen = self._choose(rows, now, lambda listed: select_to_publish_now(listed, wanted))
-            return self._put_back(
-                connection, [row.rewritten({**row.document, **changed}) for row in chosen], now
-            )
+            keys = {"scheduledFor": None, "nextAttemptAt": None}
+            return self._put_back(connection, [row.with_keys(keys, now) for row in chosen], now)
 
     def cancel(self, wanted: str, now: float) -> Cancellation:
         """Remove jobs from the queue, or request it for those in flight."""
@@ -172,7 +170,7 @@ class PostgresControl:
         return [row.job for row in rows]
 
 
-def _as_new(row: Row, now: float) -> Row:
+def as_new(row: Row, now: float) -> Row:
     """Return the row of a pending job that was never attempted."""
     return row.rewritten(with_state(row.document, now, status=Status.PENDING, attempts=0))
 

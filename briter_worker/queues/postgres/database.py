@@ -67,8 +67,7 @@ class DatabaseError(UnavailableError):
     """Postgres cannot be used. The message and the fix contain no credentials."""
 
     def __init__(self, message: str, fix: str) -> None:
-        self.message = one_line(message)
-        self.fix = fix
+        self.message, self.fix = one_line(message), fix
         super().__init__(self.message)
 
 
@@ -112,8 +111,10 @@ class Database:
         try:
             with self._open_pool().connection() as connection:
                 yield connection
-        except PoolTimeout as error:
-            raise self._explain_timeout(error) from None
+        except PoolTimeout:
+            self._try_to_connect()
+            message = f"all {self._connections} connections to Postgres are in use"
+            raise DatabaseError(message, "try again") from None
         except _ENVIRONMENT_ERRORS as error:
             raise _explain(error) from error
         except psycopg.errors.UndefinedTable as error:
@@ -131,19 +132,19 @@ class Database:
     def version(self) -> int:
         """Return the version of the schema; 0 where there is none."""
         with self.connection() as connection:
-            return migrations.read_version(connection).version
+            return migrations.read_versions(connection)[0]
 
     def check(self) -> None:
         """Raise VersionError if the schema is too old or too new for this program."""
         with self.connection() as connection:
-            found = migrations.read_version(connection)
+            version, oldest = migrations.read_versions(connection)
         needed = migrations.needed_version()
-        if found.version < needed:
-            has = f"version {found.version}" if found.version else "no tables of Briter Worker"
+        if version < needed:
+            has = f"version {version}" if version else "no tables of Briter Worker"
             raise VersionError(f"the database has {has}, and this program needs version {needed}", _UPGRADE)
-        if found.oldest > needed:
+        if oldest > needed:
             raise VersionError(
-                f"the database has version {found.version}, and this program knows version {needed}",
+                f"the database has version {version}, and this program knows version {needed}",
                 "install the version of briter-worker that upgraded the database, or a newer one",
             )
 
@@ -171,12 +172,18 @@ class Database:
     ) -> None:
         self.close()
 
+    def _try_to_connect(self) -> None:
+        """Raise DatabaseError with the reason, which the pool does not report, if Postgres cannot be used."""
+        try:
+            with psycopg.connect(self.conninfo) as connection:
+                _check_encoding(connection)
+        except psycopg.OperationalError as error:
+            raise _explain(error) from error
+
     def _open_pool(self) -> ConnectionPool[Connection]:
         with self._guard:
             if self._pool is None:
-                # The pool retries until its timeout and does not report the reason.
-                with psycopg.connect(self.conninfo) as connection:
-                    _check_encoding(connection)
+                self._try_to_connect()
                 self._pool = ConnectionPool(
                     self.conninfo,
                     kwargs={"autocommit": True},
@@ -189,15 +196,6 @@ class Database:
                     check=_check_connection,
                 )
             return self._pool
-
-    def _explain_timeout(self, error: PoolTimeout) -> DatabaseError:
-        try:
-            psycopg.connect(self.conninfo).close()
-        except psycopg.OperationalError as reason:
-            return _explain(reason)
-        return DatabaseError(
-            f"all {self._connections} connections to Postgres are in use: {error}", "try again"
-        )
 
 
 _UPGRADE = "briter-worker db upgrade"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from briter_worker.queues.postgres.database import Connection, Database
 
-_READ = "SELECT token, removed FROM sites WHERE name = %s"
+_LOCK = "SELECT token, removed FROM sites WHERE name = %s FOR NO KEY UPDATE"
 
 
 class SiteMissingError(DeclinedError):
@@ -64,12 +64,16 @@ def fenced(database: Database, site: str, token: int) -> Iterator[Connection]:
 
 def lock_for_worker(connection: Connection, site: str, token: int) -> None:
     """Lock the site until the transaction ends. Raises LockLostError unless the token is the last one."""
-    _compare(site, token, connection.execute(f"{_READ} FOR NO KEY UPDATE", (site,)).fetchone())
+    row = connection.execute(_LOCK, (site,)).fetchone()
+    if row is None or row[1]:
+        raise _missing(site)
+    if row[0] != token:
+        raise LockLostError(LossReason.TAKEN, f"another worker has the site {site} now; this drain ends", "")
 
 
 def lock_site(connection: Connection, site: str) -> None:
     """Lock the site until the transaction ends, for producers and commands. Raises SiteMissingError."""
-    row = connection.execute(f"{_READ} FOR NO KEY UPDATE", (site,)).fetchone()
+    row = connection.execute(_LOCK, (site,)).fetchone()
     if row is None or row[1]:
         raise SiteMissingError(site)
 
@@ -77,21 +81,12 @@ def lock_site(connection: Connection, site: str) -> None:
 def check_token(database: Database, site: str, token: int) -> None:
     """Raise LockLostError unless the token is the site's last one, or if the database cannot be asked."""
     try:
-        with database.connection() as connection:
-            row = connection.execute(_READ, (site,)).fetchone()
+        with fenced(database, site, token):
+            pass
     except DatabaseError as error:
         message = f"the worker cannot check whether it still has the site {site}: {error.message}"
-        raise LockLostError(LossReason.ERROR, message) from error
-    _compare(site, token, row)
-
-
-def _compare(site: str, token: int, row: tuple[Any, ...] | None) -> None:
-    if row is None or row[1]:
-        raise _missing(site)
-    if row[0] != token:
-        message = f"another worker has the site {site} now; this worker ends its drain"
-        raise LockLostError(LossReason.TAKEN, message)
+        raise LockLostError(LossReason.ERROR, message, error.fix) from error
 
 
 def _missing(site: str) -> LockLostError:
-    return LockLostError(LossReason.MISSING, f"there is no site {site} any more")
+    return LockLostError(LossReason.MISSING, f"there is no site {site} any more", "")

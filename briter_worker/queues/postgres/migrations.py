@@ -34,14 +34,6 @@ CREATE TABLE IF NOT EXISTS migrations (
 
 
 @dataclass(frozen=True, slots=True)
-class SchemaVersion:
-    """The version of the schema, and the lowest program version that may use it."""
-
-    version: int
-    oldest: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Migration:
     name: str
     version: int
@@ -54,12 +46,12 @@ def needed_version() -> int:
     return _own_migrations()[-1].version
 
 
-def read_version(connection: Connection) -> SchemaVersion:
-    """Return the version of the schema; 0 where there is none."""
+def read_versions(connection: Connection) -> tuple[int, int]:
+    """Return the version of the schema, 0 where there is none, and the lowest program that may use it."""
     if connection.execute("SELECT to_regclass('briter.migrations')").fetchone() == (None,):
-        return SchemaVersion(0, 0)
-    row = connection.execute("SELECT coalesce(max(version), 0), coalesce(max(oldest), 0) FROM migrations")
-    return SchemaVersion(*row.fetchone() or (0, 0))
+        return 0, 0
+    found = connection.execute("SELECT max(version), max(oldest) FROM migrations").fetchone()
+    return found or (0, 0)
 
 
 def upgrade(connection: Connection) -> list[str]:

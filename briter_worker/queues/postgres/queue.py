@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import FailureClass, FailureCode, LockLostError, LossReason
-from briter_worker.job import Status, format_time, with_state
+from briter_worker.job import Status, with_state
 from briter_worker.ports import Claim, ClaimResult, Plan, SupersededJob
-from briter_worker.queues.postgres.control import PostgresControl
+from briter_worker.queues.postgres.control import PostgresControl, as_new
 from briter_worker.queues.postgres.fencing import fenced
 from briter_worker.queues.postgres.rows import (
     FAILED,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.rows import Row
 
 _ENVIRONMENT = [code.value for code in FailureCode if code.failure_class is FailureClass.ENVIRONMENT]
+_OF_ENVIRONMENT = "site = %(site)s AND failure = ANY(%(codes)s)"
 _CLAIM = """
 WITH due AS (
     SELECT id FROM publications
@@ -101,9 +102,8 @@ class PostgresQueue(PostgresControl):
     def recover(self, now: float) -> Sequence[Claim]:
         """Return everything in flight: nobody but the caller works on the site's jobs."""
         with self._fenced() as connection:
-            return self._claims(
-                select(connection, "site = %(site)s AND state = 'claimed'", {"site": self._site}), now
-            )
+            rows = select(connection, "site = %(site)s AND state = 'claimed'", {"site": self._site})
+            return self._claims(rows, now)
 
     def reclaim(self, claim: Claim, now: float) -> Claim:  # noqa: ARG002 - the port's signature
         """Claim a recovered job again, to be published alone; a crash while it was alone counts."""
@@ -115,7 +115,7 @@ class PostgresQueue(PostgresControl):
             )
             rows = self._claimed_rows(connection, [claim])
             if not rows:
-                raise LockLostError(LossReason.DONE, f"a job of the site {self._site} is gone")
+                raise LockLostError(LossReason.DONE, f"a job of the site {self._site} is gone", "")
             return _claim(rows[0])
 
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
@@ -218,21 +218,11 @@ class PostgresQueue(PostgresControl):
         """Make dead letters of environment failures pending again, and their retries due at once."""
         values = {"site": self._site, "now": now, "codes": _ENVIRONMENT}
         with self._fenced() as connection:
-            revived = [
-                row.rewritten(with_state(row.document, now, status=Status.PENDING, attempts=0))
-                for row in select(
-                    connection, "site = %(site)s AND state = 'failed' AND failure = ANY(%(codes)s)", values
-                )
-            ]
-            hurried = [
-                row.rewritten({**row.document, "nextAttemptAt": None, "updatedAt": format_time(now)})
-                for row in select(
-                    connection,
-                    "site = %(site)s AND state = 'pending' AND next_attempt_at > 0"
-                    " AND next_attempt_at > %(now)s AND failure = ANY(%(codes)s)",
-                    values,
-                )
-            ]
+            letters = select(connection, f"state = 'failed' AND {_OF_ENVIRONMENT}", values)
+            delayed = "state = 'pending' AND next_attempt_at > 0 AND next_attempt_at > %(now)s"
+            retries = select(connection, f"{delayed} AND {_OF_ENVIRONMENT}", values)
+            revived = [as_new(row, now) for row in letters]
+            hurried = [row.with_keys({"nextAttemptAt": None}, now) for row in retries]
             put_back(connection, self._site, [*revived, *hurried], now)
         return [row.job for row in revived]
 
@@ -259,7 +249,7 @@ class PostgresQueue(PostgresControl):
 
     def _fenced(self) -> AbstractContextManager[Connection]:
         if self._token is None:
-            raise LockLostError(LossReason.TAKEN, f"this program never took the site {self._site}")
+            raise LockLostError(LossReason.TAKEN, f"this program never took the site {self._site}", "")
         return fenced(self._database, self._site, self._token)
 
     def _claimed_rows(self, connection: Connection, claims: Sequence[Claim]) -> list[Row]:

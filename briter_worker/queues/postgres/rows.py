@@ -137,9 +137,11 @@ class Row:
         """Return the row with these declared paths; a dry run has then not tried it yet."""
         if set(paths) == set(self.job.paths):
             return self
-        document = {**self.document, "paths": list(paths), "updatedAt": format_time(now)}
-        document.pop("dryRunAt", None)
-        return self.rewritten(document)
+        return self.with_keys({"paths": list(paths), "dryRunAt": None}, now)
+
+    def with_keys(self, keys: Document, now: float) -> Row:
+        """Return the row with these keys replaced in the job file."""
+        return self.rewritten({**self.document, **keys, "updatedAt": format_time(now)})
 
     def fields(self, site: str) -> dict[str, object]:
         """Return the values of the row's columns."""
