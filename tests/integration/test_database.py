@@ -15,7 +15,6 @@ from postgres import PASSWORD, add_site
 from briter_worker.errors import UnavailableError
 from briter_worker.queues.postgres import migrations
 from briter_worker.queues.postgres.database import Database, DatabaseError, VersionError
-from briter_worker.queues.postgres.fencing import lock_site
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
@@ -75,28 +74,6 @@ def test_a_value_shared_by_all_nodes_is_set_once(database: Database) -> None:
     assert database.value_or_set("token", "second") == "first"
 
 
-def test_a_schema_that_only_a_newer_program_knows_is_refused(database: Database) -> None:
-    with database.transaction() as connection:
-        connection.execute("INSERT INTO migrations (name, version, oldest) VALUES ('9998_more', 9998, 1)")
-    database.check()  # an upgrade that only adds stops nobody
-    with database.transaction() as connection:
-        connection.execute("INSERT INTO migrations (name, version, oldest) VALUES ('9999_other', 9999, 9999)")
-    with pytest.raises(VersionError, match="has version 9999") as refused:
-        database.check()
-    assert "install the version of briter-worker that upgraded" in refused.value.fix
-
-
-def test_an_exception_rolls_the_transaction_back(database: Database) -> None:
-    def fail() -> None:
-        with database.transaction() as connection:
-            connection.execute("INSERT INTO sites (name) VALUES ('site')")
-            raise ValueError("enough")
-
-    with pytest.raises(ValueError, match="enough"):
-        fail()
-    add_site(database)
-
-
 def test_a_server_that_stops_and_starts_is_used_again(postgres_server: Server, database_url: str) -> None:
     with Database(database_url, connections=2, patience=1) as database:
         add_site(database, "before")
@@ -139,20 +116,6 @@ def test_the_password_is_redacted_everywhere() -> None:
     assert "0815" not in one_line("the server said: an-unlikely-secret-0815 is wrong")
 
 
-def test_a_producer_suspended_in_a_transaction_does_not_keep_the_site(database: Database) -> None:
-    add_site(database, "one")
-
-    def sleep() -> None:
-        with database.transaction() as connection:
-            connection.execute("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
-            lock_site(connection, "one")
-            with database.transaction() as other:
-                lock_site(other, "one")  # before its own time is up
-
-    with pytest.raises(DatabaseError):
-        sleep()
-
-
 def test_a_connection_that_ends_in_use_is_replaced(
     database: Database,
 ) -> None:
@@ -184,15 +147,6 @@ def test_a_full_pool_is_not_reported_as_a_server_that_is_down(database_url: str)
         pytest.raises(DatabaseError, match="all 1 connections to Postgres are in use"),
     ):
         add_site(database)
-
-
-def test_an_upgrade_of_a_missing_database_reports_the_cause(postgres_server: Server) -> None:
-    with (
-        Database(postgres_server.url("nowhere")) as database,
-        pytest.raises(DatabaseError, match='"nowhere" does not exist') as refused,
-    ):
-        database.upgrade()
-    assert PASSWORD not in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_server_that_is_too_old_is_refused_before_the_upgrade(

@@ -1,17 +1,14 @@
-"""Many clients at once, some of which die: producers, drains, a user, and a network that cuts connections."""
+"""Many clients at once, some of which die: producers, drains, and a user."""
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,24 +16,20 @@ from typing import TYPE_CHECKING
 import pytest
 from postgres import add_site
 from postgres_queues import NOW, control_queue, store, take_queue
-from psycopg import conninfo
 
-from briter_worker.errors import Failure, FailureCode, LockLostError
-from briter_worker.job import State, format_time
+from briter_worker.errors import Failure, FailureCode
+from briter_worker.job import format_time
 from briter_worker.ports import Plan
 from briter_worker.queues.postgres.blobs import PayloadValues, collect_blobs
-from briter_worker.queues.postgres.database import Database, DatabaseError
+from briter_worker.queues.postgres.database import Database
 from briter_worker.queues.postgres.fencing import take_site
 from briter_worker.queues.postgres.producer import submit_many
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from briter_worker.ports import Claim
 
 DOWN = Failure(FailureCode.NETWORK, "down", "start it")
-REJECTED = Failure(FailureCode.REJECTED, "no", "change it")
 
 
 def save(database: Database, slug: str, path: str, created: float) -> None:
@@ -244,105 +237,3 @@ def test_workers_killed_at_any_line_lose_nothing_and_publish_nothing_twice(
         assert kills < 100
     published = [line.split()[1] for line in log.read_text().splitlines()]
     assert sorted(published, key=int) == [str(n) for n in range(count)]
-
-
-class CuttingProxy:
-    """Stands between a worker and Postgres, and cuts their connection after a number of messages."""
-
-    def __init__(self, url: str) -> None:
-        parts = conninfo.conninfo_to_dict(url)
-        self._target = (str(parts["host"]), int(str(parts["port"])))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = conninfo.make_conninfo(url, host="127.0.0.1", port=self._listener.getsockname()[1])
-        self.left = 10**9
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(self._target)
-            threading.Thread(target=self._pass, args=(client, server, True), daemon=True).start()
-            threading.Thread(target=self._pass, args=(server, client, False), daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket, counts: bool) -> None:  # noqa: FBT001
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                if counts and self.left <= 0:
-                    break
-                target.sendall(data)
-                if counts:
-                    self.left -= 1
-                    if self.left == 0 and len(data) % 2:
-                        break  # now and then the answer is lost, not the question
-        for one in (source, target):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-
-@contextmanager
-def cutting_proxy(url: str) -> Iterator[CuttingProxy]:
-    proxy = CuttingProxy(url)
-    try:
-        yield proxy
-    finally:
-        proxy.close()
-
-
-def drain_once(database: Database) -> None:
-    """Settle each job as the first letter of its slug says."""
-    queue = take_queue(database)
-    queue.release([queue.reclaim(claim, NOW) for claim in queue.recover(NOW)])
-    for claim in queue.claim(NOW).claims:
-        match claim.job.slug[0]:
-            case "p":
-                queue.acknowledge([claim], {})
-            case "l":
-                queue.retry_later(claim, DOWN, at=NOW)
-            case "f":
-                queue.dead_letter(claim, REJECTED)
-            case "r":
-                queue.release([claim])
-            case _:
-                queue.drop([claim])
-
-
-@pytest.mark.slow
-def test_a_connection_cut_at_any_statement_leaves_every_job_in_one_state(database_url: str) -> None:
-    slugs = ["p1", "p2", "l1", "f1", "r1", "d1"]
-    with Database(database_url) as database, cutting_proxy(database_url) as proxy:
-        add_site(database)
-        cuts = 0
-        # Each run tries every fourth message; the seed selects which.
-        for messages in range(1 + int(os.environ.get("BRITER_SOAK_SEED", "0")) % 4, 400, 4):
-            for slug in slugs:
-                save(database, slug, f"{slug}.md", NOW - 1)
-            proxy.left = messages
-            with Database(proxy.url, connections=1, patience=0.2) as unstable:
-                try:
-                    drain_once(unstable)
-                    is_cut = False
-                except (DatabaseError, LockLostError):
-                    is_cut = True
-                    cuts += 1
-            proxy.left = 10**9
-            # The server may still carry out the last statement that it received, and give the site back to
-            # the worker that was cut off.
-            for _ in range(5):
-                with suppress(LockLostError):
-                    drain_once(database)
-                    break
-            rows = {row.job.slug: row.state for row in control_queue(database).jobs(NOW)}
-            assert rows == {"l1": State.PENDING, "f1": State.FAILED, "r1": State.PENDING}, messages
-            for slug in rows:
-                control_queue(database).cancel(slug, NOW)
-            assert left_rows(database) == {}, messages
-            if not is_cut:
-                break
-        assert cuts > 5

@@ -72,7 +72,7 @@ class DatabaseError(UnavailableError):
 
 
 class VersionError(DatabaseError):
-    """The schema is older or newer than this program, or missing."""
+    """The schema is older than this program, or missing."""
 
 
 class Database:
@@ -132,21 +132,14 @@ class Database:
     def version(self) -> int:
         """Return the version of the schema; 0 where there is none."""
         with self.connection() as connection:
-            return migrations.read_versions(connection)[0]
+            return migrations.read_version(connection)
 
     def check(self) -> None:
-        """Raise VersionError if the schema is too old or too new for this program."""
-        with self.connection() as connection:
-            version, oldest = migrations.read_versions(connection)
-        needed = migrations.needed_version()
+        """Raise VersionError if the schema is too old for this program."""
+        version, needed = self.version(), migrations.needed_version()
         if version < needed:
             has = f"version {version}" if version else "no tables of Briter Worker"
             raise VersionError(f"the database has {has}, and this program needs version {needed}", _UPGRADE)
-        if oldest > needed:
-            raise VersionError(
-                f"the database has version {version}, and this program knows version {needed}",
-                "install the version of briter-worker that upgraded the database, or a newer one",
-            )
 
     def value_or_set(self, key: str, value: str) -> str:
         """Store a value that all nodes share, unless there is one. Return the stored value."""

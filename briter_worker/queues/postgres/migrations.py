@@ -1,12 +1,10 @@
 """The schema: numbered migrations of our own (`sql/`), and those of Procrastinate, each applied once.
 
-Migrations only add, so that a worker started before an upgrade goes on. A migration after which older
-programs must not run says so in its first line: `-- oldest: 7` is the lowest version that may still run.
+Migrations only add, so that older nodes go on beside an upgrade.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -27,7 +25,6 @@ CREATE SCHEMA IF NOT EXISTS briter;
 CREATE TABLE IF NOT EXISTS migrations (
     name text PRIMARY KEY,
     version integer NOT NULL DEFAULT 0,
-    oldest integer NOT NULL DEFAULT 0,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 """
@@ -37,7 +34,6 @@ CREATE TABLE IF NOT EXISTS migrations (
 class _Migration:
     name: str
     version: int
-    oldest: int
     script: str
 
 
@@ -46,12 +42,12 @@ def needed_version() -> int:
     return _own_migrations()[-1].version
 
 
-def read_versions(connection: Connection) -> tuple[int, int]:
-    """Return the version of the schema, 0 where there is none, and the lowest program that may use it."""
+def read_version(connection: Connection) -> int:
+    """Return the version of the schema; 0 where there is none."""
     if connection.execute("SELECT to_regclass('briter.migrations')").fetchone() == (None,):
-        return 0, 0
-    found = connection.execute("SELECT max(version), max(oldest) FROM migrations").fetchone()
-    return found or (0, 0)
+        return 0
+    found = connection.execute("SELECT max(version) FROM migrations").fetchone()
+    return int(found[0] or 0) if found else 0
 
 
 def upgrade(connection: Connection) -> list[str]:
@@ -82,21 +78,18 @@ def _apply(connection: Connection, migration: _Migration) -> None:
         if migration.script:
             connection.execute(migration.script.encode())
         connection.execute(
-            "INSERT INTO migrations (name, version, oldest) VALUES (%s, %s, %s)",
-            (migration.name, migration.version, migration.oldest),
+            "INSERT INTO migrations (name, version) VALUES (%s, %s)", (migration.name, migration.version)
         )
 
 
 @cache
 def _own_migrations() -> tuple[_Migration, ...]:
     folder = resources.files("briter_worker.queues.postgres") / "sql"
-    found = []
-    for file in folder.iterdir():
-        name = file.name.removesuffix(".sql")
-        script = file.read_text(encoding="utf-8")
-        oldest = re.match(r"-- oldest: (\d+)", script)
-        found.append(_Migration(name, int(name[:4]), int(oldest[1]) if oldest else 1, script))
-    return tuple(sorted(found, key=lambda migration: migration.name))
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    return tuple(
+        _Migration(file.name.removesuffix(".sql"), int(file.name[:4]), file.read_text("utf-8"))
+        for file in files
+    )
 
 
 def _procrastinate_migrations(applied: set[str]) -> list[_Migration]:
@@ -105,6 +98,6 @@ def _procrastinate_migrations(applied: set[str]) -> list[_Migration]:
 
     files = sorted(migrations_path.glob("*.sql"))
     if any(name.startswith(_PROCRASTINATE) for name in applied):
-        return [_Migration(_PROCRASTINATE + file.stem, 0, 0, file.read_text("utf-8")) for file in files]
-    schema = _Migration(f"{_PROCRASTINATE}schema", 0, 0, SchemaManager.get_schema())
-    return [schema, *(_Migration(_PROCRASTINATE + file.stem, 0, 0, "") for file in files)]
+        return [_Migration(_PROCRASTINATE + file.stem, 0, file.read_text("utf-8")) for file in files]
+    schema = _Migration(f"{_PROCRASTINATE}schema", 0, SchemaManager.get_schema())
+    return [schema, *(_Migration(_PROCRASTINATE + file.stem, 0, "") for file in files)]

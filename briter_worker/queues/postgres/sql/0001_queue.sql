@@ -1,4 +1,3 @@
--- oldest: 1
 -- The queue. Times are seconds since 1970. Paths are bytes, because git's paths need not be UTF-8.
 
 CREATE TABLE sites (

@@ -1,4 +1,3 @@
--- oldest: 1
 -- The history: receipts, events of the live stream, counters, and webhooks to send. No row here refers to a
 -- site's row, so writing history never waits for a drain.
 
