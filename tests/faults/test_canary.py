@@ -206,9 +206,9 @@ def test_no_secret_of_an_address_is_shown_anywhere(watched: Watched) -> None:
         assert_unsaid(everything, shape.secret, shape.name)
     for secret in (NETRC, PROXY):
         assert_unsaid(everything, secret, secret)
-    # It was there to be found: the server has heard it, and git was asked to push by the remote's name.
+    # It was there to be found: the server has heard it, and git was asked to fetch by the remote's name.
     assert "***" in jobs["hook"]["lastError"]
-    assert "origin" in next(line for line in watched.commands.splitlines() if " push " in line)
+    assert "origin" in next(line for line in watched.commands.splitlines() if " fetch " in line)
     # What is no secret is still said.
     assert "not found" in jobs["hook"]["lastError"]
     assert HOST in jobs["hook"]["lastError"]
@@ -246,16 +246,16 @@ def test_a_configuration_that_cannot_be_read_is_not_shown_instead(site: Site, li
     config.write_text(line.format(secret=secret) + config.read_text())
     save(site, "a")
     result = site.run_once(BRITER_DEBUG="1", **LAST)
-    assert "git config --list says which line" in site.job("a")["lastError"]
+    assert "git config --list" in site.job("a")["fix"]
     assert secret not in result.stdout + result.stderr + str(site.jobs())
 
 
 MISTAKE = """
 import sys, threading
-from briter_worker import __main__, cli, errors
+from briter_worker import __main__, cli, redaction
 
 def fail(*_, **__):
-    errors.conceal({secret})
+    redaction.conceal({secret})
     try:
         raise ValueError("at https://h/" + secret)
     except ValueError as error:
@@ -265,7 +265,7 @@ secret = sys.argv.pop()
 if sys.argv[1] == "thread":
     cli.main = lambda _: threading.Thread(target=fail).start()
 else:
-    cli._run = fail
+    cli.typer.main.get_command = lambda app: type('Command', (), {'main': fail})()
 __main__.main()
 """
 
