@@ -9,9 +9,8 @@ import dataclasses
 import difflib
 import re
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer.main
 from pydantic.alias_generators import to_camel
@@ -306,9 +305,7 @@ def parameter_text(parameter: Any) -> str:  # noqa: ANN401 - click's own
 
 def value_text(parameter: Any) -> str:  # noqa: ANN401 - click's own
     """Return what an option takes: its metavar, its choices, or TEXT."""
-    kind = parameter.type_descriptor.annotation
-    choices = list(kind) if isinstance(kind, type) and issubclass(kind, StrEnum) else []
-    return str(parameter.metavar or "|".join(choices) or "TEXT")
+    return str(parameter.metavar or "|".join(get_args(parameter.type_descriptor.annotation)) or "TEXT")
 
 
 def commands_page() -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -28,13 +27,6 @@ if TYPE_CHECKING:
 database_app = typer.Typer(
     no_args_is_help=True, help="Manage the database of a cluster.", rich_markup_mode=None
 )
-
-
-class Model(StrEnum):
-    """Values of `schema`."""
-
-    JOB = "job"
-    CONFIG = "config"
 
 
 def status(*, site: SiteOption = None, as_json: Json = False) -> None:
@@ -86,9 +78,7 @@ def doctor(*, site: SiteOption = None, as_json: Json = False) -> None:
 
 def pull(
     *,
-    rebase: Annotated[
-        bool, typer.Option("--rebase", help="Rebase local commits onto the remote branch.")
-    ] = False,
+    rebase: Annotated[bool, typer.Option("--rebase", help="Rebase local commits.")] = False,
     push: Annotated[bool, typer.Option("--push", help="Push the rebased commits.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -128,12 +118,12 @@ def _pull_site(settings: Settings, *, rebase: bool, push: bool) -> PullResult:
 
 
 def schema(
-    model: Annotated[Model, typer.Argument(help="Job file or config.json.")],
+    model: Annotated[Literal["job", "config"], typer.Argument(help="Job file or config.json.")],
     *,
     as_json: Json = False,  # noqa: ARG001 - a schema is JSON in any case
 ) -> None:
     """Print the JSON Schema of the job file or of config.json."""
-    output.write_json(job_schema() if model is Model.JOB else settings_schema())
+    output.write_json(job_schema() if model == "job" else settings_schema())
 
 
 def import_(*, site: SiteOption = None, as_json: Json = False) -> None:

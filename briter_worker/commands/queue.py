@@ -7,9 +7,8 @@ import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,67 +38,45 @@ _RECEIPT_TIMEOUT_S = 3.0
 _SHOWN_RECEIPTS = 20
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-Duration = Annotated[
-    str | None, typer.Option("--for", metavar="SPAN", help="Duration of the pause: 90s, 30m, 2h, 1d.")
-]
+_STATES = {"pending": {"pending", "retrying", "tried"}, "scheduled": {"scheduled"}, "failed": {"failed"}}
+_OUTCOMES = {
+    "published": ("published",),
+    "nochange": ("nochange",),
+    "failed": ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
+    "cancelled": ("cancelled", "superseded"),
+}
+
+StatusFilter = Literal["pending", "scheduled", "failed", "all"]
+OutcomeFilter = Literal["published", "nochange", "failed", "cancelled"]
+Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="Duration: 90s, 30m, 2h, 1d.")]
 Until = Annotated[str | None, typer.Option(metavar="ISO", help="End of the pause.")]
 Reason = Annotated[str, typer.Option(help="Reason shown in list, status and the dashboard.")]
-
-
-class StatusFilter(StrEnum):
-    """Values of `list --status`."""
-
-    PENDING = "pending"
-    SCHEDULED = "scheduled"
-    FAILED = "failed"
-    ALL = "all"
-
-
-class OutcomeFilter(StrEnum):
-    """Values of `history --outcome`."""
-
-    PUBLISHED = "published"
-    NOCHANGE = "nochange"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-_STATES = {
-    StatusFilter.PENDING: {"pending", "retrying", "tried"},
-    StatusFilter.SCHEDULED: {"scheduled"},
-    StatusFilter.FAILED: {"failed"},
-}
-_OUTCOMES = {
-    OutcomeFilter.PUBLISHED: ("published",),
-    OutcomeFilter.NOCHANGE: ("nochange",),
-    OutcomeFilter.FAILED: ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
-    OutcomeFilter.CANCELLED: ("cancelled", "superseded"),
-}
+Paths = Annotated[
+    list[str], typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository.")
+]
+At = Annotated[
+    str | None, typer.Option(metavar="ISO", help="Time to publish, as 2026-01-31T09:00:00Z. [default: now]")
+]
+Author = Annotated[
+    str | None, typer.Option(metavar="'NAME <MAIL>'", help="Author of the commit. [default: the worker]")
+]
+Root = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER", help="Folder of the files (cluster only). [env: BRITER_GIT_WORKTREE]"),
+]
 
 # --- enqueue
 
 
 def enqueue(
     slug: Annotated[str, typer.Argument(metavar="SLUG", help="Slug of the post.")],
-    paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository.")
-    ],
+    paths: Paths,
     *,
     message: Annotated[str | None, typer.Option("--message", "-m", help="Commit message.")] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(metavar="ISO", help="Time to publish at, such as 2026-01-31T09:00:00Z. [default: now]"),
-    ] = None,
-    author: Annotated[
-        str | None, typer.Option(metavar="'NAME <MAIL>'", help="Author of the commit. [default: the worker]")
-    ] = None,
+    at: At = None,
+    author: Author = None,
     site: SiteOption = None,
-    root: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER", help="Folder of the files to send (cluster only). [env: BRITER_GIT_WORKTREE]"
-        ),
-    ] = None,
+    root: Root = None,
     as_json: Json = False,
 ) -> None:
     """Enqueue a job for a post. In a cluster, sends the files with the job."""
@@ -178,9 +155,7 @@ def _find_worktree(settings: Settings) -> Path | None:
 
 def list_(
     *,
-    status: Annotated[
-        StatusFilter, typer.Option(help="pending: due or to be retried; failed: dead letters.")
-    ] = StatusFilter.ALL,
+    status: Annotated[StatusFilter, typer.Option(help="State of the jobs; failed: dead letters.")] = "all",
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
@@ -200,9 +175,7 @@ def history(
     *,
     slug: Annotated[str | None, typer.Option(metavar="SLUG", help="Show only this post.")] = None,
     outcome: Annotated[OutcomeFilter | None, typer.Option(help="Show only this outcome.")] = None,
-    search: Annotated[
-        str | None, typer.Option(metavar="WORDS", help="Text in the slug, message or commit.")
-    ] = None,
+    search: Annotated[str | None, typer.Option(help="Text in the slug, message or commit.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of receipts.")] = 50,
     stale: Annotated[bool, typer.Option("--stale", help="Include stale receipts.")] = False,
     site: SiteOption = None,
@@ -221,9 +194,7 @@ def history(
 def show(
     wanted: Wanted,
     *,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Follow the post until it is published or fails.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the post to its end.")] = False,
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
@@ -354,9 +325,7 @@ def _open_history(settings: Settings) -> Iterator[History]:
 def retry(
     wanted: Annotated[str | None, typer.Argument(metavar="ID-or-SLUG", help="Job id or post slug.")] = None,
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Retry every dead letter that a retry can help.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Retry all that a retry can help.")] = False,
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
@@ -431,7 +400,7 @@ def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: b
 
 def pause(
     *,
-    span: Duration = None,
+    span: Span = None,
     until: Until = None,
     reason: Reason = "",
     site: SiteOption = None,

@@ -23,30 +23,24 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Manage the sites of a cluster.", rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the site.")]
-Remote = Annotated[
-    str | None, typer.Option(metavar="URL", help="Repository to publish to, without credentials.")
-]
+_REMOTE = typer.Option(metavar="URL", help="Repository to publish to, without credentials.")
+Remote = Annotated[str | None, _REMOTE]
 Branch = Annotated[str | None, typer.Option(help="Branch to publish to. [env: BRITER_GIT_BRANCH]")]
 Adapter = Annotated[str | None, typer.Option(help="Kind of site. [env: BRITER_ADAPTER]")]
-Allow = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FOLDER", help="Folder added to the adapter's. May be repeated."),
-]
+Allow = Annotated[list[str] | None, typer.Option(metavar="FOLDER", help="Added folder. Repeatable.")]
 Author = Annotated[
     str | None, typer.Option(metavar="'NAME <MAIL>'", help="Committer. [env: BRITER_GIT_AUTHOR_NAME]")
 ]
 CredentialEnv = Annotated[
-    str | None, typer.Option(metavar="VARIABLE", help="Variable on the nodes that holds the token.")
+    str | None, typer.Option(metavar="VARIABLE", help="Nodes' variable with the token.")
 ]
-CredentialFile = Annotated[
-    str | None, typer.Option(metavar="PATH", help="File on the nodes that holds the token.")
-]
+CredentialFile = Annotated[str | None, typer.Option(metavar="PATH", help="Nodes' file with the token.")]
 CredentialUser = Annotated[str | None, typer.Option(metavar="USER", help="User name for the token.")]
-SshKey = Annotated[str | None, typer.Option(metavar="PATH", help="File on the nodes with the SSH key.")]
+SshKey = Annotated[str | None, typer.Option(metavar="PATH", help="Nodes' file with the SSH key.")]
 NoCredential = Annotated[bool, typer.Option("--no-credential", help="Remove the credentials.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Setting of this site, as in config.json. Repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Setting, as in config.json. Repeatable."),
 ]
 
 
@@ -54,9 +48,7 @@ Set = Annotated[
 def add(  # noqa: PLR0913 - each is an option
     name: Name,
     *,
-    remote: Annotated[
-        str, typer.Option(metavar="URL", help="Repository to publish to, without credentials.")
-    ],
+    remote: Annotated[str, _REMOTE],
     branch: Branch = None,
     adapter: Adapter = None,
     allow: Allow = None,
@@ -169,7 +161,7 @@ def remove(
 
 @app.command()
 def pause(
-    name: Name, *, span: queue.Duration = None, until: queue.Until = None, reason: queue.Reason = ""
+    name: Name, *, span: queue.Span = None, until: queue.Until = None, reason: queue.Reason = ""
 ) -> None:
     """Pause publishing of a site, as `pause --site`."""
     read_cluster("site pause")
