@@ -76,11 +76,6 @@ class Visitor:
     wrong: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.watch(self.page)
-
-    def watch(self, page: Page) -> None:
-        """Collect what goes wrong in this page too."""
-
         def on_console(message: ConsoleMessage) -> None:
             if message.type in {"error", "warning"}:
                 self.wrong.append(f"console: {message.text} {message.location.get('url', '')}")
@@ -89,15 +84,9 @@ class Visitor:
             self.wrong.append(f"dialog: {dialog.message}")
             dialog.dismiss()
 
-        page.on("console", on_console)
-        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
-        page.on("dialog", on_dialog)
-
-    def another_tab(self) -> Page:
-        """Open a second page of the same person."""
-        page = self.page.context.new_page()
-        self.watch(page)
-        return page
+        self.page.on("console", on_console)
+        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        self.page.on("dialog", on_dialog)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from briter_worker.errors import FixableError
-from briter_worker.sinks.history import HistoryUnreadableError
 from briter_worker.web import api, health, pages, sign_in
 from briter_worker.web.access import Access
 from briter_worker.web.problems import ProblemError, problem
@@ -65,10 +64,6 @@ class Application:
             error_page=lambda status, text: error_page(self._root, status, text),
             complain=complain,
         )
-
-    def end_streams(self) -> None:
-        """End every live stream, so that the server can stop."""
-        self._root.end_streams()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401 - ASGI's own
         """Answer one request."""
@@ -125,14 +120,7 @@ def _new_app() -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    for kind in (
-        ProblemError,
-        HTTPException,
-        RequestValidationError,
-        HistoryUnreadableError,
-        FixableError,
-        OSError,
-    ):
+    for kind in (ProblemError, HTTPException, RequestValidationError, FixableError, OSError):
         app.add_exception_handler(kind, _on_error)
     return app
 

@@ -6,9 +6,8 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from briter_worker import wiring
@@ -94,29 +93,12 @@ class Cluster:
         with self._guard:
             known, site = self._open.pop(name, (None, None))
             if site is None or known != version:
-                site = self._new_site(settings)
+                log = self._log.of(name)
+                site = ClusterSite(settings, self.database, log=log, complain=self._complain)
             self._open[name] = (version, site)
             while len(self._open) > _MAX_OPEN:
                 self._open.popitem(last=False)
         return site
-
-    def _new_site(self, settings: Settings) -> Site:
-        name = settings.site
-        return Site(
-            settings,
-            name=name,
-            base=f"/sites/{name}",
-            log=self._log.of(name),
-            complain=self._complain,
-            inbox=DatabaseInbox(settings, self.database),
-            notify=partial(wake_sites, self.database, [name]),
-        )
-
-    def end_streams(self) -> None:
-        """End all live streams."""
-        self.feed.close()
-        for _, site in list(self._open.values()):
-            site.end_streams()
 
     def overview(self) -> Overview:
         """Return all sites as they were a moment ago, or as they were last, with the problem."""
@@ -192,21 +174,24 @@ class Cluster:
         }
 
 
-class DatabaseInbox:
-    """Writes jobs with their files into the database."""
+class ClusterSite(Site):
+    """A site whose jobs are in the database, with their files."""
 
-    def __init__(self, settings: Settings, database: Database) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, database: Database, **options: Any) -> None:  # noqa: ANN401 - of Site
+        super().__init__(settings, name=settings.site, base=f"/sites/{settings.site}", **options)
         self._database = database
 
+    def _store(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
+        send(self.settings, document, files=contents)
+
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Keep other dashboards of the site from storing a job with an Idempotency-Key meanwhile."""
+    def _lock_requests(self) -> Iterator[None]:
         with self._database.transaction() as connection:
-            name = f"briter-requests {self._settings.site}"
+            name = f"briter-requests {self.name}"
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
             yield
 
-    def put(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
-        """Store a job durably. Raises ValueError when the job is refused, and OSError."""
-        send(self._settings, document, files=contents)
+    def _after_change(self) -> None:
+        with suppress(OSError):  # the nodes look for due jobs themselves, a little later
+            wake_sites(self._database, [self.name])
+        super()._after_change()

@@ -78,14 +78,13 @@ class Feed:
         self._cursor = 0
         """The newest moment that readers were sent."""
         self._status: dict[str, Any] = {}
-        self._closed = False
 
     def __len__(self) -> int:
         return len(self._readers)
 
     def stream(self, last_event_id: str | None = None) -> EventSourceResponse:
         """Return the response for a new reader. Raises ProblemError when there are too many."""
-        if self._closed or len(self._readers) >= MAX_READERS:
+        if len(self._readers) >= MAX_READERS:
             text = f"the live stream has {MAX_READERS} readers already"
             raise ProblemError(503, text, headers={"Retry-After": "30"})
         last = last_event_id if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else ""
@@ -95,12 +94,6 @@ class Feed:
             send_timeout=_SEND_TIMEOUT_S,
             ping_message_factory=lambda: ServerSentEvent("{}", event="ping", sep="\n"),
         )
-
-    def close(self) -> None:
-        """End every reader's stream."""
-        self._closed = True
-        for reader in list(self._readers):
-            self._drop(reader)
 
     async def _chunks(self, last_id: int | None) -> AsyncIterator[bytes]:
         reader: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_WAITING_CHUNKS)
@@ -121,8 +114,6 @@ class Feed:
                 self._cursor, self._status = news.latest, news.status
                 self._poller = asyncio.create_task(self._poll())
             self._readers.add(reader)
-            if self._closed:
-                self._drop(reader)
             return self._cursor
 
     async def _first_chunk(self, last_id: int | None, cursor: int) -> bytes:

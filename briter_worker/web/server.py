@@ -7,7 +7,6 @@ import logging
 import signal
 import socket
 import sys
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -18,8 +17,7 @@ from briter_worker.web.security import SIGN_IN
 from briter_worker.web.token import read_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
+    from collections.abc import Callable
 
     from briter_worker.settings import Settings
     from briter_worker.sinks.log import LogSink
@@ -28,27 +26,6 @@ _SHUTDOWN_S = 1
 _SWITCH_S = 0.0005
 """A request waits so long for a thread that computes; Python's 5 ms, several times, is a slow page."""
 _BACKLOG = 1024
-
-
-class _Server(uvicorn.Server):
-    """Ends the live streams at SIGTERM and SIGINT, and exits with status 0."""
-
-    def __init__(self, config: uvicorn.Config, application: Application) -> None:
-        super().__init__(config)
-        self._application = application
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        def end(number: int, frame: FrameType | None) -> None:
-            self._application.end_streams()
-            self.handle_exit(number, frame)
-
-        before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def serve(
@@ -92,8 +69,10 @@ def serve(
     if not settings.dashboard_token:
         key = application.access.create_link_key()
         say(f"sign in, once and within 15 minutes, at {address}{SIGN_IN}?key={key}")
-    with suppress(KeyboardInterrupt):
-        _Server(config, application).run(sockets=[listener])
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn raises the signal again after the shutdown: the exit status would not be 0.
+        signal.signal(number, lambda _number, _frame: None)
+    uvicorn.Server(config).run(sockets=[listener])
     return 0
 
 

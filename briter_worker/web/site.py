@@ -7,8 +7,7 @@ import hashlib
 import json
 import threading
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from briter_worker import client, wiring
 from briter_worker.allowlist import Allowlist, PathRefusedError
@@ -30,7 +29,6 @@ from briter_worker.web.snapshot import obstacle, take_snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from briter_worker.events import Event
     from briter_worker.job import Document, Job
@@ -55,34 +53,6 @@ _one_key = threading.Lock()
 T = TypeVar("T")
 
 
-class Inbox(Protocol):
-    """Where jobs that come over HTTP are stored: the queue folder, or the database."""
-
-    def exclusive(self) -> AbstractContextManager[object]:
-        """Keep other dashboards of the site from storing a job with an Idempotency-Key meanwhile."""
-        ...
-
-    def put(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
-        """Store a job durably. Raises ValueError and DeclinedError for a refused job, and OSError."""
-        ...
-
-
-class FolderInbox:
-    """Writes jobs into the queue folder; their files are in the work tree."""
-
-    def __init__(self, queue: Path) -> None:
-        self._queue = queue
-
-    def exclusive(self) -> AbstractContextManager[object]:
-        """Keep other dashboards of the site from storing a job with an Idempotency-Key meanwhile."""
-        self._queue.mkdir(parents=True, exist_ok=True)
-        return files.exclusively(self._queue / ".requests.lock")
-
-    def put(self, document: Document, _contents: Mapping[str, bytes | None]) -> None:
-        """Store a job durably. Raises ValueError and DeclinedError for a refused job, and OSError."""
-        client.submit(document, queue=self._queue)
-
-
 class Site:
     """A site of the dashboard. Safe in several threads, except for `feed`."""
 
@@ -94,10 +64,8 @@ class Site:
         log: Callable[[Event], None],
         complain: Callable[[str], None],
         base: str = "",
-        inbox: Inbox | None = None,
-        notify: Callable[[], None] = lambda: None,
     ) -> None:
-        """`base` is what the site's addresses begin with; `notify` is called after each change."""
+        """Read nothing yet. `base` is what the site's addresses begin with."""
         self.settings = settings
         self.name = name
         self.base = base
@@ -106,11 +74,9 @@ class Site:
         self.feed = Feed(self._news, self._first_status)
         self._log = log
         self._complain = complain
-        self._notify = notify
         self._queue = wiring.open_queue(settings)
         self._queue_guard = threading.Lock()
         self._allowlist = Allowlist(settings.folders)
-        self._inbox = inbox or FolderInbox(settings.queue_root)
         self._snapshot = CachedValue(self._read_snapshot, shortest=0.1, longest=10.0)
         self._last: Snapshot | None = None
         self._local_commits = CachedValue(
@@ -119,10 +85,6 @@ class Site:
         self.figures = CachedValue(
             lambda: read_figures(self.history, time.time()), shortest=1.0, longest=60.0
         )
-
-    def end_streams(self) -> None:
-        """End the live stream."""
-        self.feed.close()
 
     # Reading
 
@@ -241,7 +203,7 @@ class Site:
     # Changing
 
     def change(self, action: Callable[[QueueControl, float], T]) -> T:
-        """Change the queue, wake the worker, and renew the snapshot. Raises ProblemError."""
+        """Change the queue and renew the snapshot. Raises ProblemError."""
         try:
             with self._queue_guard:
                 result = action(self._queue, time.time())
@@ -284,23 +246,14 @@ class Site:
         given = {name: value for name, value in body.items() if value is not None}
         author, at = given.pop("author", None), given.pop("scheduledFor", None)
         person = (author["name"], author["email"]) if author else None
-        files = contents or {}
+        contents = contents or {}
+        replayed = False
         try:
             document = client.compose(given.pop("slug"), given.pop("paths"), at=at, author=person, **given)
             if key is None:
-                self._inbox.put(document, files)
-                replayed = False
+                self._store(document, contents)
             else:
-                facts = [
-                    body,
-                    {path: None if content is None else _digest(content) for path, content in files.items()},
-                ]
-                request = _digest(json.dumps(facts, sort_keys=True).encode())
-                document |= {"id": _digest(key.encode("utf-8", "surrogatepass"))[:32], _REQUEST: request}
-                with _one_key, self._inbox.exclusive():
-                    replayed = self._is_known(document)
-                    if not replayed:
-                        self._inbox.put(document, files)
+                replayed = self._store_once(document, contents, key, body)
         except ValueError as error:
             raise ProblemError(422, str(error)) from None
         except DeclinedError as error:
@@ -308,24 +261,41 @@ class Site:
         self._after_change()
         return document["id"], replayed
 
+    def _store(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
+        """Store a job durably. Raises ValueError and DeclinedError for a refused job, and OSError."""
+        del contents  # the files are in the work tree
+        client.submit(document, queue=self.settings.queue_root)
+
+    def _lock_requests(self) -> AbstractContextManager[object]:
+        """Keep other dashboards of the site from storing a job with an Idempotency-Key meanwhile."""
+        self.settings.queue_root.mkdir(parents=True, exist_ok=True)
+        return files.exclusively(self.settings.queue_root / ".requests.lock")
+
     def _after_change(self) -> None:
-        with suppress(OSError):  # a worker that is not notified polls
-            self._notify()
         self._snapshot.renew()
 
-    def _is_known(self, document: Document) -> bool:
-        """Return True if the job was stored before. Raises ProblemError if its request differed."""
-        with self._queue_guard:
-            waiting = self._queue.find(document["id"], time.time())
-        receipts = self.history.attempts(document["id"])
+    def _store_once(
+        self, document: Document, contents: Mapping[str, bytes | None], key: str, body: Document
+    ) -> bool:
+        """Store the job unless the queue or the history has it. Return True if one of them has it."""
+        digests = {path: None if data is None else _digest(data) for path, data in contents.items()}
+        request = _digest(json.dumps([body, digests], sort_keys=True).encode())
+        document |= {"id": _digest(key.encode("utf-8", "surrogatepass"))[:32], _REQUEST: request}
+        with _one_key, self._lock_requests():
+            with self._queue_guard:
+                waiting = self._queue.find(document["id"], time.time())
+            receipts = self.history.attempts(document["id"])
+            if not waiting and not receipts:
+                self._store(document, contents)
+                return False
         if waiting:
-            is_same = waiting[0].read().get(_REQUEST) == document[_REQUEST]
+            is_same = waiting[0].read().get(_REQUEST) == request
         else:
-            is_same = not receipts or receipts[0].slug == document["slug"]
+            is_same = receipts[0].slug == document["slug"]
         if not is_same:
             text = "this Idempotency-Key was used for another request"
             raise ProblemError(422, text, "use a new key for a new request")
-        return bool(waiting or receipts)
+        return True
 
     def warnings(self, paths: Sequence[str]) -> list[str]:
         """Return which of these paths will not be published, and why."""

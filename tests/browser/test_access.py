@@ -142,21 +142,6 @@ def test_the_first_key_skips_to_the_content(visitor: Visitor) -> None:
     assert page.evaluate("document.querySelector('main').contains(document.activeElement)")
 
 
-def test_a_post_is_cancelled_with_the_keyboard_alone(running: Running, visitor: Visitor) -> None:
-    page = visitor.page
-    page.goto("/scheduled")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
-    summary = page.locator("summary", has_text="held-03")
-    while not summary.evaluate("each => each === document.activeElement"):
-        page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
-    expect(page.locator("#told")).to_contain_text("It is cancelled")
-    assert not [job for job in running.site.jobs() if job["slug"] == "held-03"]
-
-
 @pytest.mark.parametrize("which", ["summary", "link", "button"])
 def test_the_keyboards_place_outlasts_the_news(running: Running, visitor: Visitor, which: str) -> None:
     page = visitor.page
@@ -198,28 +183,3 @@ def test_published_posts_are_found_by_name_message_and_commit_as_one_types(
     expect(receipts).to_contain_text("wrong-17")
     page.go_back()
     expect(page.get_by_label("Show")).not_to_have_value("failed")
-
-
-@pytest.mark.parametrize(
-    ("place", "entries", "further", "back"),
-    [
-        ("/scheduled", ".cards > li", "Later in the list", "Earlier in the list"),
-        ("/failed", ".cards > li", "Later in the list", "Earlier in the list"),
-        ("/published?show=failed", ".receipts > li", "Older", "Newest"),
-    ],
-)
-def test_a_long_list_is_turned_over_without_a_post_lost_or_seen_twice(
-    visitor: Visitor, place: str, entries: str, further: str, back: str
-) -> None:
-    page = visitor.page
-    page.goto(place)
-    first = page.locator(f"{entries} .post").all_inner_texts()
-    assert len(first) == 50
-    page.get_by_role("link", name=further).click()
-    expect(page.get_by_role("link", name=back)).to_be_visible()
-    second = page.locator(f"{entries} .post").all_inner_texts()
-    assert 0 < len(second) < 50
-    assert not set(first) & set(second)
-    page.get_by_role("link", name=back).click()
-    expect(page.get_by_role("link", name=further)).to_be_visible()
-    assert page.locator(f"{entries} .post").all_inner_texts() == first

@@ -95,28 +95,6 @@ def test_a_rejected_post_is_corrected_retried_and_published(running: Running, vi
     assert running.site.remote_file(path) == "# Lighthouse\n\nAda built it.\n"
 
 
-def test_a_post_with_a_wrong_path_is_listed_until_it_is_saved_with_the_right_one(
-    running: Running, visitor: Visitor
-) -> None:
-    page = visitor.page
-    page.goto("/failed")
-    stay(page)
-    running.site.save("concerts", ["drafts/concerts.md"])
-
-    entry = row(page, "concerts")
-    expect(entry).to_contain_text("Not live yet: none of its files may be published.")
-    expect(entry).to_contain_text("drafts/concerts.md")
-    expect(entry).to_contain_text("Fix: ")
-    expect(page.locator("#failed-count")).to_contain_text("1")
-
-    running.save("concerts")
-
-    expect(entry).to_have_count(0)
-    expect(page.locator("#failed-count")).to_be_hidden()
-    assert stayed(page)
-    assert running.site.remote_file("content/posts/concerts.md") is not None
-
-
 def test_a_scheduled_post_is_cancelled_after_a_question(running: Running, visitor: Visitor) -> None:
     page = visitor.page
     path = running.save("regrets", scheduledFor=TOMORROW)
@@ -165,25 +143,6 @@ def test_an_open_page_shows_the_beginning_and_the_end_of_a_pause(running: Runnin
     expect(page.locator("#obstacle")).to_be_empty()
 
 
-def test_a_scheduled_post_that_is_saved_again_changes_on_the_open_page(
-    running: Running, visitor: Visitor
-) -> None:
-    running.save("moved", message="Before", scheduledFor=TOMORROW)
-    eventually(lambda: running.knows("moved"))
-    page = visitor.page
-    page.goto("/scheduled")
-    follows(page)
-    expect(row(page, "moved")).to_contain_text("Before")
-    (old,) = running.site.queue.glob("moved-*.json")
-    # The number of scheduled posts stays the same.
-    text = old.read_text().replace("Before", "After")
-    partial = old.with_suffix(".tmp")
-    partial.write_text(text)
-    partial.rename(old)
-
-    expect(row(page, "moved")).to_contain_text("After")
-
-
 def test_a_change_while_a_page_loads_is_on_the_page(running: Running, visitor: Visitor) -> None:
     page = visitor.page
 
@@ -196,21 +155,6 @@ def test_a_change_while_a_page_loads_is_on_the_page(running: Running, visitor: V
     page.goto("/scheduled")
 
     expect(row(page, "between")).to_be_visible()
-
-
-def test_a_change_in_one_tab_is_seen_in_the_other(running: Running, visitor: Visitor) -> None:
-    running.save("shared", scheduledFor=TOMORROW)
-    one, other = visitor.page, visitor.another_tab()
-    one.goto("/scheduled")
-    other.goto("/scheduled")
-    expect(row(other, "shared")).to_be_visible()
-    expect(other.locator("#live-word")).to_have_text("live")
-    stay(other)
-
-    row(one, "shared").get_by_role("button", name="Publish now").click()
-
-    expect(row(other, "shared")).to_have_count(0)
-    assert stayed(other)
 
 
 def looked_at(page: Page, *, seen: bool) -> None:

@@ -15,9 +15,7 @@ from sites import Site, eventually
 
 from briter_worker.cluster.sites import Site as Registered
 from briter_worker.cluster.sites import add
-from briter_worker.queues.postgres.fencing import take_site
 from briter_worker.queues.postgres.producer import submit, submit_many
-from briter_worker.queues.postgres.queue import PostgresQueue
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -153,13 +151,6 @@ def test_a_site_is_controlled_from_its_pages_and_its_drain_is_queued(
     assert {name for (name,) in rows} == {"blog", "shop"}
 
 
-def test_a_change_needs_the_pages_own_form_on_every_site(dashboard: Dashboard, database: Database) -> None:
-    save(database, "blog", "later", scheduledFor=LATE)
-    assert dashboard.page.post("/api/sites/blog/jobs/blog-later/cancel").status_code == 403
-    assert dashboard.page.post("/sites/blog/actions/pause", data={"for": ""}).status_code == 403
-    assert dashboard.json("/api/sites/blog/jobs")["total"] == 1
-
-
 def test_nobody_sees_a_site_without_the_token(cluster: Site) -> None:
     with serving(cluster, token="") as dashboard, serving(cluster, token="") as other:
         for path in ("/", "/sites/blog/", "/sites/blog/healthz", "/sites/blog/static/live.js"):
@@ -283,15 +274,6 @@ def test_readers_of_a_site_and_of_all_sites_get_its_events(dashboard: Dashboard,
             if name == "cancelled":
                 assert data["slug"] == "later"
                 break
-
-
-def test_a_claimed_post_is_shown_as_being_published(dashboard: Dashboard, database: Database) -> None:
-    save(database, "blog", "now")
-    token = take_site(database, "blog", "me", time.time())["token"]
-    queue = PostgresQueue(database, "blog", token=token, longest_delay=9.0, dry_run=False)
-    assert queue.claim(time.time()).claims
-    eventually(lambda: dashboard.json("/api/sites/blog/status")["jobs"]["claimed"] == 1)
-    assert "1 post being published" in dashboard.page.get("/sites/blog/").text
 
 
 def test_a_lost_database_is_reported_and_the_dashboard_recovers(

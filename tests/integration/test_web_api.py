@@ -114,11 +114,6 @@ def test_a_job_enqueued_over_http_is_published(site: Site, dashboard: Dashboard)
     assert dashboard.json("/api/history")["items"][0]["jobId"] == made["id"]
 
 
-def test_a_job_without_paths_is_answered_with_a_warning(dashboard: Dashboard) -> None:
-    made = dashboard.api.post("/api/jobs", json={"slug": "empty", "paths": []}).json()
-    assert made["warnings"] == ["nothing will be published: the job declares no paths"]
-
-
 def test_requests_with_one_idempotency_key_at_once_are_one_job(site: Site, dashboard: Dashboard) -> None:
     def ask(_: int) -> httpx.Response:
         return dashboard.api.post("/api/jobs", json=BODY, headers={"Idempotency-Key": "save-1"})

@@ -101,22 +101,6 @@ def test_a_reader_that_reconnects_gets_what_it_missed_also_after_a_restart(site:
             assert until(stream, "published")[-1][2]["slug"] == "three"
 
 
-@pytest.mark.parametrize("last", ["99999", "-1", "x", "9" * 30])
-def test_an_unknown_event_id_gets_a_snapshot(site: Site, dashboard: Dashboard, last: str) -> None:
-    happen(site, 3)
-    with dashboard.api.stream("GET", "/events", headers={"Last-Event-ID": last}) as response:
-        assert next(events(response))[:2] == ("snapshot", 3)
-
-
-def test_a_reader_that_missed_much_gets_a_snapshot(site: Site, dashboard: Dashboard) -> None:
-    happen(site, 600)
-    with dashboard.api.stream("GET", "/events", headers={"Last-Event-ID": "1"}) as response:
-        assert next(events(response))[:2] == ("snapshot", 600)
-    with dashboard.api.stream("GET", "/events", headers={"Last-Event-ID": "200"}) as response:
-        stream = events(response)
-        assert [next(stream)[1] for _ in range(400)] == list(range(201, 601))
-
-
 def test_readers_of_a_replaced_history_get_a_snapshot(site: Site, dashboard: Dashboard) -> None:
     happen(site, 5)
     with dashboard.api.stream("GET", "/events") as response:
@@ -180,16 +164,3 @@ def test_the_dashboard_ends_at_once_also_with_readers(dashboard: Dashboard, numb
         assert time.monotonic() - began < 5
     assert dashboard.process.stderr is not None
     assert dashboard.process.stderr.read() == ""
-
-
-def test_the_dashboard_follows_a_running_worker(site: Site, dashboard: Dashboard) -> None:
-    with site.running() as worker:
-        eventually(lambda: (dashboard.json("/api/status")["worker"] or {}).get("pid") == worker.pid)
-        site.write_post("content/posts/hello.md", "# Hello\n")
-        made = dashboard.api.post(
-            "/api/jobs", json={"slug": "hello", "paths": ["content/posts/hello.md"]}
-        ).json()
-        eventually(lambda: dashboard.json(f"/api/jobs/{made['id']}")["state"] == "published")
-        worker.terminate()
-        worker.wait(20)
-    eventually(lambda: not (dashboard.json("/api/status")["worker"] or {}).get("alive"))

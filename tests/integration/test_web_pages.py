@@ -125,19 +125,6 @@ def test_a_published_post_shows_its_commit_its_page_and_how_long_it_took(site: S
         assert "<rect" in dashboard.page.get("/figures").text
 
 
-def test_pages_of_receipts_have_each_receipt_once(site: Site, dashboard: Dashboard) -> None:
-    for number in range(60):
-        site.save(f"post-{number:02}", ["../outside"])
-    site.run_once()
-    first = dashboard.page.get("/published", params={"show": "all"}).text
-    older = re.search(r'<a rel="next" href="([^"]+)"', first)
-    assert older
-    second = dashboard.page.get(html.unescape(older[1])).text
-    shown = re.compile(r'class="post"[^>]*>(post-\d\d)<')
-    assert len(shown.findall(first)) == 50
-    assert len(set(shown.findall(first) + shown.findall(second))) == 60
-
-
 def test_a_refused_post_shows_message_and_fix_and_is_retried_from_the_page(
     site: Site, dashboard: Dashboard
 ) -> None:
@@ -160,21 +147,6 @@ def test_a_refused_post_shows_message_and_fix_and_is_retried_from_the_page(
     assert "Everything that was saved is live" in text_of(dashboard.page.get("/").text)
 
 
-def test_earlier_failures_of_a_live_post_are_shown_without_a_fix(site: Site, dashboard: Dashboard) -> None:
-    refuse_everything(site, "customers are not to be named")
-    publish(site, "hello")
-    page = dashboard.page.get("/post?slug=hello").text
-    assert text_of(page).count("The remote does not accept this post.") == 2
-    assert page.count("<strong>Fix:</strong>") == 1
-    (site.remote / "hooks" / "pre-receive").unlink()
-    publish(site, "hello")
-    page = text_of(dashboard.page.get("/post?slug=hello").text)
-    assert "The remote does not accept this post." in page
-    assert "hello Live since " in page
-    assert "Not live" not in page
-    assert "Fix:" not in page
-
-
 def test_no_page_offers_a_retry_that_would_be_declined(site: Site, dashboard: Dashboard) -> None:
     (site.queue / "broken.json").write_text('{"id": broken')
     os.utime(site.queue / "broken.json", (1, 1))
@@ -186,14 +158,6 @@ def test_no_page_offers_a_retry_that_would_be_declined(site: Site, dashboard: Da
     site.save("outside", ["../outside"])
     site.run_once()
     assert text_of(dashboard.page.get("/failed").text).count("Retry") == 2, "one, and all"
-
-
-def test_retry_all_takes_every_dead_letter(site: Site, dashboard: Dashboard) -> None:
-    refuse_everything(site, "no")
-    publish(site, "one")
-    publish(site, "two")
-    assert dashboard.act("retry-all").status_code == 303
-    assert {job["status"] for job in site.jobs()} == {"pending"}
 
 
 def test_scheduled_posts_are_listed_by_day_and_published_now_or_cancelled(
@@ -262,16 +226,6 @@ def test_every_page_says_why_no_post_can_be_published(site: Site, dashboard: Das
         page = text_of(dashboard.page.get(path).text)
         assert "no worker is running" not in page
         assert "paused" not in page
-
-
-def test_a_notice_during_a_pause_promises_nothing_for_now(site: Site, dashboard: Dashboard) -> None:
-    site.write_post("content/posts/held.md", "# Held\n")
-    site.save("held", ["content/posts/held.md"], scheduledFor=TOMORROW)
-    dashboard.act("pause", **{"for": ""})
-    done = dashboard.act("publish-now", id="held", back="/scheduled")
-    page = text_of(dashboard.page.get(done.headers["location"]).text)
-    assert "It will be published when posts are published again." in page
-    assert "published now" not in page
 
 
 def test_the_longest_wait_counts_from_the_due_time_and_includes_retries(

@@ -62,20 +62,6 @@ def test_a_generated_token_is_kept_where_only_the_operator_reads_it(site: Site) 
         assert second.api.get("/api/status", headers=headers).status_code == 200, "it outlives a restart"
 
 
-def test_a_configured_token_prints_no_link(site: Site) -> None:
-    with serving(site) as dashboard:
-        pass
-    assert dashboard.process.stdout is not None
-    assert not (site.worktree / ".git" / "briter" / "dashboard.token").exists()
-
-
-def test_a_short_token_is_refused_and_not_shown(site: Site) -> None:
-    refused = site.command("serve", BRITER_DASHBOARD_TOKEN="too-short")  # noqa: S106 - no secret
-    assert refused.returncode == 2
-    assert "16 characters" in refused.stderr
-    assert "too-short" not in refused.stderr
-
-
 def test_nobody_sees_anything_without_the_token_on_loopback_too(
     dashboard: Dashboard, stranger: httpx.Client
 ) -> None:
