@@ -64,6 +64,8 @@ def serve(
         forwarded_allow_ips=list(settings.trusted_proxies),
     )
     name, bound = listener.getsockname()[:2]
+    if name in {"0.0.0.0", "::"}:  # noqa: S104 - no address to visit
+        name = "localhost"
     address = f"http://{f'[{name}]' if ':' in name else name}:{bound}"
     say(f"the dashboard is at {address}")
     if not settings.dashboard_token:
