@@ -15,11 +15,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sites import Result, Site, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from sites import Result, Site
 
 POST = "content/posts/hello.md"
 
@@ -80,15 +81,6 @@ def test_looking_changes_nothing(site: Site) -> None:
     before = snapshot(site.root)
     examine(site)
     assert snapshot(site.root) == before
-
-
-def test_the_worker_is_not_disturbed(site: Site) -> None:
-    with site.running() as worker:
-        next(lines_of(worker))
-        result = examine(site)
-        assert f"PID {worker.pid}" in the(result, "worker")["message"]
-        assert worker.poll() is None
-    assert errors(result) == set()
 
 
 def detach(site: Site) -> None:
@@ -199,23 +191,13 @@ def test_without_git_the_rest_is_still_looked_at(site: Site) -> None:
     assert "2.36" in the(result, "git")["fix"]
 
 
-def old_git(site: Site) -> Path:
-    """A folder with a git that says it is an old one, else is the real one."""
-    real = shutil.which("git")
-    folder = site.root / "bin"
-    folder.mkdir()
-    script = folder / "git"
-    script.write_text(
-        "#!/bin/sh\n"
-        'for last; do :; done\nif [ "$last" = version ]; then echo git version 2.25.1; exit; fi\n'
-        f'exec {real} "$@"\n'
-    )
-    script.chmod(0o755)
-    return folder
-
-
 def test_a_git_that_is_too_old_is_told(site: Site) -> None:
-    result = examine(site, PATH=f"{old_git(site)}:{os.environ['PATH']}")
+    script = site.root / "bin" / "git"
+    script.parent.mkdir()
+    old = 'for last; do :; done; [ "$last" = version ] && echo git version 2.25.1 && exit'
+    script.write_text(f'#!/bin/sh\n{old}\nexec {shutil.which("git")} "$@"\n')
+    script.chmod(0o755)
+    result = examine(site, PATH=f"{script.parent}:{os.environ['PATH']}")
     assert errors(result) == {"git"}
     assert "2.25.1" in the(result, "git")["message"]
 
@@ -293,14 +275,6 @@ def test_a_persons_unpushed_commits_beside_the_remotes_are_warned_of(site: Site)
     assert (told["state"], told["fix"]) == ("warning", "briter-worker pull --rebase --push")
     assert "Mine" in told["message"]
     assert the(result, "remote")["state"] == "ok"
-
-
-def test_commits_of_dry_runs_beside_the_remotes_are_well(site: Site) -> None:
-    push_from_elsewhere(site)
-    site.write_post(POST, "# Hello\n")
-    site.save("hello", [POST])
-    assert site.run_once(BRITER_WORKER_DRY_RUN="true").of("published")
-    assert the(examine(site), "remote")["state"] == "ok"
 
 
 def test_a_remote_without_the_branch_yet_is_a_warning(site: Site) -> None:
