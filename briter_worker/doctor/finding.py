@@ -52,21 +52,18 @@ def error(check: str, message: str, fix: str) -> Finding:
     return Finding(check, State.ERROR, one_line(message), one_line(fix))
 
 
-def from_failure(check: str, failure: Exception) -> Finding:
+def from_failure(check: str, failure: PublishError | FixableError | OSError) -> Finding:
     """Return the finding for a failure that every publication would meet."""
-    match failure:
-        case PublishError() | FixableError():
-            return error(check, failure.message, failure.fix or "see the message")
-        case OSError():
-            fix = str(getattr(failure, "fix", "")) or os_error_fix(failure)
-            return error(check, os_error_text(failure), fix or "see the message")
-        case _:
-            return error(check, f"{type(failure).__name__}: {failure}", "see the message")
+    if isinstance(failure, PublishError | FixableError):
+        return error(check, failure.message, failure.fix or "see the message")
+    fix = str(getattr(failure, "fix", "")) or os_error_fix(failure)
+    return error(check, os_error_text(failure), fix or "see the message")
 
 
-def attempt(check: str, look: Callable[[], str]) -> Finding:
-    """Return the text of `look` as a finding without a problem, or the failure that it raises."""
+def attempt(check: str, look: Callable[[], object], message: str) -> Finding:
+    """Return a finding without a problem, or the failure that `look` raises."""
     try:
-        return ok(check, look())
+        look()
     except (PublishError, FixableError, OSError) as failure:
         return from_failure(check, failure)
+    return ok(check, message)

@@ -34,14 +34,15 @@ def examine(settings: Settings) -> Iterator[Finding]:
         return
     timeout = min(settings.git_timeout_ms, _MAX_TIMEOUT_MS)
     repository = open_repository(settings.model_copy(update={"git_timeout_ms": timeout}))
-    worktree = attempt("worktree", lambda: _check_worktree(repository))
+    place = f"{settings.git_worktree} is the top of a repository"
+    worktree = attempt("worktree", lambda: _check_worktree(repository), place)
     yield worktree
     if worktree.state is State.ERROR:
         return
     yield _check_version(repository)
-    yield attempt("ownership", lambda: _check_owner(repository))
-    yield attempt("branch", lambda: _check_branch(repository))
-    yield attempt("unfinished", lambda: _check_under_way(repository))
+    yield attempt("ownership", repository.check_owner, "git trusts the repository's owner")
+    yield attempt("branch", repository.check_branch, f"{repository.branch} is checked out")
+    yield attempt("unfinished", repository.check_under_way, "no merge or rebase is under way")
     for path in repository.locks():
         yield warning(
             "locks",
@@ -58,15 +59,11 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _check_remote(repository)
 
 
-def _check_worktree(repository: Repository) -> str:
-    worktree = repository.git.worktree
+def _check_worktree(repository: Repository) -> None:
     if repository.git.repo.bare:
-        raise PublishError(
-            FailureCode.NOT_A_REPOSITORY,
-            f"{worktree} is a bare repository",
-            "set BRITER_GIT_WORKTREE to a clone with a work tree",
-        )
-    return f"{worktree} is the top of a repository"
+        message = f"{repository.git.worktree} is a bare repository"
+        fix = "set BRITER_GIT_WORKTREE to a clone with a work tree"
+        raise PublishError(FailureCode.NOT_A_REPOSITORY, message, fix)
 
 
 def _check_version(repository: Repository) -> Finding:
@@ -78,21 +75,6 @@ def _check_version(repository: Repository) -> Finding:
     if found is None or (int(found[1]), int(found[2])) < _MIN_GIT:
         return error("git", f"{version} is too old", "install git 2.36 or newer")
     return ok("git", version)
-
-
-def _check_owner(repository: Repository) -> str:
-    repository.check_owner()
-    return "git trusts the repository's owner"
-
-
-def _check_branch(repository: Repository) -> str:
-    repository.check_branch()
-    return f"{repository.branch} is checked out, at {(repository.ref(repository.branch_ref) or '')[:10]}"
-
-
-def _check_under_way(repository: Repository) -> str:
-    repository.check_under_way()
-    return "no merge or rebase is under way"
 
 
 def _check_folders(settings: Settings, repository: Repository) -> Iterator[Finding]:

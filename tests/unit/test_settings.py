@@ -200,7 +200,7 @@ def test_the_process_environment_is_read_when_none_is_given(
 def test_settings_cannot_be_changed(site: Site) -> None:
     loaded = load_settings({"BRITER_APP_ROOT": str(site.root)})
     with pytest.raises(ValueError, match="frozen"):
-        loaded.worker_dry_run = False
+        loaded.worker_dry_run = False  # type: ignore[misc]
 
 
 # --- paths
