@@ -6,6 +6,8 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.allowlist import Allowlist
@@ -89,8 +91,10 @@ class NodeSinks:
             allow_private=settings.webhook_allow_private,
             warn=lambda message, fix: log(Warned(error=message, fix=fix)),
         )
+        if find_spec("httpcore") is not None:
+            self._sender.wake()  # an earlier node may have left messages
 
-    def open(self, settings: Settings) -> EventSink:
+    def open(self, settings: Settings) -> ConditionTracker:
         """Return the sinks of one drain of the settings' site, for one thread."""
         site, target = settings.site, target_of(settings)
         stores: list[StoringSink] = [
@@ -147,10 +151,11 @@ class SiteDrains:
             dry_run=settings.worker_dry_run,
         )
         with ExitStack() as stack:
-            publisher = _SitePublisher(self, site, settings, token, emit, stack)
+            stack.callback(emit.close)
             drain = Drain(
                 queue=queue,
-                publisher=publisher.open,
+                # Opened when it is first needed: many drains find nothing to do.
+                publisher=cache(partial(self._open_publisher, site, settings, token, emit, stack)),
                 emit=emit,
                 extensions=self._plugins,
                 backoff=open_backoff(settings),
@@ -172,7 +177,7 @@ class SiteDrains:
         for git in running:
             git.abort()
 
-    def open_publisher(
+    def _open_publisher(
         self, site: Site, settings: Settings, token: int, emit: EventSink, stack: ExitStack
     ) -> GitPublisher:
         """Return the publisher to the site's remote; the stack closes its clone. Raises PublishError."""
@@ -214,32 +219,3 @@ class SiteDrains:
     def _forget(self, git: Git) -> None:
         with self._guard:
             self._running.discard(git)
-
-
-class _SitePublisher:
-    """The publisher of one drain, opened when it is first needed: many drains find nothing to do."""
-
-    def __init__(
-        self,
-        drains: SiteDrains,
-        site: Site,
-        settings: Settings,
-        token: int,
-        emit: EventSink,
-        stack: ExitStack,
-    ) -> None:
-        self._drains = drains
-        self._site = site
-        self._settings = settings
-        self._token = token
-        self._emit = emit
-        self._stack = stack
-        self._opened: GitPublisher | None = None
-
-    def open(self) -> GitPublisher:
-        """Return the publisher; one for the whole drain."""
-        if self._opened is None:
-            self._opened = self._drains.open_publisher(
-                self._site, self._settings, self._token, self._emit, self._stack
-            )
-        return self._opened

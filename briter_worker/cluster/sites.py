@@ -55,10 +55,6 @@ LEFT JOIN (
 WHERE NOT s.removed
 ORDER BY s.name
 """
-_TALLIES = (
-    "SELECT t.site, t.kind, t.outcome, t.number, t.waits, t.waited FROM tallies t"
-    " JOIN sites s ON s.name = t.site AND NOT s.removed ORDER BY 1, 2, 3"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +165,6 @@ class SiteSummary:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """How often an outcome occurred on a site, and how long authors waited for it in total."""
-
-    site: str
-    kind: str
-    outcome: str
-    number: int
-    waits: int
-    waited: float
-
-
 def settings_of(site: Site, node: Settings) -> Settings:
     """Return the node's settings with the site's own laid over them. Raises UsageError."""
     own = {
@@ -284,12 +268,6 @@ def _summary(row: Mapping[str, Any], now: float) -> SiteSummary:
         fix=row["fix"] or "",
         paused=site.paused if site.paused is not None and site.paused.is_active(now) else None,
     )
-
-
-def tallies(database: Database) -> list[Tally]:
-    """Return the totals of the history, which only grow."""
-    with database.connection() as connection:
-        return [Tally(*row) for row in connection.execute(_TALLIES)]
 
 
 def count_nodes(database: Database) -> int:
