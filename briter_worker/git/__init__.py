@@ -1,7 +1,7 @@
 """Publish through git: one worker, one branch, one remote.
 
 GitPython hands on the whole environment of this process, and obeys some of it itself. So variables of git are
-deleted before it is loaded, and it does not start git to look for it.
+deleted before it is loaded.
 """
 
 import logging
@@ -11,7 +11,8 @@ INHERITED = tuple(name for name in os.environ if name.startswith("GIT_"))
 """Variables of git in the environment of this process, which the worker does not use."""
 for _name in INHERITED:
     del os.environ[_name]
-os.environ["GIT_PYTHON_REFRESH"] = "quiet"
+# GitPython would run the first git in PATH as it is loaded, and that may be one of the work tree.
+os.environ |= {"GIT_PYTHON_REFRESH": "quiet", "GIT_PYTHON_GIT_EXECUTABLE": "/nonexistent/git"}
 
 # GitPython logs git's output, which may hold credentials; without a handler Python prints such entries.
 logging.getLogger("git").addHandler(logging.NullHandler())
