@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -38,7 +38,7 @@ class News:
     status: dict[str, Any]
     latest: int = 0
     """Id of the newest moment."""
-    moments: Sequence[Moment] = field(default=())
+    moments: Sequence[Moment] = ()
 
 
 def encode_event(name: str, data: Any, number: int | None = None) -> bytes:  # noqa: ANN401 - any JSON value

@@ -1,11 +1,11 @@
 """Models of the API: they validate requests and describe answers. Keys are those of the job file."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+from briter_worker.job import Author
 
 _TEXT = r"^[^\x00-\x1f\x7f]+$"
 _TIME: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
@@ -21,13 +21,6 @@ class _OpenModel(BaseModel):
 
 
 # Requests
-
-
-class Author(_Model):
-    """Author of the post, shown by git as the commit's author."""
-
-    name: Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f<>]+$")]
-    email: Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x20\x7f<>]+$")]
 
 
 class NewJob(BaseModel):
