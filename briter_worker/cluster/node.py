@@ -2,7 +2,7 @@
 
 Procrastinate's `Worker` is used as it is. Around it: a connector that outlasts outages of Postgres, and one
 loop that frees the sites of dead nodes and wakes sites that have something due. The fencing token makes a
-node harmless that was taken for dead and is not. tests/…/test_procrastinate.py pins the behaviour this needs.
+node harmless that was taken for dead and is not. test_procrastinate.py pins the behaviour that this needs.
 """
 
 from __future__ import annotations
