@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from briter_worker.git.commits import File, OwnCommit
     from briter_worker.git.merge import Edit
     from briter_worker.git.repository import Repository
-    from briter_worker.ports import Request
+    from briter_worker.ports import Change, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,9 @@ class Item:
     """A request that is ready to be built."""
 
     request: Request
+    changes: Sequence[Change]
     edits: tuple[Edit, ...]
+    unchanged: Mapping[str, str | None]
     rejected: tuple[str, ...]
     withheld: Mapping[str, float]
     uses_lfs: bool
@@ -35,7 +37,8 @@ class Item:
     @property
     def blobs(self) -> dict[str, str | None]:
         """Return the author's version of each path."""
-        return {edit.path: edit.file.blob if edit.file else None for edit in self.edits}
+        edited = {edit.path: edit.file.blob if edit.file else None for edit in self.edits}
+        return {**self.unchanged, **edited}
 
     def commit(self, identity: Person, now: float, files: Mapping[str, File | None]) -> Commit:
         """Return the commit that makes these changes for the request."""

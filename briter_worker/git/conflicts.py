@@ -69,18 +69,27 @@ class ConflictBranches:
 
     def settle(self, item: Item, paths: Sequence[str], merge: Merge, *, now: float, dry_run: bool) -> Outcome:
         """Return the failure of a request that conflicts; its version is kept, and remembered as such."""
-        message = f"the remote changed {', '.join(paths)} in the same lines"
-        fix = _SAVE_AGAIN
+        message, fix = f"the remote changed {', '.join(paths)} in the same lines", _SAVE_AGAIN
         if not dry_run:
-            parent = self._find_parent(item, paths[0], merge.tip)
-            kept = self._known_branch(item, paths) or self._keep(item, parent, now)
-            where = f"on the branch {kept.branch} of the remote" if kept.branch else "where it was saved"
+            try:
+                where, commands = self._keep_version(item, paths, merge, now)
+            except PublishError as error:  # other posts of the push are on the remote: none of them may fail
+                where, commands = f"where it was saved, and nowhere else ({error.message})", ""
             message = f"{message}; the post's version is {where}"
-            if kept.branch and parent != merge.tip:  # else git would see no conflict, and drop theirs
-                fix = f"{fix}; or merge both: {self._merge_commands(kept.branch)}, then retry the post"
-            self._remember(item, paths, merge, kept)
+            fix = f"{fix}; or merge both: {commands}, then retry the post" if commands else fix
         failure = Failure(FailureCode.CONFLICT, message, fix)
         return Outcome(item.key, Result.FAILED, failure=failure, rejected_paths=item.rejected)
+
+    def _keep_version(self, item: Item, paths: Sequence[str], merge: Merge, now: float) -> tuple[str, str]:
+        """Return where the version is kept, and the commands that merge it where git can."""
+        parent = self._find_parent(item, paths[0], merge.tip)
+        kept = self._known_branch(item, paths) or self._keep(item, parent, now)
+        self._remember(item, paths, merge, kept)
+        if not kept.branch:
+            return "where it was saved", ""
+        # On the tip itself, git would see no conflict, and drop the remote's lines.
+        commands = "" if parent == merge.tip else self._merge_commands(kept.branch)
+        return f"on the branch {kept.branch} of the remote", commands
 
     def close(self, paths: Collection[str]) -> None:
         """Forget the conflicts of paths that are published, and delete their branches. May be repeated."""

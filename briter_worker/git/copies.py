@@ -73,7 +73,10 @@ class AuthorCopies:
         """
         if not blobs:
             return
-        entries = self._repository.entries(tip, blobs.keys())
+        try:
+            entries = self._repository.entries(tip, blobs.keys())
+        except PublishError:  # the clone is damaged or gone: then every version is kept
+            entries = {}
         contents: dict[str, bytes] = {}
         for path, blob in blobs.items():
             entry = entries.get(path)

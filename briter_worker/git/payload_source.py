@@ -78,7 +78,8 @@ class PayloadSource:
             raise
         except OSError as error:
             raise PublishError.from_os("the posts' files cannot be written", error) from error
-        published, known = self._known({change.path for each in staged.values() for change in each.changes})
+        paths = {change.path for each in staged.values() for change in each.changes}
+        published, known = self._known(paths | self._newest.files.keys())
         return {
             key: self._judge(each, payloads.get(key), unsound, published, known)
             for key, each in staged.items()
@@ -166,8 +167,17 @@ class PayloadSource:
                 self._allowlist.resolve(file.path)
             except PathRefusedError as refusal:
                 rejected[file.path] = refusal.reason
+        rejected.update(staged.rejected)
         changes = tuple(each for each in staged.changes if self._is_wanted(each, published, known))
-        return replace(staged, changes=changes, rejected={**rejected, **staged.rejected})
+        left = rejected.keys() | {change.path for change in staged.changes} | staged.withheld.keys()
+        unchanged = {
+            file.path: file.blob
+            for file in files
+            if file.path not in left
+            and self._newest.files[file.path].blob == file.blob
+            and file.saved_at >= published.get(file.path, file.saved_at)
+        }
+        return replace(staged, changes=changes, rejected=rejected, unchanged=unchanged)
 
     def _is_wanted(self, change: Change, published: Mapping[str, float], known: Collection[str]) -> bool:
         """Return False for what nobody saved, and for what is older than the published version."""

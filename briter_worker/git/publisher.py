@@ -106,6 +106,7 @@ class GitPublisher:
         self._progress = progress
         self._warn = warn
         self._still_ours = still_ours
+        self._scheduled: Mapping[str, float] = {}
         self._conflicts = ConflictBranches(repository, bases, identity, mirror.read)
 
     def publish(
@@ -215,29 +216,45 @@ class GitPublisher:
         check: Callable[[str, Sequence[Change]], Outcome | None],
     ) -> tuple[list[Item], list[Outcome]]:
         """Read the requests' files; return what can be built, and the outcomes of the other requests."""
-        before = scheduled()
-        staged = self._source.stage(requests, tip=self._mirror.agreed(tip.commit), scheduled=before)
+        self._scheduled = scheduled()
+        read, outcomes = self._read(requests, tip)
+        # A post that was scheduled meanwhile may have been read, and its time has not come.
+        newly_scheduled = {path.strip("/") for path in scheduled().keys() - self._scheduled.keys()}
+        items: list[Item] = []
+        for item in read:
+            if any(_is_at_or_below(change.path, newly_scheduled) for change in item.changes):
+                outcomes.append(self._outcome(item, Result.RELEASED))
+            elif outcome := check(item.key, item.changes):
+                outcomes.append(replace(outcome, rejected_paths=item.rejected))
+            else:
+                items.append(item)
+        return items, outcomes
+
+    def _read(self, requests: Sequence[Request], tip: Tip) -> tuple[list[Item], list[Outcome]]:
+        """Return the requests' changes as edits of their bases; and the failures of single requests."""
+        agreed = self._mirror.agreed(tip.commit)
+        staged = self._source.stage(requests, tip=agreed, scheduled=self._scheduled)
         paths = {change.path for each in staged.values() for change in each.changes}
         bases = self._mirror.bases(paths, tip.commit) if paths else {}
         self._conflicts.load(paths, tip.commit)
-        # A post that was scheduled meanwhile may have been read, and its time has not come.
-        newly_scheduled = {path.strip("/") for path in scheduled().keys() - before.keys()}
         items: list[Item] = []
         outcomes: list[Outcome] = []
         for request in requests:
             each = staged[request.key]
-            rejected = (*each.rejected, *each.missing)
-            if each.failure is not None:
-                outcome: Outcome | None = Outcome(request.key, Result.FAILED, failure=each.failure)
-            elif any(_is_at_or_below(change.path, newly_scheduled) for change in each.changes):
-                outcome = Outcome(request.key, Result.RELEASED)
-            else:
-                outcome = check(request.key, each.changes)
-            if outcome is not None:
-                outcomes.append(replace(outcome, rejected_paths=rejected))
-                continue
             edits = tuple(self._edit(change, each, bases.get(change.path)) for change in each.changes)
-            items.append(Item(request, edits, rejected, each.withheld, each.uses_lfs))
+            item = Item(
+                request,
+                each.changes,
+                edits,
+                each.unchanged,
+                rejected=(*each.rejected, *each.missing),
+                withheld=each.withheld,
+                uses_lfs=each.uses_lfs,
+            )
+            if each.failure is None:
+                items.append(item)
+            else:
+                outcomes.append(self._outcome(item, Result.FAILED, failure=each.failure))
         return items, outcomes
 
     def _edit(self, change: Change, staged: Staged, base: Base | None) -> Edit:
@@ -282,7 +299,7 @@ class GitPublisher:
                 if races == _MAX_RACES:
                     raise _lost_race()
                 races += 1
-                waiting, tip = self._follow(waiting, tip)
+                waiting, tip = self._follow(waiting, tip, settled)
                 continue
             settled += [
                 self._conflicts.settle(item, paths, built.merge, now=now, dry_run=self._dry_run)
@@ -363,19 +380,24 @@ class GitPublisher:
             return tip.commit
         return None
 
-    def _follow(self, items: Sequence[Item], tip: Tip) -> tuple[list[Item], Tip]:
-        """Return the items as edits of what they started from, and the remote's new tip."""
-        unknown = {edit.path for item in items for edit in item.edits if edit.base is None}
-        entries = self._repository.entries(tip.commit, unknown)
+    def _follow(self, items: Sequence[Item], tip: Tip, settled: list[Outcome]) -> tuple[list[Item], Tip]:
+        """Return the remote's new tip, and the items as edits of what they started from."""
         moved = self._fetch(tip)
         own = moved.own_commits[len(tip.own_commits) :]
+        known = {edit.path: edit.base for item in items for edit in item.edits}
+        entries = self._repository.entries(tip.commit, known.keys())
+        if self._mirror.agreed(moved.commit) != self._mirror.agreed(tip.commit):
+            items, failed = self._read([item.request for item in items], moved)
+            settled += failed
         followed = []
         for item in items:
             edits = []
             for edit in item.edits:
                 entry = entries.get(edit.path)
-                base = edit.base or (Base(entry.blob, entry.mode) if entry else Base(None))
-                edits.append(replace(edit, base=advance_base(edit.path, base, own)))
+                base = edit.base or known.get(edit.path)
+                if base is None and edit.path in known:
+                    base = Base(entry.blob, entry.mode) if entry else Base(None)
+                edits.append(replace(edit, base=base and advance_base(edit.path, base, own)))
             followed.append(replace(item, edits=tuple(edits)))
         return followed, moved
 
@@ -411,8 +433,7 @@ class GitPublisher:
         failure: Failure | None = None,
         retry_at: float | None = None,
     ) -> Outcome:
-        rejected = item.rejected if result is Result.SNOOZED else (*item.rejected, *item.withheld)
-        return Outcome(item.key, result, commit, failure, retry_at, rejected)
+        return Outcome(item.key, result, commit, failure, retry_at, item.rejected)
 
     def _complete(self, plan: Plan, landed: str, own_blobs: Mapping[str, str | None]) -> None:
         """Have this side follow the remote. Nothing local fails a post that is on the remote."""

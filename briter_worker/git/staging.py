@@ -62,6 +62,8 @@ class Staged:
     failure: Failure | None = None
     """Set when this request alone cannot be published."""
     uses_lfs: bool = False
+    unchanged: Mapping[str, str | None] = field(default_factory=dict)
+    """The blobs of paths that came with the request and are what the tip has; empty for a work tree."""
 
 
 @dataclass(slots=True)
