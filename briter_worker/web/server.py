@@ -49,7 +49,25 @@ def serve(
         logger.propagate = False
     sys.setswitchinterval(_SWITCH_S)
     application = Application(settings, token=read_token(settings), log=log, complain=complain)
-    config = uvicorn.Config(
+    server = uvicorn.Server(_configure(application, settings))
+
+    def stop(_number: int, _frame: object) -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Before uvicorn handles the signal, and when uvicorn raises it again after the shutdown.
+        signal.signal(number, stop)
+    address = _url(listener)
+    say(f"the dashboard is at {address}")
+    if not settings.dashboard_token:
+        key = application.access.create_link_key()
+        say(f"sign in, once and within 15 minutes, at {address}{SIGN_IN}?key={key}")
+    server.run(sockets=[listener])
+    return 0
+
+
+def _configure(application: Application, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
         application,
         log_config=None,
         access_log=False,
@@ -63,19 +81,13 @@ def serve(
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=list(settings.trusted_proxies),
     )
-    name, bound = listener.getsockname()[:2]
+
+
+def _url(listener: socket.socket) -> str:
+    name, port = listener.getsockname()[:2]
     if name in {"0.0.0.0", "::"}:  # noqa: S104 - no address to visit
         name = "localhost"
-    address = f"http://{f'[{name}]' if ':' in name else name}:{bound}"
-    say(f"the dashboard is at {address}")
-    if not settings.dashboard_token:
-        key = application.access.create_link_key()
-        say(f"sign in, once and within 15 minutes, at {address}{SIGN_IN}?key={key}")
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn raises the signal again after the shutdown: the exit status would not be 0.
-        signal.signal(number, lambda _number, _frame: None)
-    uvicorn.Server(config).run(sockets=[listener])
-    return 0
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

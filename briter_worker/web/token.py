@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from briter_worker.settings import Settings
 
+_MIN_LENGTH = 16
+
 
 def read_token(settings: Settings) -> str:
     """Return BRITER_DASHBOARD_TOKEN, else the kept token, which is made when there is none.
@@ -32,10 +34,13 @@ def read_token(settings: Settings) -> str:
     try:
         if not path.exists():
             _create(path)
-        return path.read_text().strip()
+        token = path.read_text().strip()
     except OSError as error:
         message = f"the dashboard's token cannot be kept in {path}: {os_error_text(error, with_path=False)}"
         raise UsageError(message, os_error_fix(error) or "set BRITER_DASHBOARD_TOKEN") from None
+    if len(token) < _MIN_LENGTH:  # an empty token would let everybody in
+        raise UsageError(f"{path} has no token", "delete the file, or set BRITER_DASHBOARD_TOKEN")
+    return token
 
 
 def _create(path: Path) -> None:
