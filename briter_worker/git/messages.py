@@ -61,8 +61,8 @@ _LOCAL_FIRST = (
     ),
     _row(
         _C.HOST_KEY,
-        "if the host's key is new, run ssh-keygen -R HOST, then ssh-keyscan HOST >> ~/.ssh/known_hosts, after "
-        "checking it",
+        "if the host's key is new, run ssh-keygen -R HOST, then ssh-keyscan HOST >> ~/.ssh/known_hosts, "
+        "after checking it",
         "host identification has changed|host key for [^\\n]{1,200} has changed",
     ),
     _row(
