@@ -139,6 +139,8 @@ class _Settled:
 
     entry: Entry | None
     commits: Collection[str]
+    blobs: Mapping[str, str | None]
+    """The version that each commit really has."""
 
 
 class Rebase:
@@ -218,7 +220,7 @@ class Rebase:
             blobs = {each: known[path].blob if path in known else None for each, known in entries.items()}
             mode = on_remote[path].mode if path in on_remote else "100644"
             entry = Entry(mode, base.blob) if base.blob else None
-            found[path] = _Settled(entry, self._commits_before(path, base, line, blobs))
+            found[path] = _Settled(entry, self._commits_before(path, base, line, blobs), blobs)
         return found
 
     def _commits_before(
@@ -235,8 +237,13 @@ class Rebase:
 
     def _rewrite(self, commit: LocalCommit, settled: Mapping[str, _Settled]) -> str | None:
         """Return a commit with the same changes but those of settled paths; None if nothing is left."""
-        own = {path: each.entry for path, each in settled.items() if commit.commit in each.commits}
-        before = {path: each.entry for path, each in settled.items() if commit.parent in each.commits}
+        touched = {
+            path: each
+            for path, each in settled.items()
+            if each.blobs[commit.commit] != each.blobs[commit.parent]
+        }
+        own = {path: each.entry for path, each in touched.items() if commit.commit in each.commits}
+        before = {path: each.entry for path, each in touched.items() if commit.parent in each.commits}
         if not own and not before:
             return commit.commit
         tree, onto_tree = self._write_tree(commit.commit, own), self._write_tree(commit.parent, own | before)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from caches import LINES
-from outcomes import DELAYS, assert_published, assert_put_off, save
+from outcomes import assert_published, assert_put_off, save
+from sites import eventually
 
-from briter_worker.errors import Failure, Kind
+from briter_worker.errors import FailureCode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from sites import Site
+
+
+AS_A_PERSON = "unset $(env | sed -n 's/^\\(GIT_[A-Z_]*\\)=.*/\\1/p')"
+"""Not with the repository and the index of the git that runs the program."""
 
 
 def program(file: Path, text: str) -> Path:
@@ -40,9 +45,8 @@ def drafts(site: Site) -> Site:
 def while_staging(site: Site, text: str) -> Path:
     """A person does this while the posts are being read: a filter is run in the middle of it."""
     person = "git -c user.name=P -c user.email=p@example.org"
-    file = program(
-        site.root / "person", f"cd {site.worktree}; ({text.replace('git ', f'{person} ')}) >&2; cat"
-    )
+    does = text.replace("git ", f"{person} ")
+    file = program(site.root / "person", f"({AS_A_PERSON}; cd {site.worktree}; {does}) >&2; cat")
     site.git("config", "filter.person.clean", str(file))
     site.write_post("content/posts/a.bin", "a\n")
     site.save("a", ["content/posts"])
@@ -52,42 +56,26 @@ def while_staging(site: Site, text: str) -> Path:
 def while_pushing(site: Site, text: str) -> None:
     """A person does this while the remote has not answered yet."""
     file = site.remote / "hooks" / "pre-receive"
-    program(
-        file, f"unset $(env | sed -n 's/^\\(GIT_[A-Z_]*\\)=.*/\\1/p'); cd {site.worktree}; {text}; rm {file}"
-    )
-
-
-def just_before(site: Site, command: str, text: str) -> str:
-    """A PATH on which a person does this just before the worker's first `git <command>`."""
-    person = "git -c user.name=P -c user.email=p@example.org"
-    git = site.root / "bin" / "git"
-    git.parent.mkdir()
-    does = f"cd {site.worktree} && {text.replace('git ', f'{person} ')}"
-    program(
-        git,
-        f'case " $* " in *" {command} "*) mkdir {site.root}/came 2>/dev/null && ({does}) >&2;; esac\n'
-        'exec /usr/bin/git "$@"',
-    )
-    return f"{git.parent}:{os.environ['PATH']}"
+    program(file, f"{AS_A_PERSON}; cd {site.worktree}; {text}; rm {file}")
 
 
 @pytest.mark.parametrize(
     ("text", "failure", "back"),
     [
-        ("git switch -q drafts", Failure.WRONG_BRANCH, "switch -q main"),
-        ("git switch -q --detach drafts", Failure.WRONG_BRANCH, "switch -q main"),
-        ("git switch -q drafts; sleep 0.1; git switch -q main", Failure.WRONG_BRANCH, ""),
-        ("git merge --no-commit --no-ff drafts", Failure.UNFINISHED, "merge --abort"),
+        ("git switch -q drafts", FailureCode.WRONG_BRANCH, "switch -q main"),
+        ("git switch -q --detach drafts", FailureCode.WRONG_BRANCH, "switch -q main"),
+        ("git switch -q drafts; sleep 0.1; git switch -q main", FailureCode.WRONG_BRANCH, ""),
+        ("git merge --no-commit --no-ff drafts", FailureCode.UNFINISHED, "merge --abort"),
     ],
     ids=["switched", "detached", "there and back", "a merge begun"],
 )
 def test_what_was_read_from_another_branch_is_never_published(
-    drafts: Site, text: str, failure: Failure, back: str
+    drafts: Site, text: str, failure: FailureCode, back: str
 ) -> None:
     person = while_staging(drafts, text)
     before = drafts.git("rev-parse", "main", "drafts")
-    reason = assert_put_off(drafts, drafts.run_once(), failure)
-    assert "Fix: " in reason
+    assert_put_off(drafts, drafts.run_once(), failure)
+    assert drafts.job("a")["fix"]
     assert [subject for _, subject in drafts.remote_log()] == ["Attributes", "Start the site"]
     assert drafts.git("rev-parse", "main", "drafts") == before
     program(person, "cat")
@@ -104,94 +92,42 @@ def test_a_branch_that_is_switched_during_the_push_keeps_its_index_and_its_files
     while_pushing(drafts, "git switch -q drafts")
     result = drafts.run_once()
     assert_published(drafts, result)
-    assert "is not checked out any more" in result.of("warning")[0]["error"]
+    assert "drafts is checked out" in result.of("warning")[0]["error"]
     assert drafts.git("rev-parse", "drafts", "HEAD", "main") == f"{tip}\n{tip}\n{main}"
     assert drafts.git("diff", "--cached", "--name-only") == ""
     assert drafts.git("status", "--porcelain") == "?? content/posts/a.md"
     drafts.git("switch", "-q", "main")
-    assert drafts.run_once().names() == ["worker-started", "worker-stopped"]
+    assert not drafts.run_once().of("warning")
     assert drafts.git("rev-parse", "main") == drafts.remote_log()[0][0]
     assert drafts.git("status", "--porcelain") == ""
 
 
-def test_a_head_that_is_spoilt_during_the_push_leaves_the_branch_where_it_is_until_it_is_mended(
-    site: Site,
-) -> None:
+def test_a_head_that_is_damaged_during_the_push_leaves_the_branch_until_it_is_repaired(site: Site) -> None:
     save(site, "a")
     before = site.git("rev-parse", "main")
     while_pushing(site, ": > .git/HEAD")
     result = site.run_once()
     assert_published(site, result)
-    assert "is not checked out any more" in result.of("warning")[0]["error"]
+    assert result.of("warning")
     (site.worktree / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
     assert site.git("rev-parse", "main") == before
-    site.run_once()
+    save(site, "b")
+    assert_published(site, site.run_once(), "b")
     assert site.git("rev-parse", "main") == site.remote_log()[0][0]
     assert site.git("status", "--porcelain") == ""
 
 
-@pytest.mark.parametrize(
-    ("post", "edited"),
-    [("a", False), ("welcome", False), ("welcome", True)],
-    ids=["a new post", "an edited one", "edited again since"],
-)
-def test_a_persons_commit_during_the_push_is_kept_and_goes_out_with_the_next_post(
-    site: Site,
-    post: str,
-    edited: bool,  # noqa: FBT001
-) -> None:
-    lines = "".join(f"line {number}\n" for number in range(9))
-    site.write_post(f"content/posts/{post}.md", lines)
-    site.save(post, [f"content/posts/{post}.md"])
-    person = "git -c user.name=P -c user.email=p@example.org"
-    while_pushing(site, f"{person} commit -q --allow-empty -m Theirs")
-    result = site.run_once()
-    assert_published(site, result, post)
-    assert "Fix: git pull --rebase origin main" in result.of("warning")[0]["error"]
-    theirs = site.git("log", "-1", "--format=%s", "main")
-    assert theirs == "Theirs", "the branch moved under us, and was left where its owner put it"
-    save(site, "b")
-    held = site.run_once(BRITER_WORKER_BACKOFF_MS="60000")
-    assert "Fix: git pull --rebase origin main" in assert_put_off(site, held, Failure.DIVERGED, slug="b")
-    if edited:
-        site.write_post("content/posts/welcome.md", lines + "more\n")
-
-    # As docs/how-to/failed-posts.md has it.
-    site.git("add", "content")
-    site.git("pull", "-q", "--rebase", "--autostash", "origin", "main")
-    site.git("reset", "-q")
-    site.command("retry", "b")
-    assert_published(site, site.run_once(**DELAYS), "b")
-    assert [subject for _, subject in site.remote_log()] == [
-        "Publish b",
-        "Theirs",
-        f"Publish {post}",
-        "Start the site",
-    ]
-    left = "M content/posts/welcome.md" if edited else ""
-    assert site.git("status", "--porcelain") == left
-
-
-def theirs(site: Site, text: str) -> None:
-    """Somebody else pushes this version of the post."""
-    other = site.root / "other"
-    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
-    (other / "content/posts/welcome.md").write_text(text)
-    site.git("commit", "-qam", "Theirs", cwd=other)
-    site.git("push", "-q", "origin", "HEAD:main", cwd=other)
-
-
 @pytest.mark.parametrize("text", ["git switch -q drafts", "git switch -q --detach drafts"])
-def test_a_branch_that_is_switched_right_before_it_moves_keeps_its_index_and_its_files(
-    drafts: Site, text: str
-) -> None:
+def test_a_branch_that_is_left_during_the_push_gets_the_remotes_edits_later(drafts: Site, text: str) -> None:
     welcome = drafts.worktree / "content/posts/welcome.md"
-    theirs(drafts, "# Theirs\n")
+    other = drafts.root / "other"
+    drafts.git("clone", "-q", str(drafts.remote), str(other), cwd=drafts.root)
+    (other / "content/posts/welcome.md").write_text("# Theirs\n")
+    drafts.git("commit", "-qam", "Theirs", cwd=other)
+    drafts.git("push", "-q", "origin", "HEAD:main", cwd=other)
     save(drafts, "a")
-    result = drafts.run_once(PATH=just_before(drafts, "ls-files -z -t", text))
-    assert_published(drafts, result)
-    (told,) = result.of("warning")
-    assert "They follow by themselves once it is again: git switch main" in told["error"]
+    while_pushing(drafts, text)
+    assert_published(drafts, drafts.run_once())
     assert welcome.read_text() == "# A draft, not to be published\n"
     assert drafts.git("diff", "--cached", "--name-only") == ""
     drafts.git("switch", "-q", "main")
@@ -202,20 +138,63 @@ def test_a_branch_that_is_switched_right_before_it_moves_keeps_its_index_and_its
     assert (drafts.worktree / "content/posts/a.md").read_text() == "a\n"
 
 
-def test_a_dry_run_that_loses_its_branch_takes_nothing_of_the_post_for_published(site: Site) -> None:
-    welcome = site.write_post("content/posts/welcome.md", LINES)
-    site.save("welcome", ["content/posts/welcome.md"])
-    assert_published(site, site.run_once(), "welcome")
-    site.git("branch", "drafts")
-    theirs(site, LINES + "theirs\n")
-    welcome.write_text("mine\n" + LINES)
-    site.save("mine", ["content/posts/welcome.md"])
-    dry = {"BRITER_WORKER_DRY_RUN": "true", "PATH": just_before(site, "push", "git switch -q drafts")}
-    seen = site.git("rev-parse", "origin/main")
-    assert_put_off(site, site.run_once(**dry), Failure.LOST_RACE, slug="mine", kind=Kind.TRANSIENT)
-    assert site.git("rev-parse", "origin/main") == seen, "the remote has nothing of a dry run's"
-    site.git("switch", "-q", "main")
-    site.command("retry", "mine")
-    assert site.run_once().of("published")
-    assert site.remote_file("content/posts/welcome.md") == "mine\n" + LINES + "theirs\n"
-    assert welcome.read_text() == "mine\n" + LINES + "theirs\n"
+@pytest.mark.parametrize("edited", [False, True], ids=["", "edited again since"])
+@pytest.mark.parametrize("post", ["a", "welcome"], ids=["a new post", "an edited one"])
+def test_a_persons_commit_during_the_push_stops_no_post_and_goes_out_by_pull(
+    site: Site, post: str, *, edited: bool
+) -> None:
+    lines = "".join(f"line {number}\n" for number in range(9))
+    file = site.write_post(f"content/posts/{post}.md", lines)
+    site.save(post, [f"content/posts/{post}.md"])
+    person = "git -c user.name=P -c user.email=p@example.org"
+    while_pushing(site, f"{person} commit -q --allow-empty -m Theirs")
+    result = site.run_once()
+    assert_published(site, result, post)
+    assert "main has commits that the remote lacks" in result.of("warning")[0]["error"]
+    assert site.git("log", "-1", "--format=%s", "main") == "Theirs"
+    save(site, "b")
+    assert_published(site, site.run_once(), "b")
+    if edited:
+        file.write_text(lines + "more\n")
+
+    assert site.command("pull", "--rebase", "--push").returncode == 0
+    subjects = [subject for _, subject in site.remote_log()]
+    assert subjects == ["Theirs", "Publish b", f"Publish {post}", "Start the site"]
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert file.read_text() == lines + ("more\n" if edited else "")
+    assert site.git("status", "--porcelain") == (f"M content/posts/{post}.md" if edited else "")
+
+
+def test_a_dry_run_moves_nothing_wherever_a_person_goes(drafts: Site) -> None:
+    save(drafts, "a")
+    before = drafts.git("rev-parse", "main", "origin/main")
+    while_pushing(drafts, "git switch -q drafts")
+    drafts.run_once(BRITER_WORKER_DRY_RUN="true")
+    assert drafts.git("rev-parse", "main", "origin/main") == before
+    assert_published(drafts, drafts.run_once(), "a")
+
+
+def test_a_slow_add_that_holds_the_index_takes_no_post_back(site: Site, tmp_path: Path) -> None:
+    go, here = tmp_path / "go", tmp_path / "here"
+    site.git("config", "filter.slow.clean", f"touch {here}; until [ -e {go} ]; do sleep 0.02; done; cat")
+    site.write_post(".gitattributes", "*.slow filter=slow\n")
+    site.git("add", "-A")
+    site.git("commit", "-qm", "Attributes")
+    site.git("push", "-q")
+    site.write_post("photo.slow", "mine")
+    add = os.posix_spawn(
+        str(shutil.which("git")), ["git", "-C", str(site.worktree), "add", "photo.slow"], os.environ
+    )
+    eventually(here.exists)
+    save(site, "a")
+    done = site.run_once()
+    assert_published(site, done)
+    assert "another git command holds the index" in done.of("warning")[0]["error"]
+    go.touch()
+    assert os.waitpid(add, 0)[1] == 0
+    site.git("commit", "-qm", "Photo")
+    assert "content/posts/a.md" not in site.git("show", "--format=", "--name-only", "main")
+    assert site.command("pull", "--rebase", "--push").returncode == 0
+    assert site.remote_file("content/posts/a.md") == "a\n"
+    assert site.remote_file("photo.slow") == "mine"
+    assert site.git("status", "--porcelain") == ""
