@@ -30,8 +30,8 @@ def read_site(site: str | None) -> Settings:
     if not settings.database_url:
         if site is not None:
             raise UsageError(
-                f"--site needs a cluster; the only site is that of {settings.storage_root}",
-                "omit --site, or set BRITER_DATABASE_URL",
+                f"BRITER_DATABASE_URL is not set, so that the only site is that of {settings.storage_root}",
+                "omit --site, or set BRITER_DATABASE_URL for a cluster",
             )
         return settings
     name = site or settings.site
