@@ -31,7 +31,7 @@ def read_site(site: str | None) -> Settings:
         if site is not None:
             raise UsageError(
                 f"BRITER_DATABASE_URL is not set, so that the only site is that of {settings.storage_root}",
-                "omit --site, or set BRITER_DATABASE_URL for a cluster",
+                "leave --site out, or set BRITER_DATABASE_URL for a cluster",
             )
         return settings
     name = site or settings.site
@@ -49,7 +49,7 @@ def read_cluster(command: str) -> Settings:
     settings = load_settings()
     if not settings.database_url:
         raise UsageError(
-            f"{command} needs a cluster",
+            f"{command} is for a cluster, and there is none",
             "set BRITER_DATABASE_URL, such as postgresql://db.example.org/briter",
         )
     return settings
