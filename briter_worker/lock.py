@@ -70,8 +70,7 @@ class UnusableLockError(OSError):
 class SiteLock:
     """The right to publish one site, held until `release` or until this process and its children have ended.
 
-    Any thread may call the methods. A forked child keeps the lock held while the child lives, but cannot use
-    it: there `beat` does nothing, `still_ours` is False, and `release` closes only the child's descriptor.
+    Any thread may call the methods. In a forked child, `still_ours` is False and nothing changes the lock.
     """
 
     def __init__(self, path: Path, *, stale_after: float) -> None:
@@ -85,12 +84,7 @@ class SiteLock:
         self._mutex = threading.Lock()
 
     def acquire(self, now: float) -> None:
-        """Acquire the lock without waiting.
-
-        Raises:
-            AnotherWorkerError: A live process holds the lock, or the record must be respected.
-            UnusableLockError: The file cannot be locked or written.
-        """
+        """Acquire the lock without waiting. Raises AnotherWorkerError or UnusableLockError."""
         if self._kernel is not None:
             return
         kernel = filelock.FileLock(
@@ -116,7 +110,9 @@ class SiteLock:
             raise OSError("not a regular file")
         recorded = _parse(os.pread(locked, _MAX_READ_BYTES, 0))
         record = replace(_this_process(), token=uuid.uuid4().hex, heartbeat=now)
-        if recorded is not None and _must_respect(recorded, status.st_mtime, now, self._stale_after):
+        # Each heartbeat sets the file's time: on a network file system by the clock that all hosts share.
+        is_fresh = abs(now - status.st_mtime) <= self._stale_after
+        if recorded is not None and is_fresh and _must_respect(recorded):
             raise AnotherWorkerError(recorded)
         # filelock closes its own descriptor in every forked child, also before exec when Popen has a
         # preexec_fn. A duplicate shares the kernel's lock and is unknown to filelock. Above 2: never stdio.
@@ -162,24 +158,19 @@ class SiteLock:
 
     def release(self) -> None:
         """Clear the record, then free the lock, also from children that still have the descriptor."""
-        if self._owner != os.getpid():
-            # A forked child: the fork may have copied the mutex locked, and filelock has closed its share.
-            if self._kernel is not None:
-                self._kernel = None
-                os.close(self._descriptor)
+        kernel, self._kernel = self._kernel, None
+        if kernel is None:
+            return
+        if self._owner != os.getpid():  # the fork may have copied the mutex locked
+            os.close(self._descriptor)
             return
         with self._mutex:
-            kernel, self._kernel = self._kernel, None
-            if kernel is None:
-                return
-            try:
-                if self._has_own_record():
-                    with suppress(OSError):
-                        os.ftruncate(self._descriptor, 0)
-            finally:
-                os.close(self._descriptor)
-                self._descriptor, self._record = -1, None
-                kernel.release()
+            if self._has_own_record():
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor, self._record = -1, None
+        kernel.release()
 
     def _has_own_record(self) -> bool:
         if self._record is None:
@@ -206,11 +197,9 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def is_held(path: Path, *, now: float | None = None, stale_after: float = 60.0) -> bool:
-    """Return True if the recorded worker is alive, as far as the record tells.
+    """Return True if the recorded worker is alive: of another container or host, if its heartbeat is fresh.
 
-    A probe of the kernel's lock, even a shared one, could turn away a worker that starts at that moment.
-    A process of another container or host cannot be seen: it counts as alive, with `now` only while its
-    heartbeat is fresh.
+    The kernel's lock is not probed: that could turn away a worker that starts at that moment.
     """
     recorded = read_holder(path)
     if recorded is None:
@@ -224,16 +213,15 @@ def is_held(path: Path, *, now: float | None = None, stale_after: float = 60.0) 
     return now is None or recorded.heartbeat is None or abs(now - recorded.heartbeat) <= stale_after
 
 
-def _must_respect(recorded: Holder, modified: float, now: float, stale_after: float) -> bool:
-    """Return True if the record stands although no process holds the kernel's lock."""
+def _must_respect(recorded: Holder) -> bool:
+    """Return True if a fresh record stands although no process holds the kernel's lock."""
     here = _this_process()
-    is_fresh = _is_fresh(recorded.heartbeat, modified, now, stale_after)
     if not _is_same_kernel(recorded, here):
-        return is_fresh and recorded.host != here.host  # the same name: before a reboot
+        return recorded.host != here.host  # the same name: before a reboot
     # Another PID namespace shares the kernel's lock, so its holder is dead. Alive without the kernel's lock
     # is another program, or a worker whose lock file was replaced and which stops before its next push.
     is_other = recorded.pid != here.pid and _is_same_namespace(recorded, here)
-    return is_other and is_fresh and _is_running(recorded)
+    return is_other and _is_running(recorded)
 
 
 def _is_same_kernel(recorded: Holder, here: Holder) -> bool:
@@ -246,14 +234,6 @@ def _is_same_kernel(recorded: Holder, here: Holder) -> bool:
 
 def _is_same_namespace(recorded: Holder, here: Holder) -> bool:
     return None in (recorded.namespace, here.namespace) or recorded.namespace == here.namespace
-
-
-def _is_fresh(heartbeat: float | None, modified: float, now: float, stale_after: float) -> bool:
-    # A heartbeat in the future shows a wrong clock; then the file's time counts, on a network file system
-    # the server's. If that is in the future too, the record is stale: a lock that can never be acquired
-    # would be worse than a push that git refuses as not a fast-forward.
-    last = modified if heartbeat is None or heartbeat > now + stale_after else heartbeat
-    return abs(now - last) <= stale_after
 
 
 def _is_running(recorded: Holder) -> bool:
