@@ -53,6 +53,10 @@ class AuthorCopies:
                 found[path] = Base(version.blob)
         return found
 
+    def kept(self) -> Mapping[str, str | None]:
+        """Return nothing: no work tree follows the remote."""
+        return {}
+
     def read(self, blob: str) -> bytes:
         """Return the content of a blob; of a base version, the database may have the only one."""
         try:

@@ -50,9 +50,14 @@ class Source(Protocol):
     """Where the files of the requests come from: the CMS's work tree, or the payloads of the jobs."""
 
     def stage(
-        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
+        self,
+        requests: Sequence[Request],
+        *,
+        tip: str,
+        scheduled: Mapping[str, float],
+        bases: Mapping[str, str | None],
     ) -> Mapping[str, Staged]:
-        """Return what each request changes of `tip`, by its key."""
+        """Return what each request changes of `tip` with the `bases` in place of its files, by its key."""
         ...
 
 
@@ -65,6 +70,10 @@ class Mirror(Protocol):
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return the versions that the paths were edited from, where these may not be what `tip` has."""
+        ...
+
+    def kept(self) -> Mapping[str, str | None]:
+        """Return the base version of every file that has not followed the commit of `agreed`."""
         ...
 
     def read(self, blob: str) -> bytes:
@@ -232,8 +241,8 @@ class GitPublisher:
 
     def _read(self, requests: Sequence[Request], tip: Tip) -> tuple[list[Item], list[Outcome]]:
         """Return the requests' changes as edits of their bases; and the failures of single requests."""
-        agreed = self._mirror.agreed(tip.commit)
-        staged = self._source.stage(requests, tip=agreed, scheduled=self._scheduled)
+        agreed, kept = self._mirror.agreed(tip.commit), self._mirror.kept()
+        staged = self._source.stage(requests, tip=agreed, scheduled=self._scheduled, bases=kept)
         paths = {change.path for each in staged.values() for change in each.changes}
         bases = self._mirror.bases(paths, tip.commit) if paths else {}
         self._conflicts.load(paths, tip.commit)
@@ -507,6 +516,10 @@ class CheckoutMirror:
                 is_file = entry is not None and entry.mode != FOLDER
                 found[path] = Base(entry.blob, entry.mode) if entry and is_file else Base(None)
         return found
+
+    def kept(self) -> Mapping[str, str | None]:
+        """Implement `Mirror`."""
+        return {path: base.blob for path, base in self._checkout.state().bases.items()}
 
     def read(self, blob: str) -> bytes:
         """Implement `Mirror`. A version that the repository has lost is damage, and no conflict."""

@@ -66,6 +66,9 @@ class Staged:
     """The blobs of paths that came with the request and are what the tip has; empty for a work tree."""
 
 
+_NO_BASES: Mapping[str, str | None] = {}
+
+
 @dataclass(slots=True)
 class _Draft:
     """One request while it is being staged."""
@@ -140,17 +143,23 @@ class WorkTreeSource:
         self._progress = progress
 
     def stage(
-        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
+        self,
+        requests: Sequence[Request],
+        *,
+        tip: str,
+        scheduled: Mapping[str, float],
+        bases: Mapping[str, str | None] = _NO_BASES,
     ) -> dict[str, Staged]:
         """Return what each request changes on `tip`, by its key. Raises StoppedError after an abort.
 
         `scheduled` has the paths that scheduled jobs declare: where one is as specific as the request's own
-        path, or more, its files are withheld.
+        path, or more, its files are withheld. `bases` has the versions of `tip` that the work tree does not
+        have, but others in their place, which its files are edits of.
         """
         folders = Folders(cast("Path", self._repository.git.worktree))
         try:
             batch = _Batch(self._repository, folders, self._allowlist, self._max_file_bytes, self._progress)
-            return batch.stage(requests, tip, scheduled)
+            return batch.stage(requests, tip, scheduled, bases)
         finally:
             folders.close()
 
@@ -174,6 +183,7 @@ class _Batch:
         self._progress = progress
         self._keep_modes = self._git.config("core.fileMode", "true").lower() in ("false", "no", "off", "0")
         self._tip = ""
+        self._bases = _NO_BASES
         self._tree = _Tree({})
         self._read: dict[str, _Read | PublishError | None] = {}
         self._contents: dict[str, bytes] = {}
@@ -182,9 +192,14 @@ class _Batch:
         self._lfs: set[str] = set()
 
     def stage(
-        self, requests: Sequence[Request], tip: str, scheduled: Mapping[str, float]
+        self,
+        requests: Sequence[Request],
+        tip: str,
+        scheduled: Mapping[str, float],
+        bases: Mapping[str, str | None],
     ) -> dict[str, Staged]:
         drafts = [self._expand(request) for request in requests]
+        self._bases = bases
         self._tip, self._tree = tip, self._read_tree(tip, drafts)
         held = {path.removesuffix("/"): at for path, at in scheduled.items()}
         for draft in drafts:
@@ -217,6 +232,11 @@ class _Batch:
         folders = [path for path in places if path in entries and entries[path].mode == FOLDER]
         if folders:
             entries |= self._repository.entries_below(tip, folders, with_folders=True)
+        for path, blob in self._bases.items():
+            if path in places or not places.isdisjoint(parents(path)):
+                entries.pop(path, None)
+                if blob is not None:
+                    entries[path] = Entry("100644", blob)  # a mode that is another counts as a change
         return _Tree(entries)
 
     def _sort(self, draft: _Draft) -> None:
@@ -280,7 +300,8 @@ class _Batch:
 
     def _drop_sparse(self, drafts: Sequence[_Draft]) -> None:
         """Nobody deleted what a sparse checkout, or the mirror, leaves out of the work tree."""
-        skipped = self._find_skipped(sorted({path for draft in drafts for path in draft.gone}))
+        gone = {path for draft in drafts for path in draft.gone}
+        skipped = self._find_skipped(sorted(gone - self._bases.keys()))
         for draft in drafts:
             for path in skipped & draft.gone.keys():
                 del draft.gone[path]

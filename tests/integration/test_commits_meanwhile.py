@@ -149,3 +149,46 @@ def test_an_edit_in_the_second_in_which_a_file_was_staged_is_still_seen_after_a_
     save(site)
     assert site.run_once().of("published")
     assert site.git("diff", "--name-only") == "notes.txt"
+
+
+def test_a_post_published_while_the_branch_was_behind_can_be_deleted_and_taken_back(site: Site) -> None:
+    site.write_post("content/posts/taken-back.md", "one\n")
+    site.save("taken-back", ["content/posts/taken-back.md"])
+    site.run_once()
+    site.git("commit", "--quiet", "--allow-empty", "--message=A local commit")
+    site.write_post("content/posts/taken-back.md", "two\n")
+    site.write_post("content/posts/alone.md", "alone\n")
+    site.write_post("content/bundle/deleted.md", "deleted\n")
+    site.write_post("content/bundle/stays.md", "stays\n")
+    paths = {
+        "taken-back": "content/posts/taken-back.md",
+        "alone": "content/posts/alone.md",
+        "bundle": "content/bundle",
+    }
+    for slug, path in paths.items():
+        site.save(slug, [path])
+    assert len(site.run_once().of("published")) == 3
+    site.write_post("content/posts/taken-back.md", "one\n")
+    (site.worktree / "content/posts/alone.md").unlink()
+    (site.worktree / "content/bundle/deleted.md").unlink()
+    for slug, path in paths.items():
+        site.save(slug, [path])
+    assert len(site.run_once().of("published")) == 3
+    assert site.remote_file("content/posts/taken-back.md") == "one\n"
+    assert site.remote_file("content/posts/alone.md") is None
+    assert site.remote_file("content/bundle/deleted.md") is None
+    assert site.remote_file("content/bundle/stays.md") == "stays\n"
+
+
+def test_a_deletion_that_the_branch_came_upon_before_its_save_is_published(site: Site) -> None:
+    site.git("commit", "--quiet", "--allow-empty", "--message=A local commit")
+    site.write_post("content/bundle/deleted.md", "deleted\n")
+    site.write_post("content/bundle/stays.md", "stays\n")
+    site.save("bundle", ["content/bundle"])
+    site.run_once()
+    (site.worktree / "content/bundle/deleted.md").unlink()
+    assert site.command("pull", "--rebase", "--push").returncode == 0
+    site.save("bundle", ["content/bundle"])
+    site.run_once()
+    assert site.remote_file("content/bundle/deleted.md") is None
+    assert site.git("status", "--porcelain") == ""
