@@ -1,4 +1,4 @@
-"""The remote comes and goes: away, refusing, refusing some, locked, slow."""
+"""Trouble at the remote: away, refusing every push or some, locked, slow."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ done
 _SLOW = "#!/bin/sh\ncat >/dev/null\nsleep 0.3\n"
 
 
-class Weather:
-    """What the remote is like, for a while."""
+class Outages:
+    """Makes the remote fail for a moment, again and again."""
 
     def __init__(self, site: Site, dice: random.Random) -> None:
         self._remote = site.remote
@@ -33,7 +33,7 @@ class Weather:
         self._dice = dice
 
     def act(self) -> None:
-        """One kind of trouble, and then none."""
+        """Cause one kind of trouble, then none."""
         trouble = [
             self._gone(),
             self._hook("pre-receive", _REFUSE),
