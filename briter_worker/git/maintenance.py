@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _MAX_PACKS = 30
 _MAX_LOOSE = 3000
-_OLD_REF_S = 2 * 24 * 3600.0
-"""Longer than any backoff: a push whose answer was lost is recognised by its ref when it is tried again."""
 _RETRY_S = 3600.0
 _ROLL_UP = (
     *("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0"),
@@ -27,17 +25,15 @@ _ROLL_UP = (
 
 
 def tidy_repository(repository: Repository, now: float, keep: Collection[str] = ()) -> None:
-    """Remove old temporary files and private refs, roll up small packs, and update the tracking ref.
+    """Remove old temporary files and unused private refs, roll up small packs, and update the tracking ref.
 
     `keep` has the refs that recorded plans name. Call it inside `working`. Raises PublishError.
     """
     _remove_files(repository, now)
     prefix = f"{repository.own_refs}/batch/"
-    out = repository.git.run("for-each-ref", "--format=%(committerdate:unix) %(refname)", prefix)
-    for line in out.decode().splitlines():
-        made, _, name = line.partition(" ")
-        if name not in keep and now - int(made or 0) > _OLD_REF_S:
-            repository.update_refs((name, None, None))
+    out = repository.git.run("for-each-ref", "--format=%(refname)", prefix)
+    for name in set(out.decode().splitlines()) - set(keep):  # of a worker that died before it had a plan
+        repository.update_refs((name, None, None))
     seen, pushed = repository.ref(repository.tracking_ref), repository.ref(repository.pushed_ref)
     if seen and pushed and seen != pushed and repository.is_ancestor(seen, pushed):
         repository.update_refs((repository.tracking_ref, pushed, seen))  # it was locked after the push
