@@ -7,12 +7,14 @@ files or an index that are newer than the branch, never older: no later commit c
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import stat
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import partial
 from typing import IO, TYPE_CHECKING, cast
 
 from briter_worker.errors import FailureCode, PublishError, os_error_fix, os_error_text
@@ -23,7 +25,6 @@ from briter_worker.git.work_tree import Temporary, WorkTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
-    from subprocess import Popen
 
     from briter_worker.git.index import IndexEntry
     from briter_worker.git.repository import Repository
@@ -125,12 +126,8 @@ class Checkout:
         return self._git.attempt("merge-base", str(local), tip)[1].decode().strip() or None
 
     def state(self) -> MirrorState:
-        """Return what the mirror remembers: `late`, `reason`, `bases`."""
+        """Return what the mirror remembers: for a late one, `late` and `reason`."""
         return self._state.read()
-
-    def is_late(self) -> bool:
-        """Return True if the local branch could not follow what was published."""
-        return self._state.read().late is not None
 
     def sync(self, tip: str, blobs: Mapping[str, str | None]) -> bool:
         """Bring branch, index and files to `tip`, now or later. Return False for later.
@@ -249,7 +246,7 @@ class Checkout:
             found = entries.get(path)
             each.former = (each.old.blob if each.old else None, found.entry.blob if found else None)
             each.is_marked = found is not None and found.skips_worktree
-            if each.is_marked and path not in step.state.bases:
+            if each.is_marked and path not in step.state.bases and not _is_special(each.old):
                 each.action = _Action.LEAVE_OUT
         self._compare(step, work_tree)
         for path in step.paths(_Action.KEEP):
@@ -290,17 +287,18 @@ class Checkout:
             moves.append((self._repository.branch_ref, step.new, step.old))
         what = f"{self._repository.branch} could not be moved"
         update = self._git.open("update-ref", "-m", "briter: sync", "--stdin", what=what)
-        with update as process, index.locked():  # the process before the lock: that is held for moments only
-            _transact(process, "start")
+        with index.locked(), update as process:
+            say = partial(_transact, process.stdin, process.stdout)
+            say("start")
             for name, new, old in filter(None, moves):
                 must = old or "0" * len(step.new)
-                _transact(process, f"update {name} {new} {must}" if new else f"delete {name} {must}")
-            _transact(process, "prepare")
+                say(f"update {name} {new} {must}" if new else f"delete {name} {must}")
+            say("prepare")
             self._repository.check()  # nobody can switch branches any more: HEAD is locked, too
             self._put_files(step, work_tree)
             index.skip_in_copy([path for path in wanted if step.files[path].action is _Action.KEEP])
             index.place()
-            _transact(process, "commit")
+            say("commit")
 
     def _put_files(self, step: _Step, work_tree: WorkTree) -> None:
         """Give the new files their names, after removals: a file may take a folder's place."""
@@ -369,7 +367,11 @@ class Checkout:
         """Return the blob of each file, as git would add it."""
         if not paths:
             return []
-        stdin = os.fsencode("".join(f"{_quote(path)}\n" for path in paths))
+        # git unquotes a name as JSON does; a line break in a name would end the line.
+        lines = (
+            json.dumps(path, ensure_ascii=False) if '"' in path or "\n" in path else path for path in paths
+        )
+        stdin = os.fsencode("".join(f"{line}\n" for line in lines))
         what = "the site's files could not be read"
         return self._git.run("hash-object", "--stdin-paths", stdin=stdin, what=what).decode().splitlines()
 
@@ -451,9 +453,7 @@ class Checkout:
     def _local(self) -> str:
         tip = self._repository.ref(self._repository.branch_ref)
         if tip is None:
-            raise PublishError(
-                FailureCode.WRONG_BRANCH, f"there is no local branch {self._repository.branch}", "git fetch"
-            )
+            raise PublishError(FailureCode.WRONG_BRANCH, f"{self._repository.branch} has no commit yet")
         return tip
 
     def _warn_late(self, prefix: str, error: Exception) -> None:
@@ -475,9 +475,10 @@ class Checkout:
             self._warn(text)
 
 
-def _transact(process: Popen[bytes], line: str) -> None:
+def _transact(stdin: IO[bytes] | None, stdout: IO[bytes] | None, line: str) -> None:
     """Send one line to `git update-ref --stdin`; of a step of the transaction, await the answer."""
-    stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+    if stdin is None or stdout is None:
+        raise EOFError
     stdin.write(f"{line}\n".encode())
     if line in {"start", "prepare", "commit"}:
         stdin.flush()
@@ -487,14 +488,6 @@ def _transact(process: Popen[bytes], line: str) -> None:
 
 def _is_special(entry: Entry | None) -> bool:
     return entry is not None and entry.mode in (LINK, SUBMODULE)
-
-
-def _quote(path: str) -> str:
-    """Quote a path for git's line-based input where its name needs it."""
-    if not path.startswith('"') and not any(char in path for char in "\n\r"):
-        return path
-    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
-    return f'"{escaped}"'
 
 
 def _text(error: Exception) -> str:

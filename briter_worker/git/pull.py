@@ -195,12 +195,14 @@ class Rebase:
 
     def _conflict(self, commit: LocalCommit, paths: Sequence[str]) -> DeclinedError:
         remote, branch = self._repository.remote, self._repository.branch
+        # Not to the remote's tip: files that the remote changed are older here, and would look edited.
+        agreed = self._checkout.agreed(self._tip) or self._tip
         more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
         return DeclinedError(
             f"the local commit {commit.commit[:10]} ({commit.subject}) and the remote changed the same lines "
             f"of {', '.join(paths[:_NAMED])}{more}; nothing was changed",
             f"git worktree add --detach ../rebase {branch}, and there: git rebase {remote}/{branch}, resolve "
-            f"the conflicts, git push {remote} HEAD:{branch}; then in the site: git reset {remote}/{branch}",
+            f"the conflicts, git push {remote} HEAD:{branch}; then in the site: git reset {agreed[:10]}",
         )
 
     # Versions that were published since
@@ -249,15 +251,15 @@ class Rebase:
         tree, onto_tree = self._write_tree(commit.commit, own), self._write_tree(commit.parent, own | before)
         if tree == onto_tree:
             return None
-        name, mail = commit.committer
-        env = {"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": mail}
-        env |= {"GIT_COMMITTER_NAME": name, "GIT_COMMITTER_EMAIL": mail}
-        onto = self._git.run("commit-tree", onto_tree, "-m", "base", env=env).decode().strip()
         header, _, message = self._git.run("cat-file", "commit", commit.commit).partition(b"\n\n")
         kept = [
             line for line in header.split(b"\n") if line.startswith((b"author ", b"committer ", b"encoding "))
         ]
-        content = b"\n".join([f"tree {tree}\nparent {onto}".encode(), *kept]) + b"\n\n" + message
+        base = self._write_commit(f"tree {onto_tree}", kept, message)
+        return self._write_commit(f"tree {tree}\nparent {base}", kept, message)
+
+    def _write_commit(self, beginning: str, header: Sequence[bytes], message: bytes) -> str:
+        content = b"\n".join([beginning.encode(), *header, b"", message])
         out = self._git.run("hash-object", "-t", "commit", "-w", "--stdin", stdin=content)
         return out.decode().strip()
 

@@ -204,6 +204,11 @@ def test_a_link_from_the_remote_is_not_made_and_no_commit_removes_it(
     assert not os.path.lexists(site.worktree / "content/posts/passwords")
     assert_followed(site, worker)
     assert_commit_takes_nothing_back(site, "content/posts/passwords")
+    (other / "content/posts/passwords").unlink()
+    (other / "content/posts/passwords").write_text("a post\n")
+    assert follow(worker, push_all(site, worker, other))
+    assert (site.worktree / "content/posts/passwords").read_text() == "a post\n"
+    assert_followed(site, worker)
 
 
 def test_files_of_the_remote_are_deep_and_large(site: Site, worker: MirrorWorker) -> None:
@@ -348,14 +353,14 @@ def test_all_or_nothing_and_later_if_not_now(
         assert (site.git("rev-parse", "main"), site.git("ls-files", "-s")) == (branch, index)
         assert (site.worktree / WELCOME).read_text() == "# Welcome\n"
     assert worker.checkout.bases(["content/posts/a.md"]) == blobs
-    assert worker.checkout.is_late()
+    assert worker.checkout.state().late == tip
     assert len(worker.warned) == 2, "once for the drain, once for what was published"
     assert worker.checkout.state().reason in worker.warned[0]
 
     undo()
     with worker.repository.working():
         worker.checkout.catch_up()
-    assert not worker.checkout.is_late()
+    assert worker.checkout.state().late is None
     assert worker.checkout.bases(["content/posts/a.md"]) == {}
     assert (site.worktree / WELCOME).read_text() == "theirs\n"
     assert_followed(site, worker)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -117,6 +119,12 @@ def test_commits_that_conflict_are_named_and_nothing_changes(site: Site, worker:
     assert (site.git("rev-parse", "main"), site.git("ls-files", "-s"), worker.tip()) == before
     assert site.git("worktree", "list").count("\n") == 0
     assert (site.worktree / "theme.css").read_text() == "mine\n"
+    # As the fix says, with the conflict resolved elsewhere.
+    site.git("reset", "-q", declined.value.fix.rpartition(" ")[2])
+    (site.worktree / "theme.css").unlink()
+    assert pull(worker.repository, worker.checkout, rebase=False, push=False).late_reason == ""
+    assert (site.worktree / "theme.css").read_text() == "theirs\n"
+    assert_settled(site, worker)
 
 
 def test_a_commit_of_what_was_staged_before_a_post_was_published_takes_nothing_back(
@@ -178,6 +186,7 @@ def test_what_is_pushed_and_cannot_follow_now_follows_later(site: Site, worker: 
     publish(worker, "content/posts/a.md", "a\n")
     lock = site.worktree / ".git/index.lock"
     lock.touch()
+    os.utime(lock, (time.time() - 60, time.time() - 60))
     with pytest.raises(PublishError, match="holds the index"):
         rebase(worker, push=False)
     result = rebase(worker)
