@@ -6,15 +6,14 @@ A validator raises ValueError with a text that says what is accepted.
 from __future__ import annotations
 
 import ipaddress
-import json
 import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, Strict, ValidationInfo, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, Json, ValidationInfo, WithJsonSchema
 
-from briter_worker.adapters import names
+from briter_worker.adapters import FOLDERS
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import UsageError
 
@@ -29,7 +28,7 @@ _REF_NAME = rf"(?!refs/|HEAD$)(?=.{{1,200}}$){_REF_PART}(?:/{_REF_PART})*"
 """Stricter than `git check-ref-format`, which accepts `+main` (a forced push in a refspec)."""
 _REF_TEXT = "letters, digits, and between them . _ - and /"
 _ADDRESS = r"://(?:[!-~]*@)?(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-+\--~]*)?"
-_TOPIC = "(?:published|dead-lettered|condition)"
+_TOPICS = r"(?:published|dead-lettered|condition)(?:\+(?:published|dead-lettered|condition))*"
 _FILE_NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]+"
 """Text that the system can open. The remaining surrogates stand for bytes that are not UTF-8."""
 
@@ -47,131 +46,77 @@ def _parse_folder(value: object, info: ValidationInfo) -> Path:
     return absolute_path(Path(value), info.data.get("app_root"))
 
 
-def _parse_digits(value: object) -> object:
-    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,16}", value) else value
+def _split(value: object) -> object:
+    return [item.strip() for item in value.split(",")] if isinstance(value, str) else value
 
 
-def _parse_decimal(value: object) -> object:
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", value):
-        return float(value)
-    return value
-
-
-def _parse_truth(value: object) -> bool:
-    text = str(value).casefold()
-    if text in {"true", "1", "yes", "on"}:
-        return True
-    if text in {"false", "0", "no", "off"}:
-        return False
-    raise ValueError("true, false, 1, 0, yes, no, on or off")
-
-
-def _items(value: object) -> list[object]:
-    if isinstance(value, str):
-        return [item.strip() for item in value.split(",")]
-    return list(value) if isinstance(value, list | tuple) else [None]
-
-
-def _parse_delays(value: object) -> tuple[int, ...]:
-    given = [_parse_digits(item) for item in _items(value)]
-    delays = tuple(item for item in given if type(item) is int and 0 <= item <= MONTH_MS)
-    if not delays or len(delays) != len(given):
-        raise ValueError(f"a list of whole numbers from 0 to {MONTH_MS}, separated by commas")
-    return delays
-
-
-def _parse_folders(value: object) -> tuple[str, ...]:
-    given = _items(value)
-    folders = [item for item in given if isinstance(item, str)]
-    if len(folders) != len(given):
-        raise ValueError("a list of folders, separated by commas")
+def _check_folders(folders: tuple[str, ...]) -> tuple[str, ...]:
     try:
         return Allowlist(folders).folders
     except UsageError as error:
         raise ValueError(f"a list of folders below the repository's root; {error.message}") from None
 
 
-def _parse_networks(value: object) -> tuple[str, ...]:
+def _check_network(text: str) -> str:
     try:
-        return tuple(str(ipaddress.ip_network(str(item), strict=False)) for item in _items(value))
+        return str(ipaddress.ip_network(text, strict=False))
     except ValueError:
-        raise ValueError(
-            "a list of IP addresses or networks, such as 10.0.0.0/8, separated by commas"
-        ) from None
+        raise ValueError("a list of IP addresses or networks, such as 10.0.0.0/8") from None
 
 
-def _parse_object(value: object) -> dict[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            value = None
-    if not isinstance(value, dict):
-        raise ValueError("a JSON object")  # noqa: TRY004 - pydantic collects ValueErrors
-    return value
+def _check_adapter(name: str) -> str:
+    if name not in FOLDERS:
+        raise ValueError(f"one of {', '.join(FOLDERS)}")
+    return name
 
 
-def _parse_adapter(value: object) -> str:
-    if value not in names():
-        raise ValueError(f"one of {', '.join(names())}")
-    return str(value)
-
-
-def _parse_address(value: object, info: ValidationInfo) -> str:
-    return "" if value == "" else _check_address(value, info, "")
-
-
-def _check_address(value: object, info: ValidationInfo, tail: str) -> str:
+def _check_address(value: str, info: ValidationInfo) -> str:
     scheme = "https?" if info.data.get("webhook_allow_private") else "https"
-    if not isinstance(value, str) or not re.fullmatch(f"{scheme}{_ADDRESS}{tail}", value):
+    if value and not re.fullmatch(scheme + _ADDRESS, value):
         schemes = scheme.replace("?", " or http")
         raise ValueError(f"an address with {schemes}, such as https://example.org/hook")
     return value
 
 
-def _parse_addresses(value: object, info: ValidationInfo) -> tuple[str, ...]:
-    tail = rf"(?:#{_TOPIC}(?:\+{_TOPIC})*)?"
-    try:
-        return tuple(_check_address(item, info, tail) for item in _items(value))
-    except ValueError as error:
+def _check_topics(address: str, info: ValidationInfo) -> str:
+    url, mark, topics = address.partition("#")
+    if not url or (mark and not re.fullmatch(_TOPICS, topics)):
         raise ValueError(
-            f"a list, separated by commas, each {error}; after a # may stand the events to send: "
-            "published, dead-lettered, condition, joined by +"
-        ) from None
+            "addresses, after each if wanted # and the events to send, such as published+condition"
+        )
+    _check_address(url, info)
+    return address
 
 
-def _matching(pattern: str, accepted: str) -> BeforeValidator:
+def _matching(pattern: str, accepted: str) -> AfterValidator:
     """Return a validator of texts that match the whole pattern."""
 
-    def parse(value: object) -> str:
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
             raise ValueError(accepted)
         return value
 
-    return BeforeValidator(parse)
+    return AfterValidator(check)
 
 
 def _list_schema(item: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"items": {"type": item}, "type": "array"}, {"type": "string"}]})
 
 
+_Split = BeforeValidator(_split)
+_Strings = _list_schema("string")
 Folder = Annotated[Path, BeforeValidator(_parse_folder)]
-_Digits = BeforeValidator(_parse_digits)
-Whole = Annotated[int, Strict(), _Digits]
-PositiveMilliseconds = Annotated[int, Strict(), Field(ge=1, le=MONTH_MS), _Digits]
-Milliseconds = Annotated[int, Strict(), Field(ge=0, le=MONTH_MS), _Digits]
-Concurrency = Annotated[int, Strict(), Field(ge=1, le=1_000), _Digits]
-Days = Annotated[int, Strict(), Field(ge=1, le=36_500), _Digits]
-Port = Annotated[int, Strict(), Field(ge=0, le=65_535), _Digits]
-Fraction = Annotated[float, Strict(), BeforeValidator(_parse_decimal)]
-Truth = Annotated[bool, BeforeValidator(_parse_truth)]
-Delays = Annotated[tuple[int, ...], BeforeValidator(_parse_delays), _list_schema("integer")]
-Folders = Annotated[tuple[str, ...], BeforeValidator(_parse_folders), _list_schema("string")]
-Networks = Annotated[tuple[str, ...], BeforeValidator(_parse_networks), _list_schema("string")]
-WebAddresses = Annotated[tuple[str, ...], BeforeValidator(_parse_addresses), _list_schema("string")]
-WebAddress = Annotated[str, BeforeValidator(_parse_address)]
-JsonObject = Annotated[dict[str, Any], BeforeValidator(_parse_object)]
-AdapterName = Annotated[str, BeforeValidator(_parse_adapter)]
+Milliseconds = Annotated[int, Field(ge=0, le=MONTH_MS)]
+PositiveMilliseconds = Annotated[int, Field(ge=1, le=MONTH_MS)]
+Days = Annotated[int, Field(ge=1, le=36_500)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Delays = Annotated[tuple[Milliseconds, ...], Field(min_length=1), _Split, _list_schema("integer")]
+Folders = Annotated[tuple[str, ...], AfterValidator(_check_folders), _Split, _Strings]
+Networks = Annotated[tuple[Annotated[str, AfterValidator(_check_network)], ...], _Split, _Strings]
+WebAddress = Annotated[str, AfterValidator(_check_address)]
+WebAddresses = Annotated[tuple[Annotated[str, AfterValidator(_check_topics)], ...], _Split, _Strings]
+JsonObject = dict[str, Any] | Json[dict[str, Any]]
+AdapterName = Annotated[str, AfterValidator(_check_adapter)]
 
 _BRANCH = f"a branch's short name, such as main: {_REF_TEXT}"
 _REMOTE = f"the name of a configured remote, such as origin: {_REF_TEXT}"

@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PrivateAttr, TypeAdapter, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict
 
 from briter_worker import setting_types as types
-from briter_worker.adapters import CUSTOM, folders_for, names
+from briter_worker.adapters import CUSTOM, FOLDERS
 from briter_worker.errors import UsageError, os_error_fix, os_error_text
 from briter_worker.redaction import one_line
-from briter_worker.setting_types import MONTH_MS, absolute_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,11 +32,14 @@ _FIXES = {
     "dashboard_token": "make one: openssl rand -hex 32",
     "webhook_secret": "make one: echo whsec_$(openssl rand -base64 32)",
 }
-_PER_SITE = (
+PER_SITE = (
     "adapter", "allowed_paths", "git_branch", "git_author_name", "git_author_email", "git_timeout_ms",
     "worker_dry_run", "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
     "worker_max_file_bytes", "published_href_template", "commit_href_template",
 )  # fmt: skip
+"""What each site of a cluster may set for itself."""
+_OPTIONAL = frozenset({"worker_concurrency"})
+"""An invalid value is ignored with a warning, instead of stopping the start."""
 
 
 class Settings(BaseSettings):
@@ -75,23 +77,23 @@ class Settings(BaseSettings):
     """The worker's committer address."""
     git_timeout_ms: types.PositiveMilliseconds = 120_000
     """Deadline of a git command in ms."""
-    git_hooks: types.Truth = False
+    git_hooks: bool = False
     """Run the repository's own hooks."""
-    worker_dry_run: types.Truth = True
+    worker_dry_run: bool = True
     """Do everything except the push. Jobs stay in the queue as `tried`."""
-    worker_poll_interval_ms: types.Whole = Field(5_000, ge=10, le=MONTH_MS)
+    worker_poll_interval_ms: int = Field(5_000, ge=10, le=types.MONTH_MS)
     """Interval of the fallback poll in ms. Changes wake the worker."""
-    worker_max_attempts: types.Whole = Field(8, ge=1, le=1_000_000)
+    worker_max_attempts: int = Field(8, ge=1, le=1_000_000)
     """Attempts before a job is dead-lettered."""
     worker_backoff_ms: types.Delays = (60_000, 300_000, 1_800_000)
     """Delays between attempts in ms. The last one repeats."""
-    worker_backoff_jitter: types.Fraction = Field(0.0, ge=0, le=0.5)
+    worker_backoff_jitter: float = Field(0.0, ge=0, le=0.5, allow_inf_nan=False)
     """Fraction by which delays vary at random, up and down."""
     worker_lock_stale_ms: types.PositiveMilliseconds = 60_000
     """Age in ms at which the heartbeat of an unheld lock is stale."""
     worker_shutdown_timeout_ms: types.Milliseconds = 300_000
     """Time in ms that a running publication has after SIGTERM."""
-    worker_max_file_bytes: types.Whole = Field(104_857_600, ge=1, le=2**53 - 1)
+    worker_max_file_bytes: int = Field(104_857_600, ge=1, le=2**53 - 1)
     """Maximum size of a published file in bytes."""
     plugins: types.JsonObject = Field(default_factory=dict, repr=False)
     """Plugin settings: a JSON object, keyed by plugin name."""
@@ -103,7 +105,7 @@ class Settings(BaseSettings):
     """Address of a published post: `https://example.org/notes/{slug}`."""
     commit_href_template: types.CommitLink = ""
     """Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."""
-    webhook_allow_private: types.Truth = False
+    webhook_allow_private: bool = False
     """Allow webhooks to private networks and over http."""
     webhook_urls: types.WebAddresses = Field((), repr=False)
     """Addresses notified of publications, dead letters and site conditions."""
@@ -131,7 +133,7 @@ class Settings(BaseSettings):
     """Postgres of a cluster: `postgresql://user@host/name`. Empty: a folder."""
     site: types.SiteName = ""
     """Cluster: site that commands act on by default."""
-    worker_concurrency: types.Concurrency = 4
+    worker_concurrency: int = Field(4, ge=1, le=1_000)
     """Cluster: sites published at once. Invalid values are ignored."""
     cache_root: types.Folder = Field(default_factory=lambda above: above["storage_root"] / "cache")
     """Cluster: folder of the sites' disposable clones. Default: `cache` in the storage root."""
@@ -151,7 +153,7 @@ class Settings(BaseSettings):
     @property
     def folders(self) -> tuple[str, ...]:
         """Return every folder that may be published from: the adapter's, then the added ones."""
-        return tuple(dict.fromkeys([*folders_for(self.adapter), *self.allowed_paths]))
+        return tuple(dict.fromkeys([*FOLDERS[self.adapter], *self.allowed_paths]))
 
     @property
     def lock_path(self) -> Path:
@@ -191,11 +193,6 @@ def _without_blanks(values: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in stripped.items() if value not in (None, "")}
 
 
-def _find_config(environment: Mapping[str, Any]) -> Path:
-    app_root = absolute_path(Path(environment.get("app_root", "")))
-    return absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
-
-
 def _read_config(path: Path) -> dict[str, Any]:
     """Return the values in `config.json` by field name; none if there is no such file."""
     try:
@@ -204,13 +201,11 @@ def _read_config(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise UsageError(f"cannot read {os_error_text(error)}", os_error_fix(error)) from None
     except json.JSONDecodeError as error:
         where = f"{path}, line {error.lineno}, column {error.colno}"
         raise UsageError(f"{where}: not valid JSON: {error.msg}") from None
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read: {os_error_text(error, with_path=False)}", os_error_fix(error)
-        ) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if not isinstance(document, dict):
@@ -225,22 +220,18 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """
     environment = _Environment(os.environ if environ is None else environ)()
     try:
-        path = _find_config(environment)
-        configured = _read_config(path)
-        warnings = [
-            *_drop_invalid_concurrency(environment, "BRITER_WORKER_CONCURRENCY"),
-            *_drop_invalid_concurrency(configured, f"workerConcurrency in {path}"),
-        ]
+        app_root = types.absolute_path(Path(environment.get("app_root", "")))
+        path = types.absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
         settings = _merge(
             environment,
-            configured,
+            _read_config(path),
             lambda name: PREFIX + name.upper() if name in environment else f"{to_camel(name)} in {path}",
         )
     except OSError as error:
         raise UsageError(
             f"the current folder cannot be used: {os_error_text(error)}", "set BRITER_APP_ROOT"
         ) from None
-    settings._config_path, settings._warnings = path, tuple(warnings)  # noqa: SLF001 - this module's model
+    settings._config_path = path  # noqa: SLF001 - this module's model
     return settings
 
 
@@ -249,14 +240,13 @@ def for_site(settings: Settings, own: Mapping[str, object], *, source: str) -> S
 
     Raises UsageError with one line that names `source`, the key, its value and what is accepted.
     """
-    names_of_keys = dict(zip(per_site(), _PER_SITE, strict=True))
+    accepted = {to_camel(name): name for name in PER_SITE}
     values = {}
     for key, value in _without_blanks(own).items():
-        if key not in names_of_keys:
-            raise UsageError(f"{source}: {key} cannot be set for one site; accepted: {', '.join(per_site())}")
-        values[names_of_keys[key]] = value
-    node = {name: getattr(settings, name) for name in Settings.model_fields}
-    site = _merge(values, node, lambda name: f"{source}: {to_camel(name)}")
+        if key not in accepted:
+            raise UsageError(f"{source}: {key} cannot be set for one site; accepted: {', '.join(accepted)}")
+        values[accepted[key]] = value
+    site = _merge(values, dict(settings), lambda name: f"{source}: {to_camel(name)}")
     site._config_path = settings.config_path  # noqa: SLF001 - this module's model
     return site
 
@@ -268,8 +258,14 @@ def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[st
     except ValidationError as refused:
         error = refused.errors(include_url=False)[0]
         name = str(error["loc"][0])
-        message = _refusal(source_of(name), {**lower, **upper}[name], name, _accepted(name, error))
-        raise UsageError(message, _FIXES.get(name, "")) from None
+        layer = upper if name in upper else lower
+        message = _refusal(source_of(name), layer[name], error)
+        if name not in _OPTIONAL:
+            raise UsageError(message, _FIXES.get(name, "")) from None
+        del layer[name]
+        settings = _merge(upper, lower, source_of)
+        settings._warnings += (one_line(f"{message}; the value is ignored"),)  # noqa: SLF001 - this module's
+        return settings
     if settings.adapter == CUSTOM and not settings.allowed_paths:
         raise UsageError(
             f"{source_of('adapter')} is custom, which has no folders of its own",
@@ -278,51 +274,13 @@ def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[st
     return settings
 
 
-def _refusal(source: str, value: object, name: str, accepted: str) -> str:
-    if not Settings.model_fields[name].repr:
+def _refusal(source: str, value: object, error: ErrorDetails) -> str:
+    accepted = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not Settings.model_fields[str(error["loc"][0])].repr:
         return f"{source} is not accepted (not shown here); accepted: {accepted}"
     # Redacted before it is cut: half of a token is not recognised as one.
     shown = one_line(json.dumps(value, ensure_ascii=False, default=str))[:_MAX_SHOWN]
     return f"{source} is {shown}; accepted: {accepted}"
-
-
-def _accepted(name: str, error: ErrorDetails) -> str:
-    context = error.get("ctx", {})
-    if isinstance(reason := context.get("error"), ValueError):
-        return str(reason)
-    if "expected" in context:
-        return f"one of {', '.join(get_args(Settings.model_fields[name].annotation))}"
-    return _bounds(name)
-
-
-def _bounds(name: str) -> str:
-    schema = settings_schema()["properties"][to_camel(name)]
-    number = "a whole number" if schema["type"] == "integer" else "a number"
-    return f"{number} from {schema['minimum']} to {schema['maximum']}"
-
-
-_CONCURRENCY: TypeAdapter[int] = TypeAdapter(types.Concurrency)
-
-
-def parse_concurrency(value: object) -> int | None:
-    """Return the number of sites to publish at once, or None if the value is no such number."""
-    try:
-        return _CONCURRENCY.validate_python(value)
-    except ValidationError:
-        return None
-
-
-def _drop_invalid_concurrency(layer: dict[str, Any], source: str) -> list[str]:
-    """Remove an invalid value, for which no start fails. Return a warning that names the value."""
-    name = "worker_concurrency"
-    if name not in layer or parse_concurrency(layer[name]) is not None:
-        return []
-    return [one_line(f"{_refusal(source, layer.pop(name), name, _bounds(name))}; the value is ignored")]
-
-
-def per_site() -> tuple[str, ...]:
-    """Return the keys, as in `config.json`, that each site of a cluster may set for itself."""
-    return tuple(to_camel(name) for name in _PER_SITE)
 
 
 def settings_schema() -> dict[str, Any]:
@@ -335,7 +293,7 @@ def settings_schema() -> dict[str, Any]:
     for name, field in Settings.model_fields.items():
         if not field.repr:
             properties[to_camel(name)]["writeOnly"] = True
-    properties["adapter"]["enum"] = list(names())
+    properties["adapter"]["enum"] = list(FOLDERS)
     return {
         "title": "Briter Worker configuration",
         "description": "The keys of config.json. The variable in each title overrides the key.",

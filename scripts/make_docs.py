@@ -16,7 +16,7 @@ import typer.main
 from pydantic.alias_generators import to_camel
 
 from briter_worker import events
-from briter_worker.adapters import folders_for, names
+from briter_worker.adapters import FOLDERS
 from briter_worker.cli import app
 from briter_worker.errors import FailureClass, FailureCode
 from briter_worker.job import job_schema
@@ -249,7 +249,8 @@ def configuration_page() -> str:
             default = "the current folder"
         rows.append([f"`{described['title']}`", f"`{key}`", default, text + bounds_text(described)])
     folders = [
-        [f"`{name}`", ", ".join(f"`{folder}/`" for folder in folders_for(name)) or "none"] for name in names()
+        [f"`{name}`", ", ".join(f"`{folder}/`" for folder in folders) or "none"]
+        for name, folders in FOLDERS.items()
     ]
     return page(
         "Configuration",
