@@ -21,7 +21,7 @@ from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
 from briter_worker.plugins import Plugins
 from briter_worker.queues.disk.queue import DiskQueue
 from briter_worker.retry import Backoff
-from briter_worker.sinks.condition import ConditionTracker
+from briter_worker.sinks.condition import SiteCondition
 from briter_worker.sinks.fanout import FanOut
 from briter_worker.sinks.history import History
 from briter_worker.sinks.recorder import HistorySink, Retention, Target
@@ -170,7 +170,7 @@ def open_sinks(
         HistorySink(history, target, retention=retention_of(settings), announce=log),
         WebhookSink(outbox, receivers_of(settings), sender.wake, href=target.href),
     ]
-    sinks = ConditionTracker(history, FanOut(stores, log, [sender, *metrics]))
+    sinks = FanOut(stores, log, [sender, *metrics], condition=SiteCondition(history))
     try:
         yield sinks
     finally:

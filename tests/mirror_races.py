@@ -114,7 +114,6 @@ class Person:
         time.sleep(self.random.choice((0, 0.05, 0.3)))
 
 
-
 def race(
     root: Path, seed: int, *ways: Callable[[Person], None], posts: int, kills: int = 0
 ) -> dict[str, int]:

@@ -7,7 +7,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.allowlist import Allowlist
@@ -21,7 +20,7 @@ from briter_worker.git.copies import open_cluster_publisher
 from briter_worker.queues.postgres.blobs import PostgresBases, PostgresPayloads
 from briter_worker.queues.postgres.fencing import check_token, take_site
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
-from briter_worker.sinks.condition import ConditionTracker
+from briter_worker.sinks.condition import SiteCondition
 from briter_worker.sinks.fanout import FanOut
 from briter_worker.sinks.recorder import HistorySink, retire
 from briter_worker.sinks.store import PostgresStore
@@ -91,10 +90,9 @@ class NodeSinks:
             allow_private=settings.webhook_allow_private,
             warn=lambda message, fix: log(Warned(error=message, fix=fix)),
         )
-        if find_spec("httpcore") is not None:
-            self._sender.wake()  # an earlier node may have left messages
+        self._sender.wake()  # an earlier node may have left messages
 
-    def open(self, settings: Settings) -> ConditionTracker:
+    def open(self, settings: Settings) -> FanOut:
         """Return the sinks of one drain of the settings' site, for one thread."""
         site, target = settings.site, target_of(settings)
         stores: list[StoringSink] = [
@@ -102,7 +100,8 @@ class NodeSinks:
             WebhookSink(self._outbox, receivers_of(settings), self._sender.wake, href=target.href, site=site),
         ]
         metrics = [] if self._metrics is None else [self._metrics.for_drain()]
-        return ConditionTracker(self._store, FanOut(stores, self._log.of(site), metrics), site=site)
+        condition = SiteCondition(self._store, site)
+        return FanOut(stores, self._log.of(site), metrics, condition=condition)
 
     def retire(self, now: float) -> None:
         """Delete old receipts of all sites. Raises StoreError."""

@@ -45,9 +45,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_setup(settings: Settings, urls: list[str]) -> Iterator[Finding]:
-    missing = [name for name in ("httpcore", "standardwebhooks") if find_spec(name) is None]
-    if urls and missing:
-        message = f"webhooks are stored but not sent: {', '.join(missing)} is not installed"
+    if urls and settings.webhook_secret and find_spec("standardwebhooks") is None:
+        message = "webhooks are stored but not sent: standardwebhooks is not installed"
         yield warning(_CHECK, message, "pip install 'briter-worker[webhooks]'")
     if settings.webhook_urls and settings.webhook_template == "json" and not settings.webhook_secret:
         yield warning(

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import is_environment
 from briter_worker.events import ConditionChanged, DeadLettered, Event, Failed, Published
-from briter_worker.sinks.store import StoreError, storable
+from briter_worker.sinks.store import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from briter_worker.sinks.fanout import FanOut
     from briter_worker.sinks.store import Store
 
 _READ = "SELECT failure FROM conditions WHERE site = ? AND failure IS NOT NULL"
@@ -28,44 +27,28 @@ _WRITE = (
 )
 
 
-class ConditionTracker:
-    """Passes every event on, and reports when the condition begins, changes and ends."""
+class SiteCondition:
+    """The condition of one site, as its events begin, change and end it."""
 
-    def __init__(
-        self, store: Store, sinks: FanOut, *, site: str = "", clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, store: Store, site: str = "", *, clock: Callable[[], float] = time.time) -> None:
         self._store = store
-        self._sinks = sinks
         self._site = site
         self._clock = clock
         self._is_read = False
         self._failure: str | None = None
 
-    def __call__(self, event: Event, /) -> None:
-        """Pass the event on, then the change that it brings."""
-        self._sinks(event)
-        self._follow(event)
-
-    def deliver(self, events: Sequence[Event], acknowledge: Callable[[], None], /) -> None:
-        """Deliver the events, then the changes that they bring."""
-        self._sinks.deliver(events, acknowledge)
-        for event in events:
-            self._follow(event)
-
-    def close(self) -> None:
-        """Close the sinks."""
-        self._sinks.close()
-
-    def _follow(self, event: Event) -> None:
+    def follow(self, event: Event) -> ConditionChanged | None:
+        """Return the change that the event brings, after it is stored; None for most events."""
         match event:
             case Failed() | DeadLettered() if is_environment(event.failure):
                 # The text of one failure may differ from time to time; the condition is the same.
                 if self._known() != event.failure:
-                    self._change(event.failure, event.error, event.fix)
+                    return self._change(event.failure, event.error, event.fix)
             case Published() if self._known() is not None:
-                self._change(None, None, "")
+                return self._change(None, None, "")
             case _:
                 pass
+        return None
 
     def _known(self) -> str | None:
         if not self._is_read:
@@ -75,10 +58,9 @@ class ConditionTracker:
                 self._failure = str(rows[0][0]) if rows else None
         return self._failure
 
-    def _change(self, failure: str | None, text: str | None, fix: str) -> None:
+    def _change(self, failure: str | None, text: str | None, fix: str) -> ConditionChanged:
         self._failure = failure
-        stored = None if text is None else storable(text)
         # A full disk may be the condition itself; this worker reports it once all the same.
         with suppress(StoreError), self._store.transaction(self._site) as transaction:
-            transaction.execute(_WRITE, (self._site, failure, stored, storable(fix), self._clock()))
-        self._sinks(ConditionChanged(condition=text, failure=failure, fix=fix))
+            transaction.execute(_WRITE, (self._site, failure, text, fix, self._clock()))
+        return ConditionChanged(condition=text, failure=failure, fix=fix)

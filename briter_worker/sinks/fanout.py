@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.errors import FixableError
 from briter_worker.events import Event, Warned, WorkerStarted
 from briter_worker.redaction import one_line
+from briter_worker.sinks.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from briter_worker.sinks.condition import SiteCondition
+
+_RETRY_STORE_AFTER_S = 10.0
+"""A store that waits for its file costs a second; a drain has many events."""
 
 
 class StoringSink(Protocol):
@@ -45,23 +52,36 @@ class FanOut:
         stores: Sequence[StoringSink],
         log: Callable[[Event], None],
         others: Sequence[CountingSink] = (),
+        *,
+        condition: SiteCondition | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stores = stores
         self._others = others
         self._log = log
+        self._condition = condition
+        self._clock = clock
         self._failing: set[int] = set()
+        self._resting: dict[int, float] = {}
+        """Until when a store that did not accept events gets none."""
 
     def __call__(self, event: Event, /) -> None:
         """Store the event, then announce it."""
-        self._store([event])
-        self._announce(event)
+        self.deliver([event], lambda: None)
 
     def deliver(self, events: Sequence[Event], acknowledge: Callable[[], None], /) -> None:
-        """Store the events, acknowledge the jobs, then announce the events."""
-        self._store(events)
+        """Store the events, acknowledge the jobs, then announce the events and the site's new condition."""
+        for sink in self._stores:
+            if self._clock() >= self._resting.get(id(sink), 0.0):
+                self._guarded(sink, partial(sink.store, events))
         acknowledge()
         for event in events:
-            self._announce(event)
+            for other in self._others:
+                self._guarded(other, partial(other, event))
+            self._log(event)
+        for event in events:
+            if self._condition is not None and (change := self._condition.follow(event)) is not None:
+                self(change)
 
     def close(self) -> None:
         """Close every sink."""
@@ -70,20 +90,13 @@ class FanOut:
         for other in self._others:
             self._guarded(other, other.close)
 
-    def _store(self, events: Sequence[Event]) -> None:
-        for sink in self._stores:
-            self._guarded(sink, partial(sink.store, events))
-
-    def _announce(self, event: Event) -> None:
-        for sink in self._others:
-            self._guarded(sink, partial(sink, event))
-        self._log(event)
-
     def _guarded(self, sink: object, call: Callable[[], None]) -> None:
         """Call the sink. Report the first of several failures in a row."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - a sink's failure is never a post's
+            if isinstance(error, StoreError):
+                self._resting[id(sink)] = self._clock() + _RETRY_STORE_AFTER_S
             if id(sink) in self._failing:
                 return
             self._failing.add(id(sink))

@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from briter_worker.errors import FixableError
 from briter_worker.job import format_time
-from briter_worker.sinks.store import StoreError, storable
+from briter_worker.sinks.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,9 +191,9 @@ class History:
             query += " AND +a.stale = 0"  # the plus keeps the index of old receipts out: few are newest
         if slug is not None:
             query += " AND a.slug = ?"
-            values.append(storable(slug))
+            values.append(slug)
         if search:
-            text = re.sub(r"([\\%_])", r"\\\1", storable(search))
+            text = re.sub(r"([\\%_])", r"\\\1", search)
             like = rf"{self._store.like} ? ESCAPE '\'"
             query += f' AND (a.slug {like} OR a.title {like} OR a."commit" {like})'
             values += [f"%{text}%", f"%{text}%", f"{text}%"]
@@ -214,7 +214,7 @@ class History:
     def attempts(self, job_id: str) -> list[Receipt]:
         """Return the attempts of one job, newest first."""
         query = f"{_RECEIPT} AND a.job_id = ? ORDER BY a.id DESC LIMIT ?"
-        return self._receipts(query, [self._site, storable(job_id), _MAX_ATTEMPTS])
+        return self._receipts(query, [self._site, job_id, _MAX_ATTEMPTS])
 
     def under_way(self) -> list[Receipt]:
         """Return attempts without an outcome: running, or left by a dead worker."""
@@ -264,6 +264,10 @@ class History:
             "SELECT failure, condition, fix, changed_at FROM conditions WHERE site = ?", [self._site]
         )
         return Condition(rows[0][0], rows[0][1] or "", rows[0][2], rows[0][3]) if rows else None
+
+    def tallies(self) -> list[Tally]:
+        """Return the counters of the site. Raises StoreError."""
+        return [each for each in tallies(self._store) if each.site == self._site]
 
     def _receipts(self, query: str, values: Sequence[Any]) -> list[Receipt]:
         return [_receipt(row) for row in self._query(query, values)]

@@ -1,14 +1,12 @@
 """Prometheus metrics: counters of what the events add up to, and gauges that are looked up when asked.
 
-One module for a site and for a cluster. There, each gauge has its site as a label, and the counters come from
-the history, because no node sees all publications.
+One module for a site and for a cluster. There, each gauge has its site as a label.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,8 +24,6 @@ from briter_worker.events import (
     Quarantined,
     Superseded,
 )
-from briter_worker.job import GIT_SYNC
-from briter_worker.sinks.history import HistoryUnreadableError
 from briter_worker.sinks.recorder import ANY_KIND, FIRST_PHASE
 
 if TYPE_CHECKING:
@@ -36,14 +32,11 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from briter_worker.sinks.history import History, Receipt, Tally
+    from briter_worker.sinks.history import Tally
 
 _PHASE_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _WAIT_BUCKETS = (0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600, 14_400)
 _WAIT_HELP = "From the save, or from the time it was scheduled for, to the remote."
-_MOMENTS_AT_ONCE = 1000
-_OUTCOMES_BY_KIND = {"published", "nochange", "nopaths", "failed", "dead-lettered", "snoozed"}
-_OUTCOMES_OF_ANY_KIND = {"handled", "cancelled", "superseded", "quarantined"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +52,7 @@ class SiteMeasures:
     """The site condition's failure code."""
     paused: bool
     tallies: Sequence[Tally] = ()
-    """In a cluster: the counters of the site."""
+    """The site's counters in the history, for a process that publishes nothing."""
     machine: MachineMeasures | None = None
     """For a site with a folder of its own."""
 
@@ -106,8 +99,12 @@ class Gauges:
         return families
 
 
-class ClusterMetrics:
-    """The metrics of all sites of a cluster."""
+class StoredMetrics:
+    """The metrics of a process that publishes nothing: gauges of its sites, and counters of their history.
+
+    Where cron starts the worker, the dashboard is the process that stays; no node of a cluster sees all
+    publications.
+    """
 
     def __init__(self, measure: Callable[[], Iterable[SiteMeasures]]) -> None:
         self._registry = CollectorRegistry()
@@ -123,37 +120,21 @@ class Meters:
 
     def __init__(self, measure: Callable[[], SiteMeasures] | None = None) -> None:
         self.registry = CollectorRegistry()
-        self._processed = Counter(
+        self.processed = Counter(
             "briter_processed", "Attempts that ended.", ["kind", "outcome"], registry=self.registry
         )
-        self._phase = Histogram(
+        self.phase = Histogram(
             "briter_phase_seconds",
             "Duration of a drain's phases.",
             ["phase"],
             buckets=_PHASE_BUCKETS,
             registry=self.registry,
         )
-        self._wait = Histogram(
+        self.wait = Histogram(
             "briter_save_to_remote_seconds", _WAIT_HELP, buckets=_WAIT_BUCKETS, registry=self.registry
         )
         if measure is not None:
             self.registry.register(Gauges(lambda: [measure()], fresh=1.0))
-
-    def count(self, kind: str, outcome: str) -> None:
-        """Count an attempt that ended."""
-        self._processed.labels(kind, outcome).inc()
-
-    def observe_phase(self, name: str, seconds: float) -> None:
-        """Record how long a phase took."""
-        self._phase.labels(name).observe(max(0.0, seconds))
-
-    def observe_wait(self, seconds: float) -> None:
-        """Record how long an author waited for a publication."""
-        self._wait.observe(max(0.0, seconds))
-
-    def render(self) -> tuple[bytes, str]:
-        """Return the text for Prometheus, and its content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
 class MetricsSink:
@@ -208,66 +189,20 @@ class MetricsSink:
             self._server.server_close()
 
     def _end(self, event: JobOutcome | Cancelled | Superseded | Quarantined) -> None:
-        self._meters.count(event.job_type if isinstance(event, JobOutcome) else ANY_KIND, event.name)
+        kind = event.job_type if isinstance(event, JobOutcome) else ANY_KIND
+        self._meters.processed.labels(kind, event.name).inc()
         started = self._open.pop(event.job_id, None)
         if started is not None and isinstance(event, Published) and not event.dry_run:
-            self._meters.observe_wait(self._clock() - max(started.saved_at, started.due_at or 0.0))
+            waited = self._clock() - max(started.saved_at, started.due_at or 0.0)
+            self._meters.wait.observe(max(0.0, waited))
         if not self._open:
             self._end_phase()
 
     def _end_phase(self) -> None:
         if self._phase is not None:
             name, began = self._phase
-            self._meters.observe_phase(name, self._clock() - began)
+            self._meters.phase.labels(name).observe(max(0.0, self._clock() - began))
             self._phase = None
-
-
-class HistoryMetrics:
-    """The metrics of a process that publishes nothing: counts what the history tells from now on.
-
-    Where cron starts the worker, the dashboard is the process that stays.
-    """
-
-    def __init__(self, history: History, measure: Callable[[], SiteMeasures]) -> None:
-        self._history = history
-        self._meters = Meters(measure)
-        self._guard = threading.Lock()
-        self._drain: tuple[str, float] | None = None
-        self._seen = 0
-        with suppress(HistoryUnreadableError):
-            self._seen = history.latest()[0]
-
-    def render(self) -> tuple[bytes, str]:
-        """Return the text for Prometheus, and its content type."""
-        with self._guard, suppress(HistoryUnreadableError):  # the gauges are known all the same
-            self._catch_up()
-        return self._meters.render()
-
-    def _catch_up(self) -> None:
-        if self._history.latest()[0] < self._seen:
-            self._seen = 0  # a damaged history was set aside, and another one began
-        while moments := self._history.moments(self._seen, _MOMENTS_AT_ONCE):
-            for moment in moments:
-                if moment.event in _OUTCOMES_BY_KIND:
-                    self._meters.count(GIT_SYNC, moment.event)
-                elif moment.event in _OUTCOMES_OF_ANY_KIND:
-                    self._meters.count(ANY_KIND, moment.event)
-                if moment.event == Published.name:
-                    for receipt in self._history.attempts(str(moment.data.get("jobId")))[:1]:
-                        self._observe(receipt)
-            self._seen = moments[-1].id
-
-    def _observe(self, receipt: Receipt) -> None:
-        if receipt.save_to_remote is not None:
-            self._meters.observe_wait(receipt.save_to_remote)
-        # All attempts of a drain have its phases.
-        drain = next(((phase.name, phase.began) for phase in receipt.phases), None)
-        if drain is None or drain == self._drain:
-            return
-        self._drain = drain
-        for phase in receipt.phases:
-            if phase.ended is not None:
-                self._meters.observe_phase(phase.name, phase.ended - phase.began)
 
 
 def _site_families(sites: Sequence[SiteMeasures]) -> Iterable[Metric]:
@@ -298,16 +233,18 @@ def _site_families(sites: Sequence[SiteMeasures]) -> Iterable[Metric]:
 def _tally_families(sites: Sequence[SiteMeasures]) -> Iterable[Metric]:
     if not any(site.tallies for site in sites):
         return ()
+    label = ["site"] if any(site.site for site in sites) else []
     processed = CounterMetricFamily(
-        "briter_processed", "Attempts that ended.", labels=["site", "kind", "outcome"]
+        "briter_processed", "Attempts that ended.", labels=[*label, "kind", "outcome"]
     )
-    waits = SummaryMetricFamily("briter_save_to_remote_seconds", _WAIT_HELP, labels=["site"])
+    waits = SummaryMetricFamily("briter_save_to_remote_seconds", _WAIT_HELP, labels=label)
     for site in sites:
+        own = [site.site] if label else []
         for tally in site.tallies:
-            processed.add_metric([site.site, tally.kind, tally.outcome], tally.number)
+            processed.add_metric([*own, tally.kind, tally.outcome], tally.number)
         number = sum(tally.waits for tally in site.tallies)
         if number:
-            waits.add_metric([site.site], number, sum(tally.waited for tally in site.tallies))
+            waits.add_metric(own, number, sum(tally.waited for tally in site.tallies))
     return processed, waits
 
 
@@ -316,27 +253,16 @@ def _machine_families(site: SiteMeasures, machine: MachineMeasures) -> Iterable[
         "briter_lock_holder", "1 for the worker that holds the site's lock.", labels=["host", "pid"]
     )
     if machine.holder is not None:
-        host, pid = machine.holder
-        holder.add_metric([host, str(pid)], 1)
+        holder.add_metric([machine.holder[0], str(machine.holder[1])], 1)
     yield holder
-    single = [
-        ("briter_in_flight", "Jobs that are being published.", site.jobs.get("claimed", 0)),
-        (
-            "briter_oldest_unpushed_seconds",
-            "How long the oldest post that is due, dead letters included, has waited.",
-            machine.oldest_unpushed or 0,
-        ),
-        ("briter_worker_alive", "1 while a live worker holds the lock.", int(machine.holder is not None)),
-        ("briter_dry_run", "1 while nothing reaches the remote.", int(machine.dry_run)),
-        ("briter_quarantined", "Files that are no jobs.", machine.quarantined),
-    ]
-    if machine.heartbeat_age is not None:
-        single.append(
-            (
-                "briter_worker_heartbeat_age_seconds",
-                "Age of the heartbeat in the lock.",
-                machine.heartbeat_age,
-            )
-        )
-    for name, text, value in single:
-        yield GaugeMetricFamily(name, text, value=value)
+    waited = "How long the oldest post that is due, dead letters included, has waited."
+    for name, text, value in (
+        ("in_flight", "Jobs that are being published.", site.jobs.get("claimed", 0)),
+        ("oldest_unpushed_seconds", waited, machine.oldest_unpushed or 0),
+        ("worker_alive", "1 while a live worker holds the lock.", int(machine.holder is not None)),
+        ("dry_run", "1 while nothing reaches the remote.", int(machine.dry_run)),
+        ("quarantined", "Files that are no jobs.", machine.quarantined),
+        ("worker_heartbeat_age_seconds", "Age of the heartbeat in the lock.", machine.heartbeat_age),
+    ):
+        if value is not None:
+            yield GaugeMetricFamily(f"briter_{name}", text, value=value)

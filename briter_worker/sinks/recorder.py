@@ -31,7 +31,6 @@ from briter_worker.events import (
 from briter_worker.redaction import one_line
 from briter_worker.sinks.history import waiting_time
 from briter_worker.sinks.log import log_entry
-from briter_worker.sinks.store import WriteBuffer, storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +91,6 @@ class _Drain:
     """Jobs without an outcome."""
     is_starting: bool = True
     """Only starts were recorded: a drain announces all of them before anything else."""
-    is_written: bool = False
 
     def advance(self, event: Progress, at: float) -> None:
         """Note the progress. A phase lasts until the next one begins."""
@@ -123,43 +121,34 @@ class HistorySink:
         self._retention = retention
         self._announce = announce
         self._clock = clock
-        self._buffer: WriteBuffer[tuple[float, Event]] = WriteBuffer(self._write)
+        self._waiting: list[tuple[float, Event]] = []
         self._drain: _Drain | None = None
         self._is_used = False
-        self._shown = ("", 0.0)
         self._written_at = 0.0
         self._retire_at = 0.0
 
     def store(self, events: Sequence[Event]) -> None:
         """Record the events. Starts and progress are written with what follows them.
 
-        Raises StoreError while the history does not accept them.
+        Raises StoreError; then what was not written is lost.
         """
         now = self._clock()
         self._is_used = self._is_used or any(not isinstance(event, _OPENS_NO_HISTORY) for event in events)
         if not self._is_used:
             return
-        self._buffer.add([(now, event) for event in events if self._is_news(event, now)])
+        self._waiting += [(now, event) for event in events]
         if any(self._is_due(event, now) for event in events):
-            self._buffer.flush()
+            self._write()
             self._retire(now)
 
     def close(self) -> None:
         """Write what is left."""
-        self._buffer.flush(last=True)
-        if self._is_used:
-            self._retire(self._clock())
-        self._store.close()
-
-    def _is_news(self, event: Event, now: float) -> bool:
-        """Return False for progress that nobody would see: a phase's beginning and end are always news."""
-        if not isinstance(event, Progress):
-            return True
-        phase, at = self._shown
-        if event.phase == phase and event.done < event.total and 0 <= now - at < _PROGRESS_EVERY_S:
-            return False
-        self._shown = (event.phase, now)
-        return True
+        try:
+            self._write()
+            if self._is_used:
+                self._retire(self._clock())
+        finally:
+            self._store.close()
 
     def _is_due(self, event: Event, now: float) -> bool:
         if not isinstance(event, JobStarted | Progress):
@@ -175,7 +164,10 @@ class HistorySink:
         if retired is not None:
             self._announce(retired)
 
-    def _write(self, items: Sequence[tuple[float, Event]]) -> None:
+    def _write(self) -> None:
+        items, self._waiting = self._waiting, []
+        if not items:
+            return
         try:
             with self._store.transaction(self._site) as transaction:
                 for at, event in items:
@@ -205,7 +197,7 @@ class HistorySink:
         data = json.dumps(log_entry(event, at), ensure_ascii=False, separators=(",", ":"))
         transaction.execute(
             "INSERT INTO moments (site, at, event, data) VALUES (?, ?, ?, ?)",
-            (self._site, at, event.name, storable(data)),
+            (self._site, at, event.name, data),
         )
 
     def _start(self, transaction: Transaction, at: float, event: JobStarted) -> None:
@@ -217,7 +209,7 @@ class HistorySink:
         # An attempt that its worker did not live to end.
         transaction.execute(
             "UPDATE attempts SET outcome = ?, ended = ? WHERE site = ? AND job_id = ? AND outcome IS NULL",
-            (INTERRUPTED, at, self._site, storable(event.job_id)),
+            (INTERRUPTED, at, self._site, event.job_id),
         )
         facts = {
             "drain": self._drain.id,
@@ -238,7 +230,7 @@ class HistorySink:
         ended = transaction.execute(
             f"UPDATE attempts SET {names} WHERE site = ? AND job_id = ? AND outcome IS NULL"  # noqa: S608 - our names
             " RETURNING saved_at, due_at",
-            [*map(_value, facts.values()), self._site, storable(event.job_id)],
+            [*facts.values(), self._site, event.job_id],
         ).fetchall()
         if not ended:
             if isinstance(event, Published) and self._is_known(transaction, event):
@@ -254,7 +246,7 @@ class HistorySink:
 
     def _is_known(self, transaction: Transaction, event: Published) -> bool:
         query = 'SELECT 1 FROM attempts WHERE site = ? AND job_id = ? AND "commit" = ?'
-        values = (self._site, storable(event.job_id), event.commit)
+        values = (self._site, event.job_id, event.commit)
         return transaction.execute(query, values).fetchone() is not None
 
     def _count(self, transaction: Transaction, event: Ending, waited: float | None) -> None:
@@ -265,30 +257,23 @@ class HistorySink:
             "INSERT INTO tallies AS t (site, kind, outcome, number, waits, waited) VALUES (?, ?, ?, 1, ?, ?)"
             " ON CONFLICT (site, kind, outcome) DO UPDATE SET number = t.number + 1,"
             " waits = t.waits + excluded.waits, waited = t.waited + excluded.waited",
-            (self._site, storable(kind), event.name, int(waited is not None), waited or 0.0),
+            (self._site, kind, event.name, int(waited is not None), waited or 0.0),
         )
 
     def _insert(self, transaction: Transaction, job_id: str, slug: str, facts: Mapping[str, Any]) -> None:
         row = {"site": self._site, "job_id": job_id, "slug": slug, **facts}
         names = ", ".join(f'"{name}"' for name in row)
         marks = ", ".join("?" * len(row))
-        values = [_value(value) for value in row.values()]
-        transaction.execute(f"INSERT INTO attempts ({names}) VALUES ({marks})", values)  # noqa: S608 - as above
+        transaction.execute(f"INSERT INTO attempts ({names}) VALUES ({marks})", [*row.values()])  # noqa: S608 - as above
 
     def _write_drain(self, transaction: Transaction) -> None:
-        drain = self._drain
-        if drain is None:
-            return
-        values = (drain.phase, drain.done, drain.total, json.dumps(drain.phases), drain.id)
-        if not drain.is_written:
+        if (drain := self._drain) is not None:
+            phases = json.dumps(drain.phases)
             transaction.execute(
-                "INSERT INTO drains (phase, done, total, phases, id, began) VALUES (?, ?, ?, ?, ?, ?)",
-                (*values, drain.began),
-            )
-            drain.is_written = True
-        else:
-            transaction.execute(
-                "UPDATE drains SET phase = ?, done = ?, total = ?, phases = ? WHERE id = ?", values
+                "INSERT INTO drains (id, began, phase, done, total, phases) VALUES (?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET phase = excluded.phase, done = excluded.done,"
+                " total = excluded.total, phases = excluded.phases",
+                (drain.id, drain.began, drain.phase, drain.done, drain.total, phases),
             )
 
 
@@ -319,10 +304,6 @@ def _facts(event: Ending, target: Target) -> dict[str, Any]:
         case _:
             pass
     return facts
-
-
-def _value(value: object) -> object:
-    return storable(value) if isinstance(value, str) else value
 
 
 def retire(store: Store, retention: Retention, now: float) -> HistoryRetired | None:

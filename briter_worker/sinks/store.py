@@ -11,9 +11,9 @@ import sqlite3
 import stat
 import threading
 import time
-from collections import deque
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, LiteralString, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, LiteralString
 
 from briter_worker.errors import FixableError, os_error_fix, os_error_text
 
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[TupleRow]
 
-Item = TypeVar("Item")
 _BUSY_TIMEOUT_S = 1.0
-_RETRY_AFTER_S = 10.0
-_MAX_UNWRITTEN = 50_000
 _VERSION = 2
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")
 
@@ -88,78 +85,32 @@ CREATE INDEX IF NOT EXISTS messages_by_url ON messages (url, id);
 -- When each build hook was last called.
 CREATE TABLE IF NOT EXISTS builds (url TEXT PRIMARY KEY, called REAL NOT NULL) STRICT;
 """
-_ADDED_COLUMNS = {
-    "attempts": {"fix": "TEXT", "site": "TEXT NOT NULL DEFAULT ''"},
-    "moments": {"site": "TEXT NOT NULL DEFAULT ''"},
-}
-_OLD_OUTBOX = """
-INSERT INTO messages (message, url, build, content_type, body, created, due, attempts, error)
-  SELECT message, url, build, content_type, body, created, due, attempts, error FROM deliveries;
-DROP TABLE deliveries;
-"""
 
 
 class StoreError(FixableError):
     """The store cannot be used at the moment."""
 
 
-class Rows(Protocol):
-    """The result of a statement."""
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A transaction: committed at the end of its `with`, rolled back by an exception."""
 
-    @property
-    def rowcount(self) -> int:
-        """Number of changed rows."""
-        ...
+    _run: Callable[[str, Sequence[Any]], Any]
 
-    def fetchone(self) -> Any:  # noqa: ANN401 - a tuple of any values, or None
-        """Return the next row."""
-        ...
-
-    def fetchall(self) -> list[Any]:
-        """Return all rows."""
-        ...
-
-
-class Transaction(Protocol):
-    """A connection within a transaction."""
-
-    def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows:
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> Any:  # noqa: ANN401 - a cursor of either dialect
         """Run one statement, with `?` for each value."""
-        ...
-
-
-class Store(Protocol):
-    """Where the sinks keep what they know. Safe in several threads. Raises StoreError."""
-
-    like: str
-    """The operator that ignores the case of letters."""
-    skip_locked: str
-    """The clause that locks the selected rows and leaves out rows that another sender has locked."""
-    try_lock: str
-    """The statement that returns true if no other process deletes old rows at the moment."""
-
-    def transaction(self, site: str = "") -> AbstractContextManager[Transaction]:
-        """Return a transaction: committed at the end, rolled back by an exception.
-
-        One that names its site waits for the site's other writers, so that ids become visible in order.
-        """
-        ...
-
-    def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows; none if the store does not exist yet."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection. The next call opens a new one."""
-        ...
+        return self._run(statement, [_storable(each) if isinstance(each, str) else each for each in values])
 
 
 class SqliteStore:
     """A SQLite file in `storage/`, which is input: links are not followed, a damaged file is set aside."""
 
     like = "LIKE"
+    """The operator that ignores the case of letters."""
     skip_locked = ""
+    """The clause that locks the selected rows and leaves out rows that another sender has locked."""
     try_lock = "SELECT 1"
+    """The statement that returns true if no other process deletes old rows at the moment."""
 
     def __init__(self, path: Path, tables: str = HISTORY_TABLES, *, mode: int = 0o644) -> None:
         self.path = path
@@ -171,7 +122,7 @@ class SqliteStore:
 
     @contextmanager
     def transaction(self, site: str = "") -> Iterator[Transaction]:  # noqa: ARG002 - the file has one writer at a time
-        """Return a transaction, as `Store` describes it. The file is created if there is none."""
+        """Return a transaction. The file is created if there is none. Raises StoreError."""
         with self._guard, self._translated("written"):
             try:
                 connection = self._open()
@@ -182,7 +133,7 @@ class SqliteStore:
                 connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
             try:
-                yield connection
+                yield Transaction(connection.execute)
                 connection.execute("COMMIT")
             except BaseException as error:
                 if connection.in_transaction:
@@ -192,14 +143,15 @@ class SqliteStore:
                 raise
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows, without waiting for the writer; none if there is no file yet."""
+        """Return the rows, without waiting for the writer; none if there is no file. Raises StoreError."""
         with self._guard, self._translated("read"):
             if self._check_files() is None:
                 return []
-            return self._open().execute(statement, values).fetchall()
+            rows: list[Any] = Transaction(self._open().execute).execute(statement, values).fetchall()
+            return rows
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. The next call opens it again."""
         with self._guard:
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -220,33 +172,30 @@ class SqliteStore:
             self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
         )
         try:
-            connection.execute("PRAGMA trusted_schema=OFF")
-            _check_origin(connection)
-            self._upgrade(connection)
+            self._prepare(connection)
         except BaseException:
             connection.close()
             raise
         self._connection, self._inode = connection, inode
         return connection
 
-    def _upgrade(self, connection: sqlite3.Connection) -> None:
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Create the tables in a new file. Raises sqlite3.DatabaseError for the file of another program."""
+        connection.execute("PRAGMA trusted_schema=OFF")
         # A power cut may cost the last receipts; it never costs a post.
         connection.execute("PRAGMA synchronous=NORMAL")
-        if connection.execute("PRAGMA user_version").fetchone()[0] == _VERSION:
-            return
-        # Readers never wait for the writer, nor the writer for them. The file keeps this mode.
-        connection.execute("PRAGMA journal_mode=WAL")
-        script = ["BEGIN IMMEDIATE;", self._tables]
-        for table, columns in _ADDED_COLUMNS.items():
-            known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-            script += [
-                f"ALTER TABLE {table} ADD COLUMN {name} {definition};"
-                for name, definition in columns.items()
-                if known and name not in known
-            ]
-        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'deliveries'").fetchone():
-            script.append(_OLD_OUTBOX)
-        connection.executescript("\n".join([*script, f"PRAGMA user_version = {_VERSION}; COMMIT;"]))
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        is_odd = connection.execute(
+            "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
+        ).fetchone()
+        if is_odd or version not in (0, _VERSION):
+            raise sqlite3.DatabaseError("another program or another version of this program made it")
+        if version == 0:
+            # Readers never wait for the writer, nor the writer for them. The file keeps this mode.
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {self._tables} PRAGMA user_version = {_VERSION}; COMMIT;"
+            )
 
     def _check_files(self) -> int | None:
         """Return the file's inode, or None if there is no file. Raises StoreError for a link or a folder."""
@@ -278,29 +227,16 @@ class SqliteStore:
     def _translated(self, done: str) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:
-            self.close()
-            raise StoreError(
-                f"{self.path} cannot be {done}: {error}",
-                "free some space, give the worker's user write access, or move the file away",
-            ) from error
         except sqlite3.DatabaseError as error:
             self.close()
-            if not _is_damage(error):
-                raise
-            raise StoreError(f"{self.path} cannot be {done}: {error}", "move the file away") from error
+            if not isinstance(error, sqlite3.OperationalError) and not _is_damage(error):
+                raise  # one value is at fault, not the file
+            fix = "free some space, give the worker's user write access, or move the file away"
+            raise StoreError(f"{self.path} cannot be {done}: {error}", fix) from error
         except OSError as error:
             raise StoreError(
                 f"{self.path} cannot be {done}: {os_error_text(error, with_path=False)}", os_error_fix(error)
             ) from error
-
-
-def _check_origin(connection: sqlite3.Connection) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > _VERSION:
-        raise sqlite3.DatabaseError(f"its version is {version}, and this program knows {_VERSION}")
-    if connection.execute("SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone():
-        raise sqlite3.DatabaseError("it has views or triggers, so another program made it")
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
@@ -321,91 +257,40 @@ class PostgresStore:
 
     @contextmanager
     def transaction(self, site: str = "") -> Iterator[Transaction]:
-        """Return a transaction, as `Store` describes it."""
+        """Return a transaction. Raises StoreError.
+
+        One that names its site waits for the site's other writers, so that ids become visible in order.
+        """
         try:
             with self._connect() as connection:
                 if site:
                     connection.execute(self._SITE_LOCK, (site,))
-                yield _PostgresTransaction(connection)
+                yield Transaction(
+                    lambda statement, values: connection.execute(
+                        statement.replace("?", "%s").encode(), values or None
+                    )
+                )
         except OSError as error:
             raise StoreError(
                 f"the history in Postgres cannot be used: {error}", getattr(error, "fix", "")
             ) from error
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Return the rows."""
+        """Return the rows. Raises StoreError."""
         with self.transaction() as transaction:
-            return transaction.execute(statement, values).fetchall()
+            rows: list[Any] = transaction.execute(statement, values).fetchall()
+            return rows
 
     def close(self) -> None:
         """Do nothing: the connections are the caller's."""
 
 
-class _PostgresTransaction:
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows:
-        """Run one statement, with `?` for each value."""
-        query = statement.replace("?", "%s").encode()
-        return self._connection.execute(query, values or None)
+Store = SqliteStore | PostgresStore
+"""Where the sinks keep what they know. Safe in several threads."""
 
 
-def storable(text: str) -> str:
+def _storable(text: str) -> str:
     """Return the text without what a database cannot hold: a file name may be bytes that are no text."""
     if text.isascii() and "\0" not in text:
         return text
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
-class WriteBuffer(Generic[Item]):
-    """Writes items in one transaction. Items that the store does not accept are offered again later."""
-
-    def __init__(
-        self, write: Callable[[Sequence[Item]], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._write = write
-        self._clock = clock
-        self._items: deque[Item] = deque(maxlen=_MAX_UNWRITTEN)
-        self._guard = threading.Lock()
-        self._error: StoreError | None = None
-        self._retry_at = 0.0
-
-    def add(self, items: Sequence[Item]) -> None:
-        """Add items for the next `flush`; of too many, the oldest are lost."""
-        with self._guard:
-            self._items.extend(items)
-
-    def flush(self, *, last: bool = False) -> None:
-        """Write all items.
-
-        Raises StoreError; then the store is left alone for a while, unless it is the `last` chance. Any other
-        exception is about a single item, which is dropped: it must not stand in the way of the others.
-        """
-        with self._guard:
-            if not self._items:
-                return
-            if self._error is not None and not last and self._clock() < self._retry_at:
-                raise self._error
-            try:
-                self._write(tuple(self._items))
-                self._items.clear()
-            except StoreError as error:
-                self._error, self._retry_at = error, self._clock() + _RETRY_AFTER_S
-                raise
-            except Exception:  # noqa: BLE001 - whatever is wrong with one item
-                self._write_singly()
-            self._error = None
-
-    def _write_singly(self) -> None:
-        fault: Exception | None = None
-        while self._items:
-            try:
-                self._write((self._items[0],))
-            except StoreError:
-                raise
-            except Exception as error:  # noqa: BLE001 - as above
-                fault = error
-            self._items.popleft()
-        if fault is not None:
-            raise fault

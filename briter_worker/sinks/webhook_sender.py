@@ -6,36 +6,45 @@ overloaded, gets nothing else meanwhile. After the last attempt the message is g
 
 from __future__ import annotations
 
+import base64
+import http.client
 import math
+import socket
+import ssl
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from briter_worker.events import Event, WorkerStarted
 from briter_worker.redaction import one_line
 from briter_worker.sinks.store import StoreError
-from briter_worker.sinks.webhook_addresses import AddressRefusedError, origin_of
+from briter_worker.sinks.webhook_addresses import Address, AddressRefusedError, check_public, origin_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from briter_worker.sinks.webhook_client import Answer, WebhookClient
     from briter_worker.sinks.webhooks import Delivery, Outbox
 
 DELAYS_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 """Between attempts; after the last one, nearly a day later, a message is given up."""
 CLOSE_TIMEOUT_S = 15.0
 """How long the worker's end may wait for receivers; the next run sends the rest."""
+_POST_TIMEOUT_S = 10.0
 _MAX_WAIT_S = 60.0
 _RETRY_STORE_AFTER_S = 5.0
+_MAX_RETRY_AFTER_S = 86_400.0
 _WARN_EVERY_S = 600.0
-_QUIET_S, _MAX_QUIET_S = 0.2, 1.0
-"""Nothing is sent until this long after the last event, and not for longer than that."""
 _MIN_POST_S = 0.5
 """With less time left than this, no POST is begun."""
 _OK, _REDIRECTS, _CLIENT_ERRORS = range(200, 300), range(300, 400), range(400, 500)
 _GONE, _TOO_MANY, _REQUEST_TIMEOUT = 410, 429, 408
+
+
+class UndeliveredError(Exception):
+    """Nobody answered; the text says why, without anything secret of the address."""
 
 
 class Sender:
@@ -51,32 +60,30 @@ class Sender:
         clock: Callable[[], float] = time.time,
         delays: Sequence[float] = DELAYS_S,
     ) -> None:
+        """Start nothing yet. `warn` takes a message and a fix."""
         self._outbox = outbox
         self._secret = secret
         self._allow_private = allow_private
         self._warn = warn
-        """Takes a message and a fix."""
         self._clock = clock
         self._delays = delays
         self._changed = threading.Condition()
         self._has_news = False
-        self._quiet_at = 0.0
         self._thread: threading.Thread | None = None
-        self._client: WebhookClient | None = None
-        self._until: float | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._until = math.inf
         """When the thread has to end, by the monotonic clock."""
         self._warned: dict[str, float] = {}
 
     def __call__(self, event: Event, /) -> None:
         """Send what an earlier run left, when the worker starts."""
-        if isinstance(event, WorkerStarted) and self._outbox.next_due() is not None:
+        if isinstance(event, WorkerStarted) and self._outbox.next_due() < math.inf:
             self.wake()
 
     def wake(self) -> None:
         """Send what is due, soon."""
         with self._changed:
             self._has_news = True
-            self._quiet_at = time.monotonic() + _QUIET_S
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
                 self._thread.start()
@@ -91,69 +98,46 @@ class Sender:
             self._thread.join(within + 1.0)
 
     def _run(self) -> None:
-        try:
-            while self._has_time():
-                try:
-                    if not self._send_due():
-                        break
-                except StoreError as error:
-                    self._warn_sometimes("", error.message, error.fix)
-                    self._wait(_RETRY_STORE_AFTER_S)
-        except ImportError as error:
-            self._warn(
-                f"webhooks are stored but not sent: {error.name} is missing",
-                "pip install 'briter-worker[webhooks]'",
-            )
-        finally:
-            if self._client is not None:
-                self._client.close()
-
-    def _send_due(self) -> bool:
-        """Send what is due, then wait. Return False at the end of the worker."""
-        if self._has_news:
-            self._let_drain_end()
-        while self._has_time() and (delivery := self._outbox.take(self._clock())) is not None:
-            self._send(delivery)
-        due = self._outbox.next_due()
-        if self._until is not None and not self._has_news:
-            return False
-        self._wait(_MAX_WAIT_S if due is None else due - self._clock())
-        return True
-
-    def _let_drain_end(self) -> None:
-        """Wait until no more events come: messages would compete with the publications they are about."""
-        latest = time.monotonic() + _MAX_QUIET_S
-        with self._changed:
-            while self._until is None and (left := min(self._quiet_at, latest) - time.monotonic()) > 0:
-                self._changed.wait(left)
+        while True:
             self._has_news = False
+            try:
+                while self._time_left() > _MIN_POST_S and (each := self._outbox.take(self._clock())):
+                    self._send(each)
+                due = self._outbox.next_due()
+            except StoreError as error:
+                self._warn_sometimes("", error.message, error.fix)
+                due = self._clock() + _RETRY_STORE_AFTER_S
+            with self._changed:
+                if self._has_news and self._time_left() > _MIN_POST_S:
+                    continue
+                if self._until < math.inf:
+                    return
+                self._changed.wait(min(max(due - self._clock(), 0.0), _MAX_WAIT_S))
 
-    def _has_time(self) -> bool:
-        return self._until is None or time.monotonic() < self._until - _MIN_POST_S
-
-    def _wait(self, seconds: float) -> None:
-        with self._changed:
-            if not self._has_news and self._until is None:
-                self._changed.wait(min(max(seconds, 0.0), _MAX_WAIT_S))
+    def _time_left(self) -> float:
+        return self._until - time.monotonic()
 
     def _send(self, delivery: Delivery) -> None:
-        if self._client is None:
-            from briter_worker.sinks.webhook_client import WebhookClient  # noqa: PLC0415 - an extra
-
-            self._client = WebhookClient(allow_private=self._allow_private)
-        headers = self._headers(delivery)
-        within = math.inf if self._until is None else self._until - time.monotonic()
         try:
-            answer = self._client.post(delivery.url, headers, delivery.body.encode(), within=within)
+            if self._tls is None:
+                self._tls = ssl.create_default_context()
+            address = Address.parse(delivery.url, allow_http=self._allow_private)
+            status, retry_after = post(
+                address,
+                self._headers(delivery),
+                delivery.body.encode(),
+                tls=self._tls,
+                allow_private=self._allow_private,
+                within=min(self._time_left(), _POST_TIMEOUT_S),
+            )
         except AddressRefusedError as refused:
             self._give_up(delivery, refused.message, refused.fix)
         except Exception as error:  # noqa: BLE001 - whatever a receiver does, the next one is served
             self._fail(delivery, one_line(str(error)) or type(error).__name__, is_busy=True)
         else:
-            self._judge(delivery, answer)
+            self._judge(delivery, status, retry_after)
 
-    def _judge(self, delivery: Delivery, answer: Answer) -> None:
-        status = answer.status
+    def _judge(self, delivery: Delivery, status: int, retry_after: float | None) -> None:
         text = f"the receiver answered {status}"
         if status in _OK:
             self._outbox.remove(delivery)
@@ -163,7 +147,7 @@ class Sender:
             self._give_up(delivery, f"{text}, a redirect, which is not followed", "use the new address")
         else:
             is_busy = status in (_TOO_MANY, _REQUEST_TIMEOUT) or status not in _CLIENT_ERRORS
-            self._fail(delivery, text, is_busy=is_busy, retry_after=answer.retry_after)
+            self._fail(delivery, text, is_busy=is_busy, retry_after=retry_after)
 
     def _fail(
         self, delivery: Delivery, error: str, *, is_busy: bool, retry_after: float | None = None
@@ -185,11 +169,11 @@ class Sender:
         text = f"a {what} to {origin} is given up after attempt {delivery.attempts}: {error}"
         self._warn_sometimes(origin, text, fix)
 
-    def _headers(self, delivery: Delivery) -> dict[bytes | str, bytes | str]:
+    def _headers(self, delivery: Delivery) -> dict[str, str]:
         if delivery.build:
             return {}
         now = datetime.now(UTC)
-        headers: dict[bytes | str, bytes | str] = {
+        headers = {
             "Content-Type": delivery.content_type,
             "webhook-id": delivery.message,
             "webhook-timestamp": str(int(now.timestamp())),
@@ -206,3 +190,97 @@ class Sender:
         if about not in self._warned or now - self._warned[about] > _WARN_EVERY_S:
             self._warned[about] = now
             self._warn(text, fix)
+
+
+def post(
+    address: Address,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    tls: ssl.SSLContext,
+    allow_private: bool,
+    within: float = _POST_TIMEOUT_S,
+) -> tuple[int, float | None]:
+    """Send one POST; return the status, and after how many seconds the receiver wants to be asked again.
+
+    The host's name is resolved once, and the connection is made to an IP address that was checked. Redirects
+    are not followed, proxies are not used. Raises AddressRefusedError and UndeliveredError.
+    """
+    deadline = time.monotonic() + within
+    sent = {"Host": address.host_header, "User-Agent": "briter-worker", **headers}
+    if address.user or address.password:
+        pair = f"{address.user}:{address.password}".encode()
+        sent["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+    connection = http.client.HTTPConnection(address.host, address.port)
+    watchdog = None
+    try:
+        connection.sock = _connect(address, tls, allow_private=allow_private, deadline=deadline)
+        # The timeout of a socket bounds one read. A receiver may send a byte at a time.
+        watchdog = threading.Timer(_left(deadline), _shut_down, [connection.sock])
+        watchdog.start()
+        connection.request("POST", address.target, body, sent)
+        response = connection.getresponse()
+        _left(deadline)  # headers that were cut off by the watchdog are no answer
+        return response.status, _retry_after(response.getheader("Retry-After", ""))
+    except (OSError, http.client.HTTPException) as error:
+        text = str(error) or type(error).__name__
+        if time.monotonic() >= deadline or isinstance(error, TimeoutError):
+            text = f"no answer within {within:.0f} s"
+        raise UndeliveredError(text) from None
+    finally:
+        if watchdog is not None:
+            watchdog.cancel()
+        connection.close()
+
+
+def _connect(address: Address, tls: ssl.SSLContext, *, allow_private: bool, deadline: float) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UndeliveredError(f"{address.host}: {reason or 'not the name of a host'}") from None
+    numbers = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    if not allow_private:
+        check_public(numbers)
+    failure = OSError(f"{address.host} has no IP address")
+    for number in numbers:
+        try:
+            connected = socket.create_connection((number, address.port), timeout=_left(deadline))
+        except OSError as error:
+            failure = error
+            continue
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.scheme == "http":
+            return connected
+        try:
+            return tls.wrap_socket(connected, server_hostname=address.host)
+        except BaseException:
+            connected.close()
+            raise
+    raise failure
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _shut_down(connected: socket.socket) -> None:
+    # Not the method of an SSL socket, which the other thread is using.
+    with suppress(OSError):  # the receiver has closed it
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
+def _retry_after(text: str) -> float | None:
+    if text.isascii() and text.isdigit():
+        seconds = float(text[:9])
+    else:
+        try:
+            moment = parsedate_to_datetime(text)
+        except ValueError:
+            return None
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        seconds = moment.timestamp() - time.time()
+    return min(max(seconds, 1.0), _MAX_RETRY_AFTER_S)

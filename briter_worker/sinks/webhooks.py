@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from briter_worker.events import (
 )
 from briter_worker.job import format_time
 from briter_worker.sinks.log import log_entry
-from briter_worker.sinks.store import WriteBuffer, storable
 from briter_worker.sinks.webhook_addresses import (
     CONDITION,
     DEAD_LETTERED,
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 LEASE_S = 60.0
 _MAX_DELAY_S = 2 * 86400.0
 """A message that is due later than this was deferred before the clock was set back."""
-_MAX_LOOKED_AT = 20
 _MAX_TEXT = 1900
 """Discord takes 2,000 characters."""
 _SHORT_COMMIT = 10
+_JSON = "application/json"
 _TYPES = {PUBLISHED: "post.published", DEAD_LETTERED: "post.dead-lettered", CONDITION: "site.condition"}
 
 _ADD = (
@@ -54,14 +54,12 @@ _ADD_MESSAGE = f"{_ADD} message = ?)"
 _ADD_BUILD = f"{_ADD} build AND lease IS NULL)"
 _NEXT = (
     "SELECT message, url, created, content_type, body, build, id, attempts FROM messages"
-    " WHERE due <= ? OR due > ? ORDER BY due, id LIMIT ?"
+    " WHERE due <= ? OR due > ? ORDER BY due, id LIMIT 1"
 )
-# A last call in the future was made before the clock was set back.
 _CALL_BUILD = (
-    "INSERT INTO builds AS b (url, called) VALUES (?, ?) ON CONFLICT (url) DO UPDATE"
-    " SET called = excluded.called"
-    " WHERE b.called <= excluded.called - ? OR b.called > excluded.called RETURNING called"
+    "INSERT INTO builds (url, called) VALUES (?, ?) ON CONFLICT (url) DO UPDATE SET called = excluded.called"
 )
+_COVERED_BUILDS = "DELETE FROM messages WHERE url = ? AND build AND lease IS NULL AND id <> ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,34 +69,6 @@ class Receivers:
     urls: Sequence[str] = ()
     template: str = "json"
     build_hook: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message, for any number of receivers. `id` is the same in every attempt."""
-
-    id: str
-    topic: str
-    at: float
-    data: dict[str, Any]
-
-    @property
-    def text(self) -> str:
-        """Return the message for people, in one line."""
-        data = self.data
-        if self.topic == PUBLISHED:
-            done = "Would be published (dry run)" if data["dryRun"] else "Published"
-            link = f" {data['href']}" if data.get("href") else ""
-            text = f"{done}: {data['slug']}{link} ({data['commit'][:_SHORT_COMMIT]})"
-        elif self.topic == DEAD_LETTERED:
-            text = f"Not published: {data['slug']}: {data.get('error', '')}"
-        elif data["condition"] is None:
-            text = "Publishing works again"
-        else:
-            text = f"No post can be published: {data['condition']}"
-        fix = f". To fix it: {data['fix']}" if data.get("fix") else ""
-        site = f"{data['site']}: " if data.get("site") else ""
-        return f"{site}{text}{fix}"[:_MAX_TEXT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +87,7 @@ class Delivery:
 
 
 def topic_of(event: Event) -> str | None:
-    """Return the topic of the event; None if no receiver is told."""
+    """Return the topic of the event; None if no receiver is notified."""
     match event:
         case Published():
             return PUBLISHED
@@ -129,31 +99,37 @@ def topic_of(event: Event) -> str | None:
             return None
 
 
-def _as_json(message: Message) -> tuple[str, str]:
-    body = {"type": _TYPES[message.topic], "timestamp": format_time(message.at), "data": message.data}
-    return "application/json", json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+def _text_of(topic: str, data: dict[str, Any]) -> str:
+    """Return the message for people, in one line."""
+    if topic == PUBLISHED:
+        done = "Would be published (dry run)" if data["dryRun"] else "Published"
+        link = f" {data['href']}" if data.get("href") else ""
+        text = f"{done}: {data['slug']}{link} ({data['commit'][:_SHORT_COMMIT]})"
+    elif topic == DEAD_LETTERED:
+        text = f"Not published: {data['slug']}: {data.get('error', '')}"
+    elif data["condition"] is None:
+        text = "Publishing works again"
+    else:
+        text = f"No post can be published: {data['condition']}"
+    fix = f". To fix it: {data['fix']}" if data.get("fix") else ""
+    site = f"{data['site']}: " if data.get("site") else ""
+    return f"{site}{text}{fix}"[:_MAX_TEXT]
 
 
-def _as_slack(message: Message) -> tuple[str, str]:
-    # Text between < and > would be a command, such as one that notifies everybody.
-    text = message.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return "application/json", json.dumps({"text": text})
-
-
-def _as_discord(message: Message) -> tuple[str, str]:
-    return "application/json", json.dumps({"content": message.text, "allowed_mentions": {"parse": []}})
-
-
-def _as_text(message: Message) -> tuple[str, str]:
-    return "text/plain; charset=utf-8", f"{message.text}\n"
-
-
-_TEMPLATES: dict[str, Callable[[Message], tuple[str, str]]] = {
-    "json": _as_json,
-    "slack": _as_slack,
-    "discord": _as_discord,
-    "text": _as_text,
-}
+def _encode(template: str, topic: str, at: float, data: dict[str, Any]) -> tuple[str, str]:
+    """Return the content type and the body of a message."""
+    match template:
+        case "slack":
+            # Text between < and > would be a command, such as one that notifies everybody.
+            text = _text_of(topic, data).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+            return _JSON, json.dumps({"text": text})
+        case "discord":
+            return _JSON, json.dumps({"content": _text_of(topic, data), "allowed_mentions": {"parse": []}})
+        case "text":
+            return "text/plain; charset=utf-8", f"{_text_of(topic, data)}\n"
+        case _:
+            body = {"type": _TYPES[topic], "timestamp": format_time(at), "data": data}
+            return _JSON, json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
 
 class WebhookSink:
@@ -171,40 +147,35 @@ class WebhookSink:
     ) -> None:
         self._outbox = outbox
         self._endpoints = [Endpoint.parse(url) for url in receivers.urls]
-        self._template = _TEMPLATES[receivers.template]
+        self._template = receivers.template
         self._build_hook = receivers.build_hook
         self._wake = wake
         self._href = href
         self._site = site
         self._clock = clock
-        self._buffer: WriteBuffer[Delivery] = WriteBuffer(self._write)
 
     def store(self, events: Sequence[Event]) -> None:
-        """Store the messages, and wake the sender. Raises StoreError."""
+        """Store the messages, and wake the sender. Raises StoreError; then the messages are lost."""
         now = self._clock()
-        self._buffer.add([delivery for event in events for delivery in self._compose(event, now)])
-        self._buffer.flush()
+        if deliveries := [each for event in events for each in self._compose(event, now)]:
+            self._outbox.add(deliveries)
+            self._wake()
 
     def close(self) -> None:
-        """Store what is left."""
-        self._buffer.flush(last=True)
-
-    def _write(self, deliveries: Sequence[Delivery]) -> None:
-        self._outbox.add(deliveries)
-        self._wake()
+        """Do nothing: everything is stored."""
 
     def _compose(self, event: Event, now: float) -> Iterator[Delivery]:
         own = event.webhook if isinstance(event, JobOutcome) else None
         topic = topic_of(event)
         if topic is not None and (own or self._endpoints):
-            message = Message(self._id_of(event), topic, now, self._data_of(event, now))
-            content_type, body = self._template(message)
+            message, data = self._id_of(event), self._data_of(event, now)
+            content_type, body = _encode(self._template, topic, now, data)
             for endpoint in self._endpoints:
                 if topic in endpoint.topics:
-                    yield Delivery(message.id, endpoint.url, now, content_type, body)
+                    yield Delivery(message, endpoint.url, now, content_type, body)
             if own:
                 # A longer one is cut so that it is still too long: half an address is another address.
-                yield Delivery(message.id, own[: MAX_URL_LENGTH + 1], now, *_as_json(message))
+                yield Delivery(message, own[: MAX_URL_LENGTH + 1], now, *_encode("json", topic, now, data))
         if self._build_hook and isinstance(event, Published) and not event.dry_run:
             yield Delivery(f"build_{uuid4().hex}", self._build_hook, now, build=True)
 
@@ -243,43 +214,36 @@ class Outbox:
         """Add messages, each once for each address. A build that waits already covers another one."""
         with self._store.transaction() as transaction:
             for each in deliveries:
-                values = (each.message, each.url, each.build, each.content_type, each.body)
-                row = [storable(value) if isinstance(value, str) else value for value in values]
+                row = (each.message, each.url, each.build, each.content_type, each.body, each.created)
                 if each.build:
-                    transaction.execute(_ADD_BUILD, (*row, each.created, each.created, row[1]))
+                    due = self._build_due(transaction, each)
+                    transaction.execute(_ADD_BUILD, (*row, due, each.url))
                 else:
-                    transaction.execute(_ADD_MESSAGE, (*row, each.created, each.created, row[1], row[0]))
+                    transaction.execute(_ADD_MESSAGE, (*row, each.created, each.url, each.message))
+
+    def _build_due(self, transaction: Transaction, build: Delivery) -> float:
+        """Return when the build hook may be called again."""
+        found = transaction.execute("SELECT called FROM builds WHERE url = ?", (build.url,)).fetchone()
+        # A last call in the future was made before the clock was set back.
+        if found is None or found[0] > build.created:
+            return build.created
+        return max(build.created, float(found[0]) + self._build_interval)
 
     def take(self, now: float) -> Delivery | None:
         """Return the next message that is due, leased, with its attempt counted; None if nothing is due."""
         with self._store.transaction() as transaction:
-            rows = transaction.execute(
-                _NEXT + self._store.skip_locked,
-                (now, now + _MAX_DELAY_S, _MAX_LOOKED_AT),
-            ).fetchall()
-            for message, url, created, content_type, body, build, number, attempts in rows:
-                if build and not self._may_build(transaction, number, url, now):
-                    continue
-                transaction.execute(
-                    "UPDATE messages SET lease = ?, attempts = attempts + 1, due = ? WHERE id = ?",
-                    (self._lease, now + LEASE_S, number),
-                )
-                return Delivery(message, url, created, content_type, body, bool(build), number, attempts + 1)
-        return None
-
-    def _may_build(self, transaction: Transaction, number: int, url: str, now: float) -> bool:
-        """Return True if the interval has passed. The call is then for every build that waits."""
-        called = transaction.execute(_CALL_BUILD, (url, now, self._build_interval)).fetchone()
-        if called is None:
+            row = transaction.execute(_NEXT + self._store.skip_locked, (now, now + _MAX_DELAY_S)).fetchone()
+            if row is None:
+                return None
+            message, url, created, content_type, body, build, number, attempts = row
+            if build:  # the call is for every build that waits
+                transaction.execute(_CALL_BUILD, (url, now))
+                transaction.execute(_COVERED_BUILDS, (url, number))
             transaction.execute(
-                "UPDATE messages SET due = (SELECT called FROM builds WHERE url = ?) + ? WHERE id = ?",
-                (url, self._build_interval, number),
+                "UPDATE messages SET lease = ?, attempts = attempts + 1, due = ? WHERE id = ?",
+                (self._lease, now + LEASE_S, number),
             )
-            return False
-        transaction.execute(
-            "DELETE FROM messages WHERE url = ? AND build AND lease IS NULL AND id <> ?", (url, number)
-        )
-        return True
+        return Delivery(message, url, created, content_type, body, bool(build), number, attempts + 1)
 
     def remove(self, delivery: Delivery) -> None:
         """Remove a message that was received."""
@@ -289,10 +253,8 @@ class Outbox:
     def give_up(self, delivery: Delivery, *, also_before: float) -> int:
         """Remove the message, and older ones that wait for the same receiver. Return their number."""
         with self._store.transaction() as transaction:
-            return transaction.execute(
-                "DELETE FROM messages WHERE id = ? OR (url = ? AND created < ? AND lease IS NULL)",
-                (delivery.id, delivery.url, also_before),
-            ).rowcount
+            statement = "DELETE FROM messages WHERE id = ? OR (url = ? AND created < ? AND lease IS NULL)"
+            return int(transaction.execute(statement, (delivery.id, delivery.url, also_before)).rowcount)
 
     def retry_later(self, delivery: Delivery, due: float, error: str, *, all_of_url: bool) -> None:
         """Defer the message; with `all_of_url`, everything else for the receiver, too."""
@@ -300,7 +262,7 @@ class Outbox:
             # Not a message that another node has leased since, because this one was too slow.
             transaction.execute(
                 "UPDATE messages SET lease = NULL, due = ?, error = ? WHERE id = ? AND lease = ?",
-                (due, storable(error), delivery.id, self._lease),
+                (due, error, delivery.id, self._lease),
             )
             if all_of_url:
                 transaction.execute(
@@ -308,11 +270,10 @@ class Outbox:
                     (due, delivery.url, due),
                 )
 
-    def next_due(self) -> float | None:
-        """Return when the next message is due; None if there is none."""
+    def next_due(self) -> float:
+        """Return when the next message is due; infinity if there is none."""
         rows = self._store.query("SELECT min(due) FROM messages")
-        due: float | None = rows[0][0] if rows else None
-        return due
+        return math.inf if not rows or rows[0][0] is None else float(rows[0][0])
 
 
 def unsent(store: Store) -> list[tuple[str, int, str]]:

@@ -1,7 +1,8 @@
 """What machines ask for: health, readiness and metrics."""
 
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -24,12 +25,15 @@ def open_metrics(root: "Site | Cluster") -> Render | None:
     """Return the function that renders the metrics; None where they are not installed."""
     if find_spec("prometheus_client") is None:
         return None
-    from briter_worker import site_metrics  # noqa: PLC0415 - the extra [metrics]
-    from briter_worker.sinks.metrics import ClusterMetrics, HistoryMetrics  # noqa: PLC0415 - as above
+    from briter_worker.sinks.metrics import SiteMeasures, StoredMetrics  # noqa: PLC0415 - the extra [metrics]
+    from briter_worker.site_metrics import measure_site  # noqa: PLC0415 - as above
 
-    if not isinstance(root, Site):
-        return ClusterMetrics(root.measure).render
-    return HistoryMetrics(root.history, lambda: site_metrics.measure_site(root.snapshot().status)).render
+    def measure() -> "Iterable[SiteMeasures]":
+        if not isinstance(root, Site):
+            return root.measure()
+        return [dataclasses.replace(measure_site(root.snapshot().status), tallies=root.history.tallies())]
+
+    return StoredMetrics(measure).render
 
 
 @router.get("/healthz", response_model=dict[str, str])

@@ -21,7 +21,7 @@ from briter_worker.events import (
     Published,
     Warned,
 )
-from briter_worker.sinks.condition import ConditionTracker
+from briter_worker.sinks.condition import SiteCondition
 from briter_worker.sinks.fanout import FanOut
 from briter_worker.sinks.history import Condition, History, HistoryUnreadableError, tallies
 from briter_worker.sinks.recorder import HistorySink, Retention, Target, retire
@@ -106,19 +106,16 @@ def test_moments_of_a_site_become_visible_in_the_order_of_their_ids(store: Postg
     assert [moment.event for moment in history.moments(0)] == ["first", "cancelled"]
 
 
-def test_a_database_that_is_away_delays_receipts(postgres_server: Server, store: PostgresStore) -> None:
-    logged: list[Event] = []
-    sinks = FanOut([HistorySink(store, TARGET, site="blog", clock=lambda: NOW)], logged.append)
+def test_a_database_that_is_away_costs_receipts(postgres_server: Server, store: PostgresStore) -> None:
     postgres_server.stop()
     try:
-        for event in (start("j1"), Published(**ended("j1"), commit=SHA), Cancelled(job_id="j2", slug="b")):
-            sinks(event)
+        logged = record(store, start("j1"), Published(**ended("j1"), commit=SHA))
         with pytest.raises(HistoryUnreadableError) as unreadable:
             History(store, "blog").receipts()
     finally:
         postgres_server.start()
-    sinks.close()
-    assert [each.job_id for each in History(store, "blog").receipts()] == ["j2", "j1"]
+    record(store, Cancelled(job_id="j2", slug="b"))
+    assert [each.job_id for each in History(store, "blog").receipts()] == ["j2"]
     (warning,) = [event for event in logged if isinstance(event, Warned)]
     assert "the history in Postgres cannot be used" in warning.error
     assert warning.fix == unreadable.value.fix != ""
@@ -145,12 +142,12 @@ def test_old_receipts_of_all_sites_become_stale_and_are_deleted(store: PostgresS
 def test_a_site_condition_is_reported_once_whichever_node_meets_it(store: PostgresStore) -> None:
     told: list[tuple[str, Event]] = []
 
-    def drain(site: str) -> ConditionTracker:
+    def drain(site: str) -> FanOut:
         def log(event: Event) -> None:
             if isinstance(event, ConditionChanged):
                 told.append((site, event))
 
-        return ConditionTracker(store, FanOut([], log), site=site, clock=lambda: NOW)
+        return FanOut([], log, condition=SiteCondition(store, site, clock=lambda: NOW))
 
     away = Failed(**ended(), **AWAY, retry_at=NOW)
     published = Published(**ended(), commit=SHA)

@@ -8,26 +8,25 @@ import re
 import socket
 import subprocess
 import urllib.request
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from dashboards import serving
 from machine import provide
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from sites import Site, eventually, lines_of
 
 from briter_worker.events import Cancelled, Failed, JobStarted, Progress, Published
-from briter_worker.sinks.history import History, Tally
+from briter_worker.sinks.history import Tally
 from briter_worker.sinks.metrics import (
-    ClusterMetrics,
-    HistoryMetrics,
     MachineMeasures,
     Meters,
     MetricsSink,
     SiteMeasures,
+    StoredMetrics,
 )
-from briter_worker.sinks.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +74,7 @@ MEASURES = SiteMeasures(
 
 
 def test_a_site_has_its_state_as_gauges() -> None:
-    found = parsed(Meters(lambda: MEASURES).render()[0].decode())
+    found = _numbers(Meters(lambda: MEASURES))
     assert found["briter_jobs{state=scheduled}"] == 2
     assert found["briter_in_flight"] == 3
     assert found["briter_dead_letters"] == 4
@@ -105,7 +104,7 @@ def test_outcomes_are_counted_and_phases_timed() -> None:
     at(1006, Published(job_id="a", slug="a", commit="c", **facts))
     at(1006, Failed(job_id="b", slug="b", error="e", failure="network", retry_at=1.0, **facts))
     at(1006, Cancelled(job_id="c", slug="c"))
-    found = parsed(meters.render()[0].decode())
+    found = _numbers(meters)
     assert found["briter_processed_total{kind=git-sync,outcome=published}"] == 1
     assert found["briter_processed_total{kind=git-sync,outcome=failed}"] == 1
     assert found["briter_processed_total{kind=any,outcome=cancelled}"] == 1
@@ -115,20 +114,8 @@ def test_outcomes_are_counted_and_phases_timed() -> None:
     assert found["briter_phase_seconds_sum{phase=settle}"] == 1
 
 
-def test_a_released_job_leaves_the_next_drain_no_phase() -> None:
-    meters, now = Meters(), [1000.0]
-    sink = MetricsSink(meters, clock=lambda: now[0])
-    sink(_start("a", saved_at=990.0))
-    sink(Progress(phase="stage", done=1, total=1))
-    now[0] = 5000
-    sink(_start("b", saved_at=4999.0))
-    now[0] = 5002
-    sink(Progress(phase="stage", done=1, total=1))
-    now[0] = 5005
-    sink(Cancelled(job_id="b", slug="b"))
-    found = parsed(meters.render()[0].decode())
-    assert found["briter_phase_seconds_sum{phase=validate}"] == 2
-    assert found["briter_phase_seconds_sum{phase=stage}"] == 3
+def _numbers(meters: Meters) -> dict[str, float]:
+    return parsed(generate_latest(meters.registry).decode())
 
 
 def _start(job: str, *, saved_at: float) -> JobStarted:
@@ -177,26 +164,16 @@ def test_a_port_in_use_stops_no_publication(site: Site) -> None:
     assert site.remote_file(POST) == "Hello\n"
 
 
-def test_the_metrics_of_a_dashboard_count_publications_since_its_start(
-    site: Site,
-) -> None:
-    site.write_post(POST, "Before\n")
-    site.save("hello", [POST])
+def test_the_metrics_of_a_dashboard_count_what_the_history_has(site: Site) -> None:
+    for name in ("a", "b"):
+        site.write_post(f"content/posts/{name}.md", "Hello\n")
+        site.save(name, [f"content/posts/{name}.md"])
     site.run_once()
-    with closing(History(SqliteStore(site.storage / "history.db"))) as history:
-        metrics = HistoryMetrics(history, lambda: MEASURES)
-        assert "briter_processed_total{kind=git-sync,outcome=published}" not in parsed(_text(metrics))
-        site.write_post(POST, "After\n")
-        site.write_post("content/posts/b.md", "After\n")
-        site.save("hello", [POST])
-        site.save("b", ["content/posts/b.md"])
-        site.run_once()
-        for _ in range(2):  # asked twice, nothing is counted twice
-            found = parsed(_text(metrics))
-            assert found["briter_processed_total{kind=git-sync,outcome=published}"] == 2
-            assert found["briter_save_to_remote_seconds_count"] == 2
-            assert found["briter_phase_seconds_count{phase=push}"] == 1, "one drain, one push"
-            assert found["briter_worker_alive"] == 1
+    with serving(site) as dashboard:
+        found = parsed(dashboard.api.get("/metrics").text)
+    assert found["briter_processed_total{kind=git-sync,outcome=published}"] == 2
+    assert found["briter_save_to_remote_seconds_count"] == 2
+    assert found["briter_worker_alive"] == 0
 
 
 def test_the_sites_of_a_cluster_have_their_names_as_labels() -> None:
@@ -206,7 +183,7 @@ def test_the_sites_of_a_cluster_have_their_names_as_labels() -> None:
     )
     shop = dataclasses.replace(blog, site="shop", jobs={"failed": 0}, failure="auth", tallies=[])
     lookups = iter([[blog, shop]])
-    metrics = ClusterMetrics(lambda: next(lookups))
+    metrics = StoredMetrics(lambda: next(lookups))
     found = parsed(_text(metrics))
     assert parsed(_text(metrics)) == found, "two scrapes in a row look the sites up once"
     assert found["briter_dead_letters{site=blog}"] == 2
@@ -221,10 +198,10 @@ def test_sites_that_cannot_be_looked_up_have_no_gauges_instead_of_old_ones() -> 
     def fail() -> list[SiteMeasures]:
         raise OSError("the database is away")
 
-    assert parsed(_text(ClusterMetrics(fail))) == {}
+    assert parsed(_text(StoredMetrics(fail))) == {}
 
 
-def _text(metrics: HistoryMetrics | ClusterMetrics) -> str:
+def _text(metrics: StoredMetrics) -> str:
     return metrics.render()[0].decode()
 
 
@@ -234,9 +211,9 @@ def _text(metrics: HistoryMetrics | ClusterMetrics) -> str:
 def exported() -> set[str]:
     """Every name that Prometheus may be asked for."""
     meters = Meters(lambda: MEASURES)
-    meters.count("git-sync", "published")
-    meters.observe_phase("push", 1.0)
-    families = text_string_to_metric_families(meters.render()[0].decode())
+    meters.processed.labels("git-sync", "published").inc()
+    meters.phase.labels("push").observe(1.0)
+    families = text_string_to_metric_families(generate_latest(meters.registry).decode())
     return {sample.name for family in families for sample in family.samples}
 
 
