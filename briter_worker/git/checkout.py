@@ -332,16 +332,20 @@ class Checkout:
         """Decide what happens to each file."""
         unknown = []
         for path, each in step.files.items():
-            if each.action is _Action.LEAVE_OUT or _is_special(each.new):
-                each.action = _Action.LEAVE_OUT
+            if each.action is _Action.LEAVE_OUT:
                 continue
             try:
                 each.status, found = work_tree.read(path, id_length=len(step.new))
             except OSError as error:
-                each.action = _Action.KEEP if each.new else _Action.NONE
-                step.failed[path] = error
+                if _is_special(each.new):
+                    each.action = _Action.LEAVE_OUT
+                else:
+                    each.action = _Action.KEEP if each.new else _Action.NONE
+                    step.failed[path] = error
                 continue
-            if found is not None and found not in (each.base, each.blob):
+            if _is_special(each.new):
+                each.action = _Action.LEAVE_OUT if found is None else _Action.KEEP
+            elif found is not None and found not in (each.base, each.blob):
                 unknown.append(path)  # git may convert the file
             else:
                 each.action = self._decide(each, found)
@@ -351,17 +355,20 @@ class Checkout:
     def _decide(self, each: _File, found: str | None) -> _Action:
         """Return what happens to a file whose version `found` is."""
         if found == each.blob:
-            return _Action.NONE if each.is_published or self._has_mode(each) else _Action.WRITE
+            return _Action.WRITE if self._lacks_mode(each) else _Action.NONE
         if each.old != each.new and each.is_published and each.base == each.blob:
             # Published as it was. An edit since is committed as any other. But the branch's former version
             # may also come from git: of a person who committed the post elsewhere, or stashed it.
             return _Action.KEEP if each.is_marked or found in each.former else _Action.NONE
         return _Action.WRITE if found == each.base else _Action.KEEP
 
-    def _has_mode(self, each: _File) -> bool:
-        if each.new is None or each.status is None or self._git.config("core.fileMode") == "false":
-            return True
-        return bool(each.status.st_mode & stat.S_IXUSR) == (each.new.mode == _EXECUTABLE)
+    def _lacks_mode(self, each: _File) -> bool:
+        """Return True if the mode changed on the remote, and the file still has the former one."""
+        if not (each.old and each.new and each.status) or each.old.mode == each.new.mode:
+            return False
+        is_executable = bool(each.status.st_mode & stat.S_IXUSR)
+        has_modes = self._git.config("core.fileMode") != "false"
+        return has_modes and is_executable != (each.new.mode == _EXECUTABLE)
 
     def _hash_files(self, paths: Collection[str]) -> list[str]:
         """Return the blob of each file, as git would add it."""
@@ -447,7 +454,7 @@ class Checkout:
         }
 
     def _open_index(self) -> Index:
-        self._index = self._index or Index(self._git)
+        self._index = self._index or Index(self._git, self._repository.branch_ref)
         return self._index
 
     def _local(self) -> str:

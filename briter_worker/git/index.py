@@ -42,14 +42,15 @@ class Index:
     moments, is complete when it appears, and is known as the worker's by its inode after a crash.
     """
 
-    def __init__(self, git: Git) -> None:
+    def __init__(self, git: Git, branch_ref: str) -> None:
         self._git = git
+        self._refs = git.git_dir / "HEAD", git.common_dir / branch_ref
         self._file = git.git_dir / "index"
         self._lock = git.git_dir / "index.lock"
         self._copy = git.state_dir / f"{git.git_dir.name.strip('.')}-index"
         self._stamp: _Stamp | None = None
         self.has_changes = False
-        self._placed = self._held = 0
+        self._held = 0
         self._waited_for: _Stamp | None = None
 
     def clear_leftovers(self) -> None:
@@ -99,7 +100,8 @@ class Index:
 
     def _wait_for_switch(self, status: os.stat_result) -> None:
         age = time.time() - status.st_mtime
-        if status.st_ino != self._placed and 0 <= age < _SWITCH_S:
+        written = [path.stat().st_mtime_ns for path in self._refs if path.exists()]
+        if 0 <= age < _SWITCH_S and max(written, default=0) < status.st_mtime_ns:
             time.sleep(_SWITCH_S - age)
 
     def change_copy(self, entries: Mapping[str, Entry | None], *, null: str) -> None:
@@ -173,7 +175,6 @@ class Index:
     def place(self) -> None:
         """Put the copy in the place of the index, durably. Call it while the index is held."""
         self._lock.replace(self._file)
-        self._placed = self._file.stat().st_ino
         folder = os.open(self._file.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
