@@ -139,7 +139,7 @@ class Checkout:
         except (PublishError, OSError) as error:
             self._warn_late("Published. ", error)
             try:
-                self._remember(tip, blobs, error)
+                self.remember(tip, blobs, reason=_text(error))
             except (PublishError, OSError) as second:
                 self._warn_once(f"The base versions of published files could not be stored: {_text(second)}")
             return False
@@ -427,15 +427,14 @@ class Checkout:
 
     # Later
 
-    def _remember(self, tip: str, blobs: Mapping[str, str | None], error: Exception) -> None:
-        """Store the versions that the published files are edits of from now on."""
+    def remember(self, tip: str, blobs: Mapping[str, str | None], *, reason: str = "") -> None:
+        """Store the versions that the published files are edits of from now on; `tip` is to be followed."""
         state, committed = self._state.read(), self._unstaged_versions(blobs)
         bases = {
             path: FileBase(blob, committed.get(path), is_unstaged=path in committed)
             for path, blob in blobs.items()
         }
-        late = replace(state, late=tip, reason=_text(error), bases={**state.bases, **bases})
-        self._state.save(late)
+        self._state.save(replace(state, late=tip, reason=reason, bases={**state.bases, **bases}))
 
     def _unstaged_versions(self, paths: Collection[str]) -> dict[str, str | None]:
         """Return the local branch's version of the paths of which the index has no other one."""

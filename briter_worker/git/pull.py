@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, LockLostError, PublishError
+from briter_worker.git.plans import FilePlans
 from briter_worker.git.push import PushResult, UncertainPushError, push_branch, push_large_files
 from briter_worker.git.repository import Entry
 
@@ -70,6 +71,7 @@ def pull(
         checkout.catch_up()
         for _ in range(_MAX_RACES):
             tip = _fetch(repository)
+            _remember_published(repository, checkout, tip)
             local = str(repository.ref(repository.branch_ref))
             if repository.is_ancestor(local, tip):
                 checkout.sync(tip, {})
@@ -100,6 +102,13 @@ def _fetch(repository: Repository) -> str:
     repository.check_not_rewritten(tip)
     repository.update_refs((repository.pushed_ref, tip, None), (repository.tracking_ref, tip, None))
     return tip
+
+
+def _remember_published(repository: Repository, checkout: Checkout, tip: str) -> None:
+    """Remember what a worker had published when it died: files that still differ are edits of that."""
+    for plan in FilePlans(repository.git.state_dir, repository.branch).plans():
+        if repository.is_ancestor(plan.tip, tip):
+            checkout.remember(tip, plan.blobs)
 
 
 def _local_commits(repository: Repository, tip: str) -> list[LocalCommit]:

@@ -73,6 +73,31 @@ def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_comm
     assert site.git("status", "--porcelain") == ""
 
 
+def test_a_pull_after_a_crash_knows_what_had_landed(site: Site) -> None:
+    landed = site.root / "landed"
+    hook(site, "post-receive", f"#!/bin/sh\ntouch {landed}\nsleep 3\n")
+    site.git("commit", "--quiet", "--allow-empty", "--message=A local commit")
+    for name in ("deleted", "edited", "stays"):
+        site.write_post(f"content/bundle/{name}.md", "one\n")
+    site.save("bundle", ["content/bundle"])
+    with site.running(**FAST) as worker:
+        eventually(landed.exists)
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    (site.remote / "hooks" / "post-receive").unlink()
+    (site.worktree / "content/bundle/deleted.md").unlink()
+    site.write_post("content/bundle/edited.md", "two\n")
+    eventually(lambda: site.command("pull", "--rebase", "--push").returncode == 0)
+    site.save("bundle", ["content/bundle"])
+
+    assert site.run_once(**FAST).returncode == 0
+
+    assert site.remote_file("content/bundle/deleted.md") is None
+    assert site.remote_file("content/bundle/edited.md") == "two\n"
+    assert site.remote_file("content/bundle/stays.md") == "one\n"
+    assert site.git("status", "--porcelain") == ""
+
+
 def test_what_died_with_its_worker_publishes_nothing_of_a_newer_save_on_hold(site: Site) -> None:
     begun = site.root / "begun"
     file = hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nsleep 1\nexit 1\n")
