@@ -13,7 +13,7 @@ import traceback
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from briter_worker import events as told
+from briter_worker import events as seen
 from soak.bystander import (
     GITLINK,
     LAX,
@@ -115,8 +115,8 @@ class Trial:
         before = _snapshot(self._place)
         here = self._here() if overtaken else {}
         ground = self._overtake(oracle.tip, here) if overtaken else oracle.tip
-        events: list[told.Event] = []
-        self._place.worker(clock=lambda: _START * 1.5, emit=events.append, folders=FOLDERS).once()
+        events: list[seen.Event] = []
+        self._place.worker(clock=lambda: _START * 1.5, emit=events.append, folders=FOLDERS).run_once()
         self._compare(expected, events, ground, blobs, tip=oracle.tip)
         if overtaken:
             self._taken_over(before, here, oracle.tip, ground)
@@ -187,7 +187,7 @@ class Trial:
         """The same is published once more: what nobody has touched here is not taken back."""
         for name, paths in lists.items():
             self._cms.save(f"{name}again", name, paths, createdAt=iso(_START + self._number + 1))
-        self._place.worker(clock=lambda: _START * 1.5, emit=lambda _: None, folders=FOLDERS).once()
+        self._place.worker(clock=lambda: _START * 1.5, emit=lambda _: None, folders=FOLDERS).run_once()
         there = tree_of(self._place, "main", self._place.remote)
         for path in theirs.keys() | tip.keys():
             if theirs.get(path) != tip.get(path) and tip.get(path) == was.get(path):
@@ -211,7 +211,7 @@ class Trial:
 
         self._place.worker(
             clock=lambda: _START * 1.5, emit=lambda _: None, folders=FOLDERS, progress=progress
-        ).once()
+        ).run_once()
         there = tree_of(self._place, "main", self._place.remote)
         for path in there.keys() - tracked.keys():
             assert there[path][0] in {"100644", "100755"}, f"published: {path}, {there[path]}"
@@ -287,7 +287,7 @@ class Trial:
     def _compare(
         self,
         expected: dict[str, Wanted | str],
-        events: list[told.Event],
+        events: list[seen.Event],
         tree: Tree,
         blobs: Tree,
         *,
@@ -297,7 +297,7 @@ class Trial:
             event.job_id: event
             for event in events
             if isinstance(
-                event, (told.Published, told.NoChange, told.NoPaths, told.DeadLettered, told.Failed)
+                event, (seen.Published, seen.NoChange, seen.NoPaths, seen.DeadLettered, seen.Failed)
             )
         }
         commits = self._commits()
@@ -305,7 +305,7 @@ class Trial:
             outcome = outcomes[name]
             about = f"{name}, {outcome}"
             if isinstance(wanted, str):
-                word = "nopaths" if isinstance(outcome, told.NoPaths) else getattr(outcome, "failure", None)
+                word = "nopaths" if isinstance(outcome, seen.NoPaths) else getattr(outcome, "failure", None)
                 assert word == wanted, f"expected {wanted}: {about}"
                 assert name not in commits, f"refused, and yet a commit: {about}"
                 self._figures[wanted] += 1
@@ -316,7 +316,7 @@ class Trial:
                 assert name not in commits, f"a conflict, and yet a commit: {about}"
                 self._figures["conflicts"] += 1
                 continue
-            assert isinstance(outcome, (told.Published, told.NoChange)), f"expected {wanted}: {about}"
+            assert isinstance(outcome, (seen.Published, seen.NoChange)), f"expected {wanted}: {about}"
             changed = {
                 path: after.get(path)
                 for path in tree.keys() | after.keys()

@@ -89,13 +89,14 @@ def iso(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class Human:
+class Operator:
     """Works in the site's own repository, on files that are no posts."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._git = place.git
         self.commits: list[str] = []
+        """The messages of commits on the branch."""
         self._number = 0
 
     def edits(self) -> None:
@@ -119,7 +120,7 @@ class Human:
         (self._place.site / f"human/{self._number}.txt").write_text("by hand\n", encoding="utf-8")
         self._git("add", f"human/{self._number}.txt")
         self._git("commit", "--quiet", f"--message=by hand {self._number}")
-        self.commits.append(self._git("rev-parse", "HEAD"))
+        self.commits.append(f"by hand {self._number}")
 
     def leaves(self) -> None:
         """Switches to a new branch, from where the old one is."""
