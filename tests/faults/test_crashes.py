@@ -123,8 +123,10 @@ def test_a_worker_that_is_killed_as_a_published_job_leaves_the_queue_has_left_on
 ) -> None:
     provide("strace", package="strace")
     site.write_post("content/posts/a.md", "a\n")
-    in_flight = site.queue / ".claimed" / site.save("a", ["content/posts/a.md"]).name
-    leaves = ["-P", str(in_flight), "-e", "trace=unlink", "-e", f"inject=unlink:{moment}=60000000"]
+    site.save("a", ["content/posts/a.md"])
+    claimed = site.queue / ".claimed"
+    claimed.mkdir()
+    leaves = ["-P", str(claimed), "-e", "trace=unlinkat", "-e", f"inject=unlinkat:{moment}=60000000"]
     worker = [sys.executable, "-m", "briter_worker", "run", "--once"]
     with subprocess.Popen(
         ["strace", "-f", "-qq", "-o", str(site.root / "calls"), *leaves, *worker],
@@ -133,12 +135,12 @@ def test_a_worker_that_is_killed_as_a_published_job_leaves_the_queue_has_left_on
         start_new_session=True,
     ) as process:
         eventually(lambda: "unlink" in _text(site.root / "calls"))
-        eventually(lambda: in_flight.exists() == (moment == "delay_enter"))
+        eventually(lambda: bool([*claimed.glob("a-*.json")]) == (moment == "delay_enter"))
         os.killpg(process.pid, signal.SIGKILL)
     ((commit, _), *_) = site.remote_log()
     if moment == "delay_enter":
         assert [event["commit"] for event in site.run_once().of("published")] == [commit]
-    assert not in_flight.exists()
+    assert not [*claimed.glob("a-*.json")]
     (receipt,) = json.loads(site.command("history", "--json").stdout)
     assert (receipt["outcome"], receipt["commit"], receipt["attempt"]) == ("published", commit, 1)
 
