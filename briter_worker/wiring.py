@@ -14,7 +14,7 @@ from briter_worker.drain import Drain
 from briter_worker.errors import FailureCode, LockLostError, PublishError, StoppedError, UsageError
 from briter_worker.events import Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
 from briter_worker.git.commits import Person
-from briter_worker.git.publisher import GitPublisher, open_disk_publisher
+from briter_worker.git.copies import open_disk_publisher
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from briter_worker.events import Event
+    from briter_worker.git.publisher import GitPublisher
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue

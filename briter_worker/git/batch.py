@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from briter_worker.errors import Failure, FailureCode
 from briter_worker.git.commits import Commit, Person, write_commits
 from briter_worker.git.merge import Base, Merge
+from briter_worker.ports import Outcome, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from briter_worker.git.commits import File, OwnCommit
     from briter_worker.git.merge import Edit
     from briter_worker.git.repository import Repository
+    from briter_worker.git.staging import Staged
     from briter_worker.ports import Change, Request
 
 
@@ -22,12 +25,8 @@ class Item:
     """A request that is ready to be built."""
 
     request: Request
-    changes: Sequence[Change]
+    staged: Staged
     edits: tuple[Edit, ...]
-    unchanged: Mapping[str, str | None]
-    rejected: tuple[str, ...]
-    withheld: Mapping[str, float]
-    uses_lfs: bool
 
     @property
     def key(self) -> str:
@@ -35,15 +34,49 @@ class Item:
         return self.request.key
 
     @property
+    def changes(self) -> Sequence[Change]:
+        """Return what was staged."""
+        return self.staged.changes
+
+    @property
+    def rejected(self) -> tuple[str, ...]:
+        """Return the declared paths that are not published."""
+        return (*self.staged.rejected, *self.staged.missing)
+
+    @property
     def blobs(self) -> dict[str, str | None]:
         """Return the author's version of each path."""
         edited = {edit.path: edit.file.blob if edit.file else None for edit in self.edits}
-        return {**self.unchanged, **edited}
+        return {**self.staged.unchanged, **edited}
 
     def commit(self, identity: Person, now: float, files: Mapping[str, File | None]) -> Commit:
         """Return the commit that makes these changes for the request."""
         author = Person(*self.request.author) if self.request.author else identity
         return Commit(self.request.message.encode(), author.line(now), identity.line(now), files)
+
+    def rebased(self, bases: Mapping[str, Base], own: Sequence[OwnCommit]) -> Item:
+        """Return the same edits, of these bases and of what the worker's own commits made of them."""
+        edits = []
+        for edit in self.edits:
+            base = edit.base or bases.get(edit.path)
+            edits.append(replace(edit, base=base and _advance(edit.path, base, own)))
+        return replace(self, edits=tuple(edits))
+
+    def outcome(
+        self, result: Result, *, commit: str | None = None, failure: Failure | None = None
+    ) -> Outcome:
+        """Return the request's outcome."""
+        return Outcome(self.key, result, commit, failure, rejected_paths=self.rejected)
+
+    def snoozed(self) -> Outcome:
+        """Return the outcome of a request whose files are those of scheduled posts."""
+        path, until = min(self.staged.withheld.items(), key=lambda each: each[1])
+        failure = Failure(
+            FailureCode.UNSETTLED,
+            f"{path} belongs to a scheduled post and is not published before its time",
+            "publish the scheduled post now, or cancel it",
+        )
+        return replace(self.outcome(Result.SNOOZED, failure=failure), retry_at=until)
 
 
 @dataclass(slots=True)
@@ -57,8 +90,6 @@ class Tip:
     """The remote was asked within this publication."""
     own_commits: list[OwnCommit] = field(default_factory=list)
     """Commits of the worker's that turned out to be on the remote: pushes whose answers were lost."""
-    own_blobs: dict[str, str | None] = field(default_factory=dict)
-    """The authors' versions that these commits brought to the remote."""
 
 
 @dataclass(slots=True)
@@ -117,7 +148,7 @@ def build_batch(
     return built
 
 
-def advance_base(path: str, base: Base, own: Sequence[OwnCommit]) -> Base:
+def _advance(path: str, base: Base, own: Sequence[OwnCommit]) -> Base:
     """Return what the worker's own commits made of a base version: the author's next edit started from it."""
     for commit in own:
         if path in commit.blobs and commit.blobs[path][0] == base.blob:

@@ -1,29 +1,66 @@
-"""The authors' copies of a cluster's site: what the database remembers in place of a checkout."""
+"""The authors' copies of a site's files: the CMS's checkout, or what the database knows of them."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+from briter_worker.allowlist import is_inside
 from briter_worker.errors import FailureCode, PublishError
+from briter_worker.git.checkout import Checkout
 from briter_worker.git.merge import Base
 from briter_worker.git.payload_source import PayloadSource
+from briter_worker.git.plans import FileConflicts, FilePlans
 from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.repository import Repository
+from briter_worker.git.staging import WorkTreeSource
 from briter_worker.ports import BaseVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.commits import Person
-    from briter_worker.git.repository import Repository
-    from briter_worker.ports import BaseVersions, Payloads, PlanStore, SubmittedFile
+    from briter_worker.git.run import Git
+    from briter_worker.git.staging import Staged
+    from briter_worker.ports import BaseVersions, Payloads, PlanStore, Request, SubmittedFile
 
 _OBJECT_ID = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 
 
-class AuthorCopies:
-    """Implements `publisher.Mirror` where no checkout follows the remote."""
+class WorkTreeCopies:
+    """The CMS's own clone. Implements `publisher.Copies`."""
+
+    def __init__(self, repository: Repository, source: WorkTreeSource, checkout: Checkout) -> None:
+        self._repository = repository
+        self._source = source
+        self._checkout = checkout
+        self.sync = checkout.sync
+        self.catch_up = checkout.catch_up
+        self.read = repository.blob  # a version that the repository has lost is damage, and no conflict
+
+    def stage(
+        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
+    ) -> Mapping[str, Staged]:
+        """Return what differs from the versions that the work tree's files are edits of."""
+        kept = {path: base.blob for path, base in self._checkout.state().bases.items()}
+        return self._source.stage(requests, tip=self._agreed(tip), scheduled=scheduled, bases=kept)
+
+    def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
+        """Return the remembered versions, else those of the commit where mirror and remote agreed."""
+        found = {path: Base(blob) for path, blob in self._checkout.bases(paths).items()}
+        agreed = self._agreed(tip)
+        if agreed != tip:
+            entries = self._repository.entries(agreed, paths)
+            found = {path: Base.of(entries.get(path)) for path in paths} | found
+        return found
+
+    def _agreed(self, tip: str) -> str:
+        return self._checkout.agreed(tip) or tip
+
+
+class SubmittedCopies:
+    """The copies of a cluster's authors: nothing follows the remote. Implements `publisher.Copies`."""
 
     def __init__(
         self, repository: Repository, source: PayloadSource, *, payloads: Payloads, store: BaseVersions
@@ -32,10 +69,7 @@ class AuthorCopies:
         self._source = source
         self._payloads = payloads
         self._store = store
-
-    def agreed(self, tip: str) -> str:
-        """Return the tip: what differs from it is known path by path."""
-        return tip
+        self.stage = source.stage
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return what came with the jobs, or what is remembered of earlier publications."""
@@ -52,10 +86,6 @@ class AuthorCopies:
             if entry is None or file is None or file.base != entry.blob:
                 found[path] = Base(version.blob)
         return found
-
-    def kept(self) -> Mapping[str, str | None]:
-        """Return nothing: no work tree follows the remote."""
-        return {}
 
     def read(self, blob: str) -> bytes:
         """Return the content of a blob; of a base version, the database may have the only one."""
@@ -99,6 +129,40 @@ def _has_usable_base(file: SubmittedFile) -> bool:
     return file.has_base and (file.base is None or _OBJECT_ID.fullmatch(file.base) is not None)
 
 
+def open_disk_publisher(
+    git: Git,
+    *,
+    branch: str,
+    remote: str,
+    allowlist: Allowlist,
+    identity: Person,
+    max_file_bytes: int,
+    dry_run: bool,
+    progress: Callable[[str, int, int], None],
+    warn: Callable[[str], None],
+    still_ours: Callable[[], bool],
+) -> GitPublisher:
+    """Return the publisher of the CMS's own repository."""
+    repository = Repository(git, branch=branch, remote=remote)
+    source = WorkTreeSource(repository, allowlist=allowlist, max_file_bytes=max_file_bytes, progress=progress)
+    checkout = Checkout(
+        repository,
+        warn,
+        is_cms_path=lambda path: any(is_inside(folder, path) for folder in allowlist.folders),
+    )
+    return GitPublisher(
+        repository,
+        copies=WorkTreeCopies(repository, source, checkout),
+        plans=FilePlans(git.state_dir, branch),
+        bases=FileConflicts(git.state_dir, branch),
+        identity=identity,
+        dry_run=dry_run,
+        progress=progress,
+        warn=warn,
+        still_ours=still_ours,
+    )
+
+
 def open_cluster_publisher(  # noqa: PLR0913 - all that a publication needs
     repository: Repository,
     *,
@@ -124,8 +188,7 @@ def open_cluster_publisher(  # noqa: PLR0913 - all that a publication needs
     )
     return GitPublisher(
         repository,
-        source=source,
-        mirror=AuthorCopies(repository, source, payloads=payloads, store=bases),
+        copies=SubmittedCopies(repository, source, payloads=payloads, store=bases),
         plans=plans,
         bases=bases,
         identity=identity,

@@ -32,6 +32,11 @@ class Base:
     blob: str | None
     mode: str = ""
 
+    @classmethod
+    def of(cls, entry: Entry | None) -> Base:
+        """Return what a tree has at a path."""
+        return cls(None) if entry is None or entry.mode == FOLDER else cls(entry.blob, entry.mode)
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:

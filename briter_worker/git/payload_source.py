@@ -62,12 +62,7 @@ class PayloadSource:
         return {path: self._newest.files[path] for path in paths if path in self._newest.files}
 
     def stage(
-        self,
-        requests: Sequence[Request],
-        *,
-        tip: str,
-        scheduled: Mapping[str, float],
-        bases: Mapping[str, str | None],  # noqa: ARG002 - they came with the files
+        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
     ) -> dict[str, Staged]:
         """Return what each request changes on `tip`, by its key."""
         payloads = self._payloads.of([request.key for request in requests])

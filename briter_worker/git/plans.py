@@ -6,24 +6,20 @@ import hashlib
 import json
 import os
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.errors import FailureCode, PublishError
 from briter_worker.ports import BaseVersion, Conflict, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from briter_worker.job import Document
-
 _OBJECT_ID = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
-_PLAN_ID = re.compile(r"[0-9a-f]{32}")
-_PLANS = "plans"
-_CONFLICTS = "conflicts.json"
 
 
-def branch_folder(state_dir: Path, branch: str) -> Path:
+def _branch_folder(state_dir: Path, branch: str) -> Path:
     """Return the folder of one branch's state: linked work trees share `state_dir`, but no branch."""
     return state_dir / hashlib.sha256(branch.encode(errors="surrogateescape")).hexdigest()[:16]
 
@@ -32,25 +28,19 @@ class FilePlans:
     """Store each plan in a file of its own. Implements `ports.PlanStore`."""
 
     def __init__(self, state_dir: Path, branch: str) -> None:
-        self._folder = branch_folder(state_dir, branch) / _PLANS
+        self._folder = _branch_folder(state_dir, branch) / "plans"
 
     def record(self, plan: Plan) -> None:
         """Store the plan durably."""
-        document = {
-            "base": plan.base,
-            "tip": plan.tip,
-            "commits": dict(plan.commits),
-            "blobs": dict(plan.blobs),
-        }
-        _write(self._folder / f"{plan.id}.json", document)
+        _write(self._folder / f"{plan.id}.json", asdict(plan))
 
     def plans(self) -> Sequence[Plan]:
         """Return the recorded plans, oldest first. Raises PublishError for a file that is not a plan."""
         try:
-            files = [(file.stat().st_mtime_ns, file) for file in self._folder.glob("*.json")]
+            files = sorted((file.stat().st_mtime_ns, file) for file in self._folder.glob("*.json"))
         except OSError as error:
             raise PublishError.from_os("the plans of earlier pushes cannot be read", error) from error
-        return [_read_plan(file) for _, file in sorted(files)]
+        return [_read_plan(file) for _, file in files]
 
     def drop(self, plan: Plan) -> None:
         """Delete the plan durably."""
@@ -68,7 +58,7 @@ class FileConflicts:
     """
 
     def __init__(self, state_dir: Path, branch: str) -> None:
-        self._file = branch_folder(state_dir, branch) / _CONFLICTS
+        self._file = _branch_folder(state_dir, branch) / "conflicts.json"
 
     def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
         """Return the base versions of those paths that have an open conflict."""
@@ -80,65 +70,36 @@ class FileConflicts:
         before = self._read()
         after = {path: base for path, base in {**before, **versions}.items() if base.conflict is not None}
         if after != before:
-            _write(self._file, {path: _encode_base(base) for path, base in after.items()})
+            _write(self._file, {path: asdict(base) for path, base in after.items()})
 
     def _read(self) -> Mapping[str, BaseVersion]:
-        document = _read(self._file)
         try:
-            return {path: _decode_base(each) for path, each in document.items()} if document else {}
-        except (KeyError, TypeError, ValueError) as error:
+            found = {
+                path: BaseVersion(each["blob"], Conflict(**each["conflict"]))
+                for path, each in _read(self._file).items()
+            }
+            for base in found.values():
+                _check_ids((base.blob, base.conflict.ours, base.conflict.theirs) if base.conflict else ())
+        except FileNotFoundError:
+            return {}
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise _damaged(self._file) from error
-
-
-def _encode_base(base: BaseVersion) -> Document:
-    conflict = base.conflict
-    if conflict is None:
-        return {"blob": base.blob}
-    return {
-        "blob": base.blob,
-        "ours": conflict.ours,
-        "theirs": conflict.theirs,
-        "branch": conflict.branch,
-        "commit": conflict.commit,
-    }
-
-
-def _decode_base(document: Any) -> BaseVersion:  # noqa: ANN401 - any JSON value
-    conflict = Conflict(
-        ours=_optional_id(document["ours"]),
-        theirs=_optional_id(document["theirs"]),
-        branch=str(document["branch"]),
-        commit=_optional_id(document["commit"]),
-    )
-    return BaseVersion(_optional_id(document["blob"]), conflict)
+        return found
 
 
 def _read_plan(file: Path) -> Plan:
-    document = _read(file) or {}
     try:
-        return Plan(
-            id=_matching(_PLAN_ID, file.stem),
-            base=_optional_id(document["base"]),
-            tip=_object_id(document["tip"]),
-            commits={key: _object_id(commit) for key, commit in document["commits"].items()},
-            blobs={path: _optional_id(blob) for path, blob in document["blobs"].items()},
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        plan = Plan(**_read(file))
+        _check_ids((plan.tip, plan.base, *plan.commits.values(), *plan.blobs.values()))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _damaged(file) from error
+    return plan
 
 
-def _matching(pattern: re.Pattern[str], value: Any) -> str:  # noqa: ANN401 - any JSON value
-    if not pattern.fullmatch(value):
-        raise ValueError(value)
-    return str(value)
-
-
-def _object_id(value: Any) -> str:  # noqa: ANN401 - any JSON value
-    return _matching(_OBJECT_ID, value)
-
-
-def _optional_id(value: Any) -> str | None:  # noqa: ANN401 - any JSON value
-    return None if value is None else _object_id(value)
+def _check_ids(values: Iterable[str | None]) -> None:
+    for value in values:
+        if value is not None and not _OBJECT_ID.fullmatch(value):
+            raise ValueError(value)
 
 
 def _damaged(file: Path) -> PublishError:
@@ -149,21 +110,18 @@ def _damaged(file: Path) -> PublishError:
     )
 
 
-def _read(file: Path) -> Document | None:
+def _read(file: Path) -> dict[str, Any]:
+    """Return the JSON object of a file. Raises ValueError for anything else, and FileNotFoundError."""
     try:
         document = json.loads(file.read_bytes())
     except FileNotFoundError:
-        return None
+        raise
     except OSError as error:
         raise PublishError.from_os("the state of earlier pushes cannot be read", error) from error
-    except (ValueError, RecursionError) as error:
-        raise _damaged(file) from error
-    if not isinstance(document, dict):
-        raise _damaged(file)
-    return document
+    return dict(document)
 
 
-def _write(file: Path, document: Document) -> None:
+def _write(file: Path, document: dict[str, Any]) -> None:
     """Replace the file durably. Raises PublishError."""
     partial = file.with_suffix(".tmp")
     try:

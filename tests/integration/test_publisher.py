@@ -12,8 +12,8 @@ import pytest
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import FailureCode, LockLostError, PublishError
 from briter_worker.git.commits import Person
+from briter_worker.git.copies import open_disk_publisher
 from briter_worker.git.plans import FilePlans
-from briter_worker.git.publisher import GitPublisher, open_disk_publisher
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.ports import Outcome, Plan, Request, Result
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from sites import Site
 
+    from briter_worker.git.publisher import GitPublisher
     from briter_worker.ports import Change
 
 NOW = 1_800_000_000.0
@@ -441,6 +442,7 @@ def test_a_start_that_the_repository_has_lost_is_damage_not_a_conflict(
         return plain(repository, "0" * 40 if sha == lost else sha)
 
     monkeypatch.setattr(Repository, "blob", blob)
+    here.opened.clear()
     with pytest.raises(PublishError) as failed:
         here.publish(here.post("b", "mine\n" + LINES))
     assert failed.value.code is FailureCode.CORRUPT

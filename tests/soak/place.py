@@ -18,7 +18,7 @@ from briter_worker.drain import Drain
 from briter_worker.errors import PublishError
 from briter_worker.git.checkout import Checkout
 from briter_worker.git.commits import Person
-from briter_worker.git.publisher import open_disk_publisher
+from briter_worker.git.copies import open_disk_publisher
 from briter_worker.git.pull import pull
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
