@@ -17,7 +17,7 @@ from briter_worker.adapters import FOLDERS
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import UsageError
 
-MONTH_MS = 31 * 24 * 60 * 60 * 1000
+_MONTH_MS = 31 * 24 * 60 * 60 * 1000
 SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 """Pattern of a site's name, which also names a folder of the clone cache."""
 
@@ -106,8 +106,13 @@ def _list_schema(item: str) -> WithJsonSchema:
 _Split = BeforeValidator(_split)
 _Strings = _list_schema("string")
 Folder = Annotated[Path, BeforeValidator(_parse_folder)]
-Milliseconds = Annotated[int, Field(ge=0, le=MONTH_MS)]
-PositiveMilliseconds = Annotated[int, Field(ge=1, le=MONTH_MS)]
+Milliseconds = Annotated[int, Field(ge=0, le=_MONTH_MS)]
+PositiveMilliseconds = Annotated[int, Field(ge=1, le=_MONTH_MS)]
+PollInterval = Annotated[int, Field(ge=10, le=_MONTH_MS)]
+Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
+Jitter = Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)]
+FileSize = Annotated[int, Field(ge=1, le=2**53 - 1)]
+Concurrency = Annotated[int, Field(ge=1, le=1_000)]
 Days = Annotated[int, Field(ge=1, le=36_500)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Delays = Annotated[tuple[Milliseconds, ...], Field(min_length=1), _Split, _list_schema("integer")]

@@ -42,8 +42,15 @@ _OPTIONAL = frozenset({"worker_concurrency"})
 """An invalid value is ignored with a warning, instead of stopping the start."""
 
 
+def _setting(default: object, description: str, *, secret: bool = False) -> Any:  # noqa: ANN401 - as Field
+    """Return a field. A default that is a function derives from the settings above it."""
+    if callable(default):
+        return Field(default_factory=default, description=description, repr=not secret)
+    return Field(default, description=description, repr=not secret)
+
+
 class Settings(BaseSettings):
-    """Configuration of one worker. Every path is absolute. Fields with `repr=False` are secrets."""
+    """Configuration of one worker. Every path is absolute. Secrets are not in its `repr`."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -51,92 +58,98 @@ class Settings(BaseSettings):
         enable_decoding=False,
         extra="ignore",
         frozen=True,
-        use_attribute_docstrings=True,
         field_title_generator=lambda name, _: PREFIX + name.upper(),
     )
 
-    app_root: types.Folder = Field(default_factory=Path.cwd)
-    """Base of relative paths."""
-    storage_root: types.Folder = Field(default_factory=lambda above: above["app_root"] / "storage")
-    """Folder of queue, lock, history and quarantine. Default: `storage` in the app root."""
-    queue_root: types.Folder = Field(default_factory=lambda above: above["storage_root"] / "queue")
-    """Queue folder. Default: `queue` in the storage root."""
-    adapter: types.AdapterName = "local-mdx"
-    """Kind of site: decides which folders are published."""
-    allowed_paths: types.Folders = ()
-    """Folders added to the adapter's."""
-    git_worktree: types.Folder = Field(default_factory=lambda above: above["app_root"])
-    """The site's repository. Default: the app root."""
-    git_branch: types.BranchName = "main"
-    """Branch that is checked out and pushed to."""
-    git_remote: types.RemoteName = "origin"
-    """Remote that is pushed to."""
-    git_author_name: types.PersonName = "Briter Worker"
-    """The worker's committer name."""
-    git_author_email: types.Email = "briter-worker@localhost"
-    """The worker's committer address."""
-    git_timeout_ms: types.PositiveMilliseconds = 120_000
-    """Deadline of a git command in ms."""
-    git_hooks: bool = False
-    """Run the repository's own hooks."""
-    worker_dry_run: bool = True
-    """Do everything except the push. Jobs stay in the queue as `tried`."""
-    worker_poll_interval_ms: int = Field(5_000, ge=10, le=types.MONTH_MS)
-    """Interval of the fallback poll in ms. Changes wake the worker."""
-    worker_max_attempts: int = Field(8, ge=1, le=1_000_000)
-    """Attempts before a job is dead-lettered."""
-    worker_backoff_ms: types.Delays = (60_000, 300_000, 1_800_000)
-    """Delays between attempts in ms. The last one repeats."""
-    worker_backoff_jitter: float = Field(0.0, ge=0, le=0.5, allow_inf_nan=False)
-    """Fraction by which delays vary at random, up and down."""
-    worker_lock_stale_ms: types.PositiveMilliseconds = 60_000
-    """Age in ms at which the heartbeat of an unheld lock is stale."""
-    worker_shutdown_timeout_ms: types.Milliseconds = 300_000
-    """Time in ms that a running publication has after SIGTERM."""
-    worker_max_file_bytes: int = Field(104_857_600, ge=1, le=2**53 - 1)
-    """Maximum size of a published file in bytes."""
-    plugins: types.JsonObject = Field(default_factory=dict, repr=False)
-    """Plugin settings: a JSON object, keyed by plugin name."""
-    history_stale_days: types.Days = 30
-    """Days after which a receipt is listed only on request."""
-    history_keep_days: types.Days = 365
-    """Days after which a receipt is deleted."""
-    published_href_template: types.PostLink = ""
-    """Address of a published post: `https://example.org/notes/{slug}`."""
-    commit_href_template: types.CommitLink = ""
-    """Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."""
-    webhook_allow_private: bool = False
-    """Allow webhooks to private networks and over http."""
-    webhook_urls: types.WebAddresses = Field((), repr=False)
-    """Addresses notified of publications, dead letters and site conditions."""
-    webhook_secret: types.SigningSecret = Field("", repr=False)
-    """Key that signs webhooks (Standard Webhooks): `whsec_…`."""
-    webhook_template: Literal["json", "slack", "discord", "text"] = "json"
-    """Format of the notifications for `BRITER_WEBHOOK_URLS`."""
-    build_hook_url: types.WebAddress = Field("", repr=False)
-    """Address that gets an empty POST after a push that published a post."""
-    build_hook_min_interval_ms: types.Milliseconds = 60_000
-    """Minimum interval of these POSTs in ms. The last push gets one."""
-    metrics_port: types.Port = 0
-    """Port of the `/metrics` endpoint of `run`. 0 disables it."""
-    metrics_host: types.Host = "127.0.0.1"
-    """Address of the `/metrics` endpoint of `run`."""
-    dashboard_host: types.Host = "127.0.0.1"
-    """Address that `serve` listens on."""
-    dashboard_port: types.Port = 8320
-    """Port that `serve` listens on. 0: any free port."""
-    dashboard_token: types.Token = Field("", repr=False)
-    """Token of the dashboard, also for `Bearer`. Default: a random one in `.git/briter/dashboard.token`."""
-    trusted_proxies: types.Networks = ()
-    """IP addresses or networks of proxies whose `X-Forwarded-*` headers count."""
-    database_url: types.DatabaseAddress = Field("", repr=False)
-    """Postgres of a cluster: `postgresql://user@host/name`. Empty: a folder."""
-    site: types.SiteName = ""
-    """Cluster: site that commands act on by default."""
-    worker_concurrency: int = Field(4, ge=1, le=1_000)
-    """Cluster: sites published at once. Invalid values are ignored."""
-    cache_root: types.Folder = Field(default_factory=lambda above: above["storage_root"] / "cache")
-    """Cluster: folder of the sites' disposable clones. Default: `cache` in the storage root."""
+    app_root: types.Folder = _setting(Path.cwd, "Base of relative paths.")
+    storage_root: types.Folder = _setting(
+        lambda above: above["app_root"] / "storage",
+        "Folder of queue, lock, history and quarantine. Default: `storage` in the app root.",
+    )
+    queue_root: types.Folder = _setting(
+        lambda above: above["storage_root"] / "queue", "Queue folder. Default: `queue` in the storage root."
+    )
+    adapter: types.AdapterName = _setting("local-mdx", "Kind of site: decides which folders are published.")
+    allowed_paths: types.Folders = _setting((), "Folders added to the adapter's.")
+    git_worktree: types.Folder = _setting(
+        lambda above: above["app_root"], "The site's repository. Default: the app root."
+    )
+    git_branch: types.BranchName = _setting("main", "Branch that is checked out and pushed to.")
+    git_remote: types.RemoteName = _setting("origin", "Remote that is pushed to.")
+    git_author_name: types.PersonName = _setting("Briter Worker", "The worker's committer name.")
+    git_author_email: types.Email = _setting("briter-worker@localhost", "The worker's committer address.")
+    git_timeout_ms: types.PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
+    git_hooks: bool = _setting(False, "Run the repository's own hooks.")
+    worker_dry_run: bool = _setting(True, "Do everything except the push. Jobs stay in the queue as `tried`.")
+    worker_poll_interval_ms: types.PollInterval = _setting(
+        5_000, "Interval of the fallback poll in ms. Changes wake the worker."
+    )
+    worker_max_attempts: types.Attempts = _setting(8, "Attempts before a job is dead-lettered.")
+    worker_backoff_ms: types.Delays = _setting(
+        (60_000, 300_000, 1_800_000), "Delays between attempts in ms. The last one repeats."
+    )
+    worker_backoff_jitter: types.Jitter = _setting(
+        0.0, "Fraction by which delays vary at random, up and down."
+    )
+    worker_lock_stale_ms: types.PositiveMilliseconds = _setting(
+        60_000, "Age in ms at which the heartbeat of an unheld lock is stale."
+    )
+    worker_shutdown_timeout_ms: types.Milliseconds = _setting(
+        300_000, "Time in ms that a running publication has after SIGTERM."
+    )
+    worker_max_file_bytes: types.FileSize = _setting(
+        104_857_600, "Maximum size of a published file in bytes."
+    )
+    plugins: types.JsonObject = _setting(
+        dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True
+    )
+    history_stale_days: types.Days = _setting(30, "Days after which a receipt is listed only on request.")
+    history_keep_days: types.Days = _setting(365, "Days after which a receipt is deleted.")
+    published_href_template: types.PostLink = _setting(
+        "", "Address of a published post: `https://example.org/notes/{slug}`."
+    )
+    commit_href_template: types.CommitLink = _setting(
+        "", "Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."
+    )
+    webhook_allow_private: bool = _setting(False, "Allow webhooks to private networks and over http.")
+    webhook_urls: types.WebAddresses = _setting(
+        (), "Addresses notified of publications, dead letters and site conditions.", secret=True
+    )
+    webhook_secret: types.SigningSecret = _setting(
+        "", "Key that signs webhooks (Standard Webhooks): `whsec_…`.", secret=True
+    )
+    webhook_template: Literal["json", "slack", "discord", "text"] = _setting(
+        "json", "Format of the notifications for `BRITER_WEBHOOK_URLS`."
+    )
+    build_hook_url: types.WebAddress = _setting(
+        "", "Address that gets an empty POST after a push that published a post.", secret=True
+    )
+    build_hook_min_interval_ms: types.Milliseconds = _setting(
+        60_000, "Minimum interval of these POSTs in ms. The last push gets one."
+    )
+    metrics_port: types.Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
+    metrics_host: types.Host = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
+    dashboard_host: types.Host = _setting("127.0.0.1", "Address that `serve` listens on.")
+    dashboard_port: types.Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
+    dashboard_token: types.Token = _setting(
+        "",
+        "Token of the dashboard, also for `Bearer`. Default: a random one in `.git/briter/dashboard.token`.",
+        secret=True,
+    )
+    trusted_proxies: types.Networks = _setting(
+        (), "IP addresses or networks of proxies whose `X-Forwarded-*` headers count."
+    )
+    database_url: types.DatabaseAddress = _setting(
+        "", "Postgres of a cluster: `postgresql://user@host/name`. Empty: a folder.", secret=True
+    )
+    site: types.SiteName = _setting("", "Cluster: site that commands act on by default.")
+    worker_concurrency: types.Concurrency = _setting(
+        4, "Cluster: sites published at once. Invalid values are ignored."
+    )
+    cache_root: types.Folder = _setting(
+        lambda above: above["storage_root"] / "cache",
+        "Cluster: folder of the sites' disposable clones. Default: `cache` in the storage root.",
+    )
     _config_path: Path = PrivateAttr(default=Path())
     _warnings: tuple[str, ...] = PrivateAttr(default=())
 
