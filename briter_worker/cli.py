@@ -4,61 +4,64 @@ from __future__ import annotations
 
 import os
 import traceback
-from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 import typer.main
 
-from briter_worker.commands import admin, output, queue, run, site
-from briter_worker.errors import (
-    FixableError,
-    PublishError,
-    UsageError,
-    os_error_fix,
-    os_error_text,
-)
+from briter_worker.commands import output
+from briter_worker.errors import FixableError, PublishError, UsageError, os_error_fix, os_error_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-app = typer.Typer(
-    name="briter-worker",
-    help="Publish the posts of a flat-file CMS through git.",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(run.run)
-app.command()(queue.enqueue)
-app.command("list")(queue.list_)
-app.command()(queue.show)
-app.command()(queue.history)
-app.command()(queue.retry)
-app.command()(queue.cancel)
-app.command("publish-now")(queue.publish_now)
-app.command()(queue.pause)
-app.command()(queue.resume)
-app.command()(admin.pull)
-app.command()(admin.status)
-app.command()(admin.health)
-app.command()(admin.doctor)
-app.command()(run.serve)
-app.command()(admin.schema)
-app.command("import")(admin.import_)
-app.command()(admin.export)
-app.add_typer(site.app, name="site")
-app.add_typer(admin.database_app, name="db")
+_COMMANDS = {
+    "run": ("run", "run"),
+    "enqueue": ("queue", "enqueue"),
+    "list": ("queue", "list_"),
+    "show": ("queue", "show"),
+    "history": ("queue", "history"),
+    "retry": ("queue", "retry"),
+    "cancel": ("queue", "cancel"),
+    "publish-now": ("queue", "publish_now"),
+    "pause": ("queue", "pause"),
+    "resume": ("queue", "resume"),
+    "pull": ("admin", "pull"),
+    "status": ("admin", "status"),
+    "health": ("admin", "health"),
+    "doctor": ("admin", "doctor"),
+    "serve": ("run", "serve"),
+    "schema": ("admin", "schema"),
+    "import": ("admin", "import_"),
+    "export": ("admin", "export"),
+    "site": ("site", "app"),
+    "db": ("admin", "database_app"),
+}
+"""The module in `commands` and the function or group of each command."""
 
 
-@dataclass
-class Invocation:
-    """Options of every command."""
-
-    debug: bool
+def build_app(wanted: str | None = None) -> typer.Typer:
+    """Return the command line with the wanted command alone, or with all: a worker needs few imports."""
+    app = typer.Typer(
+        name="briter-worker",
+        help="Publish the posts of a flat-file CMS through git.",
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_read_common_options)
+    for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
+        module, function = _COMMANDS[name]
+        command = getattr(import_module(f"briter_worker.commands.{module}"), function)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
 
 
 def _print_version(*, wanted: bool) -> None:
@@ -67,7 +70,6 @@ def _print_version(*, wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _read_common_options(
     context: typer.Context,
     *,
@@ -82,21 +84,22 @@ def _read_common_options(
         ),
     ] = False,
 ) -> None:
-    context.obj.debug = context.obj.debug or debug
+    context.obj["debug"] |= debug
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one command and return its exit status. An error is one line, not a traceback."""
-    invocation = Invocation(debug=bool(os.environ.get("BRITER_DEBUG")))
+    common = {"debug": bool(os.environ.get("BRITER_DEBUG"))}
+    wanted = next((argument for argument in argv if not argument.startswith("-")), None)
     status = 0
     try:
         try:
-            typer.main.get_command(app).main(list(argv), prog_name="briter-worker", obj=invocation)
+            typer.main.get_command(build_app(wanted)).main(list(argv), prog_name="briter-worker", obj=common)
         except SystemExit as ending:
             status = ending.code if isinstance(ending.code, int) else 1
         output.write("")  # flushes what Typer printed
     except Exception as error:
-        if invocation.debug:
+        if common["debug"]:
             raise
         status = _report_error(error)
     finally:

@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 
 from briter_worker import events
 from briter_worker.adapters import FOLDERS
-from briter_worker.cli import app
+from briter_worker.cli import build_app
 from briter_worker.errors import FailureClass, FailureCode
 from briter_worker.job import job_schema
 from briter_worker.settings import settings_schema
@@ -312,7 +312,7 @@ def value_text(parameter: Any) -> str:  # noqa: ANN401 - click's own
 def commands_page() -> str:
     """Return the page about commands."""
     parts = []
-    for name, command in list_commands(typer.main.get_command(app), "briter-worker"):
+    for name, command in list_commands(typer.main.get_command(build_app()), "briter-worker"):
         arguments = [each for each in command.params if each.param_type_name == "argument"]
         usage = " ".join([name, *(parameter_text(argument) for argument in arguments)])
         rows = [

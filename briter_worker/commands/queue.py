@@ -14,7 +14,7 @@ import typer
 
 from briter_worker import client
 from briter_worker.allowlist import Allowlist, PathRefusedError
-from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, wake_worker
+from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, tables, wake_worker
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Cancelled, Event, Warned
 from briter_worker.job import format_time, parse_time
@@ -166,9 +166,9 @@ def list_(
     if as_json:
         output.write_json([job_to_json(row) for row in rows])
         return
-    output.write_jobs(rows, now)
+    tables.write_jobs(rows, now)
     if pause := queue.active_pause(now):
-        output.report(output.pause_text(pause, now))
+        output.report(tables.pause_text(pause, now))
 
 
 def history(
@@ -188,7 +188,7 @@ def history(
     if as_json:
         output.write_json([receipt.to_json() for receipt in receipts])
     else:
-        output.write_receipts(receipts, time.time())
+        tables.write_receipts(receipts, time.time())
 
 
 def show(
@@ -232,26 +232,26 @@ class _Post:
     def write(self) -> None:
         """Print the post for a person."""
         if self.rows:
-            output.write_job(self.rows[0])
+            tables.write_job(self.rows[0])
             for other in self.rows[1:]:
                 output.report(f"an older save of this post is {other.state.value}: job {other.job.id}")
         if self.obstacle:
             output.report(self.obstacle)
         if self.running is not None:
-            output.write_facts([("phase", output.progress_text(self.running))])
+            tables.write_facts([("phase", tables.progress_text(self.running))])
         if self.receipts:
-            output.write_receipts(self.receipts, time.time())
+            tables.write_receipts(self.receipts, time.time())
 
     def progress(self) -> tuple[str, tuple[object, ...]]:
         """Return a line for `--watch`, and what must change before the next line: time alone does not."""
         if self.running is not None and (not self.rows or self.rows[0].state.value == "claimed"):
-            text = output.progress_text(self.running)
+            text = tables.progress_text(self.running)
             return text, (text,)
         if not self.rows:
-            text = output.receipt_text(self.receipts[0])
+            text = tables.receipt_text(self.receipts[0])
             return text, (text,)
         row = self.rows[0]
-        text = output.job_text(row, time.time())
+        text = tables.job_text(row, time.time())
         text = f"{text}; {self.obstacle}" if self.obstacle else text
         return text, (row.state, row.job.next_attempt_at, row.job.last_error, self.obstacle)
 
@@ -413,7 +413,7 @@ def pause(
     if as_json:
         output.write_json(pause_to_json(made))
     else:
-        output.write(output.pause_text(made, now))
+        output.write(tables.pause_text(made, now))
 
 
 def resume(*, site: SiteOption = None, as_json: Json = False) -> None:

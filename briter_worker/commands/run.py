@@ -14,7 +14,6 @@ from briter_worker.errors import UsageError
 from briter_worker.settings import load_settings
 from briter_worker.sinks.fanout import OpenedAtStart
 from briter_worker.sinks.log import LogSink, standard_output
-from briter_worker.sinks.terminal import TerminalSink
 from briter_worker.wiring import run_worker
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from briter_worker.settings import Settings
     from briter_worker.sinks.metrics import MetricsSink
+    from briter_worker.sinks.terminal import TerminalSink
 
 
 Once = Annotated[bool, typer.Option("--once", help="Publish what is due, then exit.")]
@@ -63,7 +63,11 @@ def run(
     for warning in settings.warnings:
         output.report(f"warning: {warning}")
     log = LogSink(standard_output(), complain=output.report)
-    sink = TerminalSink(log) if output.is_terminal() else log
+    sink: LogSink | TerminalSink = log
+    if output.is_terminal():
+        from briter_worker.sinks import terminal  # noqa: PLC0415 - Rich, for a terminal only
+
+        sink = terminal.TerminalSink(log)
     open_metrics = _metrics_of(settings)
     if settings.database_url:
         from briter_worker.cluster.node import run_node  # noqa: PLC0415 - the extra [postgres]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from briter_worker.client import parse_author
-from briter_worker.commands import Json, output, queue, read_cluster
+from briter_worker.commands import Json, output, queue, read_cluster, tables
 from briter_worker.errors import UsageError
 from briter_worker.job import format_time
 from briter_worker.redaction import one_line
@@ -129,7 +129,7 @@ def list_(*, as_json: Json = False) -> None:
     if as_json:
         output.write_json([_summary_to_json(row) for row in rows])
     else:
-        output.write_sites(rows, now)
+        tables.write_sites(rows, now)
 
 
 @app.command()
@@ -207,4 +207,4 @@ def _write(site: Site, now: float, *, as_json: bool) -> None:
     if as_json:
         output.write_json(site.to_json())
     else:
-        output.write_site(site, now)
+        tables.write_site(site, now)
