@@ -82,7 +82,9 @@ def write_commits(
     Commits, trees, blobs and the ref are durable when this returns. Raises PublishError.
     """
     names: list[str] = []
-    with git.open("fast-import", "--quiet", "--done", what="the commits could not be written") as process:
+    # With core.ignoreCase, fast-import would write a file to another one whose name differs in case only.
+    command = ("-c", "core.ignoreCase=false", "fast-import", "--quiet", "--done")
+    with git.open(*command, what="the commits could not be written") as process:
         send, answers = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
         for number, commit in enumerate(commits, start=1):
             if number % _PROGRESS_STEP == 1:

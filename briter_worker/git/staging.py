@@ -533,17 +533,21 @@ class _Batch:
         What the mirror could not bring into the work tree is the remote's alone: that is a conflict instead.
         """
         above = next((each for each, entry in self._tree.above(path) if entry.mode != FOLDER), None)
-        if above is not None and above not in draft.gone and not self._find_skipped([above]):
+        if above is not None and above not in draft.gone and not self._is_remote_link(above):
             return f"it would replace the file {above}; declare that path, too"
-        left = [each for each in self._tree.below(path) if each not in draft.gone]
-        skipped = self._find_skipped(left)
-        stays = next((each for each in left if each not in skipped), None)
+        left = (each for each in self._tree.below(path) if each not in draft.gone)
+        stays = next((each for each in left if not self._is_remote_link(each)), None)
         if stays is None:
             return None
         return (
             f"it would take the place of a folder in which {stays} stays, as that is scheduled, left out or "
             "not allowed"
         )
+
+    def _is_remote_link(self, path: str) -> bool:
+        """Return True for a link that the mirror does not bring into the work tree."""
+        entry = self._tree.get(path)
+        return entry is not None and entry.mode == LINK and bool(self._find_skipped([path]))
 
     def _why(self, rejected: Mapping[str, str]) -> tuple[str, str]:
         if not rejected:

@@ -495,3 +495,13 @@ def test_a_worker_in_a_folder_that_is_no_site_does_not_start(tmp_path: Path, sit
     result = site.run_once(BRITER_APP_ROOT=str(tmp_path), BRITER_GIT_WORKTREE="")
     assert result.returncode == 2
     assert f"{tmp_path} is not the top of a git repository" in result.stderr
+
+
+def test_names_that_differ_in_case_only_are_two_files_whatever_the_configuration_says(site: Site) -> None:
+    site.git("config", "core.ignoreCase", "true")
+    names = ("content/posts/x.md", "content/posts/X.md")
+    for name in names:
+        site.write_post(name, f"{name}\n")
+        site.save(name, [name])
+    site.run_once()
+    assert [site.remote_file(name) for name in names] == [f"{name}\n" for name in names]
