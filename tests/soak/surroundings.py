@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -139,7 +140,8 @@ class Operator:
         """A merge that waits to be committed."""
         self._number += 1
         path, branch = f"human/merged-{self._number}.txt", f"feature-{self._number}"
-        made = f"commit refs/heads/{branch}\ncommitter A Person <person@example.org> 1 +0000\ndata 1\nx\n"
+        made = f"commit refs/heads/{branch}\n"
+        made += f"committer A Person <person@example.org> {int(time.time())} +0000\ndata 1\nx\n"
         made += f"from refs/heads/main^0\nM 100644 inline {path}\ndata 1\nx\n\n"
         self._git("fast-import", "--quiet", stdin=made.encode())
         try:
@@ -190,7 +192,7 @@ class Elsewhere:
     def changes(self, path: str, content: str | None) -> None:
         """Somebody else pushes a commit that changes or deletes the file."""
         self._number += 1
-        made = f"commit refs/heads/main\ncommitter Somebody <s@example.org> {self._number} +0000\n"
+        made = f"commit refs/heads/main\ncommitter Somebody <s@example.org> {int(time.time())} +0000\n"
         made += "data 14\nby another one\nfrom refs/heads/main^0\n"
         if content is None:
             made += f"D {path}\n"
