@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from contextlib import suppress
@@ -18,8 +17,8 @@ from queue_engines import NOW, Disk
 from sites import eventually
 
 from briter_worker.errors import DeclinedError
-from briter_worker.queues.disk import index, watch
-from briter_worker.queues.disk.watch import FolderWatcher
+from briter_worker.queues.disk import index
+from briter_worker.queues.disk.index import FolderWatcher
 
 if TYPE_CHECKING:
     from sites import Site
@@ -106,8 +105,8 @@ def test_a_folder_that_replaces_the_watched_one_is_watched_in_its_stead(tmp_path
 
 
 def test_files_that_are_saved_together_end_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_QUIET_MS", 1000)
-    monkeypatch.setattr(watch, "_LONGEST_QUIET_S", 5.0)
+    monkeypatch.setattr(index, "_QUIET_MS", 1000)
+    monkeypatch.setattr(index, "_LONGEST_QUIET_S", 5.0)
     watcher = watching(tmp_path)
     timer = threading.Timer(0.2, (tmp_path / "b.json").touch)
     (tmp_path / "a.json").touch()
@@ -146,34 +145,10 @@ def test_a_system_without_inotify_has_the_poll(tmp_path: Path, monkeypatch: pyte
     def missing() -> None:
         raise AttributeError("inotify_init1")  # as from another system's C library
 
-    monkeypatch.setattr(watch, "INotify", missing)
+    monkeypatch.setattr(index, "INotify", missing)
     stop = Polled()
     FolderWatcher(tmp_path).wait(5, stop)
     assert stop.slept == [5]
-
-
-def test_changes_are_relied_on_only_where_the_kernel_sees_every_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = tmp_path.stat().st_dev
-    mounts = tmp_path / "mountinfo"
-    monkeypatch.setattr(watch, "_MOUNTS", mounts)
-
-    def is_relied_on() -> bool:
-        watcher = watching(tmp_path)
-        watcher.changes(tmp_path.stat())
-        return watcher.changes(tmp_path.stat()) is not None
-
-    answers = {}
-    for kind in ("ext4", "tmpfs", "nfs4", "cifs", "9p", "fuse.sshfs", "overlay", "never-heard-of"):
-        mounts.write_text(
-            f"22 1 {os.major(device)}:{os.minor(device)} / /a\\040b rw,relatime shared:1 - {kind} none rw\n"
-            "23 1 250:250 / /elsewhere rw - ext4 none rw\n"
-        )
-        answers[kind] = is_relied_on()
-    assert answers == {kind: kind in {"ext4", "tmpfs"} for kind in answers}
-    mounts.unlink()
-    assert not is_relied_on()
 
 
 class Watched:

@@ -29,8 +29,15 @@ from briter_worker.job import (
     encode_document,
     format_time,
 )
-from briter_worker.queues.disk.files import Folder, is_job_name, stem, variants
-from briter_worker.queues.disk.index import QueueFile, read_queue_file
+from briter_worker.queues.disk.files import (
+    Folder,
+    QueueFile,
+    is_job_name,
+    read_queue_file,
+    stem,
+    temporary_name,
+    variants,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -63,60 +70,47 @@ class TakenJob:
     @property
     def save(self) -> str:
         """Return the digest of this save: the same however often the worker writes the file anew."""
-        return _digest(self.document, self.stat)
+        own = {key: value for key, value in self.document.items() if key not in _NOT_THE_PRODUCERS}
+        message = self.document.get("message", self.document.get("commitMessage"))
+        text = json.dumps([own, message, self.stat.st_mtime_ns], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def is_intact(self) -> bool:
+        """Return False if a producer that had the claimed file open has written a newer save into it."""
+        return f".{self.save}" in self.name
 
 
 class ClaimFolder:
     """Moves files between the queue folder and `.claimed/`, under the lock of all who change the queue."""
 
+    root: Folder
+    """The queue folder; only under the lock."""
+    claimed: Folder
+    """`.claimed/`; only under the lock."""
+
     def __init__(self, root: Path) -> None:
         self.path = root / _FOLDER
         self._root_path = root
-        self._folders: tuple[Folder, Folder] | None = None
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[None]:
         """Keep out other processes that change the queue; producers still add files."""
         self._root_path.mkdir(parents=True, exist_ok=True)
-        with (
-            Folder.open(self._root_path) as root,
-            root.open_child(_FOLDER, create=True) as claimed,
-            claimed.locked(_LOCK),
-        ):
-            self._folders = root, claimed
-            try:
+        with Folder.open(self._root_path) as self.root:
+            self.root.make_child(_FOLDER)
+            with self.root.open_child(_FOLDER) as self.claimed, self.claimed.locked(_LOCK):
                 yield
-            finally:
-                self._folders = None
-
-    @property
-    def root(self) -> Folder:
-        """Return the queue folder; only under the lock."""
-        assert self._folders  # noqa: S101 - every caller holds the lock
-        return self._folders[0]
-
-    @property
-    def claimed(self) -> Folder:
-        """Return `.claimed/`; only under the lock."""
-        assert self._folders  # noqa: S101 - every caller holds the lock
-        return self._folders[1]
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Folder | None]:
         """Open `.claimed/` for reading, with or without the lock; None if there is none."""
-        try:
-            folder = Folder.open(self._root_path)
-        except FileNotFoundError:
-            yield None
-            return
-        with folder:
-            try:
-                claimed = folder.open_child(_FOLDER)
-            except FileNotFoundError:
-                yield None
-                return
-            with claimed:
-                yield claimed
+        with contextlib.ExitStack() as stack:
+            claimed: Folder | None = None
+            with contextlib.suppress(FileNotFoundError):
+                root = stack.enter_context(Folder.open(self._root_path))
+                claimed = stack.enter_context(root.open_child(_FOLDER))
+            yield claimed
 
     # Out of the queue folder, and back
 
@@ -139,7 +133,7 @@ class ClaimFolder:
 
     def read(self, name: str) -> TakenJob | None:
         """Return the job in `.claimed/`; None if it is gone, or not a job."""
-        return _read(self.claimed, name)
+        return read_job(self.claimed, name)
 
     def rewrite(self, taken: TakenJob, document: Document) -> TakenJob:
         """Replace the document of a job in `.claimed/`; durable once the folder is synced."""
@@ -169,9 +163,9 @@ class ClaimFolder:
         """Let a job in flight wait again with another document.
 
         The new file is complete before it gets its name, so that a crash leaves the job in flight, or in both
-        places (see `twin_of`).
+        places.
         """
-        temporary = f".{uuid4().hex}.tmp"
+        temporary = temporary_name()
         self.claimed.write_new(temporary, _encode(document, taken.stat), taken.stat)
         try:
             self._place(temporary, taken.name)
@@ -187,12 +181,13 @@ class ClaimFolder:
             if candidate != original:
                 self._keep_id(source, stem(original))
             try:
-                found = self.claimed.stat(source)
-                if stat.S_ISDIR(found.st_mode):
-                    self._move_folder(source, candidate)
-                    return False
+                if stat.S_ISDIR(self.claimed.stat(source).st_mode):  # which no producer of jobs creates
+                    if not self.root.has(candidate):
+                        self.claimed.rename(source, self.root, candidate)
+                        return False
+                    continue
                 self.claimed.link(source, self.root, candidate)
-            except FileExistsError:
+            except (FileExistsError, NotADirectoryError):
                 if self._is_same_file(source, candidate):
                     return True  # a crash came between the link and the removal
             except FileNotFoundError:
@@ -200,15 +195,6 @@ class ClaimFolder:
             else:
                 return True
         raise AssertionError  # variants never end
-
-    def _move_folder(self, source: str, name: str) -> None:
-        """Move a folder, which cannot be linked; no producer of jobs creates one."""
-        if self.root.has(name):
-            raise FileExistsError(name)
-        try:
-            self.claimed.rename(source, self.root, name)
-        except NotADirectoryError:  # a producer has created a file meanwhile
-            raise FileExistsError(name) from None
 
     def _is_same_file(self, taken: str, name: str) -> bool:
         try:
@@ -220,7 +206,7 @@ class ClaimFolder:
         """Write the id of a job whose id is its file's name into the file, before the name changes."""
         job = self.read(name)
         if job is not None and not job.document.get("id"):
-            self.rewrite(job, {"id": job_id, **{k: v for k, v in job.document.items() if k != "id"}})
+            self.rewrite(job, {**job.document, "id": job_id})
 
     def drop(self, names: Collection[str]) -> None:
         """Remove files from `.claimed/`, with their marks, durably. Raises the first OSError at the end."""
@@ -240,24 +226,14 @@ class ClaimFolder:
 
     # Claims
 
-    def begin(self, taken: TakenJob) -> TakenJob:
-        """Make a taken job a claim; durable once the folder is synced."""
+    def begin(self, taken: TakenJob) -> str:
+        """Make a taken job a claim, and return its key; durable once the folder is synced."""
         base = f"{taken.name.removeprefix('.').removesuffix(SUFFIX)}.{taken.save}{SUFFIX}"
-        for key in variants(base):
-            if not self.claimed.has(key):
-                break
+        key = next(each for each in variants(base) if not self.claimed.has(each))
         self.claimed.unlink(key + CANCEL)  # left by a crash, of an earlier claim of the same name
         self.claimed.unlink(key + ALONE)
         self.claimed.rename(taken.name, self.claimed, key)
-        return TakenJob(key, taken.job, taken.document, taken.stat)
-
-    def is_marked(self, key: str, mark: str) -> bool:
-        """Return True if the claim has this mark."""
-        return self.claimed.has(key + mark)
-
-    def mark(self, key: str, mark: str) -> None:
-        """Mark a claim; durable once the folder is synced."""
-        self.claimed.touch(key + mark)
+        return key
 
     def names(self) -> tuple[list[str], list[str]]:
         """Return the claims, and the files that a dead process has taken; remove half-written files."""
@@ -276,7 +252,7 @@ def marked(folder: Folder, mark: str) -> set[str]:
 
 def jobs_in(folder: Folder) -> list[TakenJob]:
     """Return the jobs in flight."""
-    found = (_read(folder, name) for name in folder.names() if is_job_name(name))
+    found = (read_job(folder, name) for name in folder.names() if is_job_name(name))
     return [job for job in found if job is not None]
 
 
@@ -285,26 +261,13 @@ def original_name(name: str) -> str:
     return name[1:] if name.startswith(".") else _DIGEST.sub("", name)
 
 
-def is_claim_of(key: str, document: Document, found: os.stat_result) -> bool:
-    """Return True if the key names this save."""
-    return f".{_digest(document, found)}" in key
-
-
-def _read(folder: Folder, name: str) -> TakenJob | None:
+def read_job(folder: Folder, name: str) -> TakenJob | None:
+    """Return the job in a file of the queue folder or `.claimed/`; None if it is gone, or not a job."""
     try:
         file = read_queue_file(folder, name, original_name(name))
     except FileNotFoundError:
         return None
-    if file.job is None:
-        return None
-    return TakenJob(name, file.job, file.document, file.stat)
-
-
-def _digest(document: Document, found: os.stat_result) -> str:
-    own = {key: value for key, value in document.items() if key not in _NOT_THE_PRODUCERS}
-    message = document.get("message", document.get("commitMessage"))
-    text = json.dumps([own, message, found.st_mtime_ns], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return TakenJob(name, file.job, file.document, file.stat) if file.job else None
 
 
 def _encode(document: Document, like: os.stat_result) -> bytes:

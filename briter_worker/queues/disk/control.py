@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import threading
@@ -11,14 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import DeclinedError
+from briter_worker.errors import DeclinedError, os_error_text
 from briter_worker.job import Document, Job, State, Status, format_time, join_paths, parse_time, with_state
 from briter_worker.ports import Cancellation, ListedJob, Pause
 from briter_worker.queues.disk.claims import CANCEL, ClaimFolder, TakenJob, jobs_in
-from briter_worker.queues.disk.files import Folder
-from briter_worker.queues.disk.index import Index, read_queue_file
+from briter_worker.queues.disk.files import PAUSE_FILE, Folder, read_queue_file
+from briter_worker.queues.disk.index import Index
 from briter_worker.queues.disk.quarantine import Quarantine
-from briter_worker.queues.disk.watch import PAUSE_FILE
 from briter_worker.queues.selection import (
     select_existing,
     select_matching,
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _LOOKS = 5
 """A queue that never rests is shown as it is after so many looks."""
 _TIMES = ("scheduledFor", "createdAt", "nextAttemptAt", "updatedAt", "dryRunAt")
+_ONE_FILE_ONLY = frozenset({errno.EPERM, errno.EBUSY, errno.EXDEV})
+"""A rename fails so because of that file: it is immutable, or mounted."""
 
 
 class DiskControl:
@@ -52,30 +54,26 @@ class DiskControl:
     ) -> None:
         self.root = root
         self._clock = clock
-        self._longest_delay = longest_delay
         self._claims = ClaimFolder(root)
         self._index = Index(root, longest_delay, dry_run=dry_run)
         self._quarantine = Quarantine(quarantine, self._claims)
         self._guard = threading.RLock()
         """A dashboard looks from several threads."""
+        self._is_interrupted = False
+        """A change failed half-way: the next one gives back what was taken."""
         self._listed: tuple[list[ListedJob], list[ListedJob]] = ([], [])
         self._listed_version: tuple[int, tuple[str, ...]] = (-1, ())
-
-    @contextlib.contextmanager
-    def _exclusively(self) -> Iterator[None]:
-        with self._guard, self._claims.exclusively():
-            yield
 
     # Views
 
     def jobs(self, now: float) -> Sequence[ListedJob]:
         """Return every job once: in flight, then waiting by due time, then dead letters."""
         with self._guard:
-            claimed = self._list_claimed(now)
+            claimed = [self._claimed_row(taken) for taken in self._read_claimed(now)]
             waiting, failed = self._list_waiting(now)
             if claimed:
-                seen = {_save_of(row) for row in claimed}
-                waiting = [row for row in waiting if _save_of(row) not in seen]
+                seen = {_save_of(row.job) for row in claimed}
+                waiting = [row for row in waiting if _save_of(row.job) not in seen]
             return [*claimed, *waiting, *failed]
 
     def find(self, wanted: str, now: float) -> Sequence[ListedJob]:
@@ -95,54 +93,47 @@ class DiskControl:
             self._index.refresh(now)
             return self._index.unusable(now)
 
-    def _list_claimed(self, now: float) -> list[ListedJob]:
-        """List the jobs in flight; look again while jobs move from one folder to the other."""
+    def _read_claimed(self, now: float) -> list[TakenJob]:
+        """Read the jobs in flight; look again while jobs move from one folder to the other."""
         found: list[TakenJob] = []
+        self._index.refresh(now)
         for _ in range(_LOOKS):
-            self._index.refresh(now)
-            before = self._folder_times()
+            before = self._index.version
             with self._claims.opened() as folder:
                 found = jobs_in(folder) if folder else []
             self._index.refresh(now)
-            if self._folder_times() == before:
+            if self._index.version == before:
                 break
-        rows = []
-        for taken in found:
-            job = taken.job.model_copy(update={"attempts": taken.job.attempts + 1})
-            path = self._claims.path / taken.name
-            rows.append(ListedJob(job, State.CLAIMED, partial(_read_document, path, job), str(path)))
-        return rows
+        return found
 
-    def _folder_times(self) -> list[int]:
-        times = []
-        for folder in (self.root, self._claims.path):
-            with contextlib.suppress(FileNotFoundError):
-                times.append(folder.stat().st_mtime_ns)
-        return times
+    def _claimed_row(self, taken: TakenJob) -> ListedJob:
+        job = taken.job.model_copy(update={"attempts": taken.job.attempts + 1})
+        path = str(self._claims.path / taken.name)
+        return ListedJob(job, State.CLAIMED, partial(_read_document, path, job), path)
 
     def _list_waiting(self, now: float) -> tuple[list[ListedJob], list[ListedJob]]:
         """List what the index has; anew only when a file changed or a time has come."""
         index = self._index
         version = (index.version, tuple(index.due(now)))
         if self._listed_version != version:
-            waiting = [self._list_slug(names, now) for names in index.pending.values()]
-            waiting.sort(key=lambda row: (*_wait(row.job), row.where))
-            failed = [self._row(name, State.FAILED) for names in index.failed.values() for name in names]
+            slugs = list(index.by_slug)
+            waiting = [self._waiting_row(names, now) for slug in slugs if (names := index.pending(slug))]
+            waiting.sort(key=lambda row: (row.job.due_at(0.0, float("inf")), row.job.created_at, row.where))
+            letters = [name for slug in slugs for name in index.failed(slug)]
+            failed = [self._row(name, index.entries[name].job, State.FAILED) for name in letters]
             failed.sort(key=lambda row: (row.job.created_at, row.where))
             self._listed, self._listed_version = (waiting, failed), version
         return self._listed
 
-    def _list_slug(self, names: list[str], now: float) -> ListedJob:
+    def _waiting_row(self, names: Sequence[str], now: float) -> ListedJob:
         """List the newest save of a slug, with the paths of the older saves that it will supersede."""
-        if len(names) == 1:
-            return self._row(names[0], self._index.entries[names[0]].job.state(now))
-        first, *older = self._index.newest_first(names)
-        job = self._index.entries[first].job
-        paths = join_paths(job.paths, *(self._index.entries[name].paths for name in older))
-        return self._row(first, job.state(now), job.model_copy(update={"paths": paths}))
+        job = self._index.entries[names[0]].job
+        if len(names) > 1:
+            paths = join_paths(*(self._index.entries[name].paths for name in names))
+            job = job.model_copy(update={"paths": paths})
+        return self._row(names[0], job, job.state(now))
 
-    def _row(self, name: str, state: State, job: Job | None = None) -> ListedJob:
-        job = job or self._index.entries[name].job
+    def _row(self, name: str, job: Job, state: State) -> ListedJob:
         where = f"{self.root}/{name}"
         return ListedJob(job, state, partial(_read_document, where, job), where)
 
@@ -158,12 +149,23 @@ class DiskControl:
         with self._exclusively():
             return self._retry(select_retryable(self._list(now)), now)
 
+    def _list(self, now: float) -> Sequence[ListedJob]:
+        """List the jobs, those included that a dead process had taken out of the queue folder."""
+        self._claims.give_back(self._claims.names()[1])
+        return self.jobs(now)
+
+    def _retry(self, rows: Sequence[ListedJob], now: float) -> list[Job]:
+        names = [_name(row) for row in rows]
+        return self._alter(
+            names, now, lambda taken: with_state(taken.document, now, status=Status.PENDING, attempts=0)
+        )
+
     def publish_now(self, wanted: str, now: float) -> Sequence[Job]:
         """Make scheduled and retrying jobs due at once; their attempts still count."""
+        waits_no_more = {"scheduledFor": None, "nextAttemptAt": None, "updatedAt": format_time(now)}
         with self._exclusively():
-            rows = select_to_publish_now(self._list(now), wanted)
-            waits_no_more = {"scheduledFor": None, "nextAttemptAt": None, "updatedAt": format_time(now)}
-            return self._change(rows, lambda document: {**document, **waits_no_more})
+            names = [_name(row) for row in select_to_publish_now(self._list(now), wanted)]
+            return self._alter(names, now, lambda taken: {**taken.document, **waits_no_more})
 
     def cancel(self, wanted: str, now: float) -> Cancellation:
         """Remove jobs from the queue, with the older saves they stand for; mark those in flight."""
@@ -171,52 +173,32 @@ class DiskControl:
             rows = select_existing(self._list(now), wanted)
             in_flight = [row for row in rows if row.state is State.CLAIMED]
             for row in in_flight:
-                self._claims.mark(_name(row), CANCEL)
-            if in_flight:
-                self._claims.claimed.sync()
+                self._claims.claimed.touch(_name(row) + CANCEL)
+            self._claims.claimed.sync()
             waiting = [row for row in rows if row.state is not State.CLAIMED]
-            removed = self._remove_rows(waiting)
+            removed = self._remove_rows(waiting, now)
             if waiting and not removed:
                 text = f"{wanted!r} has just been saved again or claimed by the worker"
                 raise DeclinedError(text, "look again")
             shown = {row.job.id for row in waiting}
             return Cancellation(
-                tuple(taken.job for taken in removed if taken.job.id in shown),
-                tuple(row.job for row in in_flight),
+                tuple(job for job in removed if job.id in shown), tuple(row.job for row in in_flight)
             )
 
     def remove(self, rows: Sequence[ListedJob], now: float) -> None:
         """Remove waiting jobs and dead letters that are stored elsewhere by now; newer saves stay."""
         with self._exclusively():
             self._index.refresh(now)
-            self._remove_rows(rows)
+            self._remove_rows(rows, now)
 
-    def _list(self, now: float) -> Sequence[ListedJob]:
-        self._give_back_taken(now)
-        return self.jobs(now)
-
-    def _retry(self, rows: Sequence[ListedJob], now: float) -> list[Job]:
-        return self._change(
-            rows, lambda document: with_state(document, now, status=Status.PENDING, attempts=0)
-        )
-
-    def _change(self, rows: Sequence[ListedJob], change: Callable[[Document], Document]) -> list[Job]:
-        taken = self._take_rows(_name(row) for row in rows)
-        changed = [self._claims.rewrite(each, change(each.document)).job for each in taken]
-        self._claims.give_back(each.name for each in taken)
-        return changed
-
-    def _remove_rows(self, rows: Iterable[ListedJob]) -> list[TakenJob]:
-        taken = self._take_rows(name for row in rows for name in self._files_of(row))
-        self._claims.drop([each.name for each in taken])
-        return taken
+    def _remove_rows(self, rows: Iterable[ListedJob], now: float) -> list[Job]:
+        return self._alter([name for row in rows for name in self._files_of(row)], now, lambda _: None)
 
     def _files_of(self, row: ListedJob) -> list[str]:
         """Return the files shown as this row. A later save is newer, or declares what the row did not."""
+        names = self._index.pending(row.job.slug)
         if row.state is State.FAILED:
-            names = [name for name in self._index.failed.get(row.job.slug, ()) if name == _name(row)]
-        else:
-            names = self._index.pending.get(row.job.slug, [])
+            names = [name for name in self._index.failed(row.job.slug) if name == _name(row)]
         entries = {name: self._index.entries[name] for name in names}
         declared = set(row.job.paths)
         return [
@@ -225,30 +207,56 @@ class DiskControl:
             if entry.created_at <= row.job.created_at and declared.issuperset(entry.paths)
         ]
 
-    def _take_rows(self, names: Iterable[str]) -> list[TakenJob]:
-        """Take the files that are still the saves that were listed; all others stay."""
-        taken, back = [], []
-        for name in list(names):
-            entry = self._index.entries.get(name)
-            taken_name = self._claims.take(name) if entry else None
-            self._index.forget(name)
-            if entry is None or taken_name is None:
-                continue
-            job = self._claims.read(taken_name)
-            if job is not None and _is_same_save(job.job, entry.job):
-                taken.append(job)
-            else:
-                back.append(taken_name)
-        self._claims.give_back(back)
-        return taken
+    # Changes of waiting files
 
-    def _give_back_taken(self, now: float) -> None:
-        """Let files wait again that a dead process had taken out of the queue folder."""
-        _, taken = self._claims.names()
-        if taken:
-            self._index.refresh(now)
-            self._claims.give_back(taken)
-            self._index.refresh(now)
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Keep out all others that change the queue."""
+        with self._guard, self._claims.exclusively():
+            yield
+
+    def _take(self, name: str, now: float) -> TakenJob | None:
+        """Take the job in a waiting file; what is not a job (any more) stays, and what cannot be moved."""
+        try:
+            taken = self._claims.take(name)
+        except OSError as error:
+            if error.errno not in _ONE_FILE_ONLY:
+                raise
+            self._index.leave_alone([name], now, f"it cannot be claimed: {os_error_text(error)}")
+            return None
+        self._index.forget(name)
+        job = self._claims.read(taken) if taken else None
+        if taken and job is None:
+            self._claims.give_back([taken])
+        return job
+
+    def _alter(
+        self, names: Iterable[str], now: float, change: Callable[[TakenJob], Document | None]
+    ) -> list[Job]:
+        """Replace the documents of waiting jobs, or remove the jobs where `change` returns None.
+
+        A file that is another save by now stays as it is. Return the changed and removed jobs.
+        """
+        self._is_interrupted = True  # until all is back in its place
+        altered, back, gone = [], [], []
+        for name in names:
+            entry = self._index.entries[name]
+            taken = self._take(name, now)
+            if taken is None:
+                continue
+            document = change(taken) if _is_same_save(taken.job, entry.job) else taken.document
+            if document is None:
+                gone.append(taken.name)
+                altered.append(taken.job)
+            else:
+                back.append(taken.name)
+                if document != taken.document:
+                    altered.append(self._claims.rewrite(taken, document).job)
+        self._claims.give_back(back)
+        if gone:
+            self._claims.drop(gone)
+        self._is_interrupted = False
+        return altered
 
     # The pause
 
@@ -296,30 +304,21 @@ class DiskControl:
         return was_paused
 
 
-def _save_of(row: ListedJob) -> tuple[str, str, float]:
-    return (row.job.id, row.job.slug, row.job.created_at)
+def _save_of(job: Job) -> tuple[str, str, float]:
+    return (job.id, job.slug, job.created_at)
 
 
-def _wait(job: Job) -> tuple[float, float]:
-    return (job.due_at(0.0, float("inf")), job.created_at)
+def _is_same_save(one: Job, other: Job) -> bool:
+    return _save_of(one) == _save_of(other) and one.status is other.status
 
 
 def _name(row: ListedJob) -> str:
     return os.path.basename(row.where)  # noqa: PTH119 - a Path of each of many names takes long
 
 
-def _is_same_save(one: Job, other: Job) -> bool:
-    return (one.id, one.slug, one.created_at, one.status) == (
-        other.id,
-        other.slug,
-        other.created_at,
-        other.status,
-    )
-
-
-def _read_document(path: Path | str, job: Job) -> Document:
+def _read_document(where: str, job: Job) -> Document:
     """Return the document of a listed job as it is now; or as it was, if it is gone."""
-    path = Path(path)
+    path = Path(where)
     document: Document = {}
     with contextlib.suppress(OSError), Folder.open(path.parent) as folder:
         document = read_queue_file(folder, path.name).document

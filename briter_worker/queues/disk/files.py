@@ -11,19 +11,28 @@ import fcntl
 import os
 import stat
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
-from briter_worker.job import MAX_REWRITTEN_BYTES, SUFFIX
+from briter_worker.errors import FailureCode
+from briter_worker.job import (
+    MAX_REWRITTEN_BYTES,
+    SUFFIX,
+    Document,
+    Job,
+    MalformedJobError,
+    UnreadableJobError,
+    read_document,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PAUSE_FILE = ".paused"
 _NAME_BYTES = 255
-_NO_LINKS = frozenset(
-    {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-)
+_NO_LINKS = frozenset({errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
 """Some network and FUSE file systems sync folders by themselves and refuse to be asked."""
 _LOCK_TIMEOUT_S = 10.0
@@ -118,18 +127,6 @@ def _copy_attributes(descriptor: int, like: os.stat_result) -> None:
         os.fchmod(descriptor, stat.S_IMODE(like.st_mode) & 0o777)
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Replace the file atomically, for folders in which nobody else writes. The folder is not synced yet."""
-    temporary = path.with_name(temporary_name())
-    write_new(temporary, data)
-    try:
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
 def sync_folder(folder: Path) -> None:
     """Make names created, moved and removed in the folder survive a power cut."""
     with Folder.open(folder) as opened:
@@ -158,23 +155,22 @@ class Folder:
         """Open a folder that the operator configured, which may be a link."""
         return cls(path, os.open(path, _OPEN_FOLDER))
 
-    def open_child(self, name: str, *, create: bool = False) -> Folder:
+    def open_child(self, name: str) -> Folder:
         """Open a folder in this one. Raises OSError if it is a link, or anything else than a folder."""
-        path = self.path / name
-        with _naming(path):
+        with _naming(self.path, name):
             try:
-                return Folder(path, os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=self.descriptor))
-            except FileNotFoundError:
-                if not create:
-                    raise
+                descriptor = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=self.descriptor)
             except OSError as error:
                 if error.errno in {errno.ELOOP, errno.ENOTDIR}:
                     raise NotADirectoryError(errno.ENOTDIR, "the worker needs a folder here") from None
                 raise
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, dir_fd=self.descriptor)
-                self.give_to_owner(name)
-            return self.open_child(name)
+        return Folder(self.path / name, descriptor)
+
+    def make_child(self, name: str) -> None:
+        """Create a folder in this one, if there is nothing of this name."""
+        with contextlib.suppress(FileExistsError), _naming(self.path, name):
+            os.mkdir(name, dir_fd=self.descriptor)
+            self.give_to_owner(name)
 
     def __enter__(self) -> Self:
         """Return the open folder."""
@@ -197,7 +193,7 @@ class Folder:
     def has(self, name: str) -> bool:
         """Return True if there is an entry of this name, of any kind."""
         try:
-            os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+            self.stat(name)
         except FileNotFoundError:
             return False
         return True
@@ -208,18 +204,22 @@ class Folder:
         The bytes are None for anything but a regular file, which is neither followed nor waited for.
         """
         with _naming(self.path, name):
-            descriptor = os.open(name, _OPEN_FILE, dir_fd=self.descriptor)
+            try:
+                descriptor = os.open(name, _OPEN_FILE, dir_fd=self.descriptor)
+            except OSError as error:
+                if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link, a socket
+                    return None, self.stat(name)
+                raise
             try:
                 found = os.fstat(descriptor)
                 if not stat.S_ISREG(found.st_mode):
                     return None, found
-                data = os.read(descriptor, min(found.st_size, MAX_REWRITTEN_BYTES) + 1)
+                data = b""
                 # A file that grows or shrinks from now on is read again, because its size tells.
-                while len(data) != found.st_size and len(data) <= MAX_REWRITTEN_BYTES:
-                    chunk = os.read(descriptor, MAX_REWRITTEN_BYTES + 1 - len(data))
-                    if not chunk:
-                        break
+                while chunk := os.read(descriptor, min(found.st_size, MAX_REWRITTEN_BYTES) + 1):
                     data += chunk
+                    if len(data) > MAX_REWRITTEN_BYTES:
+                        break
                 return data, found
             finally:
                 os.close(descriptor)
@@ -247,40 +247,32 @@ class Folder:
     def link(self, name: str, target: Folder, new_name: str) -> None:
         """Give a file a second name. Raises FileExistsError where a rename would overwrite the other file.
 
-        The file is copied where links are refused: for another user's file under fs.protected_hardlinks, and
-        on file systems without links.
+        Where fs.protected_hardlinks refuses to link another user's file, a copy is linked; on a file system
+        without links, the copy is written in place.
         """
         try:
             self._link(name, target, new_name)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            self._copy(name, target, new_name)
+            data, like = self.read(name)
+            if data is None:
+                raise
+            temporary = temporary_name()
+            self.write_new(temporary, data, like)
+            try:
+                self._link(temporary, target, new_name)
+            except OSError as again:
+                if again.errno not in _NO_LINKS:
+                    raise
+                target.write_new(new_name, data, like)
+            finally:
+                self.unlink(temporary)
 
     def _link(self, name: str, target: Folder, new_name: str) -> None:
+        folders = {"src_dir_fd": self.descriptor, "dst_dir_fd": target.descriptor}
         with _naming(self.path, name):
-            os.link(
-                name,
-                new_name,
-                src_dir_fd=self.descriptor,
-                dst_dir_fd=target.descriptor,
-                follow_symlinks=False,
-            )
-
-    def _copy(self, name: str, target: Folder, new_name: str) -> None:
-        data, like = self.read(name)
-        if data is None:
-            raise OSError(errno.EINVAL, "only a regular file can be copied", str(self.path / name))
-        temporary = temporary_name()
-        self.write_new(temporary, data, like)
-        try:
-            self._link(temporary, target, new_name)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            target.write_new(new_name, data, like)
-        finally:
-            self.unlink(temporary)
+            os.link(name, new_name, **folders, follow_symlinks=False)
 
     def unlink(self, name: str) -> None:
         """Remove a name, if it is there."""
@@ -313,10 +305,9 @@ class Folder:
     def locked(self, name: str) -> Iterator[None]:
         """Hold the kernel's lock on a file in this folder. Raises OSError (EBUSY) after some seconds."""
         self.touch(name)
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with _naming(self.path, name):
-            descriptor = os.open(
-                name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.descriptor
-            )
+            descriptor = os.open(name, flags, dir_fd=self.descriptor)
         try:
             deadline = time.monotonic() + _LOCK_TIMEOUT_S
             while True:
@@ -331,3 +322,40 @@ class Folder:
             yield
         finally:
             os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFile:
+    """A file as it was when it was read: a job, or the reason why it is not one."""
+
+    stat: os.stat_result
+    job: Job | None = None
+    document: Document = field(default_factory=dict)
+    """All keys of the job; or those that could be read of what is not one."""
+    code: FailureCode = FailureCode.UNREADABLE
+    reason: str = ""
+    may_become_job: bool = False
+    """A producer may still be writing the file."""
+
+
+def read_queue_file(folder: Folder, name: str, original: str | None = None) -> QueueFile:
+    """Read a file that its producer called `original`. Never follows a link and never waits.
+
+    Raises FileNotFoundError if the file is gone, another OSError if the disk cannot be read.
+    """
+    try:
+        data, found = folder.read(name)
+    except PermissionError:
+        reason = "the worker's user may not read it: let its group or others read job files"
+        return QueueFile(folder.stat(name), reason=reason, may_become_job=True)
+    if data is None:
+        return QueueFile(found, reason="it is not a regular file")
+    modified = found.st_mtime_ns / 1e9
+    try:
+        document = read_document(data)
+        job = Job.from_document(document, name=stem(original or name) + SUFFIX, modified=modified)
+    except UnreadableJobError as error:
+        return QueueFile(found, document=error.document, reason=str(error), may_become_job=True)
+    except MalformedJobError as error:
+        return QueueFile(found, None, error.document, FailureCode.MALFORMED, error.reason)
+    return QueueFile(found, job, document)

@@ -5,115 +5,70 @@ The folder stays the truth: a decision that the index suggests is made again on 
 
 from __future__ import annotations
 
-import errno
-import heapq
+import contextlib
 import math
 import os
-import stat
 import time
 from copy import copy
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
 from briter_worker.errors import FailureCode, is_environment, os_error_text
-from briter_worker.job import (
-    SUFFIX,
-    Document,
-    Job,
-    MalformedJobError,
-    Status,
-    UnreadableJobError,
-    read_document,
-)
-from briter_worker.queues.disk.files import Folder, is_job_name, printable, stem
+from briter_worker.job import Job, Status
+from briter_worker.queues.disk.files import PAUSE_FILE, Folder, is_job_name, printable, read_queue_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
     from briter_worker.job import Author
-    from briter_worker.queues.disk.watch import FolderWatcher
+    from briter_worker.queues.disk.files import QueueFile
 
 GRACE_S = 2.0
 """Time that a producer without a rename may take to write a file."""
-RETRY_S = 60.0
-"""After this time, a file that could not be moved is tried again."""
-_FULL_SCAN_S = 300.0
-"""Interval of full scans while the kernel reports every change."""
+_RETRY_S = 60.0
+"""After this time, a file that could not be moved is tried again, and a folder that could not be watched."""
+_SCAN_SHARE = 1 / 200
+"""Share of the time for full scans while the kernel reports changes: it does not report other machines'."""
+_LONGEST_SCAN_INTERVAL_S = 300.0
+_MANY = 1_000
+"""So many files are watched by whoever looks at them twice."""
 _RACY_NS = 50_000_000
 """A file may change once more within its time stamp's resolution."""
 _QUARANTINED = frozenset({FailureCode.UNREADABLE.value, FailureCode.MALFORMED.value})
 _FIELDS = tuple(Job.model_fields)
 _TEMPLATE = Job(id="-", slug="-", paths=())
 """A copy that is filled in costs a tenth of a job that is validated once more."""
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFile:
-    """A file as it was when it was read: a job, or the reason why it is not one."""
-
-    stat: os.stat_result
-    job: Job | None = None
-    document: Document = field(default_factory=dict)
-    """All keys of the job; or those that could be read of what is not one."""
-    code: FailureCode = FailureCode.UNREADABLE
-    reason: str = ""
-    may_become_job: bool = False
-    """A producer may still be writing the file."""
-
-
-def read_queue_file(folder: Folder, name: str, original: str | None = None) -> QueueFile:
-    """Read a file that its producer called `original`. Never follows a link and never waits.
-
-    Raises FileNotFoundError if the file is gone, another OSError if the disk cannot be read.
-    """
-    try:
-        data, found = folder.read(name)
-    except PermissionError:
-        reason = "the worker's user may not read it: let its group or others read job files"
-        return QueueFile(folder.stat(name), reason=reason, may_become_job=True)
-    except OSError as error:
-        if error.errno not in {errno.ELOOP, errno.ENXIO, errno.EISDIR}:
-            raise
-        data, found = None, folder.stat(name)
-    if data is None:
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a special file")
-        return QueueFile(found, reason=f"it is {kind}, and a job is a regular file")
-    try:
-        document = read_document(data)
-        job = Job.from_document(
-            document, name=stem(original or name) + SUFFIX, modified=found.st_mtime_ns / 1e9
-        )
-    except UnreadableJobError as error:
-        return QueueFile(found, document=error.document, reason=str(error), may_become_job=True)
-    except MalformedJobError as error:
-        return QueueFile(found, None, error.document, FailureCode.MALFORMED, error.reason)
-    return QueueFile(found, job, document)
+_EVENTS = (
+    *(flags.MODIFY, flags.ATTRIB, flags.CLOSE_WRITE, flags.MOVED_FROM, flags.MOVED_TO),
+    *(flags.CREATE, flags.DELETE, flags.DELETE_SELF, flags.MOVE_SELF, flags.ONLYDIR),
+)
+_QUIET_MS = 3
+"""After a change, wait this long for more, so that files saved together are published together."""
+_LONGEST_QUIET_S = 0.05
+_STOP_CHECK_S = 0.1
 
 
 @dataclass(slots=True)
 class Entry:
-    """A waiting job, small enough to keep a hundred thousand of them."""
+    """A waiting file, small enough to keep a hundred thousand: a job, or with a `problem` what is not one."""
 
-    stamp: int
-    is_racy: bool
-    modified: float
-    due: float
-    slug: str
-    paths: tuple[str, ...]
-    created_at: float
-    scheduled_for: float | None
-    is_pending: bool
-    failure: str | None
-    _values: tuple[Any, ...]
+    stamp: int = 0
+    is_racy: bool = True
+    modified: float = 0.0
+    due: float = 0.0
+    """When a job may be claimed, or what is not a job is quarantined."""
+    problem: str = ""
+    slug: str = ""
+    """This and the following: of what is not a job, what the file declared last."""
+    paths: tuple[str, ...] = ()
+    created_at: float = 0.0
+    scheduled_for: float | None = None
+    is_pending: bool = False
+    failure: str | None = None
+    values: tuple[Any, ...] = ()
     _job: Job | None = None
 
     @property
@@ -121,7 +76,7 @@ class Entry:
         """Return the job; the worker itself never asks for most of them."""
         if self._job is None:
             self._job = copy(_TEMPLATE)
-            self._job.__dict__.update(zip(_FIELDS, self._values, strict=True))
+            self._job.__dict__.update(zip(_FIELDS, self.values, strict=True))
         return self._job
 
     @property
@@ -132,32 +87,7 @@ class Entry:
     @property
     def is_quarantined(self) -> bool:
         """Return True for the failed job that names a quarantined file."""
-        return not self.is_pending and self.failure in _QUARANTINED
-
-
-@dataclass(frozen=True, slots=True)
-class Declaration:
-    """What a scheduled job declared before its file was damaged."""
-
-    slug: str
-    paths: tuple[str, ...]
-    scheduled_for: float
-
-
-@dataclass(slots=True)
-class DamagedFile:
-    """A queue file that is not a job."""
-
-    stamp: int
-    is_racy: bool
-    identity: tuple[int, int, int]
-    given_up_at: float
-    reason: str
-    declared: Declaration | None
-
-    def is_unchanged(self, found: os.stat_result) -> bool:
-        """Return True if nobody has written to the file since; moving a file changes its ctime only."""
-        return self.identity == _identity(found)
+        return not self.problem and not self.is_pending and self.failure in _QUARANTINED
 
 
 class Index:
@@ -167,80 +97,74 @@ class Index:
         self._root = root
         self._longest_delay = longest_delay
         self._dry_run = dry_run
-        self.watcher: FolderWatcher | None = None
+        self.watcher = FolderWatcher(root)
         self.entries: dict[str, Entry] = {}
-        self.damaged: dict[str, DamagedFile] = {}
-        self.pending: dict[str, list[str]] = {}
-        self.failed: dict[str, list[str]] = {}
-        self.crowded: set[str] = set()
-        """Slugs with more than one pending job, or more than one dead letter that can be joined."""
+        self.by_slug: dict[str, tuple[str, ...]] = {}
         self.version = 0
-        """Counts the changes of `entries`."""
-        self.stuck: dict[str, tuple[float, str]] = {}
-        """Files that could not be moved: until when they are left alone, and why."""
-        self._authors: dict[tuple[str, str], Author] = {}
+        """Counts the changes of what follows from the entries."""
+        self._stuck: dict[str, tuple[float, str]] = {}
+        """Files that could not be moved or read: until when they are left alone, and why."""
         self._latest = 0.0
-        self._scanned_at = -math.inf
-        self._queue: list[tuple[float, str]] = []
-        """A heap of due times; those that are not current are passed over."""
-        self._scheduled: Mapping[str, float] | None = None
-        self._scheduled_from = self._scheduled_until = 0.0
+        self._authors: dict[Author | None, Author | None] = {}
+        self._next_scan = -math.inf
+        self._next_work = (-1, math.inf)
 
     # What the folder holds
 
     def refresh(self, now: float) -> None:
         """Read what changed. Without a watcher that names every change, look at each file's time stamp."""
-        if now < self._latest - 1.0:
-            self._reckon_again(now)
+        if now < self._latest - 1.0:  # the clock was set back: retries are due earlier
+            self._next_scan = -math.inf
+            for entry in self.entries.values():
+                entry.is_racy = True
         self._latest = now
         try:
             folder = Folder.open(self._root)
         except FileNotFoundError:
-            for name in [*self.entries, *self.damaged]:
+            for name in list(self.entries):
                 self.forget(name)
             return
         with folder:
-            changed = self.watcher.changes(os.fstat(folder.descriptor)) if self.watcher else None
+            changed = self.watcher.changes(os.fstat(folder.descriptor))
             try:
-                if changed is None or time.monotonic() - self._scanned_at >= _FULL_SCAN_S:
-                    self._scan(folder, now)
-                    self._scanned_at = time.monotonic()
+                if changed is None or time.monotonic() >= self._next_scan:
+                    self._scan(folder)
                 else:
-                    self._look_at(folder, changed, now)
+                    for name in changed:
+                        self._look(folder, name)
             except BaseException:
-                self._scanned_at = -math.inf  # the watcher does not name these files again
+                self._next_scan = -math.inf  # the watcher does not name these files again
                 raise
 
-    def _look_at(self, folder: Folder, names: Iterable[str], now: float) -> None:
-        for name in names:
-            try:
-                self._compare(folder, name, now, folder.stat(name))
-            except FileNotFoundError:
-                self.forget(name)
-
-    def _scan(self, folder: Folder, now: float) -> None:
-        gone = self.entries.keys() | self.damaged.keys()
+    def _scan(self, folder: Folder) -> None:
+        began = time.monotonic()
+        gone = set(self.entries)
         with os.scandir(folder.descriptor) as found:
-            for entry in found:
-                if not is_job_name(entry.name):
-                    continue
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                gone.discard(entry.name)
-                self._compare(folder, entry.name, now, status)
+            for each in found:
+                if is_job_name(each.name):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._compare(folder, each.name, each.stat(follow_symlinks=False))
+                        gone.discard(each.name)
         for name in gone:
             self.forget(name)
+        if len(self.entries) >= _MANY:
+            self.watcher.open()
+        ended = time.monotonic()
+        self._next_scan = ended + min((ended - began) / _SCAN_SHARE, _LONGEST_SCAN_INTERVAL_S)
 
-    def _compare(self, folder: Folder, name: str, now: float, found: os.stat_result) -> None:
-        known = self.entries.get(name) or self.damaged.get(name)
+    def _look(self, folder: Folder, name: str) -> None:
+        try:
+            self._compare(folder, name, folder.stat(name))
+        except FileNotFoundError:
+            self.forget(name)
+
+    def _compare(self, folder: Folder, name: str, found: os.stat_result) -> None:
+        known = self.entries.get(name)
         if known is None or known.is_racy or known.stamp != _stamp(found):
-            self._read(folder, name, now)
+            self._read(folder, name)
 
-    def _read(self, folder: Folder, name: str, now: float) -> None:
-        known = self.entries.get(name) or self.damaged.get(name)
-        declared = self._declaration(name)
+    def _read(self, folder: Folder, name: str) -> None:
+        known = self.entries.get(name)
         wall = time.time_ns()
         try:
             file = read_queue_file(folder, name)
@@ -249,86 +173,61 @@ class Index:
             return
         except OSError as error:
             # A bad block under one file: the other files are read, and this one is reported.
-            self.forget(name)
             reason = f"the disk could not read it: {os_error_text(error, with_path=False)}"
-            self.damaged[name] = DamagedFile(0, True, (0, 0, 0), now, reason, declared)
-            self.stuck[name] = (now + RETRY_S, reason)
+            self._add(name, replace(_declared(known), problem=reason, is_racy=True, due=self._latest))
+            self.leave_alone([name], self._latest, reason)
             return
-        stamp = _stamp(file.stat)
-        is_racy = -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS
-        if isinstance(known, DamagedFile) and known.stamp == stamp and not file.job:
-            known.is_racy = is_racy  # the time to give up the file does not move
-            return
-        self.forget(name)
-        if not file.job:
-            # A file from the future is not waited for forever.
-            modified = min(file.stat.st_mtime_ns / 1e9, now)
-            given_up_at = modified + GRACE_S if file.may_become_job else 0.0
-            identity = _identity(file.stat)
-            self.damaged[name] = DamagedFile(stamp, is_racy, identity, given_up_at, file.reason, declared)
-        else:
-            if isinstance(known, DamagedFile):
-                self.stuck.pop(name, None)
-            self._add(name, file.job, file.stat, is_racy=is_racy)
+        if file.job and known and known.problem:
+            self._stuck.pop(name, None)
+        entry = self._job_entry(file, file.job) if file.job else self._damaged_entry(file, known)
+        entry.is_racy = -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS
+        self._add(name, entry)
 
-    def _declaration(self, name: str) -> Declaration | None:
-        """Return what the file declared last, if it was scheduled; the paths stay withheld while damaged."""
-        if name in self.damaged:
-            return self.damaged[name].declared
-        entry = self.entries.get(name)
-        if entry is None or entry.scheduled_for is None or not (entry.is_pending or entry.is_quarantined):
-            return None
-        return Declaration(entry.slug, entry.paths, entry.scheduled_for)
-
-    def _add(self, name: str, job: Job, found: os.stat_result, *, is_racy: bool) -> None:
-        values = dict(job)
-        if job.author:
-            author = self._authors.setdefault((job.author.name, job.author.email), job.author)
-            values["author"] = author
-        due = max(self.due_of(job, self._latest), self.stuck.get(name, (0.0, ""))[0])
-        heapq.heappush(self._queue, (due, name))
-        self.version += 1
-        self.entries[name] = Entry(
-            stamp=_stamp(found),
-            is_racy=is_racy,
-            modified=found.st_mtime_ns / 1e9,
-            due=due,
+    def _job_entry(self, file: QueueFile, job: Job) -> Entry:
+        author = self._authors.setdefault(job.author, job.author)
+        return Entry(
+            stamp=_stamp(file.stat),
+            modified=file.stat.st_mtime_ns / 1e9,
+            due=self.due_of(job, self._latest),
             slug=job.slug,
             paths=job.paths,
             created_at=job.created_at,
             scheduled_for=job.scheduled_for,
             is_pending=job.status is Status.PENDING,
             failure=job.failure,
-            _values=tuple(values[field] for field in _FIELDS),
+            values=tuple((dict(job) | {"author": author}).values()),
         )
-        names = (self.pending if job.status is Status.PENDING else self.failed).setdefault(job.slug, [])
-        names.append(name)
-        if job.scheduled_for is not None:
-            self._scheduled = None
-        if len(names) > 1:
-            self._mark_crowd(job.slug)
+
+    def _damaged_entry(self, file: QueueFile, known: Entry | None) -> Entry:
+        stamp = _stamp(file.stat)
+        # A file from the future is not waited for forever.
+        due = min(file.stat.st_mtime_ns / 1e9, self._latest) + GRACE_S if file.may_become_job else 0.0
+        if known and known.problem and known.stamp == stamp:
+            due = known.due
+        return replace(_declared(known), stamp=stamp, due=due, problem=file.reason)
+
+    def _add(self, name: str, entry: Entry) -> None:
+        self.forget(name)
+        self.entries[name] = entry
+        self.version += 1
+        if not entry.problem:
+            self.by_slug[entry.slug] = (*self.by_slug.get(entry.slug, ()), name)
 
     def forget(self, name: str) -> None:
         """Drop a name that was moved or is gone; if it comes back, it is read again."""
-        if self.damaged.pop(name, None):
-            self._scheduled = None
         entry = self.entries.pop(name, None)
         if entry is None:
             return
         self.version += 1
-        self._scheduled = None if entry.scheduled_for is not None else self._scheduled
-        by_slug = self.pending if entry.is_pending else self.failed
-        by_slug[entry.slug].remove(name)
-        if not by_slug[entry.slug]:
-            del by_slug[entry.slug]
-        if entry.slug in self.crowded:
-            self._mark_crowd(entry.slug)
+        if not entry.problem:
+            left = tuple(each for each in self.by_slug.pop(entry.slug) if each != name)
+            if left:
+                self.by_slug[entry.slug] = left
 
-    def _mark_crowd(self, slug: str) -> None:
-        if len(self.pending.get(slug, ())) > 1 or len(self.joinable(slug)) > 1:
-            self.crowded.add(slug)
-        else:
-            self.crowded.discard(slug)
+    def leave_alone(self, names: Iterable[str], now: float, reason: str) -> None:
+        """Do not try again for a while to move these files."""
+        self._stuck |= dict.fromkeys(names, (now + _RETRY_S, reason))
+        self.version += 1
 
     # What follows from it
 
@@ -338,105 +237,73 @@ class Index:
             return math.inf
         return job.due_at(now, self._longest_delay)
 
-    def _reckon_again(self, now: float) -> None:
-        """Compute due times again, because the clock was set back."""
-        for entry in self.entries.values():
-            entry.due = self.due_of(entry.job, now)
-        self._queue = [(entry.due, name) for name, entry in self.entries.items()]
-        heapq.heapify(self._queue)
-        self.version += 1
+    def _ready_at(self, names: Iterable[str], due: float) -> float:
+        """Return when these files, due together at `due`, are not left alone any more."""
+        return max([due, *(self._stuck[name][0] for name in names if name in self._stuck)])
 
-    def leave_alone(self, names: Collection[str], now: float, reason: str) -> None:
-        """Do not try again for a while to move these files."""
-        for name in names:
-            self.stuck[name] = (now + RETRY_S, reason)
-            if name in self.entries:
-                self.entries[name].due = max(self.entries[name].due, now + RETRY_S)
-                heapq.heappush(self._queue, (self.entries[name].due, name))
-
-    def _is_left_alone(self, name: str, now: float) -> bool:
-        return name in self.stuck and self.stuck[name][0] > now
-
-    def joinable(self, slug: str) -> list[str]:
-        """Return the slug's dead letters that one file can stand for: not those of quarantined files."""
-        return [name for name in self.failed.get(slug, ()) if not self.entries[name].is_quarantined]
-
-    def newest_first(self, names: Iterable[str]) -> list[str]:
-        """Sort names of jobs of one slug, the newest save first."""
-        return sorted(names, key=lambda name: (*self.entries[name].order, name), reverse=True)
+    def next_work(self) -> float:
+        """Return when the next file is to be claimed, quarantined or joined with others."""
+        if self._next_work[0] != self.version:
+            stuck = {name: self._ready_at([name], self.entries[name].due) for name in self.stuck_files()}
+            times = (entry.due for name, entry in self.entries.items() if name not in stuck)
+            rivals = (self._ready_at(names, 0.0) for names in self._rivals())
+            self._next_work = (self.version, min([*stuck.values(), *rivals, min(times, default=math.inf)]))
+        return self._next_work[1]
 
     def due(self, now: float) -> list[str]:
-        """Return the names of all jobs that are due, by due time."""
+        """Return the names of all jobs that are due, and of the files to be quarantined."""
+        due = [name for name, entry in self.entries.items() if entry.due <= now]
+        return [name for name in due if self._ready_at([name], 0.0) <= now]
+
+    def rivals(self, now: float) -> list[list[str]]:
+        """Return the names, by slug, of the jobs that one job is to stand for from now on."""
+        return [names for names in self._rivals() if self._ready_at(names, 0.0) <= now]
+
+    def _rivals(self) -> list[list[str]]:
         found = []
-        while (first := self.next_due()) is not None and first <= now:
-            found.append(heapq.heappop(self._queue))
-        for item in dict.fromkeys(found):
-            heapq.heappush(self._queue, item)
-        return list(dict.fromkeys(name for _, name in found))
+        for slug, names in self.by_slug.items():
+            if len(names) > 1:
+                letters = [name for name in self.failed(slug) if not self.entries[name].is_quarantined]
+                found += [group for group in (self.pending(slug), letters) if len(group) > 1]
+        return found
 
-    def next_due(self) -> float | None:
-        """Return when the first waiting job becomes due."""
-        while self._queue:
-            due, name = self._queue[0]
-            entry = self.entries.get(name)
-            if entry is not None and entry.due == due:
-                return None if math.isinf(due) else due
-            heapq.heappop(self._queue)
-        return None
+    def pending(self, slug: str) -> list[str]:
+        """Return the names of the slug's pending jobs, the newest save first."""
+        names = [name for name in self.by_slug.get(slug, ()) if self.entries[name].is_pending]
+        return sorted(names, key=lambda name: (*self.entries[name].order, name), reverse=True)
 
-    def crowds(self, now: float) -> list[str]:
-        """Return the slugs whose saves are to be joined now."""
-        return sorted(
-            slug
-            for slug in self.crowded
-            if not any(
-                self._is_left_alone(name, now)
-                for name in (*self.pending.get(slug, ()), *self.failed.get(slug, ()))
-            )
-        )
-
-    def given_up_at(self, name: str) -> float:
-        """Return when the damaged file is quarantined."""
-        return max(self.damaged[name].given_up_at, self.stuck.get(name, (0.0, ""))[0])
-
-    def given_up(self, now: float) -> list[str]:
-        """Return the damaged files that nobody has completed in time."""
-        return [name for name in self.damaged if self.given_up_at(name) <= now]
+    def failed(self, slug: str) -> list[str]:
+        """Return the names of the slug's dead letters."""
+        return [name for name in self.by_slug.get(slug, ()) if not self.entries[name].is_pending]
 
     def unusable(self, now: float) -> dict[str, str]:
         """Return the reasons why files are not jobs, or could not be moved."""
-        found = {n: f.reason for n, f in self.damaged.items() if f.given_up_at <= now}
+        found = {
+            name: each.problem for name, each in self.entries.items() if each.problem and each.due <= now
+        }
         return {printable(name): reason for name, reason in (found | self.stuck_files()).items()}
 
     def stuck_files(self) -> dict[str, str]:
         """Return the reasons why files could not be moved when that was last tried."""
-        for name in self.stuck.keys() - self.entries.keys() - self.damaged.keys():
-            del self.stuck[name]
-        return {name: reason for name, (_, reason) in self.stuck.items()}
+        self._stuck = {name: each for name, each in self._stuck.items() if name in self.entries}
+        return {name: reason for name, (_, reason) in self._stuck.items()}
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
-        """Return the paths of jobs whose time has not come; computed again only when the jobs change."""
-        if self._scheduled is None or not self._scheduled_from <= now < self._scheduled_until:
-            paths: dict[str, float] = {}
-            self._scheduled_until = math.inf
-            for at, declared in self._declared(now):
-                self._scheduled_until = min(self._scheduled_until, at)
-                for path in declared:
-                    paths[path] = min(at, paths.get(path, at))
-            self._scheduled, self._scheduled_from = paths, now
-        return self._scheduled
-
-    def _declared(self, now: float) -> Iterable[tuple[float, tuple[str, ...]]]:
+        """Return the paths of jobs whose time has not come, and those that damaged files declared."""
+        paths: dict[str, float] = {}
         for entry in self.entries.values():
-            if entry.scheduled_for is None:
+            at = entry.scheduled_for
+            if at is None:
                 continue
-            if entry.is_pending and entry.scheduled_for > now:
-                yield entry.scheduled_for, entry.paths
-            elif entry.is_quarantined and entry.slug not in self.pending:
-                yield max(entry.scheduled_for, now + RETRY_S), entry.paths
-        for file in self.damaged.values():
-            if file.declared and file.declared.slug not in self.pending:
-                yield max(file.declared.scheduled_for, now + RETRY_S), file.declared.paths
+            if entry.problem or entry.is_quarantined:
+                if self.pending(entry.slug):
+                    continue
+                at = max(at, now + _RETRY_S)
+            elif not entry.is_pending or at <= now:
+                continue
+            for path in entry.paths:
+                paths[path] = min(at, paths.get(path, at))
+        return paths
 
     def revivable(self, now: float) -> list[str]:
         """Return the jobs that an environment failure ended, or delays."""
@@ -444,9 +311,9 @@ class Index:
             name
             for name, entry in self.entries.items()
             if entry.failure is not None
+            and not entry.problem
             and is_environment(entry.failure)
             and (not entry.is_pending or (entry.due > now and entry.job.next_attempt_at is not None))
-            and not self._is_left_alone(name, now)
         ]
 
 
@@ -454,5 +321,115 @@ def _stamp(found: os.stat_result) -> int:
     return hash((found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size))
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int]:
-    return (found.st_ino, found.st_mtime_ns, found.st_size)
+def _declared(known: Entry | None) -> Entry:
+    """Return what a scheduled job declared before its file was damaged: its paths stay withheld."""
+    if known is None or not (known.problem or known.is_pending or known.is_quarantined):
+        return Entry()
+    return Entry(slug=known.slug, paths=known.paths, scheduled_for=known.scheduled_for)
+
+
+class Stop(Protocol):
+    """What ends a wait early."""
+
+    def is_set(self) -> bool:
+        """Return True if the worker is to stop."""
+        ...
+
+    def wait(self, seconds: float) -> object:
+        """Sleep until the worker is to stop."""
+        ...
+
+
+class FolderWatcher:
+    """Sleeps until the folder changes. Where there is no inotify, the poll has to do. For one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._inotify: INotify | None = None
+        self._watched = (0, 0)
+        self._changed: set[str] | None = None
+        """The files that changed since `changes` was called; None: any of them."""
+        self._is_awake = False
+        self._next_try = 0.0
+
+    def wait(self, seconds: float, stop: Stop) -> None:
+        """Return after `seconds`, or when the folder changed, or when `stop` is set."""
+        if self._inotify is not None and _identity(self._folder) != self._watched:
+            self.close()  # another folder has the name now
+        if self._inotify is None:
+            self.open()
+            if self._inotify is None:
+                stop.wait(seconds)
+            return  # what was saved before the watch existed is read first
+        deadline = time.monotonic() + seconds
+        while not self._is_awake and not stop.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._gather(self._inotify, min(left, _STOP_CHECK_S))
+        self._is_awake = False
+
+    def open(self) -> None:
+        """Watch the folder from now on, if that is possible."""
+        if self._inotify is not None or time.monotonic() < self._next_try:
+            return
+        watched = _identity(self._folder)  # before: if the folder is replaced now, the next wait notices
+        inotify = None
+        try:
+            inotify = INotify()
+            inotify.add_watch(self._folder, sum(_EVENTS))
+        except (OSError, AttributeError):  # another system, no watch left, or no folder yet
+            if inotify is not None:
+                inotify.close()
+            self._next_try = time.monotonic() + _RETRY_S
+        else:
+            self._inotify, self._watched, self._changed = inotify, watched, None
+
+    def close(self) -> None:
+        """Watch no more, until the next wait."""
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+
+    def __del__(self) -> None:
+        """Close the watch of a queue that is no longer used."""
+        self.close()
+
+    def changes(self, folder: os.stat_result) -> Collection[str] | None:
+        """Return the files of the open folder that changed since the last call; None if that is unknown."""
+        if (folder.st_dev, folder.st_ino) != self._watched:
+            self.close()
+        if self._inotify is None:
+            return None
+        self._read(self._inotify, 0)
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def _gather(self, inotify: INotify, seconds: float) -> None:
+        """Wait for a change, then for the end of a series of changes."""
+        if not self._read(inotify, round(seconds * 1000)):
+            return
+        latest = time.monotonic() + _LONGEST_QUIET_S
+        while time.monotonic() < latest and self._read(inotify, _QUIET_MS):
+            pass
+
+    def _read(self, inotify: INotify, milliseconds: int) -> bool:
+        """Note what changed; return True if anything did."""
+        events = list(inotify.read(timeout=milliseconds))
+        if any(not event.name for event in events):  # too many events, or the folder itself changed
+            self._changed = None
+            self._is_awake = True
+        # A half-written file, under a name that is no job's, wakes nobody.
+        jobs = {event.name for event in events if is_job_name(event.name)}
+        self._is_awake = self._is_awake or bool(jobs) or any(each.name == PAUSE_FILE for each in events)
+        if self._changed is not None:
+            self._changed |= jobs
+        return bool(events)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        found = folder.stat()
+    except OSError:
+        return (0, 0)
+    return (found.st_dev, found.st_ino)
