@@ -345,7 +345,15 @@ class GitPublisher:
             self._guard(lambda: repository.update_refs(*moves))
         if not self._dry_run:
             self._guard(lambda: self._conflicts.close(plan.blobs))
-            self._guard(lambda: self._copies.sync(tip, plan.blobs))
+            self._guard(lambda: self._copies.sync(tip, self._published_blobs(plan, tip)))
+
+    def _published_blobs(self, plan: Plan, tip: str) -> Mapping[str, str | None]:
+        """Return the plan's blobs, and those of plans that have landed too and wait to be resolved."""
+        blobs = dict(plan.blobs)
+        for other in self._plans.plans():
+            if other.id != plan.id and self._repository.is_ancestor(other.tip, tip):
+                blobs = {**other.blobs, **blobs}
+        return blobs
 
     def _guard(self, action: Callable[[], object]) -> None:
         """Run the action; warn of a local failure. Only a database that is away stops what follows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,10 +74,11 @@ def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_comm
     assert site.git("status", "--porcelain") == ""
 
 
-def test_a_pull_after_a_crash_knows_what_had_landed(site: Site) -> None:
+@pytest.fixture
+def site_after_crash(site: Site) -> Site:
+    """A worker died after its push had landed; since then, the CMS has deleted one file and edited one."""
     landed = site.root / "landed"
     hook(site, "post-receive", f"#!/bin/sh\ntouch {landed}\nsleep 3\n")
-    site.git("commit", "--quiet", "--allow-empty", "--message=A local commit")
     for name in ("deleted", "edited", "stays"):
         site.write_post(f"content/bundle/{name}.md", "one\n")
     site.save("bundle", ["content/bundle"])
@@ -87,15 +89,38 @@ def test_a_pull_after_a_crash_knows_what_had_landed(site: Site) -> None:
     (site.remote / "hooks" / "post-receive").unlink()
     (site.worktree / "content/bundle/deleted.md").unlink()
     site.write_post("content/bundle/edited.md", "two\n")
-    eventually(lambda: site.command("pull", "--rebase", "--push").returncode == 0)
+    return site
+
+
+def assert_bundle_is_published(site: Site) -> None:
     site.save("bundle", ["content/bundle"])
-
     assert site.run_once(**FAST).returncode == 0
-
     assert site.remote_file("content/bundle/deleted.md") is None
     assert site.remote_file("content/bundle/edited.md") == "two\n"
     assert site.remote_file("content/bundle/stays.md") == "one\n"
     assert site.git("status", "--porcelain") == ""
+
+
+def test_a_pull_after_a_crash_knows_what_had_landed(site_after_crash: Site) -> None:
+    site = site_after_crash
+    site.git("commit", "--quiet", "--allow-empty", "--message=A local commit")
+    eventually(lambda: site.command("pull", "--rebase", "--push").returncode == 0)
+    assert_bundle_is_published(site)
+
+
+def test_a_publication_knows_what_had_landed_before_the_remote_answers_for_it(site_after_crash: Site) -> None:
+    site = site_after_crash
+    shim = site.root / "bin" / "git"
+    shim.parent.mkdir()
+    once = f"mkdir {shim.parent}/asked 2>/dev/null && {{ echo 'fatal: timed out' >&2; exit 128; }}"
+    shim.write_text(f'#!/bin/sh\ncase "$*" in *ls-remote*) {once};; esac\nexec {shutil.which("git")} "$@"\n')
+    shim.chmod(0o755)
+    site.write_post("content/posts/other.md", "other\n")
+    site.save("other", ["content/posts/other.md"])
+    path = f"{shim.parent}:{os.environ['PATH']}"
+    eventually(lambda: "published" in site.run_once(PATH=path, **FAST).names())
+    assert subjects(site)["Publish other"] == subjects(site)["Publish bundle"] == 1
+    assert_bundle_is_published(site)
 
 
 def test_what_died_with_its_worker_publishes_nothing_of_a_newer_save_on_hold(site: Site) -> None:
