@@ -46,7 +46,7 @@ class Item:
     @property
     def blobs(self) -> dict[str, str | None]:
         """Return the author's version of each path."""
-        edited = {edit.path: edit.file.blob if edit.file else None for edit in self.edits}
+        edited = {edit.path: edit.blob for edit in self.edits}
         return {**self.staged.unchanged, **edited}
 
     def commit(self, identity: Person, now: float, files: Mapping[str, File | None]) -> Commit:

@@ -15,7 +15,7 @@ from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git.commits import write_commits
 from briter_worker.git.merge import Base, Merge
 from briter_worker.git.push import move_side_branch
-from briter_worker.ports import BaseVersion, Conflict, Outcome, Result
+from briter_worker.ports import BaseVersion, Conflict, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from briter_worker.git.batch import Item
     from briter_worker.git.commits import Person
     from briter_worker.git.repository import Repository
-    from briter_worker.ports import BaseVersions
+    from briter_worker.ports import BaseVersions, Outcome
 
 _MAX_NAME_BYTES = 100
 """The name of a branch is a file's name on the remote, of at most 255 bytes."""
@@ -44,15 +44,16 @@ class ConflictBranches:
         self._store = store
         self._identity = identity
         self._read = read
-        self._open: dict[str, BaseVersion] = {}
+        self._open: dict[str, tuple[str | None, Conflict]] = {}
+        """By path: the version that the author started from, and the conflict."""
         self._merged: set[str] = set()
         """Commits of conflict branches that somebody has merged."""
 
     def load(self, paths: Collection[str], tip: str) -> None:
         """Read what is known of the paths' conflicts, as of the remote's `tip`."""
         known = self._store.bases(paths) if paths else {}
-        self._open = {path: base for path, base in known.items() if base.conflict}
-        commits = {base.conflict.commit for base in self._open.values() if base.conflict}
+        self._open = {path: (each.blob, each.conflict) for path, each in known.items() if each.conflict}
+        commits = {conflict.commit for _, conflict in self._open.values()}
         self._merged = {each for each in commits if each and self._repository.is_ancestor(each, tip)}
 
     def base_of(self, path: str, blob: str | None) -> Base | None:
@@ -60,124 +61,97 @@ class ConflictBranches:
 
         The same content conflicts again; any other content is the author's answer to the remote's version.
         """
-        known = self._open.get(path)
-        if known is None or known.conflict is None:
+        if path not in self._open:
             return None
-        if known.conflict.commit in self._merged:
-            return Base(known.conflict.ours)
-        return Base(known.blob if blob == known.conflict.ours else known.conflict.theirs)
+        start, conflict = self._open[path]
+        if conflict.commit in self._merged:
+            return Base(conflict.ours)
+        return Base(start if blob == conflict.ours else conflict.theirs)
 
     def settle(self, item: Item, paths: Sequence[str], merge: Merge, *, now: float, dry_run: bool) -> Outcome:
         """Return the failure of a request that conflicts; its version is kept, and remembered as such."""
         message, fix = f"the remote changed {', '.join(paths)} in the same lines", _SAVE_AGAIN
         if not dry_run:
             try:
-                where, commands = self._keep_version(item, paths, merge, now)
+                parent = self._find_parent(item, paths[0], merge.tip)
+                branch, commit = self._known_branch(item, paths) or self._keep(item, parent, now)
+                self._remember(item, paths, merge, branch, commit)
             except PublishError as error:  # other posts of the push are on the remote: none of them may fail
-                where, commands = f"where it was saved, and nowhere else ({error.message})", ""
+                branch, parent = "", merge.tip
+                message = f"{message}; its version could not be kept ({error.message})"
+            where = f"on the branch {branch} of the remote" if branch else "where it was saved"
             message = f"{message}; the post's version is {where}"
-            fix = f"{fix}; or merge both: {commands}, then retry the post" if commands else fix
-        failure = Failure(FailureCode.CONFLICT, message, fix)
-        return Outcome(item.key, Result.FAILED, failure=failure, rejected_paths=item.rejected)
-
-    def _keep_version(self, item: Item, paths: Sequence[str], merge: Merge, now: float) -> tuple[str, str]:
-        """Return where the version is kept, and the commands that merge it where git can."""
-        parent = self._find_parent(item, paths[0], merge.tip)
-        kept = self._known_branch(item, paths) or self._keep(item, parent, now)
-        self._remember(item, paths, merge, kept)
-        if not kept.branch:
-            return "where it was saved", ""
-        # On the tip itself, git would see no conflict, and drop the remote's lines.
-        commands = "" if parent == merge.tip else self._merge_commands(kept.branch)
-        return f"on the branch {kept.branch} of the remote", commands
+            if branch and parent != merge.tip:  # else git would see no conflict, and drop theirs
+                remote, main = self._repository.remote, self._repository.branch
+                fix = (
+                    f"{fix}; or merge both: git fetch {remote} && git switch {main} && git merge --ff-only "
+                    f"{remote}/{main} && git merge {shlex.quote(f'{remote}/{branch}')}; resolve and commit; "
+                    f"git push {remote} {main}, then retry the post"
+                )
+        return item.outcome(Result.FAILED, failure=Failure(FailureCode.CONFLICT, message, fix))
 
     def close(self, paths: Collection[str]) -> None:
         """Forget the conflicts of paths that are published, and delete their branches. May be repeated."""
-        over = {path: self._open[path] for path in paths if path in self._open}
-        branches = {(base.conflict.branch, base.conflict.commit) for base in over.values() if base.conflict}
-        for branch, commit in branches:
+        over = {path: self._open.pop(path) for path in paths if path in self._open}
+        for branch, commit in {(each.branch, each.commit) for _, each in over.values()}:
             if branch:
                 move_side_branch(self._repository, "", branch, commit)
         if over:
-            self._store.remember({path: BaseVersion(base.blob) for path, base in over.items()}, {})
-            for path in over:
-                del self._open[path]
+            self._store.remember({path: BaseVersion(blob) for path, (blob, _) in over.items()}, {})
 
-    def _known_branch(self, item: Item, paths: Sequence[str]) -> Conflict | None:
+    def _known_branch(self, item: Item, paths: Sequence[str]) -> tuple[str, str | None] | None:
         """Return where this very version is kept already."""
-        found = [self._open[path].conflict if path in self._open else None for path in paths]
-        first = found[0]
-        if first is None or any(each is None or each.commit != first.commit for each in found):
-            return None
-        same = all(each and each.ours == item.blobs[path] for path, each in zip(paths, found, strict=True))
-        return first if same and first.branch else None
+        found = [self._open[path][1] for path in paths if path in self._open]
+        same = len(found) == len(paths) and all(
+            each.ours == item.blobs[path] and each.commit == found[0].commit
+            for path, each in zip(paths, found, strict=True)
+        )
+        return (found[0].branch, found[0].commit) if same and found[0].branch else None
 
-    def _keep(self, item: Item, parent: str, now: float) -> Conflict:
-        """Push the request's version to a branch of its own, as one commit on what it started from."""
-        nowhere = Conflict(None, None, "", None)
-        own = Merge(self._repository, parent, item.blobs, self._read)
-        placed = own.place([replace(edit, base=None) for edit in item.edits])
+    def _keep(self, item: Item, parent: str, now: float) -> tuple[str, str | None]:
+        """Push the request's version as one commit on `parent`; return the branch, or nothing."""
+        repository = self._repository
+        merge = Merge(repository, parent, item.blobs, self._read)
+        placed = merge.place([replace(edit, base=None) for edit in item.edits])
         if not placed.files:
-            return nowhere
+            return "", None
+        ref = f"{repository.own_refs}/conflict/{uuid.uuid4().hex}"
+        commits = [item.commit(self._identity, now, placed.files)]
+        (commit,) = write_commits(repository.git, commits, parent=parent, ref=ref, progress=lambda *_: None)
         name = f"conflict/{_branch_name(item.request.slug)}"
-        ref = f"{self._repository.own_refs}/conflict/{uuid.uuid4().hex}"
-        try:
-            (commit,) = write_commits(
-                self._repository.git,
-                [item.commit(self._identity, now, placed.files)],
-                parent=parent,
-                ref=ref,
-                progress=lambda *_: None,
-            )
-            open_conflicts = [base.conflict for base in self._open.values() if base.conflict]
-            before = {each.branch: each.commit for each in open_conflicts}
-            candidates = (name, f"{name}-{commit[:8]}")
-            kept = next(
-                (
-                    each
-                    for each in candidates
-                    if move_side_branch(self._repository, ref, each, before.get(each))
-                ),
-                None,
-            )
-            self._repository.update_refs((ref, None, None))
-        except PublishError:
-            return nowhere
-        return Conflict(None, None, kept, commit) if kept else nowhere
+        before = {each.branch: each.commit for _, each in self._open.values()}
+        candidates = (name, f"{name}-{commit[:8]}")
+        kept = (each for each in candidates if move_side_branch(repository, ref, each, before.get(each)))
+        branch = next(kept, "")
+        repository.update_refs((ref, None, None))
+        return branch, commit if branch else None
 
     def _find_parent(self, item: Item, path: str, tip: str) -> str:
         """Return the newest commit that has the version the author started from, or the tip."""
         base = next((edit.base for edit in item.edits if edit.path == path), None)
         if base is None or base.blob is None or self._repository.git.worktree is None:
             return tip  # a bare clone has no history
-        status, out, _ = self._repository.git.attempt(
+        out = self._repository.git.run(
             *("--literal-pathspecs", "log", "-1", "--no-merges", "--format=%H %P"),
             *(f"--find-object={base.blob}", tip, "--", path),
         )
-        for commit in out.decode().split() if status == 0 else []:
+        for commit in out.decode().split():
             entry = self._repository.entries(commit, [path]).get(path)
             if entry is not None and entry.blob == base.blob:
                 return commit
         return tip
 
-    def _merge_commands(self, branch: str) -> str:
-        remote, main = self._repository.remote, self._repository.branch
-        return (
-            f"git fetch {remote} && git switch {main} && git merge --ff-only {remote}/{main} && git merge "
-            f"{shlex.quote(f'{remote}/{branch}')}; resolve and commit; git push {remote} {main}"
-        )
-
-    def _remember(self, item: Item, paths: Sequence[str], merge: Merge, kept: Conflict) -> None:
+    def _remember(
+        self, item: Item, paths: Sequence[str], merge: Merge, branch: str, commit: str | None
+    ) -> None:
         bases = {edit.path: edit.base for edit in item.edits}
-        found: dict[str, BaseVersion] = {}
         for path in paths:
-            base = bases[path]
-            known = self._open.get(path)
-            start = known.blob if known else base.blob if base else merge.tree_blob(path)
-            conflict = replace(kept, ours=item.blobs[path], theirs=merge.tree_blob(path))
-            found[path] = BaseVersion(start, conflict)
-        self._store.remember(found, {})
-        self._open.update(found)
+            base, theirs = bases[path], merge.tree_blob(path)
+            start = base.blob if base else theirs
+            if path in self._open:
+                start = self._open[path][0]
+            self._open[path] = start, Conflict(item.blobs[path], theirs, branch, commit)
+        self._store.remember({path: BaseVersion(*self._open[path]) for path in paths}, {})
 
 
 def _branch_name(slug: str) -> str:

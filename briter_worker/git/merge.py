@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from briter_worker.git import messages
 from briter_worker.git.commits import File, blob_id
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
+from briter_worker.git.staging import parents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +47,11 @@ class Edit:
     file: File | None
     base: Base | None = None
 
+    @property
+    def blob(self) -> str | None:
+        """Return the blob of the new file."""
+        return self.file.blob if self.file else None
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -65,11 +71,13 @@ class Merge:
         self._repository = repository
         self.tip = tip
         self._read = read
-        wanted = {above for path in paths for above in (path, *parents_of(path))}
+        wanted = {above for path in paths for above in (path, *parents(path))}
         self._entries = repository.entries(tip, wanted)
         self._changed: dict[str, File | None] = {}
         self._last: dict[str, tuple[Edit, File | None]] = {}
         """By path: the edit that was placed last, and its result."""
+        self._filled: set[str] = set()
+        """Folders in which a file was placed."""
 
     def tree_blob(self, path: str) -> str | None:
         """Return the blob that the commit itself has at the path."""
@@ -85,7 +93,7 @@ class Merge:
         # Deletions first: another file of the request may take the place.
         for edit in sorted(edits, key=lambda each: each.file is not None):
             path, theirs = edit.path, self._current(edit.path)
-            if self._is_unedited(edit, theirs) or self._last.get(path) == (edit, theirs):
+            if self._last.get(path) == (edit, theirs):
                 continue
             try:
                 ours = self._merge(edit, theirs, deleted)
@@ -103,49 +111,43 @@ class Merge:
         # itself, where neighbouring lines are alike.
         self._last.update(results)
         self._changed.update(files)
+        self._filled.update(above for path, file in files.items() if file for above in parents(path))
         return Placed(files)
 
     def _current(self, path: str) -> File | None:
         if path in self._changed:
             return self._changed[path]
-        return _file_of(self._entries.get(path))
-
-    def _is_unedited(self, edit: Edit, theirs: File | None) -> bool:
-        """Return True if only the other side changed the file."""
-        base = edit.base
-        their_blob = theirs.blob if theirs else None
-        if base is None or _blob_of(edit) != base.blob or base.blob == their_blob:
-            return False
-        return theirs is None or theirs.mode in (LINK, SUBMODULE) or not _has_new_mode(edit, base)
+        entry = self._entries.get(path)
+        return None if entry is None or entry.mode == FOLDER else File(entry.mode, entry.blob)
 
     def _is_in_the_way(self, path: str, deleted: set[str]) -> bool:
         """Return True if writing the file would remove others: a folder, or a file above it."""
-        if any(above not in deleted and self._current(above) for above in parents_of(path)):
+        if any(above not in deleted and self._current(above) for above in parents(path)):
             return True
-        below = f"{path}/"
-        if any(
-            file and name.startswith(below) and name not in deleted for name, file in self._changed.items()
-        ):
-            return True
+        below: set[str] = set()
+        if path in self._filled:
+            below = {name for name, file in self._changed.items() if file and name.startswith(f"{path}/")}
         entry = self._entries.get(path)
-        if entry is None or entry.mode != FOLDER:
-            return False
-        files = self._repository.entries_below(self.tip, [path])
-        return any(name not in deleted and self._changed.get(name, True) for name in files)
+        if entry is not None and entry.mode == FOLDER:
+            there = self._repository.entries_below(self.tip, [path])
+            below |= {name for name in there if self._changed.get(name, True)}
+        return not below <= deleted
 
     def _merge(self, edit: Edit, theirs: File | None, deleted: set[str]) -> File | None:
-        if edit.file is not None and self._is_in_the_way(edit.path, deleted):
+        ours, their_blob = edit.file, theirs.blob if theirs else None
+        base = edit.base or Base(their_blob, theirs.mode if theirs else "")
+        has_new_mode = ours is not None and base.mode not in ("", ours.mode)
+        is_special = theirs is None or theirs.mode in (LINK, SUBMODULE)
+        if edit.blob == base.blob != their_blob and (is_special or not has_new_mode):
+            return theirs  # only the other side changed the file
+        if ours is not None and self._is_in_the_way(edit.path, deleted):
             raise _ConflictError
-        base = edit.base or Base(theirs.blob if theirs else None, theirs.mode if theirs else "")
-        ours = edit.file
-        is_unchanged_there = (theirs.blob if theirs else None) in (base.blob, _blob_of(edit))
-        if theirs is not None and theirs.mode == SUBMODULE:
-            raise _ConflictError
-        if ours is None or theirs is None or theirs.mode == LINK:
-            if is_unchanged_there:
+        is_unchanged_there = their_blob in (base.blob, edit.blob)
+        if ours is None or theirs is None or is_special:
+            if is_unchanged_there and not (theirs and theirs.mode == SUBMODULE):
                 return ours
             raise _ConflictError
-        mode = ours.mode if _has_new_mode(edit, base) else theirs.mode
+        mode = ours.mode if has_new_mode else theirs.mode
         if is_unchanged_there:
             return File(mode, ours.blob, ours.content)
         if ours.blob == base.blob:
@@ -183,20 +185,3 @@ class Merge:
 
 class _ConflictError(Exception):
     """Both sides changed the same lines, or one of them the kind of file."""
-
-
-def parents_of(path: str) -> list[str]:
-    """Return the folders above a path, the topmost first."""
-    return [path[:i] for i, c in enumerate(path) if c == "/"]
-
-
-def _blob_of(edit: Edit) -> str | None:
-    return edit.file.blob if edit.file else None
-
-
-def _file_of(entry: Entry | None) -> File | None:
-    return None if entry is None or entry.mode == FOLDER else File(entry.mode, entry.blob)
-
-
-def _has_new_mode(edit: Edit, base: Base) -> bool:
-    return edit.file is not None and base.mode not in ("", edit.file.mode)
