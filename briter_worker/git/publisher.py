@@ -16,7 +16,7 @@ from briter_worker.git.commits import File, read_own_commits
 from briter_worker.git.conflicts import ConflictBranches
 from briter_worker.git.maintenance import tidy_repository
 from briter_worker.git.merge import Base, Edit
-from briter_worker.git.push import PushResult, UncertainPushError, push_branch, push_large_files
+from briter_worker.git.push import PushResult, UncertainPushError, push, push_large_files
 from briter_worker.ports import Outcome, Plan, Result
 
 if TYPE_CHECKING:
@@ -279,8 +279,12 @@ class GitPublisher:
         try:
             self._check_still_ours()
             self._progress("push", 0, 0)
-            result = push_branch(
-                self._repository, ref, expect=plan.base, dry_run=self._dry_run, progress=self._progress
+            result = push(
+                self._repository,
+                f"{ref}:{self._repository.branch_ref}",
+                expect=plan.base,
+                dry_run=self._dry_run,
+                progress=self._progress,
             )
         except UncertainPushError as error:
             try:

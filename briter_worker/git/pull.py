@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, LockLostError, PublishError
 from briter_worker.git.plans import FilePlans
-from briter_worker.git.push import PushResult, UncertainPushError, push_branch, push_large_files
+from briter_worker.git.push import PushResult, UncertainPushError, push, push_large_files
 from briter_worker.git.repository import Entry
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _push(repository: Repository, new: str, tip: str) -> bool:
     if repository.git.config("filter.lfs.clean"):
         push_large_files(repository, ref, dry_run=False)
     try:
-        result = push_branch(repository, ref, expect=tip, dry_run=False, progress=lambda *_: None)
+        result = push(repository, f"{ref}:{repository.branch_ref}", expect=tip)
     except UncertainPushError:
         if repository.remote_tip() != new:
             raise

@@ -81,53 +81,19 @@ class _PushListener(git.RemoteProgress):
             self._progress("push", int(float(cur_count)), int(float(max_count)))
 
 
-def push_branch(
-    repository: Repository,
-    source: str,
-    *,
-    expect: str | None,
-    dry_run: bool,
-    progress: Callable[[str, int, int], None],
-) -> PushResult:
-    """Make the remote's branch what the ref `source` is, if it is still `expect` (None: absent).
-
-    Never forces: `source` contains `expect`, and the lease has the remote compare before it swaps. Raises
-    UncertainPushError when the push may have landed all the same, and PublishError when it did not: REJECTED
-    where the remote objects to the contents.
-    """
-    return _push(
-        repository, f"{source}:{repository.branch_ref}", expect=expect, dry_run=dry_run, progress=progress
-    )
-
-
-def move_side_branch(repository: Repository, source: str, branch: str, expect: str | None) -> bool:
-    """Move a branch of the worker's own on the remote, if it is still `expect`; an empty `source` deletes it.
-
-    Return False if the remote did not do it.
-    """
-    try:
-        result = _push(repository, f"{source}:refs/heads/{branch}", expect=expect, dry_run=False)
-    except PublishError:
-        return False
-    return result is PushResult.DONE
-
-
-def push_large_files(repository: Repository, ref: str, *, dry_run: bool) -> None:
-    """Upload what git-lfs stores for this ref; the pointers alone would be broken files."""
-    options = ["--dry-run"] if dry_run else []
-    repository.git.run(
-        *("lfs", "push", *options, repository.remote, ref), what="git-lfs could not upload large files"
-    )
-
-
-def _push(
+def push(
     repository: Repository,
     refspec: str,
     *,
     expect: str | None,
-    dry_run: bool,
+    dry_run: bool = False,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> PushResult:
+    """Make the remote's branch what the local ref is, if it is still `expect` (None: absent).
+
+    The lease has the remote compare before it swaps. Raises UncertainPushError when the push may have landed
+    all the same, and PublishError when it did not: REJECTED where the remote objects to the contents.
+    """
     listener = _PushListener(progress)
     lease = f"{refspec.rpartition(':')[2]}:{expect or ''}"
     options = {"dry_run": dry_run, "no_thin": repository.git.worktree is None}  # a bare clone lacks contents
@@ -151,6 +117,26 @@ def _push(
         if dry_run or is_answered or not listener.is_sending or error.code not in _UNCERTAIN:
             raise
         raise UncertainPushError(error.code, error.message, error.fix) from error
+
+
+def move_side_branch(repository: Repository, source: str, branch: str, expect: str | None) -> bool:
+    """Move a branch of the worker's own on the remote, if it is still `expect`; an empty `source` deletes it.
+
+    Return False if the remote did not do it.
+    """
+    try:
+        result = push(repository, f"{source}:refs/heads/{branch}", expect=expect)
+    except PublishError:
+        return False
+    return result is PushResult.DONE
+
+
+def push_large_files(repository: Repository, ref: str, *, dry_run: bool) -> None:
+    """Upload what git-lfs stores for this ref; the pointers alone would be broken files."""
+    options = ["--dry-run"] if dry_run else []
+    repository.git.run(
+        *("lfs", "push", *options, repository.remote, ref), what="git-lfs could not upload large files"
+    )
 
 
 def _result_of(infos: list[PushInfo], text: str) -> PushResult:
