@@ -51,10 +51,8 @@ def health(
 ) -> None:
     """Check the queue and the worker. Exits with 0 or 1."""
     problems = health_problems(load_settings(), time.time(), expect_worker=worker)
-    if as_json:
-        output.write_json({"healthy": not problems, "problems": problems})
-    else:
-        output.write("\n".join(f"unhealthy: {problem}" for problem in problems) or "healthy")
+    text = "\n".join(f"unhealthy: {problem}" for problem in problems) or "healthy"
+    output.answer({"healthy": not problems, "problems": problems}, text, as_json=as_json)
     raise typer.Exit(1 if problems else 0)
 
 
@@ -151,10 +149,8 @@ def _report_migration(moved: Migrated, way: str, *, as_json: bool) -> None:
         output.report(f"warning: {path} is not moved along: {reason}")
     for slug, reason in moved.stayed.items():
         output.report(f"{slug} stays where it is: {reason}")
-    if as_json:
-        output.write_json({"jobs": moved.jobs, "stayed": moved.stayed, "remarks": moved.remarks})
-    else:
-        output.write(f"{moved.jobs} jobs moved {way}")
+    document = {"jobs": moved.jobs, "stayed": moved.stayed, "remarks": moved.remarks}
+    output.answer(document, f"{moved.jobs} jobs moved {way}", as_json=as_json)
     raise typer.Exit(1 if moved.stayed else 0)
 
 
@@ -164,12 +160,10 @@ def upgrade(*, as_json: Json = False) -> None:
     database = open_database(read_cluster("db upgrade"))
     applied = database.upgrade()
     version = database.version()
-    if as_json:
-        output.write_json({"version": version, "applied": applied})
-    elif applied:
-        output.write(f"the database is now at version {version}: applied {', '.join(applied)}")
-    else:
-        output.write(f"the database is up to date (version {version})")
+    text = f"the database is up to date (version {version})"
+    if applied:
+        text = f"the database is now at version {version}: applied {', '.join(applied)}"
+    output.answer({"version": version, "applied": applied}, text, as_json=as_json)
 
 
 @database_app.command()
@@ -178,7 +172,5 @@ def check(*, as_json: Json = False) -> None:
     database = open_database(read_cluster("db check"))
     database.check()
     version = database.version()
-    if as_json:
-        output.write_json({"ok": True, "version": version})
-    else:
-        output.write(f"the database fits this program (version {version})")
+    text = f"the database fits this program (version {version})"
+    output.answer({"ok": True, "version": version}, text, as_json=as_json)

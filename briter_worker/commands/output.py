@@ -67,6 +67,14 @@ def write_json(value: object) -> None:
     write(encode_document(value).decode())  # type: ignore[arg-type]  # any JSON value
 
 
+def answer(value: object, text: str, *, as_json: bool) -> None:
+    """Print the value as JSON for programs, or the text for people."""
+    if as_json:
+        write_json(value)
+    else:
+        write(text)
+
+
 def write_columns(rows: Iterable[Sequence[str]]) -> None:
     """Print one line per row, with tabs between the cells. A cell contains no tab and no line feed."""
     write("".join("\t".join(one_line(cell) or EMPTY for cell in row) + "\n" for row in rows))

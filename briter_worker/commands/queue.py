@@ -17,7 +17,7 @@ from briter_worker.allowlist import Allowlist, PathRefusedError
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, tables, wake_worker
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Cancelled, Event, Warned
-from briter_worker.job import format_time, parse_time
+from briter_worker.job import parse_time
 from briter_worker.redaction import one_line
 from briter_worker.sinks.history import HistoryUnreadableError
 from briter_worker.sinks.log import LogSink, standard_output
@@ -25,7 +25,7 @@ from briter_worker.status import job_to_json, pause_to_json, read_status
 from briter_worker.wiring import open_history, open_queue, open_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from briter_worker.job import Document, Job
     from briter_worker.ports import ListedJob, QueueControl
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from briter_worker.sinks.history import History, Receipt
 
 _WATCH_INTERVAL_S = 0.2
-_RECEIPT_TIMEOUT_S = 3.0
-"""A receipt is written within this time after its job left the queue, or never."""
+_MAX_LOOKS_WITHOUT_JOB = 15
 _SHOWN_RECEIPTS = 20
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -91,17 +90,17 @@ def enqueue(
         job = _send(settings, document, root) if settings.database_url else _submit(settings, document)
     except ValueError as error:
         raise UsageError(str(error), getattr(error, "fix", "")) from None
-    if as_json:
-        output.write_json(job)
-    elif output.is_terminal():
-        output.write(f"{one_line(slug)} is queued as job {job['id']}")
-    else:
-        output.write(job["id"])
+    text = f"{one_line(slug)} is queued as job {job['id']}" if output.is_terminal() else job["id"]
+    output.answer(job, text, as_json=as_json)
 
 
 def _submit(settings: Settings, document: Document) -> dict[str, str]:
     job = client.submit(document, queue=settings.queue_root)
-    _warn_about_paths(settings, document["paths"], _find_worktree(settings))
+    worktree = settings.git_worktree
+    missing = []
+    if (worktree / ".git").exists():  # else the work tree may be on another machine
+        missing = [path for path in document["paths"] if not os.path.lexists(worktree / path)]
+    _warn_about_paths(settings, document["paths"], missing, worktree)
     return {"id": job.id, "slug": document["slug"], "file": str(job.path)}
 
 
@@ -112,13 +111,13 @@ def _send(settings: Settings, document: Document, root: str | None) -> dict[str,
     sent = send(settings, document, root=folder)
     for path, reason in sent.left_out.items():
         output.report(f"warning: {path} will not be published: {reason}")
-    for path in sent.missing:
-        _warn_missing(path, folder)
-    _warn_about_paths(settings, document["paths"])
+    _warn_about_paths(settings, document["paths"], sent.missing, folder)
     return {"id": sent.id, "slug": document["slug"], "site": sent.site}
 
 
-def _warn_about_paths(settings: Settings, paths: Sequence[str], worktree: Path | None = None) -> None:
+def _warn_about_paths(
+    settings: Settings, paths: Sequence[str], missing: Collection[str], folder: Path
+) -> None:
     allowlist = Allowlist(settings.folders)
     for path in paths:
         try:
@@ -126,28 +125,10 @@ def _warn_about_paths(settings: Settings, paths: Sequence[str], worktree: Path |
         except PathRefusedError as refused:
             output.report(f"warning: {path} will not be published: {refused.reason}")
         else:
-            if worktree is not None and not os.path.lexists(worktree / path):
-                _warn_missing(path, worktree)
-
-
-def _warn_missing(path: str, folder: Path) -> None:
-    output.report(f"warning: {path} is not in {folder}: if the remote has it, it will be deleted there")
-
-
-def _find_worktree(settings: Settings) -> Path | None:
-    """Return the work tree if it is on this machine; warn of a wrong folder.
-
-    A queue folder elsewhere means that this machine may be the CMS's alone, so there is no warning.
-    """
-    worktree = settings.git_worktree
-    if (worktree / ".git").exists():
-        return worktree
-    if settings.queue_root.is_relative_to(worktree):
-        output.report(
-            f"warning: {worktree} is not the top of a git repository",
-            "run the command in the site's repository, or set BRITER_GIT_WORKTREE",
-        )
-    return None
+            if path in missing:
+                output.report(
+                    f"warning: {path} is not in {folder}: if the remote has it, it will be deleted there"
+                )
 
 
 # --- list, show, history
@@ -168,7 +149,7 @@ def list_(
         return
     tables.write_jobs(rows, now)
     if pause := queue.active_pause(now):
-        output.report(tables.pause_text(pause, now))
+        output.report(tables.pause_text(pause))
 
 
 def history(
@@ -272,40 +253,34 @@ def _find_obstacle(settings: Settings, queue: QueueControl, rows: Sequence[Liste
     if not rows or rows[0].state.value not in {"pending", "retrying"}:
         return ""
     status = read_status(settings, time.time(), queue=queue, jobs=rows, local_commits=())
-    if (pause := status.paused) is not None:
-        until = "briter-worker resume" if pause.until is None else format_time(pause.until)
-        return f"paused until {until}" + (f": {one_line(pause.reason)}" if pause.reason else "")
+    if status.paused is not None:
+        return tables.pause_text(status.paused)
     return "" if status.has_worker else "no worker is running: the next one publishes it"
 
 
 def _watch(settings: Settings, wanted: str) -> int:
     """Print each change of the post until it has ended; return the exit status."""
     printed: tuple[object, ...] = ()
-    gone_at: float | None = None
-    while True:
+    looks_without_job = 0  # a job leaves the queue just before its receipt is written
+    while looks_without_job < _MAX_LOOKS_WITHOUT_JOB:
         try:
             post = _find_post(settings, wanted)
         except DeclinedError:
-            # A cancelled job leaves the queue just before its receipt is written.
-            gone_at = gone_at or time.monotonic()
-            if not printed or time.monotonic() - gone_at > _RECEIPT_TIMEOUT_S:
+            if not printed:
                 raise
-            time.sleep(_WATCH_INTERVAL_S)
-            continue
-        if post.rows:
-            gone_at = None
-        text, news = post.progress()
-        if news != printed:
-            output.write(text)
-            printed = news
-        has_ended = all(row.state.value == "failed" for row in post.rows)
-        if has_ended and not post.rows and post.running is not None:
-            # The receipt follows, unless the worker died at this moment.
-            gone_at = gone_at or time.monotonic()
-            has_ended = time.monotonic() - gone_at > _RECEIPT_TIMEOUT_S
-        if has_ended:
-            return 1 if post.rows else 0
+            looks_without_job += 1
+        else:
+            text, news = post.progress()
+            if news != printed:
+                output.write(text)
+                printed = news
+            if post.rows and all(row.state.value == "failed" for row in post.rows):
+                return 1
+            if not post.rows and post.running is None:
+                return 0
+            looks_without_job = 0 if post.rows else looks_without_job + 1
         time.sleep(_WATCH_INTERVAL_S)
+    return 0  # the worker was killed before it wrote the receipt
 
 
 @contextmanager
@@ -410,10 +385,7 @@ def pause(
     settings = read_site(site)
     now = time.time()
     made = open_queue(settings).pause(now, until=_pause_end(span, until, now), reason=reason)
-    if as_json:
-        output.write_json(pause_to_json(made))
-    else:
-        output.write(tables.pause_text(made, now))
+    output.answer(pause_to_json(made), tables.pause_text(made), as_json=as_json)
 
 
 def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
@@ -421,10 +393,8 @@ def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
     settings = read_site(site)
     was_paused = open_queue(settings).resume()
     wake_worker(settings)
-    if as_json:
-        output.write_json({"resumed": was_paused})
-    else:
-        output.write("publishing goes on" if was_paused else "publishing was not paused")
+    text = "publishing goes on" if was_paused else "publishing was not paused"
+    output.answer({"resumed": was_paused}, text, as_json=as_json)
 
 
 def _pause_end(span: str | None, until: str | None, now: float) -> float | None:

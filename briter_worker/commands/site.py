@@ -64,7 +64,6 @@ def add(  # noqa: PLR0913 - each is an option
     settings = read_cluster("site add")
     from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
-    now = time.time()
     site = sites.Site(
         name,
         remote,
@@ -74,10 +73,10 @@ def add(  # noqa: PLR0913 - each is an option
         allowed=tuple(allow) if allow else settings.allowed_paths,
         settings=_read_own(own, author),
         credentials=_read_credentials(credential_env, credential_file, credential_user, ssh_key),
-        created_at=now,
+        created_at=time.time(),
     )
     sites.add(open_database(settings), site, settings)
-    _write(site, now, as_json=as_json)
+    _write(site, as_json=as_json)
 
 
 @app.command()
@@ -115,7 +114,7 @@ def change(  # noqa: PLR0913 - each is an option
         credentials=credentials or (None if no_credential else old.credentials),
     )
     sites.change(database, site, settings)
-    _write(site, time.time(), as_json=as_json)
+    _write(site, as_json=as_json)
 
 
 @app.command("list")
@@ -124,12 +123,11 @@ def list_(*, as_json: Json = False) -> None:
     settings = read_cluster("site list")
     from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
-    now = time.time()
-    rows = sites.summaries(open_database(settings), now)
+    rows = sites.summaries(open_database(settings), time.time())
     if as_json:
         output.write_json([_summary_to_json(row) for row in rows])
     else:
-        tables.write_sites(rows, now)
+        tables.write_sites(rows)
 
 
 @app.command()
@@ -138,7 +136,7 @@ def show(name: Name, *, as_json: Json = False) -> None:
     settings = read_cluster("site show")
     from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
-    _write(sites.get(open_database(settings), name), time.time(), as_json=as_json)
+    _write(sites.get(open_database(settings), name), as_json=as_json)
 
 
 @app.command()
@@ -153,10 +151,7 @@ def remove(
     from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
     sites.remove(open_database(settings), name, discard=discard)
-    if as_json:
-        output.write_json({"name": name, "removed": True})
-    else:
-        output.write(f"{one_line(name)} is removed")
+    output.answer({"name": name, "removed": True}, f"{one_line(name)} is removed", as_json=as_json)
 
 
 @app.command()
@@ -203,8 +198,8 @@ def _read_credentials(
     return {name: value for name, value in given.items() if value is not None} or None
 
 
-def _write(site: Site, now: float, *, as_json: bool) -> None:
+def _write(site: Site, *, as_json: bool) -> None:
     if as_json:
         output.write_json(site.to_json())
     else:
-        tables.write_site(site, now)
+        tables.write_site(site)

@@ -47,7 +47,7 @@ _STYLES = {
 }
 """By state of a job or a finding, and by outcome of an attempt."""
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_UNITS = ((60, 1, "s"), (3600, 60, "min"), (2 * 86400, 3600, "h"))
 _WIDE_COLUMNS = 100
 """Width of a terminal with room for job ids. Every command takes the slug, too."""
 _SHORT_COMMIT = 10
@@ -120,19 +120,16 @@ def ago(seconds: float) -> str:
 
 def span(seconds: float) -> str:
     """Return a duration in its largest unit."""
-    if seconds < _MINUTE:
-        return f"{seconds:.0f} s"
-    if seconds < _HOUR:
-        return f"{seconds / _MINUTE:.0f} min"
-    if seconds < 2 * _DAY:
-        return f"{seconds / _HOUR:.0f} h"
-    return f"{seconds / _DAY:.0f} days"
+    for limit, size, unit in _UNITS:
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
 
 
-def pause_text(pause: Pause, now: float) -> str:
+def pause_text(pause: Pause) -> str:
     """Return the pause as a sentence."""
-    end = "until briter-worker resume" if pause.until is None else f"for {span(pause.until - now)}"
-    return f"paused {end}" + (f": {one_line(pause.reason)}" if pause.reason else "")
+    end = "briter-worker resume" if pause.until is None else format_time(pause.until)
+    return f"paused until {end}" + (f": {one_line(pause.reason)}" if pause.reason else "")
 
 
 # --- jobs
@@ -142,16 +139,10 @@ def write_jobs(rows: Sequence[ListedJob], now: float) -> None:
     """Print a table of jobs."""
     cells: list[list[_Cell]] = []
     for row in rows:
-        job = row.job
-        cells.append(
-            [row.state.value, job.slug, job.id, _due_at(row, now), job.attempts, job.last_error, job.fix]
-        )
+        job, state = row.job, row.state.value
+        due = job.due_at(now, math.inf) if state in {"scheduled", "retrying"} else None
+        cells.append([state, job.slug, job.id, due, job.attempts, job.last_error, job.fix])
     _write_table(["State", "Post", "Job", "When", "Tries", "What happened"], cells, now, "No jobs.")
-
-
-def _due_at(row: ListedJob, now: float) -> float | None:
-    """Return when a waiting job is tried next; None if that is now or never."""
-    return row.job.due_at(now, math.inf) if row.state.value in {"scheduled", "retrying"} else None
 
 
 def write_job(row: ListedJob) -> None:
@@ -184,10 +175,6 @@ def write_receipts(receipts: Sequence[Receipt], now: float) -> None:
     _write_table(headings, cells, now, "No receipts yet.")
 
 
-def _outcome(receipt: Receipt) -> str:
-    return f"{receipt.outcome}{' (dry run)' if receipt.dry_run else ''}"
-
-
 def progress_text(receipt: Receipt) -> str:
     """Return how far an attempt is, such as `push 40 %`."""
     if receipt.total and receipt.done < receipt.total:
@@ -197,7 +184,7 @@ def progress_text(receipt: Receipt) -> str:
 
 def receipt_text(receipt: Receipt) -> str:
     """Return the outcome of an attempt, with the commit or the error."""
-    text = _outcome(receipt)
+    text = f"{receipt.outcome}{' (dry run)' if receipt.dry_run else ''}"
     if receipt.commit:
         text += f" as {receipt.commit} on {receipt.branch} of {receipt.remote}"
     waited = receipt.save_to_remote
@@ -224,7 +211,7 @@ def write_status(status: SiteStatus) -> None:
             *facts,
             ("next due", "" if due is None else ago(due) if due > 0 else "now"),
             ("worker", _worker_text(status)),
-            *([("paused", pause_text(status.paused, status.now))] if status.paused else []),
+            *([("paused", pause_text(status.paused))] if status.paused else []),
             ("condition", status.condition or "no problem is known"),
             *([("fix", status.fix)] if status.fix else []),
             *_local_commits(status),
@@ -281,7 +268,7 @@ def write_pull(result: PullResult, settings: Settings) -> None:
 # --- the sites of a cluster
 
 
-def write_site(site: Site, now: float) -> None:
+def write_site(site: Site) -> None:
     """Print the registration of a site."""
     credentials = site.credentials or {}
     write_facts(
@@ -292,15 +279,15 @@ def write_site(site: Site, now: float) -> None:
             ("also allowed", ", ".join(site.allowed)),
             ("credential", ", ".join(f"{key} {value}" for key, value in credentials.items())),
             *((key, str(value)) for key, value in site.settings.items()),
-            *([("paused", pause_text(site.paused, now))] if site.paused else []),
+            *([("paused", pause_text(site.paused))] if site.paused else []),
         ]
     )
 
 
-def write_sites(rows: Sequence[SiteSummary], now: float) -> None:
+def write_sites(rows: Sequence[SiteSummary]) -> None:
     """Print a table of the sites and their jobs."""
     cells: list[list[_Cell]] = [
         [row.name, row.waiting, row.claimed, row.failed, row.site.remote] for row in rows
     ]
     empty = "No sites yet. Add one: briter-worker site add NAME --remote URL"
-    _write_table(["Site", "Waiting", "In flight", "Failed", "Remote"], cells, now, empty)
+    _write_table(["Site", "Waiting", "In flight", "Failed", "Remote"], cells, 0.0, empty)

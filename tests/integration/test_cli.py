@@ -250,19 +250,6 @@ def test_enqueue_warns_of_what_is_not_there_and_says_nothing_of_what_is(site: Si
     assert site.job("typo")["paths"] == ["content/posts/helo.md"]
 
 
-def test_enqueue_warns_in_a_folder_that_is_no_site(tmp_path: Path, site: Site) -> None:
-    wrong = tmp_path / "wrong"
-    wrong.mkdir()
-    here = {"BRITER_APP_ROOT": str(wrong), "BRITER_STORAGE_ROOT": "", "BRITER_GIT_WORKTREE": ""}
-    told = site.command("enqueue", "hello", POST, **here)
-    assert told.returncode == 0
-    assert f"warning: {wrong} is not the top of a git repository" in error_of(told)
-    assert "BRITER_GIT_WORKTREE" in error_of(told)
-    # A CMS may have the queue alone, and the site be somewhere else.
-    apart = {**here, "BRITER_STORAGE_ROOT": str(site.storage)}
-    assert site.command("enqueue", "hello", POST, **apart).stderr == ""
-
-
 def test_a_path_or_message_may_look_like_an_option(site: Site) -> None:
     assert site.command("enqueue", "-m", "--all", "--", "-x", "--upload-pack=touch x").returncode == 0
     assert (site.job("-x")["message"], site.job("-x")["paths"]) == ("--all", ["--upload-pack=touch x"])
