@@ -197,7 +197,9 @@ class LastingConnector(PsycopgConnector):
                 self._outage.begin(error)
             else:
                 self._outage.end()
+                _raise_lost_cancellation()
                 return result
+            _raise_lost_cancellation()
             await asyncio.sleep(pause)
             pause = min(pause * 2, _MAX_PAUSE_S)
 
@@ -435,6 +437,16 @@ def _stopping(worker: ProcrastinateWorker, stop: Stop) -> Iterator[None]:
         yield
     finally:
         over.set()
+
+
+def _raise_lost_cancellation() -> None:
+    """Cancel again what was cancelled while it waited for the pool, which then may return a connection.
+
+    asyncio.wait_for of Python 3.11 loses a cancellation so: https://github.com/python/cpython/issues/86296
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _silence(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from procrastinate import App, PsycopgConnector, exceptions
 from procrastinate.jobs import Status
 from procrastinate.worker import Worker
 
+from briter_worker.cluster.node import LastingConnector, Outage
 from briter_worker.queues.postgres.producer import DRAIN_QUEUE, wake_sites
 
 if TYPE_CHECKING:
@@ -133,3 +135,30 @@ def test_the_worker_takes_the_options_that_the_node_passes() -> None:
     worker = Worker(App(connector=PsycopgConnector()), **options)
     assert worker.worker_id is None
     assert callable(worker.stop)
+
+
+def test_a_cancellation_that_the_pool_swallows_still_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this, a node that was busy when SIGTERM came stayed until it was killed."""
+
+    calls = iter([contextlib.suppress(asyncio.CancelledError)])
+
+    async def swallow(*_: object, **__: object) -> dict[str, Any]:
+        with next(calls, contextlib.nullcontext()):
+            await asyncio.sleep(60)
+        return {}
+
+    async def main() -> None:
+        monkeypatch.setattr(PsycopgConnector, "execute_query_one_async", swallow)
+        connector = LastingConnector("", Outage(lambda _: None), lambda: False)
+
+        async def loop() -> None:
+            while True:
+                await connector.execute_query_one_async("SELECT 1")
+
+        task = asyncio.create_task(loop())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+        assert task.cancelled()
+
+    asyncio.run(main())
