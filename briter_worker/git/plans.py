@@ -123,7 +123,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _write(file: Path, document: dict[str, Any]) -> None:
     """Replace the file durably. Raises PublishError."""
-    partial = file.with_suffix(".tmp")
+    partial = file.with_name("new.tmp")  # one name: what a dead worker left is replaced
     try:
         if not file.parent.is_dir():
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
