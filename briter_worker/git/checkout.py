@@ -385,32 +385,32 @@ class Checkout:
     def _write_temporaries(self, step: _Step, work_tree: WorkTree) -> None:
         """Write the wanted files beside their targets, so that only names change under the locks."""
         wanted = {
-            path: each.new for path, each in step.files.items() if each.action is _Action.WRITE and each.new
+            path: each for path, each in step.files.items() if each.action is _Action.WRITE and each.blob
         }
-        converted = self._converted(wanted)
-        plain = [path for path in wanted if path not in converted]
-        blobs = self._repository.blobs(wanted[path].blob for path in plain)
-        for path, (_, pieces) in zip(plain, blobs, strict=True):
-            self._write_temporary(path, pieces, step, work_tree)
-        for path in converted:
-            with self._git.open("cat-file", "--filters", f"--path={path}", wanted[path].blob) as process:
-                read = cast("IO[bytes]", process.stdout).read
-                pieces = iter(lambda: read(_PIECE_BYTES), b"")  # noqa: B023 - used up in this round
-                self._write_temporary(path, pieces, step, work_tree)
-                for _ in pieces:  # after an error: git would wait for a reader
-                    pass
+        for path, pieces in self._contents({path: str(each.blob) for path, each in wanted.items()}):
+            each = wanted[path]
+            is_executable = each.new is not None and each.new.mode == _EXECUTABLE
+            try:
+                each.temporary = work_tree.write_beside(
+                    path, pieces, executable=is_executable, like=each.status
+                )
+            except OSError as error:
+                step.failed[path] = error
+                each.action = _Action.KEEP
 
-    def _write_temporary(self, path: str, pieces: Iterator[bytes], step: _Step, work_tree: WorkTree) -> None:
-        each = step.files[path]
-        is_executable = each.new is not None and each.new.mode == _EXECUTABLE
-        try:
-            with work_tree.new_file(path, executable=is_executable, like=each.status) as new:
-                new.file.writelines(pieces)
-        except OSError as error:
-            step.failed[path] = error
-            each.action = _Action.KEEP
-        else:
-            each.temporary = new.temporary
+    def _contents(self, blobs: Mapping[str, str]) -> Iterator[tuple[str, Iterator[bytes]]]:
+        """Yield each path and its content in pieces, as git writes it into a work tree."""
+        converted = self._converted(blobs)
+        plain = [path for path in blobs if path not in converted]
+        contents = self._repository.blobs(blobs[path] for path in plain)
+        for path, (_, pieces) in zip(plain, contents, strict=True):
+            yield path, pieces
+        for path in converted:
+            with self._git.open("cat-file", "--filters", f"--path={path}", blobs[path]) as process:
+                pieces = iter(partial(cast("IO[bytes]", process.stdout).read, _PIECE_BYTES), b"")
+                yield path, pieces
+                for _ in pieces:  # those that the caller left: git would wait for a reader
+                    pass
 
     def _converted(self, paths: Collection[str]) -> list[str]:
         """Return the paths of files that git converts: line endings, filters, encodings."""

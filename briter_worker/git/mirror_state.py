@@ -72,7 +72,7 @@ class StateRef:
         return None if new == now else (self.name, new, now or "")
 
     def save(self, state: MirrorState) -> None:
-        """Store the state and have it count."""
+        """Store the state."""
         if move := self.move_to(state):
             self._repository.update_refs(move)
 

@@ -14,12 +14,12 @@ import os
 import secrets
 import signal
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -49,7 +49,10 @@ class Temporary:
 
 
 class WorkTree:
-    """The files below one folder. Close it after use; `journal` names the temporary files until then."""
+    """The files below one folder, to be closed after use. `journal` has the names of temporary files.
+
+    Folders are opened one by one: thousands of them need neither recursion nor a long path.
+    """
 
     def __init__(self, root: Path, journal: Path) -> None:
         self._root = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
@@ -57,7 +60,7 @@ class WorkTree:
         self._open: tuple[str, int] | None = None
 
     def close(self) -> None:
-        """Close every folder."""
+        """Close the folders."""
         self._close_folder()
         os.close(self._root)
 
@@ -82,30 +85,33 @@ class WorkTree:
                 blob.update(piece)
         return status, blob.hexdigest()
 
-    @contextmanager
-    def new_file(self, path: str, *, executable: bool, like: os.stat_result | None) -> Iterator[_NewFile]:
-        """Create a file beside `path`, on the same file system; it is flushed and complete on leaving.
+    def write_beside(
+        self, path: str, pieces: Iterable[bytes], *, executable: bool, like: os.stat_result | None
+    ) -> Temporary:
+        """Write a new file beside `path`, on the same file system, durably.
 
-        The owner, the group and the mode are those of `like`, the file it is for; else the folder's.
+        Its owner, group and mode are those of `like`, the file that it is to replace; else the folder's.
         """
-        folder, made = path.rpartition("/")[0], False
-        while not made:
+        folder = path.rpartition("/")[0]
+        while True:
             try:
-                self._folder(folder)
-                made = True
+                parent = self._folder(folder)
+                break
             except (FileNotFoundError, NotADirectoryError):
-                folder = folder.rpartition("/")[0]  # a file may still be in the folder's place
+                folder = folder.rpartition("/")[0]  # made later; a file may be in its place until then
+        name = self._new_name(folder)
+        with os.fdopen(os.open(name, _NEW_FILE, 0o600, dir_fd=parent), "wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            _take_access(file.fileno(), like or os.fstat(parent), executable=executable, is_file=bool(like))
+            os.fsync(file.fileno())
+            return Temporary(folder, name, os.fstat(file.fileno()).st_ino)
+
+    def _new_name(self, folder: str) -> str:
         name = f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}"
         with self._journal.open("ab") as journal:
-            journal.write(os.fsencode(os.path.join(folder, name)) + b"\0")  # noqa: PTH118 - no Path
-        parent = self._folder(folder)
-        handle = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
-        with os.fdopen(handle, "wb") as file:
-            new = _NewFile(file, Temporary(folder, name, os.fstat(handle).st_ino))
-            yield new
-            file.flush()
-            _take_access(handle, like or os.fstat(parent), executable=executable, is_file=like is not None)
-            os.fsync(handle)
+            journal.write(os.fsencode(f"{folder}/{name}\0"))
+        return name
 
     def put(self, new: Temporary, path: str, expected: os.stat_result | None) -> bool:
         """Replace the file by the new one. Return False, with nothing changed, if it is not as expected."""
@@ -127,9 +133,7 @@ class WorkTree:
         """Remove the file and folders that are empty then. Return False if it is not as expected."""
         folder, _, name = path.rpartition("/")
         parent = self._folder(folder)
-        aside = f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}"
-        with self._journal.open("ab") as journal:
-            journal.write(os.fsencode(os.path.join(folder, aside)) + b"\0")  # noqa: PTH118 - no Path
+        aside = self._new_name(folder)
         try:
             if not _is_same(os.stat(name, dir_fd=parent, follow_symlinks=False), expected, changed=True):
                 return False
@@ -176,7 +180,6 @@ class WorkTree:
         return self._folder(folder)
 
     def _walk(self, folder: str, *, make: bool) -> None:
-        """Open the folder part by part: thousands of parts need neither recursion nor a long path."""
         self._close_folder()
         current = os.dup(self._root)
         for part in folder.split("/"):
@@ -191,12 +194,6 @@ class WorkTree:
         if self._open is not None:
             os.close(self._open[1])
             self._open = None
-
-
-@dataclass(frozen=True, slots=True)
-class _NewFile:
-    file: IO[bytes]
-    temporary: Temporary
 
 
 def _open_folder(parent: int, name: str, *, make: bool) -> int:
