@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from briter_worker.git.repository import Repository
 
 _TRIES = 3
+_FEW_PATHS = 100
 _PIECE_BYTES = 1 << 20
 _EXECUTABLE = "100755"
 _CONVERSIONS = ("filter", "text", "eol", "crlf", "ident", "working-tree-encoding")
@@ -230,13 +231,20 @@ class Checkout:
         if old == new:
             return {}
         out = self._git.run("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", old, new)
-        fields = os.fsdecode(out).split("\0")[:-1]
-        found = {}
-        for header, path in zip(fields[::2], fields[1::2], strict=True):
-            old_mode, new_mode, old_blob, new_blob, _ = header[1:].split(" ")
-            before = Entry(old_mode, old_blob) if old_mode.strip("0") else None
-            found[path] = before, Entry(new_mode, new_blob) if new_mode.strip("0") else None
-        return found
+        return {path: (before, after) for path, before, after in _read_raw(out)}
+
+    def _former_versions(self, step: _Step, paths: Collection[str]) -> set[tuple[str, str]]:
+        """Return the versions of these paths that the remote had between the two commits.
+
+        A sync that was killed, or whose branch a person has set back, wrote such a file: it is no edit.
+        """
+        if not 0 < len(paths) <= _FEW_PATHS:
+            return set()
+        out = self._git.run(
+            *("log", "-z", "-m", "--raw", "--format=", "--no-renames", "--no-abbrev"),
+            *(f"{step.old}..{step.new}", "--", *(f":(top,literal){path}" for path in paths)),
+        )
+        return {(path, after.blob) for path, _, after in _read_raw(out) if after}
 
     def _prepare(self, step: _Step, index: Index, work_tree: WorkTree) -> None:
         """Do everything that takes time: compare the files, write the new ones aside, build the index."""
@@ -330,30 +338,32 @@ class Checkout:
 
     def _compare(self, step: _Step, work_tree: WorkTree) -> None:
         """Decide what happens to each file."""
-        unknown = []
+        unknown, edited = [], {}
         for path, each in step.files.items():
             if each.action is _Action.LEAVE_OUT:
                 continue
             try:
                 each.status, found = work_tree.read(path, id_length=len(step.new))
             except OSError as error:
-                if _is_special(each.new):
-                    each.action = _Action.LEAVE_OUT
-                else:
-                    each.action = _Action.KEEP if each.new else _Action.NONE
+                each.action = _Action.KEEP if each.new else _Action.NONE
+                if not _is_special(each.new):
                     step.failed[path] = error
                 continue
-            if _is_special(each.new):
-                each.action = _Action.LEAVE_OUT if found is None else _Action.KEEP
-            elif found is not None and found not in (each.base, each.blob):
+            each.action = self._decide(each, found)
+            if found not in (None, each.base, each.blob) and not _is_special(each.new):
                 unknown.append(path)  # git may convert the file
-            else:
-                each.action = self._decide(each, found)
         for path, found in zip(unknown, self._hash_files(unknown), strict=True):
-            step.files[path].action = self._decide(step.files[path], found)
+            each = step.files[path]
+            each.action = self._decide(each, found)
+            if each.action is _Action.KEEP and not each.is_published:
+                edited[path] = found
+        for path, _ in self._former_versions(step, edited) & edited.items():
+            step.files[path].action = _Action.WRITE
 
     def _decide(self, each: _File, found: str | None) -> _Action:
         """Return what happens to a file whose version `found` is."""
+        if _is_special(each.new):
+            return _Action.LEAVE_OUT if found is None else _Action.KEEP
         if found == each.blob:
             return _Action.WRITE if self._lacks_mode(each) else _Action.NONE
         if each.old != each.new and each.is_published and each.base == each.blob:
@@ -490,6 +500,15 @@ def _transact(stdin: IO[bytes] | None, stdout: IO[bytes] | None, line: str) -> N
         stdin.flush()
         if stdout.readline() != f"{line}: ok\n".encode():
             raise EOFError  # `Git.open` raises git's own words
+
+
+def _read_raw(out: bytes) -> Iterator[tuple[str, Entry | None, Entry | None]]:
+    """Yield path, old and new entry of what git prints with `--raw -z`."""
+    fields = os.fsdecode(out).split("\0")[:-1]
+    for header, path in zip(fields[::2], fields[1::2], strict=True):
+        old_mode, new_mode, old_blob, new_blob, _ = header[1:].split(" ")
+        before = Entry(old_mode, old_blob) if old_mode.strip("0") else None
+        yield path, before, Entry(new_mode, new_blob) if new_mode.strip("0") else None
 
 
 def _is_special(entry: Entry | None) -> bool:

@@ -444,6 +444,16 @@ def test_an_older_version_that_git_put_back_is_kept_from_commits(site: Site, wor
     assert worker.checkout.bases([WELCOME]) == blobs
 
 
+def test_a_file_that_a_killed_sync_has_written_is_no_edit_of_the_cms(
+    site: Site, worker: MirrorWorker
+) -> None:
+    push_theirs(site, worker, welcome="one\n")
+    site.write_post(WELCOME, "one\n")
+    assert follow(worker, push_theirs(site, worker, welcome="two\n"))
+    assert (site.worktree / WELCOME).read_text() == "two\n"
+    assert_followed(site, worker)
+
+
 # The moment of the exchange
 
 
