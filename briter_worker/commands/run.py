@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from briter_worker.settings import Settings
     from briter_worker.sinks.metrics import MetricsSink
-    from briter_worker.sinks.terminal import TerminalSink
 
 
 Once = Annotated[bool, typer.Option("--once", help="Publish what is due, then exit.")]
@@ -62,12 +61,8 @@ def run(
     )
     for warning in settings.warnings:
         output.report(f"warning: {warning}")
-    log = LogSink(standard_output(), complain=output.report)
-    sink: LogSink | TerminalSink = log
-    if output.is_terminal():
-        from briter_worker.sinks import terminal  # noqa: PLC0415 - Rich, for a terminal only
-
-        sink = terminal.TerminalSink(log)
+    has_colours = output.is_terminal() and not os.environ.get("NO_COLOR")
+    sink = LogSink(standard_output(), complain=output.report, has_colours=has_colours)
     open_metrics = _metrics_of(settings)
     if settings.database_url:
         from briter_worker.cluster.node import run_node  # noqa: PLC0415 - the extra [postgres]

@@ -27,6 +27,7 @@ _STALL_TIMEOUT_S = 5.0
 _PIPE_BYTES = 4096
 """A pipe that is ready for writing takes at least this much without blocking, on any system."""
 _CACHED_LENGTH = 100
+_COLOURS = {"warning": "33", "error": "31"}
 _TIMES = frozenset({"retry_at", "until"})
 
 
@@ -54,10 +55,12 @@ class LogSink:
         stream: Writer | None,
         complain: Callable[[str], None] = lambda _: None,
         *,
+        has_colours: bool = False,
         patience: float = _STALL_TIMEOUT_S,
     ) -> None:
         self._stream = stream
         self._complain = complain
+        self._has_colours = has_colours
         self._patience = patience
         self._lost = 0
         """Lines that a stalled reader has missed."""
@@ -65,19 +68,17 @@ class LogSink:
         self._has_complained = False
         self._guard = threading.Lock()
 
-    def __call__(self, event: Event, /) -> None:
+    def __call__(self, event: Event, /, site: str | None = None) -> None:
         """Write the event's line; progress has none."""
-        if not isinstance(event, Progress):
-            self.write(log_line(event, time.time()))
+        if isinstance(event, Progress):
+            return
+        text = log_line(event, time.time(), site)
+        code = _COLOURS.get(event.level) if self._has_colours else None
+        self.write(f"\x1b[{code}m{text}\x1b[0m" if code else text)
 
     def of(self, site: str) -> Callable[[Event], None]:
         """Return a sink whose lines name the site."""
-
-        def write(event: Event, /) -> None:
-            if not isinstance(event, Progress):
-                self.write(log_line(event, time.time(), site))
-
-        return write
+        return functools.partial(self, site=site)
 
     def write(self, text: str) -> None:
         """Write one whole line, or note that it is lost."""

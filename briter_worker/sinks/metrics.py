@@ -24,7 +24,7 @@ from briter_worker.events import (
     Quarantined,
     Superseded,
 )
-from briter_worker.sinks.recorder import ANY_KIND, FIRST_PHASE
+from briter_worker.sinks.recorder import ANY_KIND, RunningDrain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -146,10 +146,8 @@ class MetricsSink:
         self._meters = meters
         self._server = server
         self._clock = clock
-        self._open: dict[str, JobStarted] = {}
-        self._phase: tuple[str, float] | None = None
-        self._is_starting = False
-        """Only starts were counted: a drain announces all of them before anything else."""
+        self._drain: RunningDrain | None = None
+        self._started: dict[str, JobStarted] = {}
 
     @classmethod
     def serving(cls, host: str, port: int, measure: Callable[[], SiteMeasures] | None) -> MetricsSink:
@@ -166,19 +164,15 @@ class MetricsSink:
         """Count the event."""
         match event:
             case JobStarted():
-                if not self._is_starting:
-                    self._open.clear()  # jobs of the last drain may be open for ever: they were released
-                    self._phase = (FIRST_PHASE, self._clock())
-                self._is_starting = True
-                self._open[event.job_id] = event
-            case Progress():
-                self._is_starting = False
-                if self._open and (self._phase is None or self._phase[0] != event.phase):
-                    self._end_phase()
-                    self._phase = (event.phase, self._clock())
+                if self._drain is None or not self._drain.is_starting:
+                    # Jobs of the last drain may be open for ever: they were released.
+                    self._drain, self._started = RunningDrain(self._clock()), {}
+                self._drain.open.add(event.job_id)
+                self._started[event.job_id] = event
+            case Progress() if self._drain is not None:
+                self._drain.advance(event, self._clock())
             case JobOutcome() | Cancelled() | Superseded() | Quarantined():
-                self._is_starting = False
-                self._end(event)
+                self._end(event, self._clock())
             case _:
                 pass
 
@@ -188,21 +182,18 @@ class MetricsSink:
             self._server.shutdown()
             self._server.server_close()
 
-    def _end(self, event: JobOutcome | Cancelled | Superseded | Quarantined) -> None:
+    def _end(self, event: JobOutcome | Cancelled | Superseded | Quarantined, now: float) -> None:
         kind = event.job_type if isinstance(event, JobOutcome) else ANY_KIND
         self._meters.processed.labels(kind, event.name).inc()
-        started = self._open.pop(event.job_id, None)
+        started = self._started.pop(event.job_id, None)
         if started is not None and isinstance(event, Published) and not event.dry_run:
-            waited = self._clock() - max(started.saved_at, started.due_at or 0.0)
-            self._meters.wait.observe(max(0.0, waited))
-        if not self._open:
-            self._end_phase()
-
-    def _end_phase(self) -> None:
-        if self._phase is not None:
-            name, began = self._phase
-            self._meters.phase.labels(name).observe(max(0.0, self._clock() - began))
-            self._phase = None
+            self._meters.wait.observe(max(0.0, now - max(started.saved_at, started.due_at or 0.0)))
+        if self._drain is not None:
+            self._drain.end(event.job_id, now)
+            if not self._drain.open:
+                for name, began, ended in self._drain.phases:
+                    self._meters.phase.labels(name).observe(max(0.0, ended - began))
+                self._drain = None
 
 
 def _site_families(sites: Sequence[SiteMeasures]) -> Iterable[Metric]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from briter_worker.sinks.store import Store, Transaction
 
 INTERRUPTED = "interrupted"
-FIRST_PHASE = "validate"
+_FIRST_PHASE = "validate"
 _SLOW_PHASE = "push"
 """The phase that waits for the remote: whoever looks meanwhile is to see it."""
 ANY_KIND = "any"
@@ -77,29 +77,34 @@ class Retention:
     keep_days: int
 
 
-@dataclass(slots=True)
-class _Drain:
-    """The running drain."""
+class RunningDrain:
+    """The running drain: its jobs without an outcome, and its phases ([name, began, ended or None])."""
 
-    id: str
-    began: float
-    phases: list[list[Any]]
-    phase: str = FIRST_PHASE
-    done: int = 0
-    total: int = 0
-    open: set[str] = field(default_factory=set)
-    """Jobs without an outcome."""
-    is_starting: bool = True
-    """Only starts were recorded: a drain announces all of them before anything else."""
+    def __init__(self, began: float) -> None:
+        self.id = str(secrets.randbits(62))
+        self.began = began
+        self.phases: list[list[Any]] = [[_FIRST_PHASE, began, None]]
+        self.phase, self.done, self.total = _FIRST_PHASE, 0, 0
+        self.open: set[str] = set()
+        self.is_starting = True
+        """Only starts have come: a drain announces all of them before anything else."""
 
     def advance(self, event: Progress, at: float) -> None:
         """Note the progress. A phase lasts until the next one begins."""
+        self.is_starting = False
         if self.phases[-1][0] != event.phase and len(self.phases) < _MAX_PHASES:
             self.phases[-1][2] = at
             self.phases.append([event.phase, at, None])
         if event.total and event.done >= event.total:
             self.phases[-1][2] = at
         self.phase, self.done, self.total = event.phase, event.done, event.total
+
+    def end(self, job_id: str, at: float) -> None:
+        """Note that a job has its outcome. The last phase lasts until the last outcome."""
+        self.is_starting = False
+        self.open.discard(job_id)
+        if not self.open:
+            self.phases[-1][2] = at
 
 
 class HistorySink:
@@ -122,7 +127,7 @@ class HistorySink:
         self._announce = announce
         self._clock = clock
         self._waiting: list[tuple[float, Event]] = []
-        self._drain: _Drain | None = None
+        self._drain: RunningDrain | None = None
         self._is_used = False
         self._written_at = 0.0
         self._retire_at = 0.0
@@ -184,7 +189,6 @@ class HistorySink:
         match event:
             case Progress():
                 if self._drain is not None:
-                    self._drain.is_starting = False
                     self._drain.advance(event, at)
                 return
             case JobStarted():
@@ -204,7 +208,7 @@ class HistorySink:
         if self._drain is None or not self._drain.is_starting:
             # Jobs of the last drain may be open for ever: they were released.
             self._write_drain(transaction)
-            self._drain = _Drain(str(secrets.randbits(62)), at, [[FIRST_PHASE, at, None]])
+            self._drain = RunningDrain(at)
         self._drain.open.add(event.job_id)
         # An attempt that its worker did not live to end.
         transaction.execute(
@@ -237,10 +241,7 @@ class HistorySink:
                 return False
             self._insert(transaction, event.job_id, event.slug, facts)
         if self._drain is not None:
-            self._drain.is_starting = False
-            self._drain.open.discard(event.job_id)
-            if not self._drain.open:
-                self._drain.phases[-1][2] = at
+            self._drain.end(event.job_id, at)
         self._count(transaction, event, waiting_time(at, *ended[0]) if ended else None)
         return True
 

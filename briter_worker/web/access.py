@@ -1,26 +1,36 @@
 """Sign-in: the token, the one-time link, sessions, and the limit on failed attempts.
 
-Sessions and the link are kept in memory, so that a restart signs everybody out.
+Sessions and the link are kept in memory, so that a restart signs everybody out. The token is configured, or
+random and kept where only the operator writes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import secrets
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from briter_worker import wiring
+from briter_worker.errors import PublishError, UsageError, os_error_fix, os_error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from briter_worker.settings import Settings
 
 SESSION_S = 12 * 3600.0
 LINK_S = 900.0
 MAX_FAILURES = 5
 FAILURES_WITHIN_S = 60.0
 _MAX_ADDRESSES = 10_000
+_MIN_LENGTH = 16
 
 
 def _digest(text: str) -> bytes:
@@ -88,11 +98,10 @@ class Access:
 
     def seconds_to_wait(self, address: str) -> int:
         """Return for how many seconds the address may not try again, after too many failures."""
+        oldest = self._clock() - FAILURES_WITHIN_S
         with self._guard:
-            failures = self._recent(address)
-            if failures is None or len(failures) < MAX_FAILURES:
-                return 0
-            return max(1, round(failures[0] + FAILURES_WITHIN_S - self._clock() + 0.5))
+            recent = [each for each in self._failures.get(address, ()) if each > oldest]
+        return 0 if len(recent) < MAX_FAILURES else max(1, round(recent[0] - oldest + 0.5))
 
     def count_failure(self, address: str) -> None:
         """Count a wrong token."""
@@ -101,11 +110,36 @@ class Access:
                 del self._failures[next(iter(self._failures))]
             self._failures.setdefault(address, deque(maxlen=MAX_FAILURES)).append(self._clock())
 
-    def _recent(self, address: str) -> deque[float] | None:
-        failures = self._failures.get(address)
-        while failures and failures[0] <= self._clock() - FAILURES_WITHIN_S:
-            failures.popleft()
-        if not failures:
-            self._failures.pop(address, None)
-            return None
-        return failures
+
+def read_token(settings: Settings) -> str:
+    """Return BRITER_DASHBOARD_TOKEN, else the kept token, which is made when there is none.
+
+    Raises UsageError when the token can be neither read nor kept, and OSError for the database.
+    """
+    if settings.dashboard_token:
+        return settings.dashboard_token
+    if settings.database_url:
+        return wiring.open_database(settings).value_or_set("dashboard.token", secrets.token_urlsafe(32))
+    try:
+        path = wiring.open_git(settings).state_dir / "dashboard.token"
+    except PublishError:
+        return secrets.token_urlsafe(32)  # there is no repository: until the next start
+    try:
+        if not path.exists():
+            _create(path)
+        token = path.read_text().strip()
+    except OSError as error:
+        message = f"the dashboard's token cannot be kept in {path}: {os_error_text(error, with_path=False)}"
+        raise UsageError(message, os_error_fix(error) or "set BRITER_DASHBOARD_TOKEN") from None
+    if len(token) < _MIN_LENGTH:  # an empty token would let everybody in
+        raise UsageError(f"{path} has no token", "delete the file, or set BRITER_DASHBOARD_TOKEN")
+    return token
+
+
+def _create(path: Path) -> None:
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"{secrets.token_urlsafe(32)}\n")
+    with suppress(FileExistsError):  # another dashboard has just created it
+        os.link(temporary, path)
+    temporary.unlink()

@@ -9,15 +9,17 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
-from briter_worker.job import Job, State, parse_time
+from briter_worker.job import Author, Job, State, parse_time
 from briter_worker.status import job_to_json, pause_to_json
-from briter_worker.web import models
 from briter_worker.web.problems import MEDIA_TYPE, ProblemError
 from briter_worker.web.site import Site
 
+_PROBLEM = {"type": "object", "required": ["type", "title", "status", "detail"]}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    code: {"description": text, "content": {MEDIA_TYPE: {"schema": models.Problem.model_json_schema()}}}
+    code: {"description": text, "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}
     for code, text in (("4XX", "The request is refused."), ("5XX", "The dashboard cannot answer."))
 }
 EVENT_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
@@ -30,6 +32,8 @@ OUTCOMES = {
 _ORDER = (State.CLAIMED, State.PENDING, State.TRIED, State.RETRYING, State.SCHEDULED, State.FAILED)
 _MAX_ID = 2**63 - 1
 _CHECKS_POLL_S = 0.05
+_TEXT = r"^[^\x00-\x1f\x7f]+$"
+_TIME: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
 
 router = APIRouter(responses=PROBLEMS)
 """Below `/api`, in a cluster below `/api/sites/{site}`."""
@@ -37,6 +41,60 @@ folder_router = APIRouter(responses=PROBLEMS)
 """The same, for a site with a queue folder."""
 live_router = APIRouter(responses=PROBLEMS)
 """Below `/`, in a cluster below `/sites/{site}`."""
+
+
+class NewJob(BaseModel):
+    """A post to publish. Other keys are kept in the job as they are."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="allow")
+
+    slug: Annotated[str, Field(min_length=1, max_length=1000, pattern=_TEXT, description="The post.")]
+    paths: Annotated[
+        list[str],
+        Field(
+            max_length=10_000, description="What to publish, relative to the repository, `/` between parts."
+        ),
+    ]
+    message: Annotated[
+        str | None, Field(max_length=100_000, pattern=r"^[^\x00]*$", description="Absent: `Publish <slug>`.")
+    ] = None
+    scheduled_for: Annotated[
+        str | None, Field(description="Not published before. Absent: now.", json_schema_extra=_TIME)
+    ] = None
+    author: Author | None = None
+
+
+class NewUpload(NewJob):
+    """A post to publish, with its files. Other keys are kept in the job as they are."""
+
+    paths: Annotated[
+        list[str],
+        Field(max_length=10_000, description="If present, the paths of `contents`.", default_factory=list),
+    ]
+    contents: Annotated[
+        dict[str, str | None],
+        Field(
+            min_length=1,
+            max_length=10_000,
+            description="The files to publish: for each path, relative to the repository, the content in "
+            "base64, or null to delete the file.",
+        ),
+    ]
+
+
+class PauseRequest(BaseModel):
+    """The length of a pause: with neither `seconds` nor `until`, the pause lasts until `resume`."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
+
+    seconds: Annotated[int | None, Field(ge=1, le=366 * 86400, description="Length of the pause.")] = None
+    until: Annotated[
+        str | None,
+        Field(
+            description="End of the pause; with `seconds`, the earlier end counts.", json_schema_extra=_TIME
+        ),
+    ] = None
+    reason: Annotated[str, Field(max_length=500)] = ""
 
 
 class Json(Response):
@@ -62,7 +120,7 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
 
 
-@router.get("/queue", response_model=models.Queue)
+@router.get("/queue")
 def queue(site: CurrentSite, limit: Annotated[int, Query(ge=1, le=5000)] = 200) -> Response:
     """Return scheduled jobs, soonest first, and failed ones."""
     jobs = site.snapshot().jobs
@@ -77,7 +135,7 @@ def queue(site: CurrentSite, limit: Annotated[int, Query(ge=1, le=5000)] = 200) 
     )
 
 
-@router.get("/jobs", response_model=models.Page[models.Job])
+@router.get("/jobs")
 def jobs(
     site: CurrentSite,
     state: State | None = None,
@@ -99,10 +157,10 @@ def next_offset(offset: int, shown: int, total: int) -> int | None:
     return offset + shown if shown and offset + shown < total else None
 
 
-@folder_router.post("/jobs", status_code=201, response_model=models.Enqueued)
+@folder_router.post("/jobs", status_code=201)
 def enqueue(
     site: CurrentSite,
-    job: Annotated[models.NewJob, Body()],
+    job: Annotated[NewJob, Body()],
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Enqueue a post. Requests with the same Idempotency-Key are one job."""
@@ -111,19 +169,19 @@ def enqueue(
     return Json({"id": job_id, "slug": job.slug, "replayed": replayed, "warnings": warnings}, 201)
 
 
-@router.post("/jobs/{job_id:path}/retry", response_model=models.ChangedJobs)
+@router.post("/jobs/{job_id:path}/retry")
 def retry(site: CurrentSite, job_id: JobId) -> Response:
     """Retry a failed or retrying job at once."""
     return _changed(site.change(lambda queue, now: queue.retry(job_id, now)))
 
 
-@router.post("/jobs/{job_id:path}/publish-now", response_model=models.ChangedJobs)
+@router.post("/jobs/{job_id:path}/publish-now")
 def publish_now(site: CurrentSite, job_id: JobId) -> Response:
     """Publish a scheduled or retrying job at once."""
     return _changed(site.change(lambda queue, now: queue.publish_now(job_id, now)))
 
 
-@router.post("/jobs/{job_id:path}/cancel", response_model=models.ChangedJobs)
+@router.post("/jobs/{job_id:path}/cancel")
 def cancel(site: CurrentSite, job_id: JobId) -> Response:
     """Remove a job from the queue; a job in flight ends unless its push has begun."""
     done = site.cancel(job_id)
@@ -131,7 +189,7 @@ def cancel(site: CurrentSite, job_id: JobId) -> Response:
     return Json({"jobs": [{"id": job.id, "slug": job.slug, "cancelled": gone} for job, gone in rows]})
 
 
-@router.get("/jobs/{job_id:path}", response_model=models.JobInFull)
+@router.get("/jobs/{job_id:path}")
 def job(site: CurrentSite, job_id: JobId) -> Response:
     """Return one job with every key of its file, its progress, and the receipts of its attempts."""
     rows = site.snapshot().find(job_id)
@@ -153,7 +211,7 @@ def job(site: CurrentSite, job_id: JobId) -> Response:
     )
 
 
-@router.post("/retry-all", response_model=models.ChangedJobs)
+@router.post("/retry-all")
 def retry_all(site: CurrentSite) -> Response:
     """Retry every failed job that a retry can help."""
     return _changed(site.change(lambda queue, now: queue.retry_all(now)))
@@ -163,10 +221,10 @@ def _changed(jobs: Sequence[Job]) -> Response:
     return Json({"jobs": [{"id": job.id, "slug": job.slug} for job in jobs]})
 
 
-@router.post("/pause", response_model=models.Pause)
-def pause(site: CurrentSite, wanted: Annotated[models.PauseRequest | None, Body()] = None) -> Response:
+@router.post("/pause")
+def pause(site: CurrentSite, wanted: Annotated[PauseRequest | None, Body()] = None) -> Response:
     """Pause publishing for a time, or until `resume`. A push that has begun ends first."""
-    wanted = wanted or models.PauseRequest()
+    wanted = wanted or PauseRequest()
     now = time.time()
     ends = [] if wanted.seconds is None else [now + wanted.seconds]
     if wanted.until is not None:
@@ -179,13 +237,13 @@ def pause(site: CurrentSite, wanted: Annotated[models.PauseRequest | None, Body(
     return Json(pause_to_json(site.pause(min(ends, default=None), wanted.reason)))
 
 
-@router.post("/resume", response_model=dict[str, bool])
+@router.post("/resume")
 def resume(site: CurrentSite) -> Response:
     """End the pause."""
     return Json({"resumed": site.resume()})
 
 
-@router.get("/history", response_model=models.History)
+@router.get("/history")
 def history(
     site: CurrentSite,
     slug: Annotated[str | None, Query(max_length=2000)] = None,
@@ -209,13 +267,13 @@ def history(
     return Json({"items": [each.to_json() for each in receipts[:limit]], "next": more})
 
 
-@router.get("/status", response_model=models.Status)
+@router.get("/status")
 def status(site: CurrentSite) -> Response:
     """Return the status: jobs by state, the worker, and what is wrong."""
     return Json(site.status_json())
 
 
-@router.get("/doctor", response_model=models.Findings)
+@router.get("/doctor")
 async def doctor(site: CurrentSite) -> Response:
     """Run the checks of `doctor`. Requests at the same time share one run."""
     running = site.checks.start()
@@ -224,7 +282,7 @@ async def doctor(site: CurrentSite) -> Response:
     return Json({"ok": site.checks.is_ok, "findings": [each.to_json() for each in site.checks.findings]})
 
 
-@router.get("/csrf", response_model=dict[str, str])
+@router.get("/csrf")
 def csrf(request: Request) -> Response:
     """Return the value of X-CSRF-Token, which a change without Bearer needs."""
     return Json({"token": request.state.visit.csrf})

@@ -8,78 +8,74 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+_SHARE = 10.0
+"""Reading takes at most about a tenth of one CPU, whatever it costs."""
 
 
 class NotReadYetError(Exception):
     """The value has never been read, and reading it takes longer than the caller waits."""
 
 
-_SHARE = 10.0
-"""Reading takes at most about a tenth of one CPU, whatever it costs."""
-
-
 class CachedValue(Generic[T]):
-    """The result of `read`, kept for `shortest` to `longest` seconds, depending on how long reading takes."""
+    """The result of `read`, kept for a second, or ten times as long as reading takes."""
 
-    def __init__(
-        self, read: Callable[[], T], *, shortest: float, longest: float, patience: float = 0.1
-    ) -> None:
+    def __init__(self, read: Callable[[], T], *, lifetime: float = 1.0, patience: float = 0.1) -> None:
         self._read = read
-        self._shortest, self._longest = shortest, longest
+        self._lifetime = lifetime
         self._patience = patience
-        self._changed = threading.Condition()
-        self._value: T | None = None
-        self._error: Exception | None = None
+        self._guard = threading.Lock()
+        self._known: Future[T] | None = None
+        self._coming: Future[T] | None = None
         self._expires = 0.0
-        self._started = self._finished = self._wanted = 0
-        """Numbers of the last read that was started, finished and wanted."""
 
     def get(self, first_wait: float = 10.0) -> T:
         """Return the value, or raise what the last `read` raised.
 
         Raises NotReadYetError when the very first `read` takes longer than `first_wait` seconds.
         """
-        with self._changed:
-            if self._started == self._finished and time.monotonic() >= self._expires:
-                self._wanted = self._started + 1
-            self._wait_for(self._wanted, self._patience if self._finished else first_wait)
-            if not self._finished:
-                raise NotReadYetError
-            if self._error is not None:
-                raise self._error
-            return self._value  # type: ignore[return-value]  # T may include None
+        known, coming = self._begin()
+        patience = first_wait if known is None else self._patience
+        if coming is not None and wait([coming], patience).done:
+            known = coming
+        if known is None:
+            raise NotReadYetError
+        return known.result()
 
-    def renew(self, wait: float = 1.0) -> None:
-        """Read again, because something changed; return when that is done, or after `wait` seconds."""
-        with self._changed:
-            self._wanted = self._started + 1  # a running read may have begun before the change
-            self._wait_for(self._wanted, wait)
+    def renew(self, within: float = 1.0) -> None:
+        """Read again, because something changed; return when that is done, or after some seconds."""
+        _, running = self._begin()
+        if running is not None:
+            wait([running], within)  # it may have begun before the change
+        with self._guard:
+            self._expires = 0.0
+        _, coming = self._begin()
+        if coming is not None:
+            wait([coming], within)
 
-    def _wait_for(self, number: int, seconds: float) -> None:
-        def is_read() -> bool:
-            if self._started == self._finished < number:
-                self._started += 1
-                threading.Thread(target=self._refresh, name="dashboard-read", daemon=True).start()
-            return self._finished >= number
+    def _begin(self) -> tuple[Future[T] | None, Future[T] | None]:
+        """Begin to read if the value is old. Return the last read and the running one."""
+        with self._guard:
+            if self._coming is None and time.monotonic() >= self._expires:
+                self._coming = Future()
+                threading.Thread(target=self._refresh, args=[self._coming], daemon=True).start()
+            return self._known, self._coming
 
-        self._changed.wait_for(is_read, seconds)
-
-    def _refresh(self) -> None:
+    def _refresh(self, coming: Future[T]) -> None:
         began = time.monotonic()
-        value, error = None, None
         try:
-            value = self._read()
-        except Exception as caught:  # noqa: BLE001 - raised to whoever asks for the value
-            error = caught
+            finish = partial(coming.set_result, self._read())
+        except Exception as error:  # noqa: BLE001 - raised to whoever asks for the value
+            finish = partial(coming.set_exception, error)
         took = time.monotonic() - began
-        with self._changed:
-            self._value, self._error = value, error
-            self._expires = time.monotonic() + min(self._longest, max(self._shortest, _SHARE * took))
-            self._finished = self._started
-            self._changed.notify_all()
+        with self._guard:
+            self._known, self._coming = coming, None
+            self._expires = time.monotonic() + max(self._lifetime, _SHARE * took)
+        finish()

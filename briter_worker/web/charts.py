@@ -1,4 +1,4 @@
-"""Charts of the last day and month as inline SVG, without JavaScript, each also readable as a table."""
+"""Charts of the last 30 days as inline SVG, without JavaScript, also readable as a table."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from briter_worker.web.labels import day_of, local, span, utc_offset
+from briter_worker.web.labels import day_of, span, utc_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from briter_worker.sinks.history import Bucket, History
 
 WIDTH, HEIGHT, LEFT = 720, 220, 52
 _BOTTOM, _TOP = 26, 10
 _ROOM = float(HEIGHT - _BOTTOM - _TOP)
-_HOUR_S, _DAY_S = 3600.0, 86400.0
+_DAY_S, _DAYS = 86400.0, 30
 _GOOD = ("published", "nochange")
 _BAD = ("dead-lettered", "nopaths", "quarantined")
 _TICKS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 7 * 86400)
@@ -24,7 +24,7 @@ _TICKS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Figures of one hour or day."""
+    """Figures of one day."""
 
     label: str
     full: str
@@ -35,40 +35,17 @@ class Column:
     """95th percentile of the time from save to remote, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The last 24 hours by hour, and the last 30 days by day."""
-
-    day: Sequence[Column]
-    month: Sequence[Column]
-
-
-def read_figures(history: History, now: float) -> Figures:
-    """Summarize the history."""
-
-    def hour(began: float) -> tuple[str, str]:
-        text = f"{local(began):%H:%M}"
-        return text, f"{day_of(began)}, {text}"
-
-    def day(began: float) -> tuple[str, str]:
-        noon = began + _DAY_S / 2  # with a daylight-saving change, a day does not begin at midnight
-        return day_of(noon, short=True), day_of(noon)
-
-    return Figures(_columns(history, now, _HOUR_S, 24, hour), _columns(history, now, _DAY_S, 30, day))
-
-
-def _columns(
-    history: History, now: float, width: float, number: int, labels: Callable[[float], tuple[str, str]]
-) -> Sequence[Column]:
+def read_figures(history: History, now: float) -> Sequence[Column]:
+    """Summarize the history of the last 30 days, by day."""
     ahead = utc_offset(now)
-    first = (math.floor((now + ahead) / width) - number + 1) * width - ahead
-    buckets: dict[int, Bucket] = {
-        round((bucket.began - first) / width): bucket for bucket in history.throughput(first, width)
-    }
-    return [_column(buckets.get(index), *labels(first + index * width)) for index in range(number)]
+    first = (math.floor((now + ahead) / _DAY_S) - _DAYS + 1) * _DAY_S - ahead
+    buckets = {round((bucket.began - first) / _DAY_S): bucket for bucket in history.throughput(first, _DAY_S)}
+    # With a daylight-saving change, a day does not begin at midnight; its noon is always in it.
+    return [_column(buckets.get(day), first + (day + 0.5) * _DAY_S) for day in range(_DAYS)]
 
 
-def _column(bucket: Bucket | None, label: str, full: str) -> Column:
+def _column(bucket: Bucket | None, noon: float) -> Column:
+    label, full = day_of(noon, short=True), day_of(noon)
     if bucket is None:
         return Column(label, full)
     good, bad = (sum(bucket.outcomes.get(each, 0) for each in group) for group in (_GOOD, _BAD))
@@ -92,20 +69,12 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """A grid line, or a label below the chart."""
-
-    at: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Chart:
-    """All that the template draws."""
+    """All that the template draws: bars, and the places of grid lines and labels with their texts."""
 
     bars: Sequence[Bar]
-    rows: Sequence[Tick]
-    labels: Sequence[Tick]
+    rows: Sequence[tuple[float, str]]
+    labels: Sequence[tuple[float, str]]
 
 
 def throughput_chart(columns: Sequence[Column]) -> Chart | None:
@@ -122,9 +91,8 @@ def throughput_chart(columns: Sequence[Column]) -> Chart | None:
             if number:
                 bars.append(_bar(index, len(columns), below / top, (below + number) / top, kind, title))
                 below += number
-    parts = 4 if top % 4 == 0 else 5 if top % 5 == 0 else top if top < 4 else 2  # noqa: PLR2004
-    ticks = [top * part // parts for part in range(1, parts + 1)]
-    return Chart(bars, [Tick(_y(tick / top), str(tick)) for tick in ticks], _labels(columns))
+    ticks = [top] if top % 2 else [top // 2, top]
+    return Chart(bars, [(_y(tick / top), str(tick)) for tick in ticks], _labels(columns))
 
 
 def waits_chart(columns: Sequence[Column]) -> Chart | None:
@@ -146,7 +114,7 @@ def waits_chart(columns: Sequence[Column]) -> Chart | None:
             bars.append(_bar(index, len(columns), 0.0, max(2.0 / _ROOM, share(seconds)), kind, title))
     shown = [tick for tick in _TICKS_S if tick <= top]
     chosen = shown[:: -math.ceil(len(shown) / 5)]
-    return Chart(bars, [Tick(_y(share(tick)), span(tick)) for tick in chosen], _labels(columns))
+    return Chart(bars, [(_y(share(tick)), span(tick)) for tick in chosen], _labels(columns))
 
 
 def _bar(index: int, number: int, low: float, high: float, kind: str, title: str) -> Bar:
@@ -160,11 +128,11 @@ def _y(share: float) -> float:
     return round(HEIGHT - _BOTTOM - share * _ROOM, 1)
 
 
-def _labels(columns: Sequence[Column]) -> list[Tick]:
+def _labels(columns: Sequence[Column]) -> list[tuple[float, str]]:
     step = (WIDTH - LEFT) / len(columns)
     every = math.ceil(len(columns) / 6)
     return [
-        Tick(round(LEFT + (index + 0.5) * step, 1), column.label)
+        (round(LEFT + (index + 0.5) * step, 1), column.label)
         for index, column in enumerate(columns)
         if index % every == 0
     ]

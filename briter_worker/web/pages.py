@@ -20,7 +20,7 @@ from briter_worker.web import charts, labels
 from briter_worker.web.api import OUTCOMES, CurrentSite
 from briter_worker.web.cache import NotReadYetError
 from briter_worker.web.problems import ProblemError
-from briter_worker.web.sign_in import form_of, local_path
+from briter_worker.web.root import form_of, local_path
 from briter_worker.web.site import Site
 from briter_worker.web.snapshot import headline
 from briter_worker.web.templating import page
@@ -175,20 +175,14 @@ def _key_texts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 @router.get("/figures")
 def figures(request: Request, site: CurrentSite) -> Response:
-    """Show how many posts were published, and how fast."""
+    """Show how many posts were published in the last 30 days, and how fast."""
     try:
-        known = site.figures.get()
+        columns = site.figures.get()
     except NotReadYetError:
         raise ProblemError(503, "the figures take long to count", "load the page again in a minute") from None
-    parts = [
-        (name, title, columns, charts.throughput_chart(columns), charts.waits_chart(columns))
-        for name, title, columns in (
-            ("day", "The last 24 hours", known.day),
-            ("month", "The last 30 days", known.month),
-        )
-    ]
+    counts, times = charts.throughput_chart(columns), charts.waits_chart(columns)
     size = {"width": charts.WIDTH, "height": charts.HEIGHT, "left": charts.LEFT}
-    return page(request, site, "figures.html", parts=parts, size=size)
+    return page(request, site, "figures.html", columns=columns, counts=counts, times=times, size=size)
 
 
 @router.get("/site")

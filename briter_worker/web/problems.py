@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
+from briter_worker.errors import os_error_fix, os_error_text
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
@@ -37,3 +38,11 @@ def problem(
     body: dict[str, Any] = {"type": "about:blank", "title": title, "status": status}
     body |= {"detail": one_line(detail), **({"fix": fix} if fix else {}), **more}
     return Response(json.dumps(body), status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {}))
+
+
+def explain(error: OSError) -> tuple[str, str]:
+    """Return the message and the fix of an operating system's or a database's error."""
+    fix = getattr(error, "fix", None)
+    if isinstance(fix, str):
+        return one_line(str(error)), fix
+    return os_error_text(error), os_error_fix(error)

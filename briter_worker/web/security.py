@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 
 from briter_worker.web.access import is_same
@@ -51,10 +52,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-
-
-class _DisconnectedError(Exception):
-    """The client closed the connection before the request was complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,7 @@ class Guard:
             if answer is None and scope["method"] not in _READING:
                 # Not before: only an admitted visitor may fill the memory.
                 limit = _body_limit(scope["path"])
-                body = await _read_body(receive, limit)
+                body = await _read_body(scope, receive, limit)
                 answer = (
                     problem(413, f"the request has more than {limit} bytes")
                     if body is None
@@ -113,7 +110,7 @@ class Guard:
                 )
                 receive = _replay(body or b"", receive)
             await (answer or self._app)(scope, receive, protected)
-        except _DisconnectedError:
+        except ClientDisconnect:
             pass
         except Exception as error:
             self._complain(f"{scope['method']} {scope['path']}: {type(error).__name__}: {error}")
@@ -125,7 +122,7 @@ class Guard:
     def _refuse_visitor(self, scope: Scope) -> Response | None:
         """Return the refusal of a visitor who may not enter, decided by the headers alone."""
         headers = Headers(scope=scope)
-        cookie = _session_cookie(headers)
+        cookie = Request(scope).cookies.get(COOKIE)
         if not self._access.has_session(cookie):
             cookie = None
         scope.setdefault("state", {})["visit"] = Visit(cookie, self._access.csrf_token(cookie))
@@ -228,30 +225,17 @@ def _bearer(headers: Headers) -> str | None:
     return given.strip() if scheme.casefold() == "bearer" else None
 
 
-def _session_cookie(headers: Headers) -> str | None:
-    for line in headers.getlist("cookie"):
-        for pair in line.split(";"):
-            name, _, value = pair.strip().partition("=")
-            if name == COOKIE:
-                return value
-    return None
-
-
-async def _read_body(receive: Receive, limit: int) -> bytes | None:
+async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
     """Return the whole body, or None if it is longer than the limit.
 
-    Raises _DisconnectedError when its end did not come: half of a form can be another change.
+    Raises ClientDisconnect when its end did not come: half of a form can be another change.
     """
     body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _DisconnectedError
-        body += message.get("body", b"")
+    async for part in Request(scope, receive).stream():
+        body += part
         if len(body) > limit:
             return None
-        if not message.get("more_body", False):
-            return bytes(body)
+    return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from briter_worker import client, wiring
 from briter_worker.allowlist import Allowlist, PathRefusedError
-from briter_worker.errors import DeclinedError, os_error_fix, os_error_text
+from briter_worker.doctor import Finding, examine
+from briter_worker.doctor import State as FindingState
+from briter_worker.errors import DeclinedError
 from briter_worker.events import Cancelled, Paused, Resumed
 from briter_worker.job import State
-from briter_worker.queues.disk import files
 from briter_worker.queues.selection import UnknownJobError
 from briter_worker.redaction import one_line
 from briter_worker.sinks.history import HistoryUnreadableError
 from briter_worker.status import read_local_commits, read_status
 from briter_worker.web.cache import CachedValue, NotReadYetError
 from briter_worker.web.charts import read_figures
-from briter_worker.web.checks import SiteChecks
 from briter_worker.web.live import MAX_MISSED, Feed, News
-from briter_worker.web.problems import ProblemError
+from briter_worker.web.problems import ProblemError, explain
 from briter_worker.web.snapshot import obstacle, take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from briter_worker.events import Event
     from briter_worker.job import Document, Job
@@ -49,7 +48,6 @@ _MAX_IN_FLIGHT = 500
 _REQUEST = "requestDigest"
 """Key of a job that came with an Idempotency-Key: tells whether a later request is the same."""
 _one_key = threading.Lock()
-"""Of all sites: in a cluster each request holds a database connection while it asks for another one."""
 T = TypeVar("T")
 
 
@@ -77,14 +75,10 @@ class Site:
         self._queue = wiring.open_queue(settings)
         self._queue_guard = threading.Lock()
         self._allowlist = Allowlist(settings.folders)
-        self._snapshot = CachedValue(self._read_snapshot, shortest=0.1, longest=10.0)
+        self._snapshot = CachedValue(self._read_snapshot, lifetime=0.1)
         self._last: Snapshot | None = None
-        self._local_commits = CachedValue(
-            lambda: read_local_commits(settings), shortest=60.0, longest=600.0, patience=0.0
-        )
-        self.figures = CachedValue(
-            lambda: read_figures(self.history, time.time()), shortest=1.0, longest=60.0
-        )
+        self._local_commits = CachedValue(lambda: read_local_commits(settings), lifetime=60.0, patience=0.0)
+        self.figures = CachedValue(lambda: read_figures(self.history, time.time()))
 
     # Reading
 
@@ -266,11 +260,6 @@ class Site:
         del contents  # the files are in the work tree
         client.submit(document, queue=self.settings.queue_root)
 
-    def _lock_requests(self) -> AbstractContextManager[object]:
-        """Keep other dashboards of the site from storing a job with an Idempotency-Key meanwhile."""
-        self.settings.queue_root.mkdir(parents=True, exist_ok=True)
-        return files.exclusively(self.settings.queue_root / ".requests.lock")
-
     def _after_change(self) -> None:
         self._snapshot.renew()
 
@@ -281,7 +270,7 @@ class Site:
         digests = {path: None if data is None else _digest(data) for path, data in contents.items()}
         request = _digest(json.dumps([body, digests], sort_keys=True).encode())
         document |= {"id": _digest(key.encode("utf-8", "surrogatepass"))[:32], _REQUEST: request}
-        with _one_key, self._lock_requests():
+        with _one_key:  # two dashboards at once store the same job, under the same id
             with self._queue_guard:
                 waiting = self._queue.find(document["id"], time.time())
             receipts = self.history.attempts(document["id"])
@@ -310,16 +299,51 @@ class Site:
         return found
 
 
+class SiteChecks:
+    """The last run of the checks, or the running one."""
+
+    def __init__(self, settings: Settings, complain: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._complain = complain
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.findings: Sequence[Finding] = ()
+        self.started_at: float | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Return True if more results will come."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
+    @property
+    def is_ok(self) -> bool:
+        """Return True if no result is an error."""
+        return all(finding.state is not FindingState.ERROR for finding in self.findings)
+
+    def start(self) -> threading.Thread:
+        """Start a run, unless one is running; return its thread."""
+        with self._guard:
+            if self._thread is None or not self._thread.is_alive():
+                self.findings = ()
+                self.started_at = time.time()
+                # A daemon: a remote may take minutes to answer, and the dashboard must end at once.
+                self._thread = threading.Thread(target=self._run, name="doctor", daemon=True)
+                self._thread.start()
+            return self._thread
+
+    def _run(self) -> None:
+        try:
+            for finding in examine(self._settings, time.time()):
+                self.findings = (*self.findings, finding)
+        except Exception as error:  # noqa: BLE001 - the page waits for an answer
+            self._complain(f"doctor: {type(error).__name__}: {error}")
+            failed = Finding("doctor", FindingState.ERROR, f"the checks failed: {error}", "see the log")
+            self.findings = (*self.findings, failed)
+
+
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def explain(error: OSError) -> tuple[str, str]:
-    """Return the message and the fix of an operating system's or a database's error."""
-    fix = getattr(error, "fix", None)
-    if isinstance(fix, str):
-        return one_line(str(error)), fix
-    return os_error_text(error), os_error_fix(error)
 
 
 def _progress_json(job: Job, attempt: Receipt | None) -> dict[str, Any]:

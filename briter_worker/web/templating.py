@@ -6,7 +6,7 @@ import hashlib
 import time
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -20,6 +20,9 @@ from briter_worker.web import labels
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+
+    from briter_worker.web.cluster import Cluster
+    from briter_worker.web.site import Site
 
 _FUNCTIONS = (
     *("clock", "count", "day_ahead", "is_link", "moment", "outcome_text", "percent"),
@@ -37,14 +40,6 @@ NOTICES = {
     "signed-out": "You are signed out.",
 }
 """What a page may say after an action."""
-
-
-class Shell(Protocol):
-    """What stands around a page's content: a site, or all sites of a cluster."""
-
-    def page_context(self) -> dict[str, Any]:
-        """Return what every page shows. Raises nothing."""
-        ...
 
 
 def when(seconds: float | None) -> Markup:
@@ -111,7 +106,7 @@ def _environment() -> Environment:
 
 def page(
     request: Request,
-    shell: Shell,
+    shell: Site | Cluster,
     template: str,
     *,
     status: int = 200,
@@ -128,7 +123,7 @@ def page(
     )
 
 
-def error_page(shell: Shell, status: int, text: str, fix: str = "") -> HTMLResponse:
+def error_page(shell: Site | Cluster, status: int, text: str, fix: str = "") -> HTMLResponse:
     """Return the page that shows an error."""
     more = {"visit": None, "notice": "", "here": "", "status": status, "text": text, "fix": fix}
     return _render("error.html", status, {**shell.page_context(), **more})

@@ -1,4 +1,4 @@
-"""What a person sees at a terminal: tables, colour, and a bar while it takes long."""
+"""What a person sees at a terminal: tables and colour."""
 
 from __future__ import annotations
 
@@ -17,21 +17,6 @@ if TYPE_CHECKING:
 
 POST = "content/posts/hello.md"
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
-
-BAR = """
-import io, sys
-from briter_worker.events import Progress, Published
-from briter_worker.sinks.log import LogSink, standard_output
-from briter_worker.sinks.terminal import TerminalSink
-
-now = 0.0
-sink = TerminalSink(LogSink(standard_output()), clock=lambda: now)
-for done in range(3):
-    now += float(sys.argv[1])
-    sink(Progress(phase="push", done=done, total=3))
-sink(Published(job_id="1", slug="hello", attempt=1, commit="c0ffee", dry_run=False, duration_ms=1))
-sink(Progress(phase="push", done=3, total=3))
-"""
 
 
 def at_terminal(arguments: Sequence[str], environment: dict[str, str], columns: int = 200) -> str:
@@ -124,18 +109,3 @@ def test_run_prints_its_log_lines_at_a_terminal_too(site: Site) -> None:
     assert sorted(names) == ["nopaths", "published", "start", "start", "worker-started", "worker-stopped"]
     assert "\x1b[31m[briter-worker]" in shown
     assert "\x1b" not in worker(site, "run", "--once", NO_COLOR="1")
-
-
-def test_a_bar_shows_how_far_a_long_push_is_and_leaves_the_log_whole(site: Site) -> None:
-    shown = at_terminal(["-c", BAR, "1.0"], site.environment())
-    assert "push" in shown
-    assert "2/3" in shown
-    (line,) = [text for text in shown.splitlines() if "published" in text]
-    assert events_in(_STYLE.sub("", line[line.index("[briter-worker]") :]))
-    assert not _STYLE.sub("", shown).rstrip().endswith("3/3")
-
-
-def test_what_is_done_at_once_has_no_bar(site: Site) -> None:
-    shown = at_terminal(["-c", BAR, "0.05"], site.environment())
-    assert "2/3" not in shown
-    assert len(events_in(shown)) == 1

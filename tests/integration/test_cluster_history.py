@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from receivers import Receiver, Reply, receiving
+from receivers import Receiver, receiving
 from sites import eventually
 
 from briter_worker.events import (
@@ -24,10 +24,10 @@ from briter_worker.events import (
 from briter_worker.sinks.condition import SiteCondition
 from briter_worker.sinks.fanout import FanOut
 from briter_worker.sinks.history import Condition, History, HistoryUnreadableError, tallies
-from briter_worker.sinks.recorder import HistorySink, Retention, Target, retire
+from briter_worker.sinks.recorder import HistorySink, Retention, Target
 from briter_worker.sinks.store import PostgresStore
 from briter_worker.sinks.webhook_sender import Sender
-from briter_worker.sinks.webhooks import LEASE_S, Delivery, Outbox, Receivers, WebhookSink, unsent
+from briter_worker.sinks.webhooks import LEASE_S, Delivery, Outbox, Receivers, WebhookSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,21 +121,6 @@ def test_a_database_that_is_away_costs_receipts(postgres_server: Server, store: 
     assert warning.fix == unreadable.value.fix != ""
 
 
-def test_old_receipts_of_all_sites_become_stale_and_are_deleted(store: PostgresStore) -> None:
-    for age, site in ((400, "blog"), (40, "blog"), (40, "shop"), (1, "blog")):
-        events = start(f"j{age}"), Published(**ended(f"j{age}"), commit=SHA)
-        record(store, *events, site=site, now=NOW - age * DAY)
-    retired = retire(store, RETENTION, NOW)
-    assert retired is not None
-    assert (retired.stale, retired.deleted) == (2, 1)
-    assert retire(store, RETENTION, NOW) is None
-    blog = History(store, "blog")
-    assert [each.job_id for each in blog.receipts()] == ["j1"]
-    assert [each.job_id for each in blog.receipts(stale=True)] == ["j1", "j40"]
-    assert History(store, "shop").receipts() == []
-    assert [each.event for each in blog.moments(0)] == ["start", "published"]
-
-
 # --- condition
 
 
@@ -224,19 +209,6 @@ def test_a_message_is_sent_once_by_many_nodes(nodes: Nodes, receiver: Receiver) 
     assert sorted(body["data"]["jobId"] for body in bodies) == sorted(f"j{number}" for number in range(30))
     assert {body["data"]["site"] for body in bodies} == {"site-0", "site-1"}
     assert (nodes.unsent(), nodes.warnings) == (0, [])
-
-
-def test_a_node_sends_what_another_one_left(nodes: Nodes, receiver: Receiver) -> None:
-    receiver.replies.append(Reply(status=503))
-    tell, sender = nodes.open()
-    tell("blog", Published(**ended(), commit=SHA))
-    sender.close()
-    assert unsent(nodes.store) == [(f"{receiver.url}/all", 1, "the receiver answered 503")]
-    nodes.now += 6
-    _, other = nodes.open()
-    other.wake()
-    other.close()
-    assert (nodes.unsent(), len(receiver.received)) == (0, 2)
 
 
 def test_a_message_of_a_dead_sender_is_due_again_after_its_lease(nodes: Nodes) -> None:

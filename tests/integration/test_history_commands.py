@@ -116,10 +116,3 @@ def test_a_history_that_cannot_be_read_is_told_and_publishing_goes_on(site: Site
     said = site.command("history")
     assert said.returncode == 1
     assert "history.db cannot be read" in said.stderr
-
-
-def test_there_is_no_history_before_the_first_post(site: Site) -> None:
-    site.run_once()
-    assert receipts(site) == []
-    assert not (site.storage / "history.db").exists()
-    assert site.command("show", "a").returncode == 1

@@ -347,19 +347,6 @@ def test_a_damaged_file_is_set_aside_and_a_new_one_begins(file_book: FileBook) -
     assert aside.read_bytes().startswith(b"this is no database")
 
 
-def test_a_file_that_is_damaged_meanwhile_is_reported_and_a_new_one_begins(file_book: FileBook) -> None:
-    sinks = file_book.open()
-    sinks(start())
-    sinks(published())
-    file_book.path.write_bytes(b"x" * file_book.path.stat().st_size)
-    sinks(start("j2"))
-    sinks(published("j2"))
-    sinks.close()
-    assert len(file_book.warnings()) <= 1
-    file_book.write(start("j3"), published("j3"))
-    assert "j3" in [each.job_id for each in file_book.receipts()]
-
-
 @pytest.mark.parametrize("name", ["history.db", "history.db-wal"])
 def test_a_link_is_not_followed(file_book: FileBook, name: str) -> None:
     target = file_book.path.parent / "target"
@@ -380,14 +367,6 @@ def test_a_file_of_another_program_is_set_aside(file_book: FileBook) -> None:
         file_book.receipts()
     file_book.write(start(), published())
     assert len(file_book.receipts()) == 1
-
-
-def test_a_file_with_other_columns_is_reported(file_book: FileBook) -> None:
-    file_book.run("CREATE TABLE attempts (x); PRAGMA user_version = 2;")
-    file_book.write(start(), published())
-    assert len(file_book.warnings()) == 1
-    with pytest.raises(HistoryUnreadableError):
-        file_book.receipts()
 
 
 @pytest.mark.parametrize("forgery", ["drains SET phases = '[3]'", "attempts SET rejected_paths = '{}'"])

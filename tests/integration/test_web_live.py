@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
-import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -124,31 +122,6 @@ def test_a_reader_that_leaves_is_forgotten(dashboard: Dashboard) -> None:
         next(stream)
         assert readers(dashboard) == 1
     eventually(lambda: readers(dashboard) == 0)
-
-
-def test_a_reader_that_does_not_read_is_dropped_and_holds_up_nobody(site: Site, dashboard: Dashboard) -> None:
-    with socket.socket() as slow:
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.connect(("127.0.0.1", dashboard.port))
-        head = f"GET /events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
-        slow.sendall(head.encode())
-        eventually(lambda: readers(dashboard) == 1)
-        seen = threading.Event()
-
-        def read() -> None:
-            with httpx.stream("GET", f"{dashboard.base}/events", headers=HEADERS, timeout=30) as response:
-                for _, number, _ in events(response):
-                    if number == 6000:
-                        seen.set()
-                        return
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        eventually(lambda: readers(dashboard) == 2)
-        happen(site, 6000, size=1900)
-        assert seen.wait(40), "the other reader gets everything meanwhile"
-        reader.join()
-        eventually(lambda: readers(dashboard) == 0, within=30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -69,24 +69,6 @@ def test_in_a_dry_run_no_page_says_that_something_is_live(site: Site) -> None:
     assert "Fix: set BRITER_WORKER_DRY_RUN=false" in said
 
 
-def test_every_field_has_a_label_and_every_id_is_used_once(site: Site, dashboard: Dashboard) -> None:
-    site.save("held", ["content/posts/held.md"], scheduledFor=TOMORROW)
-    site.save("bad", ["../outside"])
-    site.run_once()
-    eventually(lambda: dashboard.json("/api/status")["jobs"]["failed"] == 1)
-    for path in (*PAGES, "/post?slug=held"):
-        page = dashboard.page.get(path).text
-        ids = re.findall(r'\bid="([^"]+)"', page)
-        assert len(ids) == len(set(ids)), path
-        for tag in re.findall(r"<(?:input|select)\b[^>]*>", page):
-            if 'type="hidden"' not in tag:
-                found = re.search(r'id="([^"]+)"', tag)
-                assert found, tag
-                assert f'for="{found[1]}"' in page, tag
-        for label in re.findall(r'aria-(?:labelledby|describedby)="([^"]+)"', page):
-            assert label in ids, path
-
-
 def test_no_page_has_inline_script_or_style_and_all_it_loads_is_our_own(dashboard: Dashboard) -> None:
     for path in PAGES:
         answer = dashboard.page.get(path)

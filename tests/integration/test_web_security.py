@@ -237,8 +237,8 @@ def test_the_token_is_shown_nowhere(dashboard: Dashboard) -> None:
 
 
 def test_refusals_have_the_headers_of_pages(stranger: httpx.Client) -> None:
-    for path in ("/api/status", "/nowhere", "/sign-in", "/static/nothing.js", "/static/../app.py"):
+    for path in ("/api/status", "/nowhere", "/sign-in", "/static/nothing.js", "/static/../security.py"):
         answer = stranger.get(path)
         assert "default-src 'none'" in answer.headers["content-security-policy"], path
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert "class Application" not in answer.text
+        assert "class Guard" not in answer.text

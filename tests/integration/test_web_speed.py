@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import httpx
 import psutil
 import pytest
-from dashboards import events, serving
+from dashboards import serving
 from sites import Site, eventually
 
 from briter_worker.sinks.store import HISTORY_TABLES, SqliteStore
@@ -81,29 +79,6 @@ def test_a_page_costs_little_with_many_jobs(site: Site) -> None:
                 dashboard.page.get(path)
             costs[path] = (used(dashboard.process) - before) / 10
         assert max(costs.values()) < 0.05, costs
-
-
-def test_many_readers_cost_little_memory_and_cpu_time(site: Site) -> None:
-    with serving(site) as dashboard, ExitStack() as stack:
-        for path in PAGES:
-            dashboard.page.get(path)
-        assert psutil.Process(dashboard.process.pid).memory_info().rss < 120 << 20
-        limits = httpx.Limits(max_connections=READERS)
-        client = stack.enter_context(
-            httpx.Client(base_url=dashboard.base, headers=dashboard.api.headers, timeout=60, limits=limits)
-        )
-        streams = []
-        for _ in range(READERS):
-            streams.append(events(stack.enter_context(client.stream("GET", "/events"))))
-            assert next(streams[-1])[0] == "snapshot"
-        assert dashboard.json("/api/status")["readers"] == READERS
-        site.save("held", ["content/a.md"], scheduledFor="2099-01-01")
-        before = used(dashboard.process)
-        for stream in streams:
-            name, _, data = next(stream)
-            assert name == "status"
-            assert data["jobs"]["scheduled"] == 1
-        assert used(dashboard.process) - before < 2
 
 
 def test_an_answer_is_not_delayed_by_nagles_algorithm(site: Site) -> None:

@@ -514,14 +514,6 @@ def test_a_publication_that_is_delivered_again_has_the_same_message_id(
     assert len({got.headers["webhook-id"] for got in receiver.received}) == 1
 
 
-def test_a_failed_build_is_requested_again(station: Station, receiver: Receiver) -> None:
-    receiver.replies.append(Reply(500))
-    station.tell(station.open(build_hook=receiver.url), published())
-    station.later(60)
-    assert len(receiver.received) == 2
-    assert station.unsent() == 0
-
-
 # The whole worker
 
 
@@ -607,21 +599,6 @@ def test_a_site_condition_is_sent_once_and_once_when_it_ends(site: Site, receive
         "wrong-branch",
         None,
     ]
-
-
-def test_a_condition_ends_with_the_next_push(site: Site) -> None:
-    away = site.remote.rename(site.root / "away.git")
-    site.write_post(POST, "Hello\n")
-    site.save("hello", [POST])
-    (begun,) = site.run_once().of("condition")
-    assert (begun["failure"], "git remote -v" in begun["fix"]) == ("remote-missing", True)
-    assert json.loads(site.command("status", "--json").stdout)["failure"] == "remote-missing"
-    away.rename(site.remote)
-    site.write_post("content/posts/b.md", "B\n")
-    site.save("b", ["content/posts/b.md"])
-    (ended,) = site.run_once().of("condition")
-    assert "failure" not in ended
-    assert json.loads(site.command("status", "--json").stdout)["condition"] is None
 
 
 def test_the_doctor_names_problems_of_webhooks(site: Site, receiver: Receiver) -> None:

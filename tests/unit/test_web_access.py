@@ -117,9 +117,12 @@ class Source:
         return self.number
 
 
-def test_a_cached_value_is_old_rather_than_late_and_new_after_a_change() -> None:
+def test_a_cached_value_is_old_rather_than_late_and_new_after_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("briter_worker.web.cache._SHARE", 0.0)
     source = Source()
-    cached = CachedValue(source.read, shortest=0.0, longest=0.0, patience=0.01)
+    cached = CachedValue(source.read, lifetime=0.0, patience=0.3)
     with pytest.raises(NotReadYetError):
         cached.get(first_wait=0.0)
     source.read_again.set()
@@ -136,7 +139,7 @@ def test_a_cached_value_is_old_rather_than_late_and_new_after_a_change() -> None
 def test_a_value_that_is_new_enough_is_not_read_again() -> None:
     source = Source()
     source.read_again.set()
-    cached = CachedValue(source.read, shortest=60.0, longest=60.0)
+    cached = CachedValue(source.read, lifetime=60.0)
     assert [cached.get() for _ in range(5)] == [1] * 5
     cached.renew()
     assert cached.get() == 2

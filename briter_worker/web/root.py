@@ -1,18 +1,73 @@
-"""Signing in and out: by the token, or once by the link that `serve` prints."""
+"""What every dashboard has at `/`: signing in and out, health, readiness and metrics."""
 
-from typing import Annotated
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
+from briter_worker.status import health_problems
 from briter_worker.web.access import SESSION_S, Access
+from briter_worker.web.api import PROBLEMS, Json
 from briter_worker.web.labels import span
+from briter_worker.web.problems import ProblemError
 from briter_worker.web.security import COOKIE, SIGN_IN, client_address
+from briter_worker.web.site import Site
 from briter_worker.web.templating import address, page
 
-router = APIRouter()
+if TYPE_CHECKING:
+    from briter_worker.web.cluster import Cluster
+
+router = APIRouter(responses=PROBLEMS)
+Render = Callable[[], tuple[bytes, str]]
 Text = Annotated[str, Query(max_length=2000)]
+
+
+def open_metrics(root: "Site | Cluster") -> Render | None:
+    """Return the function that renders the metrics; None where they are not installed."""
+    if find_spec("prometheus_client") is None:
+        return None
+    from briter_worker.sinks.metrics import SiteMeasures, StoredMetrics  # noqa: PLC0415 - the extra [metrics]
+    from briter_worker.site_metrics import measure_site  # noqa: PLC0415 - as above
+
+    def measure() -> "Iterable[SiteMeasures]":
+        if not isinstance(root, Site):
+            return root.measure()
+        return [dataclasses.replace(measure_site(root.snapshot().status), tallies=root.history.tallies())]
+
+    return StoredMetrics(measure).render
+
+
+@router.get("/healthz")
+def healthz() -> Response:
+    """Return ok while the dashboard answers."""
+    return Json({"status": "ok"})
+
+
+@router.get("/readyz")
+def readyz(request: Request) -> Response:
+    """Return ok if the queue can be used. Signed-in users find the reason at /api/status and /api/doctor."""
+    root = request.app.state.shell
+    failed = health_problems(root.settings, time.time(), expect_worker=False)
+    if isinstance(root, Site) and not failed:
+        failed = [root.snapshot().problem]
+    if any(failed):
+        raise ProblemError(503, "the queue cannot be used", "run briter-worker doctor on the server")
+    return Json({"status": "ok"})
+
+
+@router.get("/metrics", response_class=Response)
+def metrics(request: Request) -> Response:
+    """Return the metrics for Prometheus."""
+    render: Render | None = request.app.state.metrics
+    if render is None:
+        raise ProblemError(404, "metrics are not installed", "pip install 'briter-worker[metrics]'")
+    text, media_type = render()
+    return Response(text, headers={"Content-Type": media_type})
 
 
 async def form_of(request: Request) -> dict[str, str]:
@@ -27,7 +82,7 @@ def local_path(target: str) -> str:
     return target if fine else "/"
 
 
-@router.get(SIGN_IN)
+@router.get(SIGN_IN, include_in_schema=False)
 def sign_in_page(
     request: Request,
     next: Text = "/",  # noqa: A002 - in the address
@@ -43,7 +98,7 @@ def sign_in_page(
     return _form(request, 403 if key else 200, next, wrong)
 
 
-@router.post(SIGN_IN)
+@router.post(SIGN_IN, include_in_schema=False)
 async def sign_in(request: Request) -> Response:
     """Open a session."""
     form = await form_of(request)
@@ -61,7 +116,7 @@ async def sign_in(request: Request) -> Response:
     return _signed_in(request, target)
 
 
-@router.post("/sign-out")
+@router.post("/sign-out", include_in_schema=False)
 def sign_out(request: Request) -> Response:
     """End the session."""
     request.app.state.access.end_session(request.state.visit.cookie)
