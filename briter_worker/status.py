@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from briter_worker.wiring import open_backoff, open_database, open_history, open
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from briter_worker.job import Document
+    from briter_worker.job import Document, Job
     from briter_worker.ports import ListedJob, Pause, QueueControl
     from briter_worker.settings import Settings
 
@@ -147,38 +147,38 @@ def read_status(
     """
     queue = queue or open_queue(settings)
     rows = queue.jobs(now) if jobs is None else jobs
-    counts = Counter(row.state for row in rows)
-    oldest: dict[State, float] = {}
-    for row in rows:
-        oldest[row.state] = max(oldest.get(row.state, 0.0), now - row.job.created_at)
     longest = open_backoff(settings).longest
-    waits = [
-        max(0.0, row.job.due_at(now, longest) - now)
-        for row in rows
-        if row.state in {State.PENDING, State.SCHEDULED, State.RETRYING}
-    ]
-    due = [row for row in rows if row.state is not State.SCHEDULED]
-    waiting = [waits_since(row) for row in due if row.state is not State.FAILED]
+    counts = dict.fromkeys((state.value for state in State), 0)
+    oldest: dict[str, float | None] = dict.fromkeys(counts)
+    waits, waiting, unpushed = [], [], []
+    for row in rows:
+        state = row.state
+        counts[state.value] += 1
+        oldest[state.value] = max(oldest[state.value] or 0.0, now - row.job.created_at)
+        if state in {State.PENDING, State.SCHEDULED, State.RETRYING}:
+            waits.append(max(0.0, row.job.due_at(now, longest) - now))
+        if state is not State.SCHEDULED:
+            unpushed.append(waits_since(row))
+            if state is not State.FAILED:
+                waiting.append(unpushed[-1])
     condition = _find_condition(settings, rows)
     site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
-    if local_commits is None:
-        local_commits = read_local_commits(settings)
     return SiteStatus(
         now=now,
-        jobs={state.value: counts[state] for state in State},
-        oldest={state.value: oldest.get(state) for state in State},
+        jobs=counts,
+        oldest=oldest,
         waiting_since=min(waiting, default=None),
-        unpushed_since=min((waits_since(row) for row in due), default=None),
+        unpushed_since=min(unpushed, default=None),
         next_due_in=min(waits, default=None),
         paused=queue.active_pause(now),
-        condition=one_line(condition.job.last_error or condition.job.failure or "") if condition else None,
-        failure=condition.job.failure if condition else None,
-        fix=condition.job.fix if condition else None,
+        condition=one_line(condition.last_error or condition.failure or "") if condition else None,
+        failure=condition.failure if condition else None,
+        fix=condition.fix if condition else None,
         quarantined=len(queue.quarantined()),
         stuck={one_line(name): one_line(why) for name, why in queue.unusable_files(now).items()},
         dry_run=settings.worker_dry_run,
         branch=settings.git_branch,
-        local_commits=local_commits,
+        local_commits=read_local_commits(settings) if local_commits is None else local_commits,
         **site,
     )
 
@@ -211,20 +211,18 @@ def _cluster_site(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _find_condition(settings: Settings, rows: Sequence[ListedJob]) -> ListedJob | None:
+def _find_condition(settings: Settings, rows: Sequence[ListedJob]) -> Job | None:
     """Return the job that failed last by an environment failure, unless a push succeeded since."""
-    failed = [row for row in rows if is_environment(row.job.failure) and row.state is not State.CLAIMED]
-    last = max(failed, key=lambda row: row.job.updated_at, default=None)
+    failed = [row.job for row in rows if is_environment(row.job.failure) and row.state is not State.CLAIMED]
+    last = max(failed, key=lambda job: job.updated_at, default=None)
     if last is None:
         return None
-    history = open_history(settings)
-    try:
-        known = history.condition()
-    except HistoryUnreadableError:
-        known = None
-    finally:
-        history.close()
-    is_over = known is not None and known.failure is None and known.changed_at >= last.job.updated_at
+    with closing(open_history(settings)) as history:
+        try:
+            known = history.condition()
+        except HistoryUnreadableError:
+            return last
+    is_over = known is not None and known.failure is None and known.changed_at >= last.updated_at
     return None if is_over else last
 
 
@@ -259,8 +257,18 @@ def health_problems(settings: Settings, now: float, *, expect_worker: bool) -> l
     if not os.access(settings.queue_root, os.R_OK | os.W_OK | os.X_OK):
         what = "cannot be read and written" if settings.queue_root.exists() else "does not exist"
         problems.append(f"the queue folder {settings.queue_root} {what}")
-    if expect_worker and (problem := _worker_problem(settings, now)):
-        problems.append(problem)
+    worker = lock_holder(settings, now)
+    if not expect_worker:
+        return problems
+    if worker is None:
+        problems.append(f"no worker is running: nothing holds {settings.lock_path}")
+    elif not worker.alive:
+        problems.append(f"no worker is running: PID {worker.pid}, which held the lock, is gone")
+    elif worker.heartbeat is None:
+        problems.append(f"PID {worker.pid} holds the lock, but is not a worker: it has no heartbeat")
+    elif abs(now - worker.heartbeat) > _patience(settings):
+        silent = now - worker.heartbeat
+        problems.append(f"the worker (PID {worker.pid}) has shown no heartbeat for {silent:.0f} s")
     return problems
 
 
@@ -275,17 +283,3 @@ def _cluster_problems(settings: Settings, *, expect_worker: bool) -> list[str]:
     except OSError as error:
         return [str(error)]
     return []
-
-
-def _worker_problem(settings: Settings, now: float) -> str | None:
-    worker = lock_holder(settings, now)
-    if worker is None:
-        return f"no worker is running: nothing holds {settings.lock_path}"
-    if not worker.alive:
-        return f"no worker is running: PID {worker.pid}, which held the lock, is gone"
-    if worker.heartbeat is None:
-        return f"PID {worker.pid} holds the lock, but is not a worker: it has no heartbeat"
-    silent = now - worker.heartbeat
-    if abs(silent) > _patience(settings):
-        return f"the worker (PID {worker.pid}) has shown no heartbeat for {silent:.0f} s"
-    return None

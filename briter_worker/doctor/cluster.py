@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from briter_worker.cluster import sites
@@ -22,12 +21,9 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
 
 
-def examine(settings: Settings, now: float) -> Iterator[Finding]:
+def examine(settings: Settings) -> Iterator[Finding]:
     """Yield the findings; without a site, those that concern all sites."""
-    yield from environment.check_configuration(settings, os.environ)
     yield environment.check_writable("cache", settings.cache_root)
-    yield environment.check_clock(now)
-    yield environment.check_plugins(settings)
     try:
         database = open_database(settings)
         database.check()

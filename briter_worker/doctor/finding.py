@@ -54,10 +54,9 @@ def error(check: str, message: str, fix: str) -> Finding:
 
 def from_failure(check: str, failure: PublishError | FixableError | OSError) -> Finding:
     """Return the finding for a failure that every publication would meet."""
-    if isinstance(failure, PublishError | FixableError):
-        return error(check, failure.message, failure.fix or "see the message")
-    fix = str(getattr(failure, "fix", "")) or os_error_fix(failure)
-    return error(check, os_error_text(failure), fix or "see the message")
+    message = os_error_text(failure) if isinstance(failure, OSError) else failure.message
+    fix = getattr(failure, "fix", "") or (os_error_fix(failure) if isinstance(failure, OSError) else "")
+    return error(check, message, fix or "see the message")
 
 
 def attempt(check: str, look: Callable[[], object], message: str) -> Finding:

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.doctor.environment import check_writable
@@ -17,6 +16,7 @@ from briter_worker.wiring import open_repository
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from briter_worker.doctor.finding import Finding
     from briter_worker.git.repository import Repository
@@ -39,7 +39,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield worktree
     if worktree.state is State.ERROR:
         return
-    yield _check_version(repository)
+    yield attempt("git", lambda: _check_version(repository), f"git is {_MIN_GIT[0]}.{_MIN_GIT[1]} or newer")
     yield attempt("ownership", repository.check_owner, "git trusts the repository's owner")
     yield attempt("branch", repository.check_branch, f"{repository.branch} is checked out")
     yield attempt("unfinished", repository.check_under_way, "no merge or rebase is under way")
@@ -50,11 +50,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
             "end that command; the worker removes its own stale locks; remove any other by hand",
         )
     yield check_writable("repository", repository.git.common_dir / "objects")
-    yield ok("identity", f"commits are by {settings.git_author_name} <{settings.git_author_email}>")
     yield from _check_folders(settings, repository)
     yield _check_storage(settings, repository)
-    yield _check_hooks(settings, repository)
-    yield from _check_lfs(repository)
     yield from _check_local_commits(repository)
     yield _check_remote(repository)
 
@@ -66,15 +63,11 @@ def _check_worktree(repository: Repository) -> None:
         raise PublishError(FailureCode.NOT_A_REPOSITORY, message, fix)
 
 
-def _check_version(repository: Repository) -> Finding:
-    try:
-        version = repository.git.version()
-    except PublishError as failure:
-        return from_failure("git", failure)
+def _check_version(repository: Repository) -> None:
+    version = repository.git.version()
     found = re.search(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) < _MIN_GIT:
-        return error("git", f"{version} is too old", "install git 2.36 or newer")
-    return ok("git", version)
+        raise PublishError(FailureCode.GIT_MISSING, f"{version} is too old", "install git 2.36 or newer")
 
 
 def _check_folders(settings: Settings, repository: Repository) -> Iterator[Finding]:
@@ -132,43 +125,6 @@ def _check_storage(settings: Settings, repository: Repository) -> Finding:
     )
 
 
-def _check_hooks(settings: Settings, repository: Repository) -> Finding:
-    configured = repository.git.config("core.hooksPath")
-    folder = settings.git_worktree / Path(configured).expanduser() if configured else None
-    try:
-        paths = (folder or repository.git.common_dir / "hooks").iterdir()
-        names = sorted(path.name for path in paths if path.suffix != ".sample" and os.access(path, os.X_OK))
-    except OSError:
-        names = []
-    if not names:
-        return ok("hooks", "the repository has none")
-    run = "run, as BRITER_GIT_HOOKS says" if settings.git_hooks else "not run, unless BRITER_GIT_HOOKS=true"
-    return ok("hooks", f"{', '.join(names)}: {run}")
-
-
-def _check_lfs(repository: Repository) -> Iterator[Finding]:
-    if not _uses_lfs(repository):
-        return
-    if shutil.which("git-lfs") is None:
-        yield error("lfs", "the site keeps files in Git LFS, and git-lfs was not found", "install git-lfs")
-    elif not repository.git.config("filter.lfs.clean"):
-        yield error("lfs", "the site keeps files in Git LFS, and git-lfs is not set up", "git lfs install")
-    else:
-        yield ok("lfs", "git-lfs is set up")
-
-
-def _uses_lfs(repository: Repository) -> bool:
-    listed = repository.git.run("ls-files", "-z", "--", ":(top,glob)**/.gitattributes")
-    worktree = repository.git.worktree or Path()
-    for path in {".gitattributes", *filter(None, os.fsdecode(listed).split("\0"))}:
-        try:
-            if b"filter=lfs" in (worktree / path).read_bytes():
-                return True
-        except OSError:
-            continue
-    return False
-
-
 def _check_local_commits(repository: Repository) -> Iterator[Finding]:
     try:
         commits = repository.local_commits()
@@ -176,9 +132,10 @@ def _check_local_commits(repository: Repository) -> Iterator[Finding]:
         yield from_failure("local-commits", failure)
         return
     if commits:
-        listed = "; ".join(f"{sha[:10]} {subject}" for sha, subject in commits[:5])
-        more = f" and {len(commits) - 5} more" if commits[5:] else ""
-        message = f"{repository.branch} has commits that the worker does not push: {listed}{more}"
+        sha, subject = commits[0]
+        message = (
+            f"{len(commits)} commits of {repository.branch} are not pushed; the newest: {sha[:10]} {subject}"
+        )
         yield warning("local-commits", message, PULL_COMMAND)
 
 

@@ -12,6 +12,7 @@ import socket
 import stat
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -36,12 +37,11 @@ def examine(site: Site, **env: str) -> Result:
     return site.command("doctor", "--json", **env)
 
 
-def errors(result: Result) -> set[str]:
-    return {finding["check"] for finding in findings(result) if finding["state"] == "error"}
+def checks(result: Result, state: str) -> set[str]:
+    return {finding["check"] for finding in findings(result) if finding["state"] == state}
 
 
-def warnings(result: Result) -> set[str]:
-    return {finding["check"] for finding in findings(result) if finding["state"] == "warning"}
+errors, warnings = partial(checks, state="error"), partial(checks, state="warning")
 
 
 def the(result: Result, check: str) -> dict[str, Any]:
@@ -65,9 +65,9 @@ def test_a_healthy_site_has_no_finding_to_mend(site: Site) -> None:
     assert errors(result) == warnings(result) == set()
     assert json.loads(result.stdout)["ok"] is True
     assert {finding["check"] for finding in findings(result)} == {
-        *("configuration", "dry-run", "queue", "quarantine", "storage", "lock", "disk", "clock"),
+        *("configuration", "dry-run", "queue", "quarantine", "storage", "lock", "disk"),
         *("dead-letters", "unreadable-files", "worker", "worktree", "git", "ownership", "branch"),
-        *("unfinished", "repository", "identity", "folders", "storage-place", "hooks", "remote"),
+        *("unfinished", "repository", "folders", "storage-place", "remote"),
         *("plugins",),
     }
 
@@ -144,15 +144,6 @@ def quarantine_is_a_file(site: Site) -> None:
     (site.storage / "quarantine").write_text("")
 
 
-def large_files(site: Site) -> None:
-    site.write_post(".gitattributes", "*.png filter=lfs diff=lfs merge=lfs -text\n")
-    programs = site.root / "programs"  # all that a machine without git-lfs has of what is needed here
-    programs.mkdir()
-    for name in ("git", "sh"):
-        (programs / name).symlink_to(str(shutil.which(name)))
-    site.env["PATH"] = str(programs)
-
-
 FAULTS: list[tuple[Callable[[Site], None], str, str]] = [
     (detach, "branch", "git switch main"),
     (switch, "branch", "git switch main"),
@@ -168,7 +159,6 @@ FAULTS: list[tuple[Callable[[Site], None], str, str]] = [
     (queue_is_a_file, "queue", "may write"),
     (lock_is_a_folder, "lock", "remove"),
     (quarantine_is_a_file, "quarantine", "may write"),
-    (large_files, "lfs", "git-lfs"),
 ]
 
 
@@ -325,17 +315,6 @@ def test_storage_in_the_site_is_to_be_ignored(site: Site) -> None:
     assert told["state"] == "warning"
     site.write_post(".gitignore", "/storage/\n")
     assert the(examine(site, BRITER_STORAGE_ROOT=inside), "storage-place")["state"] == "ok"
-
-
-def test_hooks_of_the_site_are_named_as_off(site: Site) -> None:
-    hook = site.worktree / ".git" / "hooks" / "pre-push"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\ntouch {site.root}/canary\n")
-    hook.chmod(0o755)
-    told = the(examine(site), "hooks")
-    assert "pre-push" in told["message"]
-    assert "BRITER_GIT_HOOKS=true" in told["message"]
-    assert not (site.root / "canary").exists()
 
 
 def test_dead_letters_and_unreadable_files_are_warned_of(site: Site) -> None:

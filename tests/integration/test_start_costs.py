@@ -74,6 +74,27 @@ def test_a_worker_at_rest_is_woken_by_the_kernel_and_looks_for_nothing_by_itself
     assert len(waits) <= 3 * 25, "a hundred times a second is what it was"
 
 
+def test_a_worker_without_work_loads_nothing_that_only_others_need(site: Site) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "briter_worker", "run", "--once"],
+        env=site.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "git" in loaded
+    assert not loaded & {
+        "rich",
+        "fastapi",
+        "jinja2",
+        "uvicorn",
+        "psycopg",
+        "procrastinate",
+        "prometheus_client",
+    }
+
+
 def is_settled(site: Site, slug: str) -> bool:
     return site.remote_log()[0][1] == f"Publish {slug}" and not [*(site.queue / ".claimed").glob("*.json")]
 
@@ -114,21 +135,8 @@ def test_enqueue_makes_the_calls_that_durability_needs_and_no_other(tmp_path: Pa
         f"for n in range({times}): enqueue(f'p{{n}}', ['content/a.md'], queue=pathlib.Path(sys.argv[1]))"
     )
     queue.mkdir()
-    subprocess.run(
-        [
-            "strace",
-            "-y",
-            "-e",
-            "trace=%file,%desc",
-            "-o",
-            str(calls),
-            sys.executable,
-            "-c",
-            program,
-            str(queue),
-        ],
-        check=True,
-    )
+    strace = ["strace", "-y", "-e", "trace=%file,%desc", "-o", str(calls)]
+    subprocess.run([*strace, sys.executable, "-c", program, str(queue)], check=True)
     lines = calls.read_text().splitlines()
     found = Counter(line.partition("(")[0] for line in lines if str(queue) in line and "execve" not in line)
     # The file: created, written, flushed, closed, renamed; its folder: opened, flushed, closed.
