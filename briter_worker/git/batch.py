@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from briter_worker.git.merge import Edit
     from briter_worker.git.repository import Repository
     from briter_worker.git.staging import Staged
-    from briter_worker.ports import Change, Request
+    from briter_worker.ports import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,6 @@ class Item:
     def key(self) -> str:
         """Return the request's key."""
         return self.request.key
-
-    @property
-    def changes(self) -> Sequence[Change]:
-        """Return what was staged."""
-        return self.staged.changes
-
-    @property
-    def rejected(self) -> tuple[str, ...]:
-        """Return the declared paths that are not published."""
-        return (*self.staged.rejected, *self.staged.missing)
 
     @property
     def blobs(self) -> dict[str, str | None]:
@@ -66,7 +56,8 @@ class Item:
         self, result: Result, *, commit: str | None = None, failure: Failure | None = None
     ) -> Outcome:
         """Return the request's outcome."""
-        return Outcome(self.key, result, commit, failure, rejected_paths=self.rejected)
+        rejected = (*self.staged.rejected, *self.staged.missing)
+        return Outcome(self.key, result, commit, failure, rejected_paths=rejected)
 
     def snoozed(self) -> Outcome:
         """Return the outcome of a request whose files are those of scheduled posts."""

@@ -74,7 +74,7 @@ class ConflictBranches:
         if not dry_run:
             try:
                 parent = self._find_parent(item, paths[0], merge.tip)
-                branch, commit = self._known_branch(item, paths) or self._keep(item, parent, now)
+                branch, commit = self._keep(item, parent, now)
                 self._remember(item, paths, merge, branch, commit)
             except PublishError as error:  # other posts of the push are on the remote: none of them may fail
                 branch, parent = "", merge.tip
@@ -98,15 +98,6 @@ class ConflictBranches:
                 move_side_branch(self._repository, "", branch, commit)
         if over:
             self._store.remember({path: BaseVersion(blob) for path, (blob, _) in over.items()}, {})
-
-    def _known_branch(self, item: Item, paths: Sequence[str]) -> tuple[str, str | None] | None:
-        """Return where this very version is kept already."""
-        found = [self._open[path][1] for path in paths if path in self._open]
-        same = len(found) == len(paths) and all(
-            each.ours == item.blobs[path] and each.commit == found[0].commit
-            for path, each in zip(paths, found, strict=True)
-        )
-        return (found[0].branch, found[0].commit) if same and found[0].branch else None
 
     def _keep(self, item: Item, parent: str, now: float) -> tuple[str, str | None]:
         """Push the request's version as one commit on `parent`; return the branch, or nothing."""

@@ -10,6 +10,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from briter_worker.allowlist import is_inside
 from briter_worker.errors import FailureCode, LockLostError, PublishError, UnavailableError
 from briter_worker.git.batch import Item, Tip, build_batch, find_receipt
 from briter_worker.git.commits import File, read_own_commits
@@ -181,10 +182,11 @@ class GitPublisher:
         newly_scheduled = {path.strip("/") for path in scheduled().keys() - self._scheduled.keys()}
         items: list[Item] = []
         for item in read:
-            if any(_is_at_or_below(change.path, newly_scheduled) for change in item.changes):
-                outcomes.append(item.outcome(Result.RELEASED))
-            elif outcome := check(item.key, item.changes):
-                outcomes.append(replace(outcome, rejected_paths=item.rejected))
+            changes, released = item.staged.changes, item.outcome(Result.RELEASED)
+            if any(is_inside(folder, change.path) for change in changes for folder in newly_scheduled):
+                outcomes.append(released)
+            elif outcome := check(item.key, changes):
+                outcomes.append(replace(outcome, rejected_paths=released.rejected_paths))
             else:
                 items.append(item)
         return items, outcomes
@@ -199,7 +201,7 @@ class GitPublisher:
         outcomes: list[Outcome] = []
         for request in requests:
             each = staged[request.key]
-            edits = tuple(self._edit(change, each, bases.get(change.path)) for change in each.changes)
+            edits = tuple(self._edit(change, each, bases) for change in each.changes)
             item = Item(request, each, edits)
             if each.failure is None:
                 items.append(item)
@@ -207,11 +209,10 @@ class GitPublisher:
                 outcomes.append(item.outcome(Result.FAILED, failure=each.failure))
         return items, outcomes
 
-    def _edit(self, change: Change, staged: Staged, base: Base | None) -> Edit:
-        file = None
-        if change.blob is not None:
-            file = File(change.mode, change.blob, staged.contents.get(change.path))
-        return Edit(change.path, file, self._conflicts.base_of(change.path, change.blob) or base)
+    def _edit(self, change: Change, staged: Staged, bases: Mapping[str, Base]) -> Edit:
+        path, blob = change.path, change.blob
+        file = File(change.mode, blob, staged.contents.get(path)) if blob else None
+        return Edit(path, file, self._conflicts.base_of(path, blob) or bases.get(path))
 
     # The push
 
@@ -225,18 +226,14 @@ class GitPublisher:
             if not plan.commits.keys().isdisjoint(cancelled()):
                 self._delete_ref(plan)
                 continue
-            try:
-                landed = self._push(plan, waiting) if plan.commits else self._confirm(tip)
-            except PublishError as error:
-                if error.code is not FailureCode.REJECTED or len(plan.commits) != 1:
-                    raise
-                (rejected,) = [item for item in waiting if item.key in plan.commits]
-                settled.append(rejected.outcome(Result.FAILED, failure=error.failure))
-                waiting.remove(rejected)
-                continue
+            landed = self._push(plan, waiting) if plan.commits else self._confirm(tip)
             if landed is None:
                 if races == _MAX_RACES:
-                    raise _lost_race()
+                    raise PublishError(
+                        FailureCode.LOST_RACE,
+                        f"others pushed {races + 1} times while the worker pushed",
+                        "none needed: the worker tries again by itself",
+                    )
                 races += 1
                 waiting, tip = self._move_on(waiting, tip, settled)
                 continue
@@ -402,15 +399,3 @@ def _without_cancelled(
 ) -> list[Item]:
     settled += [item.outcome(Result.CANCELLED) for item in items if item.key in cancelled]
     return [item for item in items if item.key not in cancelled]
-
-
-def _is_at_or_below(path: str, declared: Collection[str]) -> bool:
-    return path in declared or any(path[:i] in declared for i, c in enumerate(path) if c == "/")
-
-
-def _lost_race() -> PublishError:
-    return PublishError(
-        FailureCode.LOST_RACE,
-        f"others pushed {_MAX_RACES + 1} times while the worker pushed",
-        "none needed: the worker tries again by itself",
-    )
