@@ -18,12 +18,15 @@ import stat
 import threading
 import uuid
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import filelock
 import psutil
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from briter_worker.errors import os_error_text
 
@@ -38,19 +41,26 @@ _START_TICKS = 19
 """Field 22 of `/proc/<pid>/stat`, counted after the command's name, which may contain anything."""
 
 
-@dataclass(frozen=True, slots=True)
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MAX_TEXT else None
+
+
+_Text = Annotated[str | None, BeforeValidator(_text)]
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
 class Holder:
     """The holder as the record names it. Another program's record may have nothing but the PID."""
 
     pid: int
-    host: str | None = None
-    boot: str | None = None
+    host: _Text = None
+    boot: _Text = None
     started: int | None = None
     """Start time in ticks since boot, which tells a process from a later one with the same PID."""
-    namespace: str | None = None
+    namespace: _Text = None
     """PID namespace in which `pid` is valid."""
-    token: str | None = None
-    heartbeat: float | None = None
+    token: _Text = None
+    heartbeat: Annotated[float, Field(ge=0, le=_MAX_TIME_S, allow_inf_nan=False)] | None = None
 
 
 class AnotherWorkerError(Exception):
@@ -256,7 +266,7 @@ def _this_process() -> Holder:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return Holder(os.getpid(), _text(os.uname().nodename), boot, _start_ticks("self"), namespace)
+    return Holder(os.getpid(), os.uname().nodename, boot, _start_ticks("self"), namespace)
 
 
 def _start_ticks(process: str) -> int | None:
@@ -283,24 +293,8 @@ def _parse(raw: bytes) -> Holder | None:
     leading = _PID_LINE.match(first)
     if leading is None or not 0 < int(leading[1]) <= _MAX_PID:
         return None
+    pid = int(leading[1])
     try:
-        facts = json.loads(rest.partition(b"\n")[0])
-    except (ValueError, RecursionError):
-        facts = None
-    if not isinstance(facts, dict):
-        facts = {}
-    started, heartbeat = facts.get("started"), facts.get("heartbeat", -1)
-    is_time = isinstance(heartbeat, int | float) and 0 <= heartbeat <= _MAX_TIME_S
-    return Holder(
-        pid=int(leading[1]),
-        host=_text(facts.get("host")),
-        boot=_text(facts.get("boot")),
-        started=started if isinstance(started, int) else None,
-        namespace=_text(facts.get("namespace")),
-        token=_text(facts.get("token")),
-        heartbeat=float(heartbeat) if is_time else None,
-    )
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MAX_TEXT else None
+        return Holder(**{**json.loads(rest.partition(b"\n")[0]), "pid": pid})
+    except (TypeError, ValueError, RecursionError):
+        return Holder(pid)
