@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.batch import Counts
@@ -31,14 +31,15 @@ from briter_worker.wiring import open_backoff, receivers_of, retention_of, targe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from briter_worker.events import Event
     from briter_worker.git.publisher import GitPublisher
     from briter_worker.git.run import Git
     from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
-    from briter_worker.sinks.fanout import CountingSink, StoringSink
+    from briter_worker.sinks.fanout import StoringSink
+    from briter_worker.sinks.log import LogSink
+    from briter_worker.sinks.metrics import MetricsSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,35 +50,11 @@ class Drained:
     is_due: bool = False
 
 
-class ClusterLog(Protocol):
-    """The log of a node."""
-
-    def __call__(self, event: Event, /) -> None:
-        """Write the event."""
-        ...
-
-    def of(self, site: str) -> Callable[[Event], None]:
-        """Return the log whose lines name the site."""
-        ...
-
-
-class ClusterMetrics(Protocol):
-    """The metrics of a node."""
-
-    def for_drain(self) -> CountingSink:
-        """Return a sink that counts one drain among others."""
-        ...
-
-    def close(self) -> None:
-        """Stop counting."""
-        ...
-
-
 class NodeSinks:
     """The event sinks of one node; each drain gets its own, over the same stores. Safe in several threads."""
 
     def __init__(
-        self, settings: Settings, database: Database, log: ClusterLog, metrics: ClusterMetrics | None
+        self, settings: Settings, database: Database, log: LogSink, metrics: MetricsSink | None
     ) -> None:
         self._settings = settings
         self._log = log

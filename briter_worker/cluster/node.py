@@ -51,8 +51,9 @@ if TYPE_CHECKING:
     from procrastinate.connector import Notify
     from procrastinate.jobs import Job
 
-    from briter_worker.cluster.drain_site import ClusterLog, ClusterMetrics
     from briter_worker.settings import Settings
+    from briter_worker.sinks.log import LogSink
+    from briter_worker.sinks.metrics import MetricsSink
 
 T = TypeVar("T")
 
@@ -86,8 +87,8 @@ def run_node(
     *,
     workers: int,
     once: bool,
-    log: ClusterLog,
-    metrics: ClusterMetrics | None = None,
+    log: LogSink,
+    metrics: MetricsSink | None = None,
 ) -> int:
     """Publish for all sites, up to `workers` at once, until told to stop; return the exit status.
 
@@ -213,7 +214,7 @@ class Node:
         database: Database,
         drains: SiteDrains,
         sinks: NodeSinks,
-        log: ClusterLog,
+        log: LogSink,
         stop: Stop,
         *,
         slots: int,

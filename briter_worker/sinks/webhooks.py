@@ -44,6 +44,14 @@ _MAX_TEXT = 1900
 """Discord takes 2,000 characters."""
 _SHORT_COMMIT = 10
 _JSON = "application/json"
+_TOPICS: dict[type[Event], str] = {
+    Published: PUBLISHED,
+    DeadLettered: DEAD_LETTERED,
+    NoPaths: DEAD_LETTERED,
+    Quarantined: DEAD_LETTERED,
+    ConditionChanged: CONDITION,
+}
+"""Receivers are notified of these events only."""
 _TYPES = {PUBLISHED: "post.published", DEAD_LETTERED: "post.dead-lettered", CONDITION: "site.condition"}
 
 _ADD = (
@@ -84,19 +92,6 @@ class Delivery:
     id: int = 0
     attempts: int = 0
     """The number of attempts, with the running one."""
-
-
-def topic_of(event: Event) -> str | None:
-    """Return the topic of the event; None if no receiver is notified."""
-    match event:
-        case Published():
-            return PUBLISHED
-        case DeadLettered() | NoPaths() | Quarantined():
-            return DEAD_LETTERED
-        case ConditionChanged():
-            return CONDITION
-        case _:
-            return None
 
 
 def _text_of(topic: str, data: dict[str, Any]) -> str:
@@ -166,7 +161,7 @@ class WebhookSink:
 
     def _compose(self, event: Event, now: float) -> Iterator[Delivery]:
         own = event.webhook if isinstance(event, JobOutcome) else None
-        topic = topic_of(event)
+        topic = _TOPICS.get(type(event))
         if topic is not None and (own or self._endpoints):
             message, data = self._id_of(event), self._data_of(event, now)
             content_type, body = _encode(self._template, topic, now, data)
