@@ -17,7 +17,7 @@ from briter_worker.git.commits import File, read_own_commits
 from briter_worker.git.conflicts import ConflictBranches
 from briter_worker.git.maintenance import tidy_repository
 from briter_worker.git.merge import Base, Edit
-from briter_worker.git.push import PushResult, UncertainPushError, push, push_large_files
+from briter_worker.git.push import UncertainPushError, push, push_large_files
 from briter_worker.ports import Outcome, Plan, Result
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class GitPublisher:
         try:
             self._check_still_ours()
             self._progress("push", 0, 0)
-            result = push(
+            is_done = push(
                 self._repository,
                 f"{ref}:{self._repository.branch_ref}",
                 expect=plan.base,
@@ -295,10 +295,9 @@ class GitPublisher:
         except (PublishError, LockLostError):
             self._discard(plan)
             raise
-        if result is PushResult.MOVED:
+        if not is_done:
             self._discard(plan)
-            return None
-        return plan.tip
+        return plan.tip if is_done else None
 
     def _check_still_ours(self) -> None:
         if not self._still_ours():

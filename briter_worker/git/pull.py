@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, LockLostError, PublishError
 from briter_worker.git.plans import FilePlans
-from briter_worker.git.push import PushResult, UncertainPushError, push, push_large_files
+from briter_worker.git.push import UncertainPushError, push, push_large_files
 from briter_worker.git.repository import Entry
 
 if TYPE_CHECKING:
@@ -130,16 +130,16 @@ def _push(repository: Repository, new: str, tip: str) -> bool:
     if repository.git.config("filter.lfs.clean"):
         push_large_files(repository, ref, dry_run=False)
     try:
-        result = push(repository, f"{ref}:{repository.branch_ref}", expect=tip)
+        is_done = push(repository, f"{ref}:{repository.branch_ref}", expect=tip)
     except UncertainPushError:
         if repository.remote_tip() != new:
             raise
-        result = PushResult.DONE
+        is_done = True
     finally:
         repository.update_refs((ref, None, None))
-    if result is PushResult.DONE:
+    if is_done:
         repository.update_refs((repository.pushed_ref, new, None), (repository.tracking_ref, new, None))
-    return result is PushResult.DONE
+    return is_done
 
 
 @dataclass(frozen=True, slots=True)

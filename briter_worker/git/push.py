@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import git
@@ -29,14 +28,6 @@ _UNCERTAIN = frozenset(
 )
 _KEPT_LINES = 400
 _LONGEST_LINE = 4_000
-
-
-class PushResult(Enum):
-    """How a push ended that did not fail."""
-
-    DONE = "done"
-    MOVED = "moved"
-    """The remote branch is not where it was last seen; nothing was changed there."""
 
 
 class UncertainPushError(PublishError):
@@ -88,10 +79,10 @@ def push(
     expect: str | None,
     dry_run: bool = False,
     progress: Callable[[str, int, int], None] = lambda *_: None,
-) -> PushResult:
+) -> bool:
     """Make the remote's branch what the local ref is, if it is still `expect` (None: absent).
 
-    The lease has the remote compare before it swaps. Raises UncertainPushError when the push may have landed
+    Return False if it is not, and nothing was changed. The lease has the remote compare before it swaps. Raises UncertainPushError when the push may have landed
     all the same, and PublishError when it did not: REJECTED where the remote objects to the contents.
     """
     listener = _PushListener(progress)
@@ -125,10 +116,9 @@ def move_side_branch(repository: Repository, source: str, branch: str, expect: s
     Return False if the remote did not do it.
     """
     try:
-        result = push(repository, f"{source}:refs/heads/{branch}", expect=expect)
+        return push(repository, f"{source}:refs/heads/{branch}", expect=expect)
     except PublishError:
         return False
-    return result is PushResult.DONE
 
 
 def push_large_files(repository: Repository, ref: str, *, dry_run: bool) -> None:
@@ -139,7 +129,7 @@ def push_large_files(repository: Repository, ref: str, *, dry_run: bool) -> None
     )
 
 
-def _result_of(infos: list[PushInfo], text: str) -> PushResult:
+def _result_of(infos: list[PushInfo], text: str) -> bool:
     if not infos:
         if messages.is_too_large(text):
             message = messages.from_git("the remote rejected it as too large", text).message
@@ -149,11 +139,11 @@ def _result_of(infos: list[PushInfo], text: str) -> PushResult:
         raise messages.from_git("the push failed", text)
     info = infos[0]
     if not info.flags & PushInfo.ERROR:
-        return PushResult.DONE
+        return True
     summary = info.summary.strip()
     is_rejected = info.flags & (PushInfo.REJECTED | PushInfo.REMOTE_REJECTED)
     if is_rejected and messages.is_remote_moved(summary, text):
-        return PushResult.MOVED
+        return False
     if is_rejected:
         raise messages.from_rejection(summary, text)
     raise messages.from_git("the push failed", f"{summary}\n{text}")
