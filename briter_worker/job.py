@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,14 +49,7 @@ Document = dict[str, Any]
 
 
 class UnreadableJobError(Exception):
-    """The bytes are not a JSON document (yet): the producer may still be writing them.
-
-    `document` holds the complete keys at the beginning of a document that was cut off.
-    """
-
-    def __init__(self, reason: str, document: Document | None = None) -> None:
-        self.document = document or {}
-        super().__init__(one_line(reason))
+    """The bytes are not a JSON document (yet): the producer may still be writing them."""
 
 
 class MalformedJobError(Exception):
@@ -138,19 +130,6 @@ _Seconds = Annotated[
 ]
 
 
-_MESSAGES = {
-    "missing": "is missing",
-    "string_type": "expected a text",
-    "string_too_short": "must not be empty",
-    "string_pattern_mismatch": "contains a character that is not allowed",
-    "tuple_type": "expected a list of texts",
-    "int_type": "expected a whole number",
-    "enum": "expected pending or failed",
-    "model_type": "expected an object with name and email",
-}
-"""By pydantic's type of error: what the producer's developer can read."""
-
-
 class Author(BaseModel):
     """Author of the post, shown by git as the commit's author."""
 
@@ -225,8 +204,7 @@ class Job(BaseModel):
         Raises MalformedJobError when the document breaks the contract's table.
         """
         if not isinstance(document, dict):
-            kind = {type(None): "null", list: "a list", str: "a text"}.get(type(document), "a number")
-            raise MalformedJobError(f"a job is a JSON object, not {kind}")
+            raise MalformedJobError("a job is a JSON object")
         values = {key: value for key, value in document.items() if value is not None}
         values.setdefault("id", name.removesuffix(SUFFIX))
         values.setdefault("createdAt", format_time(modified))
@@ -235,8 +213,8 @@ class Job(BaseModel):
             return cls.model_validate(values, context="file", by_name=False)
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)
-            message = _MESSAGES.get(found[0]["type"], found[0]["msg"]).removeprefix("Value error, ")
-            reason = f"{'.'.join(map(str, found[0]['loc']))}: {message}"
+            where = ".".join(map(str, found[0]["loc"]))
+            reason = f"{where}: {found[0]['msg'].removeprefix('Value error, ')}"
             broken = {str(each["loc"][0]) for each in found}
             readable = {key: value for key, value in document.items() if key not in broken}
             raise MalformedJobError(reason, readable) from None
@@ -331,68 +309,25 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
         _check(value, 0)
     except RecursionError:
         raise MalformedJobError(f"the JSON is nested deeper than {_MAX_DEPTH} levels") from None
-    except _DoubtfulValueError as doubt:
-        raise MalformedJobError(str(doubt), doubt.sound_part(value)) from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-        complete = _complete_part(data.decode("utf-8-sig", errors="ignore"))
-        raise UnreadableJobError(f"not valid JSON: {error}", complete) from None
+        raise UnreadableJobError(one_line(f"not valid JSON: {error}")) from None
     return value
 
 
-def _complete_part(text: str) -> Document:
-    """Return the keys of a document that was cut off whose values are complete."""
-    document: Document = {}
-    with suppress(ValueError, IndexError, RecursionError, MalformedJobError, _DoubtfulValueError):
-        place = text.index("{")
-        while text[place] in "{,":
-            key, place = _DECODER.raw_decode(text, _next(text, place + 1))
-            place = _next(text, place)
-            value, place = _DECODER.raw_decode(text, _next(text, place + 1))
-            _check([key, value], 0)
-            place = _next(text, place)
-            if text[place] in ",}":  # else a number may go on
-                document[str(key)] = value
-    return document
-
-
-def _next(text: str, place: int) -> int:
-    """Return the place of the next character that is not white space. Raises IndexError at the end."""
-    while text[place].isspace():
-        place += 1
-    return place
-
-
-class _DoubtfulValueError(Exception):
-    """A value that is JSON and that not every program reads alike."""
-
-    @staticmethod
-    def sound_part(value: object) -> Document:
-        """Return the keys of the document whose values are beyond doubt."""
-        sound = {}
-        for key, each in value.items() if isinstance(value, dict) else ():
-            try:
-                _check([key, each], 0)
-            except (_DoubtfulValueError, RecursionError):
-                continue
-            sound[key] = each
-        return sound
-
-
 def _check(value: object, depth: int) -> None:
+    """Raise MalformedJobError for a value that is JSON and that not every program reads alike."""
     if isinstance(value, str):
         if "\0" in value:
-            raise _DoubtfulValueError("a text contains a NUL character")
+            raise MalformedJobError("a text contains a NUL character")
         if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-            raise _DoubtfulValueError("a text contains half of a surrogate pair")
+            raise MalformedJobError("a text contains half of a surrogate pair")
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise _DoubtfulValueError("a number is too large")
+            raise MalformedJobError("a number is too large")
     elif isinstance(value, dict | list):
         if depth >= _MAX_DEPTH:
-            raise _DoubtfulValueError(f"the JSON is nested deeper than {_MAX_DEPTH} levels")
-        for each in value:
-            _check(each, depth + 1)
-        for each in value.values() if isinstance(value, dict) else ():
+            raise MalformedJobError(f"the JSON is nested deeper than {_MAX_DEPTH} levels")
+        for each in [*value, *value.values()] if isinstance(value, dict) else value:
             _check(each, depth + 1)
 
 
@@ -401,7 +336,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> Document:
     if len(document) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for i, key in enumerate(keys) if key in keys[:i])
-        raise MalformedJobError(f"the key {quoted(twice)} occurs twice", document)
+        raise MalformedJobError(f"the key {quoted(twice)} occurs twice")
     return document
 
 

@@ -239,18 +239,6 @@ def test_damage_that_cannot_be_quarantined_keeps_paths_withheld_too(disk: Disk) 
         assert set(disk.queue.scheduled_paths(now)) == {"a.md", "b.png"}
 
 
-def test_a_torn_file_leaves_a_failed_job_with_everything_that_was_complete(disk: Disk) -> None:
-    text = json.dumps(
-        {"id": "job-7", "slug": "post", "scheduledFor": LATER, "paths": ["a.md"], "revision": 12}
-    )
-    put(disk.root / "x.json", text[: text.index("12") + 1].encode())
-    disk.queue.claim(NOW)
-    document = disk.document("post")
-    assert (document["id"], document["paths"], document["scheduledFor"]) == ("job-7", ["a.md"], LATER)
-    assert "revision" not in document  # half a number is none
-    assert set(disk.queue.scheduled_paths(NOW)) == {"a.md"}
-
-
 # The pause
 
 

@@ -355,7 +355,7 @@ def read_queue_file(folder: Folder, name: str, original: str | None = None) -> Q
         document = read_document(data)
         job = Job.from_document(document, name=stem(original or name) + SUFFIX, modified=modified)
     except UnreadableJobError as error:
-        return QueueFile(found, document=error.document, reason=str(error), may_become_job=True)
+        return QueueFile(found, reason=str(error), may_become_job=True)
     except MalformedJobError as error:
         return QueueFile(found, None, error.document, FailureCode.MALFORMED, error.reason)
     return QueueFile(found, job, document)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import math
 from dataclasses import replace
+from functools import partial
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from briter_worker.queues.disk.control import DiskControl
 from briter_worker.queues.disk.index import GRACE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from briter_worker.errors import Failure
     from briter_worker.ports import QuarantinedFile
@@ -228,49 +229,35 @@ class DiskQueue(DiskControl):
         """Put jobs that a dry run has built back as tried; the attempt does not count."""
         with self._exclusively():
             for claim in claims:
-                self._settle(claim, now, attempts=claim.attempt - 1, dry_run_at=now)
+                attempts = claim.attempt - 1
+                tried = partial(with_state, now=now, status=Status.PENDING, attempts=attempts, dry_run_at=now)
+                self._settle(claim, tried)
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
         """Put the job back until `at`; return False, and remove the job, if somebody cancelled it."""
         attempts = claim.attempt if counts else claim.attempt - 1
+        state = partial(with_state, now=self._clock(), status=Status.PENDING, attempts=attempts)
         with self._exclusively():
-            return self._settle(claim, self._clock(), attempts=attempts, failure=failure, next_attempt_at=at)
+            return self._settle(claim, partial(state, failure=failure, next_attempt_at=at))
 
     def dead_letter(self, claim: Claim, failure: Failure) -> bool:
         """Store the job as failed; while another save waits, as pending, for the next claim to join them."""
+        now = self._clock()
         with self._exclusively():
-            self._index.refresh(self._clock())
+            self._index.refresh(now)
             status = Status.PENDING if self._index.pending(claim.job.slug) else Status.FAILED
-            return self._settle(claim, self._clock(), status=status, attempts=claim.attempt, failure=failure)
+            state = partial(with_state, now=now, status=status, attempts=claim.attempt, failure=failure)
+            return self._settle(claim, state)
 
-    def _settle(
-        self,
-        claim: Claim,
-        now: float,
-        *,
-        attempts: int,
-        status: Status = Status.PENDING,
-        failure: Failure | None = None,
-        next_attempt_at: float | None = None,
-        dry_run_at: float | None = None,
-    ) -> bool:
+    def _settle(self, claim: Claim, change: Callable[[Document], Document]) -> bool:
         if self._claims.claimed.has(claim.key + CANCEL):
             self._remove([claim.key])
             return False
         taken = self._claims.read(claim.key)
         if taken is None or not taken.is_intact:
             self._claims.give_back([claim.key])  # a newer save, perhaps half-written; or gone
-            return True
-        document = with_state(
-            taken.document,
-            now,
-            status=status,
-            attempts=attempts,
-            failure=failure,
-            next_attempt_at=next_attempt_at,
-            dry_run_at=dry_run_at,
-        )
-        self._claims.put_back(taken, document)
+        else:
+            self._claims.put_back(taken, change(taken.document))
         return True
 
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
