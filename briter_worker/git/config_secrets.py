@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import html
 import re
-from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -28,10 +27,6 @@ _NOT_SECRET = frozenset(
     {"git", "token", "oauth2", "x-access-token", "x-token-auth", "x-oauth-basic", "gitlab-ci-token", "user"}
     | {"http", "https", "main", "origin", "anonymous", "private", "basic", "bearer"}
 )
-_BEFORE_SECRET = re.compile(
-    r"(?:^|[-_.])(?:(?:api)?keys?|tokens?|secrets?|(?:web)?hooks?|o?auth2?)$", re.IGNORECASE
-)
-"""A part of a path after which a secret comes."""
 _RANDOM_LENGTH = 16
 _HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|localhost|[\w-]+(?:\.[\w-]+)+)(?::\d*)?", re.IGNORECASE)
 _SCP_STYLE = re.compile(r"(?P<userinfo>[^/@]+)@(?P<host>\[[^\]/]+\]|[^/:@\[\]]+):")
@@ -74,15 +69,11 @@ def _in_url(url: str) -> Iterator[str]:
     userinfo, rest = _split_userinfo(rest)
     yield from _in_userinfo(userinfo, lone_user=not scheme.endswith("ssh"))
     place, more = _split_query(rest)
-    for before, part in pairwise(["", *place.split("/")[1:]]):
-        name = part.removesuffix(".git")
-        if _BEFORE_SECRET.search(before) or _is_random(name):
-            yield name
-    if more:
-        yield more
-        for part in re.split("[#?]", more):
-            yield from (value for _, value in parse_qsl(part))
-            yield part
+    yield from filter(_is_random, (part.removesuffix(".git") for part in place.split("/")[1:]))
+    yield more
+    for part in re.split("[#?]", more):
+        yield from (value for _, value in parse_qsl(part))
+        yield part
 
 
 def _split_userinfo(rest: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -22,12 +23,12 @@ INHERITED = (
     *(*_PROXIES, "no_proxy", "NO_PROXY"),
 )
 _SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
-_SSH_VARIANTS = ("ssh", "plink", "putty", "tortoiseplink")
-_LAST_DIGIT = 9
+_SSH = re.compile(r"(?:\S*/)?ssh(?:\s|\Z)")
 _CLOSE_AND_RUN = (
-    "import os,sys;[os.close(int(fd)) for fd in sys.argv[1].split(',')];"
-    "os.execv('/bin/sh',['sh','-c',' '.join(sys.argv[2:])])"
+    "import os,sys;[os.closerange(int(fd),int(fd)+1) for fd in sys.argv[1].split(',')];"
+    """os.execv('/bin/sh',['sh','-c',sys.argv[2]+' "$@"','sh',*sys.argv[3:]])"""
 )
+"""A POSIX shell cannot close a descriptor of two digits."""
 
 Setting = tuple[str, str]
 """A key of git's configuration, and its value."""
@@ -63,16 +64,15 @@ def build_environment(
     settings = [*_fixed_settings(remote, stall_seconds), ("core.fsync", "all" if durable else "none")]
     if not hooks:
         settings.append(("core.hooksPath", os.devnull))
-    settings += access.settings if access and access.settings else _without_descriptors(helpers, fds)
+    settings += access.settings if access and access.settings else _wrap_helpers(helpers, fds)
     made = {name: os.environ[name] for name in INHERITED if name in os.environ}
     if "PATH" in made:
         made["PATH"] = trusted_path(made["PATH"], worktree)
     for i, (key, value) in enumerate(settings):
         made |= {f"GIT_CONFIG_KEY_{i}": key, f"GIT_CONFIG_VALUE_{i}": value}
-    low = [fd for fd in fds if fd <= _LAST_DIGIT]
-    if low:
+    if fds:
         # Git derives the variant from the command's first word, which is no longer ssh's.
-        made["GIT_SSH_VARIANT"] = variant or _ssh_variant(ssh)
+        made["GIT_SSH_VARIANT"] = variant or ("ssh" if _SSH.match(ssh) else "auto")
     if access:
         made |= access.variables
         ssh = f"{ssh} {access.ssh_options}".rstrip()
@@ -85,7 +85,7 @@ def build_environment(
         "GIT_ASKPASS": "",
         "SSH_ASKPASS_REQUIRE": "never",
         "GCM_INTERACTIVE": "never",
-        "GIT_SSH_COMMAND": f"{_closing(low)}{ssh} {_SSH_OPTIONS}",
+        "GIT_SSH_COMMAND": _without(fds, f"{ssh} {_SSH_OPTIONS}"),
     }
 
 
@@ -128,40 +128,27 @@ def trusted_path(path: str, worktree: Path | None = None) -> str:
     return os.pathsep.join(folders) or os.defpath
 
 
-def _without_descriptors(helpers: Iterable[Setting], fds: Sequence[int]) -> list[Setting]:
+def _wrap_helpers(helpers: Iterable[Setting], fds: Sequence[int]) -> list[Setting]:
     """Return the credential helpers, in their order, each started without our descriptors.
 
     A helper may leave a daemon behind, as `credential-cache` does, and the daemon would hold the site's lock.
     """
-    wrapped = [(key, _without(fds, helper) if helper else "") for key, helper in helpers]
+    wrapped = []
+    for key, helper in helpers:
+        command = helper if Path(helper).is_absolute() else f"git credential-{helper}"
+        if helper.startswith("!"):
+            command = helper[1:]
+        wrapped.append((key, f"!{_without(fds, command)}" if helper else ""))
     # An empty helper clears the list.
     return [("credential.helper", ""), *wrapped] if wrapped else []
 
 
-def _without(fds: Sequence[int], helper: str) -> str:
-    if helper.startswith("!"):
-        command = helper[1:]
-    else:
-        command = helper if Path(helper).is_absolute() else f"git credential-{helper}"
-    if all(fd <= _LAST_DIGIT for fd in fds):
-        return f"!{_closing(fds)}{command}"
-    # A POSIX shell cannot name a descriptor of two digits.
+def _without(fds: Sequence[int], command: str) -> str:
+    """Return the shell command that runs this one without our descriptors, in place of git's shell."""
+    if not fds:
+        return command
     closing = (sys.executable, "-I", "-S", "-c", _CLOSE_AND_RUN, ",".join(map(str, fds)), command)
-    return f"!{shlex.join(closing)}"
-
-
-def _closing(fds: Sequence[int]) -> str:
-    """Return the shell code: `COMMAND 7>&-` would leave the shell with a copy while the command runs."""
-    return f"exec {' '.join(f'{fd}>&-' for fd in fds)}; " if fds else ""
-
-
-def _ssh_variant(ssh: str) -> str:
-    """Return the variant that git itself derives from this command."""
-    try:
-        name = Path(shlex.split(ssh)[0]).name.lower().removesuffix(".exe")
-    except (ValueError, IndexError):
-        return "auto"
-    return name if name in _SSH_VARIANTS else "auto"
+    return f"exec {shlex.join(closing)}"
 
 
 def parse_settings(listed: bytes) -> list[Setting]:

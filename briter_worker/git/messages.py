@@ -8,11 +8,13 @@ apart from what git wrote here, and is never taken for a fix.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import FailureCode, PublishError
+from briter_worker.errors import OS_FIXES, FailureCode, PublishError
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
@@ -32,52 +34,53 @@ def _row(code: FailureCode, fix: str, *phrases: str) -> _Row:
 
 _C = FailureCode
 _ALLOW = "give the worker a deploy key or token that may push"
-_ADDRESS = "check the remote's address: git remote -v"
+_ADDRESS = "check the remote's address: git remote -v, and that its server lets the worker push there"
 _WAIT = "check the network and the host's status; the worker tries again by itself"
-_LIMITED = "none needed: the host limits how often it may be asked, and the worker tries again by itself"
+_WRITE_ACCESS = "give the worker's user write access to the site's repository"
+_HOST_KEY = "check the host's key, then: ssh-keygen -R HOST; ssh-keyscan HOST >> ~/.ssh/known_hosts"
 _CHANGE = (
     "change the post and save it again; or, if the remote refuses every post like this, correct its hook, "
     "then: briter-worker retry --all"
 )
-_HOOK = "correct the remote's hook, then: briter-worker retry --all"
+_BRANCH = "allow the worker's key on the branch, or configure another branch"
 _REPAIR = "check the remote repository: its disk, its locks and its hooks; the worker tries again by itself"
+_RIGHTS = (
+    r"permission to \S{1,300} denied|access denied|invalid (?:username|credentials)|deploy key",
+    "write access to repository not granted|do(?:es)? not have write access",
+)
+_GONE = "(?:repository|project) (?:'[^']*' )?(?:was )?not found"
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOMEM)
 
 _LOCAL_FIRST = (
-    _row(_C.DISK, "free some space", "no space left on device|out of disk ?space|disk quota exceeded"),
+    *(_row(_C.DISK, OS_FIXES[number], re.escape(os.strerror(number))) for number in _DISK_ERRORS),
     _row(
         _C.DISK,
-        "raise the limit on the size of files: ulimit -f",
-        rf"file too large|file size limit exceeded|died of signal {signal.SIGXFSZ.value}",
+        OS_FIXES[errno.EFBIG],
+        f"file size limit exceeded|died of signal {signal.SIGXFSZ.value}",
     ),
-    _row(_C.DISK, "make the file system writable", "read-only file ?system"),
-    # The second phrase: a ref's file that could not be written, without the system's own text.
-    _row(_C.DISK, "check the disk", "input/output error|couldn't (?:set|write) '[^'\\n]{1,300}'"),
-    _row(_C.DISK, "give the machine more memory", "out of memory|cannot allocate memory"),
+    _row(_C.DISK, OS_FIXES[errno.ENOSPC], "out of disk ?space"),
+    _row(_C.DISK, OS_FIXES[errno.ENOMEM], "out of memory"),
     _row(
         _C.DISK,
-        "give the worker's user write access to the site's repository",
-        "insufficient permission for adding|unable to create directory for",
+        _WRITE_ACCESS,
+        "insufficient permission for adding|unable to create directory for|couldn't (?:set|write) '",
         r"(?:unable to|could not|cannot) (?:create|write|open|access|lock)[^\n]{0,200}: permission denied",
     ),
     _row(
         _C.HOST_KEY,
-        "if the host's key is new, run ssh-keygen -R HOST, then ssh-keyscan HOST >> ~/.ssh/known_hosts, "
-        "after checking it",
+        _HOST_KEY,
         "host identification has changed|host key for [^\\n]{1,200} has changed",
-    ),
-    _row(
-        _C.HOST_KEY,
-        "add the host's key to known_hosts: ssh-keyscan HOST >> ~/.ssh/known_hosts, after checking it",
         "host key verification failed|host key is known",
     ),
-    _row(_C.NETWORK, _LIMITED, "rate limit(?:ed)?|too many requests|(?:error:|HTTP) 429"),
+    _row(_C.NETWORK, _WAIT, "rate limit(?:ed)?|too many requests|(?:error:|HTTP) 429"),
     _row(
         _C.AUTH,
         _ALLOW,
+        *_RIGHTS,
         r"permission denied \([\w,-]{1,200}|permission denied, please try|authentication (?:failed|required)",
         "could not read (?:username|password)|terminal prompts disabled|(?:error:|HTTP) 40[13]",
-        r"invalid (?:username|credentials)|permission to \S{1,300} denied|access denied|deploy key",
-        "write access to repository not granted|marked as read.only|no supported authentication",
+        "marked as read.only|no supported authentication",
     ),
     _row(
         _C.OWNERSHIP,
@@ -94,28 +97,11 @@ _REMOTE = (
         "unable to (?:create|write)|insufficient permission|unable to lock|cannot lock ref",
         "maintenance|archived|over its data quota|exceeded its size limit",
     ),
-    _row(_C.NETWORK, _LIMITED, "rate limit(?:ed)?|too many requests"),
-    _row(
-        _C.REMOTE_MISSING,
-        "check the remote's address: git remote -v, and that its server lets the worker push there",
-        "repository not exported|service not enabled|no such repository",
-    ),
-    _row(
-        _C.AUTH,
-        _ALLOW,
-        r"permission to \S{1,300} denied|access denied|invalid (?:username|credentials)|deploy key",
-        "write access to repository not granted|do(?:es)? not have write access",
-    ),
-    _row(
-        _C.REMOTE_MISSING,
-        _ADDRESS,
-        "(?:repository|project) (?:'[^']*' )?(?:was )?not found|could not be found|does not exist",
-    ),
-    _row(
-        _C.NETWORK,
-        _WAIT,
-        "internal server error|service unavailable|temporarily unavailable|bad gateway",
-    ),
+    _row(_C.NETWORK, _WAIT, "rate limit(?:ed)?|too many requests"),
+    _row(_C.REMOTE_MISSING, _ADDRESS, "repository not exported|service not enabled|no such repository"),
+    _row(_C.AUTH, _ALLOW, *_RIGHTS),
+    _row(_C.REMOTE_MISSING, _ADDRESS, _GONE, "could not be found|does not exist"),
+    _row(_C.NETWORK, _WAIT, "internal server error|service unavailable|temporarily unavailable|bad gateway"),
 )
 _LOCAL = (
     _row(
@@ -130,11 +116,10 @@ _LOCAL = (
     _row(
         _C.REMOTE_MISSING,
         _ADDRESS,
-        "(?:error:|HTTP) 4(?:04|10)|(?:repository|project) (?:'[^']*' )?(?:was )?not found",
-        "does not appear to be a git repository|is this a git repository",
-        "no such remote|repository '[^']*' does not exist",
+        _GONE,
+        "(?:error:|HTTP) 4(?:04|10)|does not appear to be a git repository|is this a git repository",
+        "no such remote|repository '[^']*' does not exist|strange (?:path|host)name",
         "no such device or address|unable to find remote helper|transport '[^']*' not allowed",
-        "strange (?:path|host)name",
     ),
     _row(
         _C.REMOTE_REFUSED,
@@ -143,7 +128,7 @@ _LOCAL = (
     ),
     _row(
         _C.NETWORK,
-        "check the network and the remote's address; the worker tries again by itself",
+        _WAIT,
         "remote end hung up|could not read from remote repository|rpc failed|unable to access",
     ),
     _row(
@@ -167,12 +152,45 @@ _LOCAL = (
     ),
     _row(
         _C.GIT_MISSING,
-        "install that part of git, or remove it from the settings: git config --list",
-        "is not a git command",
+        "install git 2.36 or newer, with that part of it; or remove the part: git config --list",
+        "is not a git command|setpriv: failed to execute git",
     ),
-    _row(_C.GIT_MISSING, "install git 2.36 or newer", "setpriv: failed to execute git"),
     _row(_C.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone", "not a git repository"),
 )
+_OTHER_VALUE = "is at [0-9a-f]{4,64} but expected"
+_MOVED = _phrases("stale info|fetch first|non-fast-forward|incorrect old value|already exists", _OTHER_VALUE)
+_MOVED_THERE = _phrases(_OTHER_VALUE)
+_TOO_LARGE = _phrases(
+    r"exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)|large files detected",
+    "larger than the allowed|(?:error:|HTTP) 413",
+)
+_REJECTIONS = (
+    (_C.REJECTED, _CHANGE, _TOO_LARGE),
+    _row(
+        _C.REJECTED,
+        _CHANGE,
+        "cannot contain secrets|push protection|contains? (?:\\w{1,20} )?secrets|secrets? detected",
+        "secrets found",
+    ),
+    _row(
+        _C.REMOTE_REFUSED,
+        _BRANCH,
+        "protected (?:branch|branches|ref|refs)|GH006|GH013|not allowed to (?:force )?push",
+        "not permitted to push|currently checked out|refusing to update checked out branch|shallow update",
+        "(?:through|via|use|using|by) (?:an? )?(?:pull|merge) requests?|required status checks?",
+        "deletion prohibited|committer email|verified signatures?",
+    ),
+    _row(
+        _C.REMOTE_REFUSED,
+        _REPAIR,
+        "no space left|disk quota|read-only file ?system|unable to (?:create|write)|cannot lock ref",
+        "insufficient permission|unable to lock|internal server error|temporarily unavailable|try again",
+        "maintenance|archived|exceeded its size limit|over its data quota",
+    ),
+    _row(_C.REJECTED, _CHANGE, r"declined|GH0\d\d|fsck error|prohibited by|refusing to allow"),
+)
+_UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
+"""The remote's git cannot start the hook, whatever is pushed."""
 
 
 def from_git(what_failed: str, text: str) -> PublishError:
@@ -198,43 +216,10 @@ def status_text(status: int) -> str:
     return f"exit status {status}"
 
 
-_MOVED = _phrases(
-    "stale info|fetch first|non-fast-forward",
-    "is at [0-9a-f]{4,64} but expected|incorrect old value|already exists",
-)
-_OTHER_VALUE = _phrases("is at [0-9a-f]{4,64} but expected")
-_TOO_LARGE = _phrases(
-    r"exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)|large files detected"
-    r"|larger than the allowed|(?:error:|HTTP) 413"
-)
-_SECRETS = _phrases(
-    "cannot contain secrets|push protection|contains? (?:\\w{1,20} )?secrets|secrets? detected|secrets found"
-)
-_PROTECTED = _phrases(
-    "protected (?:branch|branches|ref|refs)|GH006|GH013|not allowed to (?:force )?push|not permitted to push",
-    "currently checked out|refusing to update checked out branch|deletion prohibited|shallow update",
-    "(?:through|via|use|using|by) (?:an? )?(?:pull|merge) requests?|required status checks?|committer email",
-    "verified signatures?",
-)
-_TROUBLED = _phrases(
-    "no space left|disk quota|read-only file ?system|unable to (?:create|write)|insufficient permission",
-    "cannot lock ref|unable to lock|internal server error|temporarily unavailable|try again",
-    "maintenance|archived|exceeded its size limit|over its data quota",
-)
-_DECLINED = _phrases(r"declined|GH0\d\d|fsck error|prohibited by|refusing to allow")
-_UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
-"""The remote's git cannot start the hook, whatever is pushed."""
-_BROKEN_HOOK = re.compile(
-    r"hooks/[\w./-]{1,100}: (?:line )?\d{1,6}: |^(?:remote: )?Traceback \(most recent", re.MULTILINE
-)
-"""The hook's shell or Python reports an error in it. One post may cause that, so it delays no other post."""
-
-
 def is_remote_moved(summary: str, text: str) -> bool:
     """Return True if a rejection says that the remote branch is not where it was last seen."""
-    return bool(
-        _MOVED.search(_without_names(summary)) or _OTHER_VALUE.search(_split_voices(_shorten(text))[1])
-    )
+    there = _split_voices(_shorten(text))[1]
+    return bool(_MOVED.search(_without_names(summary)) or _MOVED_THERE.search(there))
 
 
 def is_too_large(text: str) -> bool:
@@ -246,24 +231,14 @@ def is_too_large(text: str) -> bool:
 def from_rejection(summary: str, text: str) -> PublishError:
     """Return what the remote's rejection of a push means: REJECTED when the contents are at fault."""
     text = _shorten(text)
-    quoted = _remote_text(text) or summary.rstrip(".")
     said = f"{_without_names(summary)}\n{_split_voices(text)[1]}"
-    refused = _TOO_LARGE.search(said) or _SECRETS.search(said)
-    if not refused and _PROTECTED.search(said):
-        return PublishError(
-            FailureCode.REMOTE_REFUSED,
-            f"the remote does not let the worker push to this branch: {quoted}",
-            "allow the worker's key on the branch, or configure another branch",
-        )
-    declined = _DECLINED.search(said) and not _TROUBLED.search(said) and not _UNSTARTABLE_HOOK.search(text)
-    if not refused and declined and _BROKEN_HOOK.search(text):
-        return PublishError(FailureCode.REJECTED, f"a hook of the remote fails on it: {quoted}", _HOOK)
-    if refused or declined:
-        return PublishError(FailureCode.REJECTED, f"the remote rejected it: {quoted}", _CHANGE)
-    reason = quoted if quoted == summary else f"{summary} {quoted}"
-    return PublishError(
-        FailureCode.REMOTE_REFUSED, f"the remote could not accept the push: {reason}", _REPAIR
-    )
+    found = ((code, fix) for code, fix, pattern in _REJECTIONS if pattern.search(said))
+    code, fix = next(found, (FailureCode.REMOTE_REFUSED, _REPAIR))
+    if _UNSTARTABLE_HOOK.search(text):
+        code, fix = FailureCode.REMOTE_REFUSED, _REPAIR
+    quoted = _remote_text(text)
+    reason = summary.rstrip(".") if not quoted or code is FailureCode.REMOTE_REFUSED else ""
+    return PublishError(code, f"the remote rejected the push: {f'{reason} {quoted}'.strip()}", fix)
 
 
 _READ = 16_000

