@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 import time
@@ -24,8 +23,8 @@ _MAX_OPEN = 64
 _NOT_NAMES = frozenset({"", ".", ".."})
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_TRIES = 5
-_PAUSE_S = 0.02
+TRIES = 5
+PAUSE_S = 0.02
 _PIECE = 1 << 20
 
 Stamp = tuple[int, ...]
@@ -94,14 +93,6 @@ class Folders:
                 os.mkdir(name, dir_fd=self.make(parent))
             return self.open(folder)
 
-    def remove(self, folder: str) -> None:
-        """Remove an empty folder. Raises OSError for one that is not empty."""
-        parent, _, name = folder.rpartition("/")
-        os.rmdir(name, dir_fd=self.open(parent))
-        known = self._open.pop(folder, None)
-        if known is not None:
-            os.close(known)  # another folder may get the name
-
     def mode(self, path: str) -> int | None:
         """Return the `st_mode` of what is at the path, a link itself; None where nothing is."""
         parent, _, name = path.rpartition("/")
@@ -141,19 +132,15 @@ class Folders:
 
     def read(self, path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
         """Read a file that holds still. Raises PublishError when it is too large or keeps changing."""
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             with self.file(path) as fd:
                 before = os.fstat(fd)
                 check_size(path, before.st_size, max_bytes)
                 content = b"".join(read_pieces(fd, before.st_size + 1))
                 if stamp_of(os.fstat(fd)) == stamp_of(before) and len(content) == before.st_size:
                     return content, before
-            time.sleep(_PAUSE_S)
-        raise PublishError(
-            FailureCode.UNSETTLED,
-            f"{path} keeps changing while it is read",
-            "write it elsewhere, then rename",
-        )
+            time.sleep(PAUSE_S)
+        raise changing(path)
 
     def _close_all(self) -> None:
         for fd in self._open.values():
@@ -239,6 +226,12 @@ def unreadable(path: str, error: OSError | MemoryError) -> PublishError:
     return PublishError(FailureCode.UNSETTLED, f"{path} cannot be read: {reason}", os_error_fix(error))
 
 
+def changing(path: str) -> PublishError:
+    """Return the failure of one job whose file does not hold still."""
+    fix = "write it elsewhere, then rename"
+    return PublishError(FailureCode.UNSETTLED, f"{path} keeps changing while it is read", fix)
+
+
 def check_size(path: str, size: int, max_bytes: int) -> None:
     """Raise PublishError if a file is larger than allowed."""
     if size > max_bytes:
@@ -259,12 +252,6 @@ def read_pieces(fd: int, size: int) -> Iterator[bytes]:
 def stamp_of(status: os.stat_result) -> Stamp:
     """Return the state of a file."""
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode)
-
-
-def blob_hash(size: int, *, sha256: bool = False) -> hashlib._Hash:
-    """Return the hash that git names a blob of this size by; update it with the content."""
-    kind = hashlib.sha256 if sha256 else hashlib.sha1
-    return kind(b"blob %d\0" % size, usedforsecurity=False)
 
 
 def _open_at(folder: int, name: str, flags: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,17 +16,11 @@ from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside
 from briter_worker.errors import PublishError, UsageError
-from briter_worker.git.folders import (
-    Expansion,
-    Folders,
-    Refused,
-    blob_hash,
-    check_size,
-    expand_paths,
-    read_pieces,
-    stamp_of,
-)
+from briter_worker.git.commits import blob_id
+from briter_worker.git.folders import Expansion, Folders, Refused, expand_paths, read_pieces
+from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
 from briter_worker.git.run import Git
+from briter_worker.git.staging import IGNORED, ignored_paths, sparse_paths
 from briter_worker.ports import Payload, SubmittedFile
 
 if TYPE_CHECKING:
@@ -35,10 +28,10 @@ if TYPE_CHECKING:
 
     from briter_worker.ports import Payloads
 
-_TRIES = 5
-_PAUSE_S = 0.02
 _GIT_TIMEOUT_S = 60.0
 _ANY_SIZE = 2**63
+_SHA1 = "0" * 40
+"""Jobs name their contents by SHA-1."""
 
 
 class GatherError(UsageError, ValueError):
@@ -101,8 +94,7 @@ def gather(
             found = expand_paths(folders, allowlist, paths)
             history = _read_history(root, set(found.places.values()), found.files)
             files = [path for path in found.files if path not in history.ignored]
-            blobs = {path: _hash(folders, path, max_bytes) for path in files}
-            modes = {path: _mode(folders, path) for path in files}
+            read = {path: _read(folders, path, max_bytes) for path in files}
     except PublishError as error:
         raise GatherError(error.message, error.fix) from error
     places = {declared: found.places.get(declared, declared) for declared in paths}
@@ -110,22 +102,22 @@ def gather(
         places.get(each, each): why for each, why in found.rejected.items() if _is_refused(found, each)
     }
     for path in history.ignored & set(places.values()):
-        left_out[path] = "git ignores it; see git check-ignore -v, and change .gitignore"
-    whole, gone = _find_gone(found, history, blobs.keys() | left_out.keys())
+        left_out[path] = IGNORED
+    whole, gone = _find_gone(found, history, read.keys() | left_out.keys())
     return Gathered(
         root,
         tuple(dict.fromkeys(path for path in places.values() if path not in left_out)),
         Payload(
             (
-                *(history.submit(path, modes[path], blobs[path][0], saved_at) for path in files),
+                *(history.submit(path, each.mode, each.blob, saved_at) for path, each in read.items()),
                 *(history.submit(path, "", None, saved_at) for path in gone),
             ),
             tuple(whole),
         ),
         left_out,
         tuple(path for path in found.absent if path in gone and not history.had(path)),
-        {blob: path for path, (blob, _) in blobs.items()},
-        dict(blobs.values()),
+        {each.blob: path for path, each in read.items()},
+        {each.blob: each.size for each in read.values()},
     )
 
 
@@ -155,45 +147,34 @@ def _find_gone(found: Expansion, history: _History, kept: Iterable[str]) -> tupl
 def _read_history(root: Path, places: Iterable[str], files: Iterable[str]) -> _History:
     if not (root / ".git").exists():
         return _History()
-    history, wanted, literal = _History(has_git=True), sorted(places), "--literal-pathspecs"
+    history, wanted = _History(has_git=True), sorted(places)
     git = Git(root, remote="origin", timeout=_GIT_TIMEOUT_S)
     try:
-        if wanted:
-            listed = git.run(literal, "ls-files", "-z", "-t", "--", *wanted)
-            history.sparse = {os.fsdecode(line[2:]) for line in listed.split(b"\0") if line.startswith(b"S ")}
+        history.sparse = sparse_paths(git, wanted)
         if wanted and git.attempt("rev-parse", "--verify", "--quiet", "HEAD")[0] == 0:
-            tree = git.run(literal, "ls-tree", "-r", "-z", "HEAD", "--", *wanted)
-            for line in os.fsdecode(tree).split("\0")[:-1]:
-                about, _, path = line.partition("\t")
-                if about.split()[1] == "blob":
-                    history.head[path] = about.split()[2]
-        if new := [path for path in files if path not in history.head]:
-            stdin = b"".join(os.fsencode(path) + b"\0" for path in new)
-            out = git.run("check-ignore", "-z", "--stdin", stdin=stdin, ok=(0, 1))
-            history.ignored = set(os.fsdecode(out).split("\0")[:-1])
+            repository = Repository(git, branch="", remote="origin")
+            tree = repository.entries("HEAD", wanted) | repository.entries_below("HEAD", wanted)
+            no_files = (FOLDER, SUBMODULE)
+            history.head = {path: each.blob for path, each in tree.items() if each.mode not in no_files}
+        history.ignored = ignored_paths(git, [path for path in files if path not in history.head])
     finally:
         git.close()
     return history
 
 
-def _hash(folders: Folders, path: str, max_bytes: int) -> tuple[str, int]:
-    """Return the blob id and size of a file that holds still."""
-    for _ in range(_TRIES):
-        with folders.file(path) as fd:
-            before = os.fstat(fd)
-            check_size(path, before.st_size, max_bytes)
-            digest, size = blob_hash(before.st_size), 0
-            for piece in read_pieces(fd, before.st_size + 1):
-                digest.update(piece)
-                size += len(piece)
-            if size == before.st_size and stamp_of(os.fstat(fd)) == stamp_of(before):
-                return digest.hexdigest(), size
-        time.sleep(_PAUSE_S)
-    raise GatherError(f"{path} keeps changing while it is read", "write it elsewhere, then rename")
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A file as it was read."""
+
+    mode: str
+    blob: str
+    size: int
 
 
-def _mode(folders: Folders, path: str) -> str:
-    return "100755" if (folders.mode(path) or 0) & stat.S_IXUSR else "100644"
+def _read(folders: Folders, path: str, max_bytes: int) -> _Read:
+    content, status = folders.read(path, max_bytes)
+    mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
+    return _Read(mode, blob_id(content, like=_SHA1), len(content))
 
 
 @contextmanager
@@ -251,7 +232,7 @@ def _is_allowed(allowlist: Allowlist, path: str) -> bool:
 
 def _blob_at(folders: Folders, path: str) -> str | None:
     try:
-        return _hash(folders, path, _ANY_SIZE)[0]
+        return _read(folders, path, _ANY_SIZE).blob
     except (FileNotFoundError, NotADirectoryError):
         return None
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.errors import Failure, FailureCode, PublishError, UnavailableError
-from briter_worker.git.folders import blob_hash
+from briter_worker.git.commits import blob_id
 from briter_worker.git.staging import WorkTreeSource, parents
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _RULES = (".gitattributes", ".gitignore")
 _FILES = ("100644", "100755")
 _UNKNOWN = 0.0
 """Time of saving of a folder in which nothing was left."""
-_PIECE = 1 << 20
 
 
 class PayloadSource:
@@ -53,7 +52,7 @@ class PayloadSource:
         self._allowlist = allowlist
         self._max_file_bytes = max_file_bytes
         self._source = WorkTreeSource(
-            repository, allowlist=allowlist, max_file_bytes=max_file_bytes, progress=progress
+            repository=repository, allowlist=allowlist, max_file_bytes=max_file_bytes, progress=progress
         )
         self._newest = _Newest({})
 
@@ -104,19 +103,16 @@ class PayloadSource:
             handle = os.open(path, flags, 0o755 if file.mode == "100755" else 0o644)
         except (FileExistsError, NotADirectoryError):
             return True  # what was saved later is a file where this has a folder, or the other way round
-        with os.fdopen(handle, "w+b") as content:
-            size = 0
-            with suppress(LookupError):  # it is gone from the store: then the hash differs
-                for piece in self._payloads.content(str(file.blob)):
-                    self._repository.git.check_running()
-                    size += content.write(piece)
-                    if size > self._max_file_bytes:
-                        return True  # staging refuses it
-            digest = blob_hash(size, sha256=self._repository.is_sha256)
-            content.seek(0)
-            while piece := content.read(_PIECE):
-                digest.update(piece)
-        if digest.hexdigest() == file.blob:
+        content = b""
+        with suppress(LookupError):  # it is gone from the store: then the id differs
+            for piece in self._payloads.content(str(file.blob)):
+                self._repository.git.check_running()
+                content += piece
+                if len(content) > self._max_file_bytes:
+                    break  # staging refuses it
+        with os.fdopen(handle, "wb") as written:
+            written.write(content)
+        if len(content) > self._max_file_bytes or blob_id(content, like=str(file.blob)) == file.blob:
             return True
         path.unlink()
         return False

@@ -8,20 +8,24 @@ endings.
 from __future__ import annotations
 
 import os
-import re
 import stat
 import tempfile
+import time
 from bisect import bisect_left
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, TypeGuard, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from briter_worker.allowlist import PathRefusedError, is_inside
 from briter_worker.errors import Failure, FailureCode, PublishError
+from briter_worker.git.commits import blob_id
 from briter_worker.git.folders import (
+    PAUSE_S,
+    TRIES,
     Expansion,
     Folders,
     Refused,
-    blob_hash,
+    changing,
     check_size,
     expand_paths,
     stamp_of,
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.folders import Stamp
+    from briter_worker.git.run import Git
     from briter_worker.ports import Request
 
 _ATTRIBUTES = ("filter", "text", "eol", "crlf", "ident", "working-tree-encoding")
@@ -44,6 +49,7 @@ _FEW_PATHS = 100
 _MAX_MEMORY = 64 << 20
 """Contents above this size in all are written to the repository, and no longer kept in memory."""
 _PROGRESS_STEP = 100
+IGNORED = "git ignores it; see git check-ignore -v, and change .gitignore"
 _SUBMODULE = "it is inside a nested repository (a submodule)"
 
 
@@ -126,21 +132,14 @@ class _Tree:
             yield parent, entry
 
 
+@dataclass(frozen=True, slots=True)
 class WorkTreeSource:
     """Stage the files that the CMS has written into its work tree."""
 
-    def __init__(
-        self,
-        repository: Repository,
-        *,
-        allowlist: Allowlist,
-        max_file_bytes: int,
-        progress: Callable[[str, int, int], None],
-    ) -> None:
-        self._repository = repository
-        self._allowlist = allowlist
-        self._max_file_bytes = max_file_bytes
-        self._progress = progress
+    repository: Repository
+    allowlist: Allowlist
+    max_file_bytes: int
+    progress: Callable[[str, int, int], None]
 
     def stage(
         self,
@@ -152,55 +151,36 @@ class WorkTreeSource:
     ) -> dict[str, Staged]:
         """Return what each request changes on `tip`, by its key. Raises StoppedError after an abort.
 
-        `scheduled` has the paths that scheduled jobs declare: where one is as specific as the request's own
-        path, or more, its files are withheld. `bases` has the versions of `tip` that the work tree does not
-        have, but others in their place, which its files are edits of.
+        `scheduled` has the paths that scheduled jobs declare: their files are withheld from folders that are
+        no more specific. `bases` has the versions of `tip` that the work tree does not have, but others in
+        their place, which its files are edits of.
         """
-        folders = Folders(cast("Path", self._repository.git.worktree))
-        try:
-            batch = _Batch(self._repository, folders, self._allowlist, self._max_file_bytes, self._progress)
-            return batch.stage(requests, tip, scheduled, bases)
-        finally:
-            folders.close()
+        with closing(Folders(cast("Path", self.repository.git.worktree))) as folders:
+            return _Batch(self, folders, tip, bases).stage(requests, scheduled)
 
 
 class _Batch:
     """One batch of requests, staged against one commit."""
 
     def __init__(
-        self,
-        repository: Repository,
-        folders: Folders,
-        allowlist: Allowlist,
-        max_file_bytes: int,
-        progress: Callable[[str, int, int], None],
+        self, source: WorkTreeSource, folders: Folders, tip: str, bases: Mapping[str, str | None]
     ) -> None:
-        self._repository = repository
-        self._git = repository.git
+        self._source = source
+        self._repository = source.repository
+        self._git = source.repository.git
         self._folders = folders
-        self._allowlist = allowlist
-        self._max_file_bytes = max_file_bytes
-        self._progress = progress
+        self._tip = tip
         self._keep_modes = self._git.config("core.fileMode", "true").lower() in ("false", "no", "off", "0")
-        self._tip = ""
-        self._bases = _NO_BASES
+        self._bases = bases
         self._tree = _Tree({})
         self._read: dict[str, _Read | PublishError | None] = {}
         self._contents: dict[str, bytes] = {}
         self._memory = 0
-        """Size of the contents in bytes."""
         self._lfs: set[str] = set()
 
-    def stage(
-        self,
-        requests: Sequence[Request],
-        tip: str,
-        scheduled: Mapping[str, float],
-        bases: Mapping[str, str | None],
-    ) -> dict[str, Staged]:
+    def stage(self, requests: Sequence[Request], scheduled: Mapping[str, float]) -> dict[str, Staged]:
         drafts = [self._expand(request) for request in requests]
-        self._bases = bases
-        self._tip, self._tree = tip, self._read_tree(tip, drafts)
+        self._tree = self._read_tree(drafts)
         held = {path.removesuffix("/"): at for path, at in scheduled.items()}
         for draft in drafts:
             self._sort(draft)
@@ -219,19 +199,18 @@ class _Batch:
         self._git.check_running()
         draft = _Draft(request)
         try:
-            draft.found = expand_paths(self._folders, self._allowlist, request.paths)
+            draft.found = expand_paths(self._folders, self._source.allowlist, request.paths)
         except PublishError as error:
             draft.failure = error.failure
         return draft
 
-    def _read_tree(self, tip: str, drafts: Sequence[_Draft]) -> _Tree:
+    def _read_tree(self, drafts: Sequence[_Draft]) -> _Tree:
         places = {path for draft in drafts for path in draft.found.places.values()}
-        entries = self._repository.entries(
-            tip, {*places, *(each for path in places for each in parents(path))}
-        )
+        wanted = {*places, *(each for path in places for each in parents(path))}
+        entries = self._repository.entries(self._tip, wanted)
         folders = [path for path in places if path in entries and entries[path].mode == FOLDER]
         if folders:
-            entries |= self._repository.entries_below(tip, folders, with_folders=True)
+            entries |= self._repository.entries_below(self._tip, folders, with_folders=True)
         for path, blob in self._bases.items():
             if path in places or not places.isdisjoint(parents(path)):
                 entries.pop(path, None)
@@ -269,54 +248,29 @@ class _Batch:
             if self._tree.entries[path].mode == SUBMODULE:
                 continue
             try:
-                self._allowlist.resolve(path)
+                self._source.allowlist.resolve(path)
                 draft.gone[path] = None
             except PathRefusedError as refusal:
                 found.rejected[path] = refusal.reason
 
     def _drop_ignored(self, drafts: Sequence[_Draft]) -> None:
         new = sorted({path for draft in drafts for path in draft.files if self._tree.get(path) is None})
-        ignored = self._ignored(new) if new else set()
+        ignored = ignored_paths(self._git, new)
         for draft in drafts:
             for path in ignored & draft.files.keys():
                 del draft.files[path]
                 draft.ignored.add(path)
                 if path in draft.found.places.values():
-                    reason = "git ignores it; see git check-ignore -v, and change .gitignore"
-                    draft.found.rejected[path] = reason
-
-    def _ignored(self, paths: Sequence[str]) -> set[str]:
-        try:
-            out = self._git.run("check-ignore", "-z", "--stdin", stdin=_nul_lines(paths), ok=(0, 1))
-        except PublishError as failure:
-            # Git stops at the first path that it finds in a submodule: leave that one out.
-            if not re.search("is in submodule|beyond a symbolic link", failure.message):
-                raise
-            if len(paths) == 1:
-                return {paths[0]}
-            middle = len(paths) // 2
-            return self._ignored(paths[:middle]) | self._ignored(paths[middle:])
-        return set(os.fsdecode(out).split("\0")[:-1])
+                    draft.found.rejected[path] = IGNORED
 
     def _drop_sparse(self, drafts: Sequence[_Draft]) -> None:
         """Nobody deleted what a sparse checkout, or the mirror, leaves out of the work tree."""
-        gone = {path for draft in drafts for path in draft.gone}
-        skipped = self._find_skipped(sorted(gone - self._bases.keys()))
+        gone = sorted({path for draft in drafts for path in draft.gone} - self._bases.keys())
+        skipped = sparse_paths(self._git, gone if len(gone) <= _FEW_PATHS else self._source.allowlist.folders)
+        skipped.difference_update(self._bases)
         for draft in drafts:
             for path in skipped & draft.gone.keys():
                 del draft.gone[path]
-
-    def _find_skipped(self, paths: Sequence[str]) -> set[str]:
-        """Return which of the paths the index has and the work tree deliberately has not."""
-        if not paths:
-            return set()
-        out = self._git.run(
-            *("--literal-pathspecs", "ls-files", "-z", "-t", "--"),
-            *(paths if len(paths) <= _FEW_PATHS else self._allowlist.folders),
-            what="the index could not be read",
-        )
-        skipped = {os.fsdecode(line[2:]) for line in out.split(b"\0") if line.startswith(b"S ")}
-        return skipped.intersection(paths)
 
     def _reject_barren(self, draft: _Draft) -> None:
         """Refuse a folder in which everything is refused or ignored."""
@@ -334,12 +288,12 @@ class _Batch:
         for done, path in enumerate(paths):
             self._git.check_running()
             if done % _PROGRESS_STEP == 0:
-                self._progress("stage", done, len(paths))
+                self._source.progress("stage", done, len(paths))
             if path not in filtered:
                 self._read[path] = self._try(self._read_file, path)
         if filtered:
             self._read_by_git(sorted(filtered))
-        self._progress("stage", len(paths), len(paths))
+        self._source.progress("stage", len(paths), len(paths))
 
     def _filtered(self, paths: Collection[str]) -> set[str]:
         """Return the paths whose contents git changes on their way in."""
@@ -377,11 +331,8 @@ class _Batch:
             return unreadable(path, error)
 
     def _read_file(self, path: str) -> _Read:
-        content, status = self._folders.read(path, self._max_file_bytes)
-        digest = blob_hash(len(content), sha256=self._repository.is_sha256)
-        digest.update(content)
-        blob = digest.hexdigest()
-        self._memory -= len(self._contents.pop(path, b""))
+        content, status = self._folders.read(path, self._source.max_file_bytes)
+        blob = blob_id(content, like=self._tip)
         was = self._tree.get(path)
         if was is None or was.blob != blob:
             self._contents[path] = content
@@ -394,7 +345,7 @@ class _Batch:
         """Return the state of a file that git reads."""
         with self._folders.file(path) as fd:
             status = os.fstat(fd)
-        check_size(path, status.st_size, self._max_file_bytes)
+        check_size(path, status.st_size, self._source.max_file_bytes)
         return _Read(Entry(self._mode(path, status), ""), stamp_of(status))
 
     def _mode(self, path: str, status: os.stat_result) -> str:
@@ -416,31 +367,11 @@ class _Batch:
         self._memory = 0
 
     def _read_by_git(self, paths: Sequence[str]) -> None:
-        """Have git read the files, between two looks at them."""
-        before = {path: self._try(self._look, path) for path in paths}
-        self._read.update(before)
-        for path, blob in self._hash([path for path in paths if isinstance(before[path], _Read)]).items():
-            first, after = before[path], self._try(self._look, path)
-            if isinstance(blob, PublishError):
-                self._read[path] = blob
-            elif isinstance(after, _Read) and isinstance(first, _Read) and after.stamp != first.stamp:
-                self._read[path] = PublishError(FailureCode.UNSETTLED, f"{path} changed while git read it")
-            elif isinstance(after, _Read):
-                self._read[path] = _Read(Entry(after.entry.mode, blob), after.stamp)
-            else:
-                self._read[path] = after
-
-    def _hash(self, paths: Sequence[str]) -> dict[str, str | PublishError]:
-        """Return the blob of each path; of one that a filter fails on, the failure."""
-        if not paths:
-            return {}
-        try:
-            return dict(self._add_to_index(paths))
-        except PublishError as failure:
-            if len(paths) == 1:
-                return {paths[0]: failure}
-            middle = len(paths) // 2
-            return self._hash(paths[:middle]) | self._hash(paths[middle:])
+        """Have git read the files. One that changes meanwhile no longer is as it was seen before."""
+        self._read.update((path, self._try(self._look, path)) for path in paths)
+        seen = {path: each for path in paths if isinstance(each := self._read[path], _Read)}
+        for path, blob in self._add_to_index([*seen]).items():
+            self._read[path] = _Read(Entry(seen[path].entry.mode, blob), seen[path].stamp)
 
     def _add_to_index(self, paths: Sequence[str]) -> dict[str, str]:
         """Add the files to an index of their own, as `git add` does; return the blobs.
@@ -448,6 +379,8 @@ class _Batch:
         `git hash-object` sees neither attributes nor line endings of what is committed. The index holds the
         paths' own entries only: elsewhere in the tree there may be something that git refuses.
         """
+        if not paths:
+            return {}
         rules = {f"{each}/.gitattributes".lstrip("/") for path in paths for each in ("", *parents(path))}
         known = self._repository.entries(self._tip, rules) | {
             path: entry for path in paths if (entry := self._tree.get(path)) is not None
@@ -478,22 +411,28 @@ class _Batch:
                 # Some editors save by removing the file and writing it anew: that is no deletion.
                 del draft.gone[path]
                 draft.files[path] = None
-        changed: dict[str, None] = {}
-        for path in (path for draft in drafts for path in draft.files):
-            known = self._read.get(path)
-            if isinstance(known, PublishError):
-                continue
-            if self._folders.stamp(path) != (known.stamp if known else None):
-                changed[path] = None
-        if changed:
+        paths = dict.fromkeys(path for draft in drafts for path in draft.files)
+        for _ in range(TRIES):
+            changed = [path for path in paths if self._has_changed(path)]
+            if not changed:
+                return
+            time.sleep(PAUSE_S)
             self._read_files(changed)
+        self._read.update((path, changing(path)) for path in paths if self._has_changed(path))
+
+    def _has_changed(self, path: str) -> bool:
+        known = self._read.get(path)
+        if isinstance(known, PublishError):
+            return False
+        return self._folders.stamp(path) != (known.stamp if known else None)
 
     # The result
 
     def _result(self, draft: _Draft) -> Staged:
         found = draft.found
-        failed = (self._read.get(path) for path in draft.files)
-        failure = next((each.failure for each in failed if _ends_job(each)), draft.failure)
+        read = [self._read.get(path) for path in draft.files]
+        failed = [each.failure for each in read if isinstance(each, PublishError)]
+        failure = next((each for each in failed if each.code is not FailureCode.NO_PATHS), draft.failure)
         if failure is not None:
             return Staged(rejected=found.rejected, failure=failure)
         changes = self._changes(draft)
@@ -539,15 +478,13 @@ class _Batch:
         stays = next((each for each in left if not self._is_remote_link(each)), None)
         if stays is None:
             return None
-        return (
-            f"it would take the place of a folder in which {stays} stays, as that is scheduled, left out or "
-            "not allowed"
-        )
+        reason = f"it would take the place of a folder in which {stays} stays"
+        return f"{reason}, as that is scheduled, left out or not allowed"
 
     def _is_remote_link(self, path: str) -> bool:
         """Return True for a link that the mirror does not bring into the work tree."""
         entry = self._tree.get(path)
-        return entry is not None and entry.mode == LINK and bool(self._find_skipped([path]))
+        return entry is not None and entry.mode == LINK and bool(sparse_paths(self._git, [path]))
 
     def _why(self, rejected: Mapping[str, str]) -> tuple[str, str]:
         if not rejected:
@@ -555,7 +492,7 @@ class _Batch:
         # No colon behind a path: after such as `config/secret`, redaction would hide what follows.
         first = "; ".join(f"{path}, as {reason}" for path, reason in list(rejected.items())[:3])
         more = f" (and {len(rejected) - 3} more)" if len(rejected) > 3 else ""  # noqa: PLR2004
-        allowed = ", ".join(f"{folder}/" for folder in self._allowlist.folders)
+        allowed = ", ".join(f"{folder}/" for folder in self._source.allowlist.folders)
         return f"none of its paths may be published: {first}{more}", f"declare files under {allowed}"
 
 
@@ -569,7 +506,7 @@ def _withhold(draft: _Draft, scheduled: Mapping[str, float]) -> None:
             lineage = (path, *reversed([*parents(path)]))
             theirs = next((each for each in lineage if each in scheduled), None)
             ours = next((each for each in lineage if each in places), "")
-            if theirs is not None and len(theirs) >= len(ours):
+            if theirs is not None and len(theirs) >= len(ours) and ours != path:
                 draft.withheld[path] = scheduled[theirs]
                 del paths[path]
 
@@ -584,11 +521,6 @@ def _without_removal(draft: _Draft, folder: str, changes: dict[str, Change]) -> 
     }
 
 
-def _ends_job(read: _Read | PublishError | None) -> TypeGuard[PublishError]:
-    """Return True for a failure that does not just leave out one path."""
-    return isinstance(read, PublishError) and read.code is not FailureCode.NO_PATHS
-
-
 def _is_rejected(found: Expansion, declared: str) -> bool:
     return declared in found.rejected or found.places.get(declared) in found.rejected
 
@@ -596,6 +528,23 @@ def _is_rejected(found: Expansion, declared: str) -> bool:
 def parents(path: str) -> Iterator[str]:
     """Yield the folders above a path, topmost first."""
     return (path[:i] for i, c in enumerate(path) if c == "/")
+
+
+def ignored_paths(git: Git, paths: Collection[str]) -> set[str]:
+    """Return which of the paths, none of which is in the index, git ignores."""
+    if not paths:
+        return set()
+    # Without the index: git stops at the first path that is in a submodule there.
+    out = git.run("check-ignore", "--no-index", "-z", "--stdin", stdin=_nul_lines(paths), ok=(0, 1))
+    return set(os.fsdecode(out).split("\0")[:-1])
+
+
+def sparse_paths(git: Git, paths: Collection[str]) -> set[str]:
+    """Return what the index has at and below the paths, and the work tree deliberately has not."""
+    if not paths:
+        return set()
+    listed = git.run("--literal-pathspecs", "ls-files", "-z", "-t", "--", *paths)
+    return {os.fsdecode(line[2:]) for line in listed.split(b"\0") if line.startswith(b"S ")}
 
 
 def _nul_lines(paths: Iterable[str]) -> bytes:

@@ -43,21 +43,6 @@ def test_however_many_folders_are_opened_few_are_open_at_once(folders: Folders, 
     assert open_here() - before < 70
 
 
-def test_a_folder_that_takes_a_removed_ones_name_is_the_one_that_is_opened(
-    folders: Folders, tmp_path: Path
-) -> None:
-    for known in (False, True):
-        (tmp_path / "a" / "b").mkdir(parents=True, exist_ok=True)
-        if known:
-            folders.open("a/b")
-        folders.remove("a/b")
-        assert not (tmp_path / "a" / "b").exists()
-        (tmp_path / "a" / "b").mkdir()
-        (tmp_path / "a" / "b" / "new").touch()
-        assert [name for name, _ in folders.list("a/b")] == ["new"]
-        (tmp_path / "a" / "b" / "new").unlink()
-
-
 def test_only_a_regular_file_is_opened_as_one(folders: Folders, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "pipe")
