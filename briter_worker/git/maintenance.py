@@ -6,18 +6,15 @@ import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import PublishError
 from briter_worker.git.stale_locks import OLD_S
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from pathlib import Path
 
     from briter_worker.git.repository import Repository
 
 _MAX_PACKS = 30
 _MAX_LOOSE = 3000
-_RETRY_S = 3600.0
 _ROLL_UP = (
     *("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0"),
     *("repack", "--geometric=2", "-d", "-q", "--no-write-bitmap-index"),
@@ -37,7 +34,7 @@ def tidy_repository(repository: Repository, now: float, keep: Collection[str] = 
     seen, pushed = repository.ref(repository.tracking_ref), repository.ref(repository.pushed_ref)
     if seen and pushed and seen != pushed and repository.is_ancestor(seen, pushed):
         repository.update_refs((repository.tracking_ref, pushed, seen))  # it was locked after the push
-    _roll_up_packs(repository, now)
+    _roll_up_packs(repository)
 
 
 def _remove_files(repository: Repository, now: float) -> None:
@@ -54,34 +51,16 @@ def _remove_files(repository: Repository, now: float) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _roll_up_packs(repository: Repository, now: float) -> None:
+def _roll_up_packs(repository: Repository) -> None:
     """Merge small packs and loose objects into one pack. Every object stays, whether referred to or not.
 
     The cost is that of the small packs alone. Objects shared with another repository, or still on the
-    remote, are left to `git gc`. A failure is not repeated for an hour, whichever process tries.
+    remote, are left to `git gc`.
     """
     objects = repository.git.common_dir / "objects"
-    failed = repository.git.state_dir / "repack-failed"
-    shared = (objects / "info" / "alternates").exists() or any((objects / "pack").glob("*.promisor"))
-    if shared or not _is_due(objects) or _is_recent(failed, now):
-        return
-    try:
-        repository.git.run(*_ROLL_UP, what="the small packs could not be merged")
-        failed.unlink(missing_ok=True)
-    except PublishError:
-        with suppress(OSError):
-            failed.touch()
-        raise
-
-
-def _is_due(objects: Path) -> bool:
     packs = sum(not pack.with_suffix(".keep").exists() for pack in (objects / "pack").glob("*.pack"))
     # One folder of 256 stands for all.
-    return packs >= _MAX_PACKS or 256 * sum(1 for _ in (objects / "17").glob("*")) >= _MAX_LOOSE
-
-
-def _is_recent(path: Path, now: float) -> bool:
-    try:
-        return now - path.stat().st_mtime < _RETRY_S
-    except OSError:
-        return False
+    is_due = packs >= _MAX_PACKS or 256 * sum(1 for _ in (objects / "17").glob("*")) >= _MAX_LOOSE
+    shared = (objects / "info" / "alternates").exists() or any((objects / "pack").glob("*.promisor"))
+    if is_due and not shared:
+        repository.git.run(*_ROLL_UP, what="the small packs could not be merged")

@@ -174,11 +174,6 @@ class Repository:
         urls = self.git.config_values(f"remote.{self.remote}.url")
         return self.git.config_values(f"remote.{self.remote}.pushurl") or urls
 
-    @property
-    def is_sha256(self) -> bool:
-        """Return True if objects are named by SHA-256."""
-        return self.git.config("extensions.objectFormat") == "sha256"
-
     def locks(self) -> list[Path]:
         """Return the lock files that may be in the way."""
         return list(self._locks.locks())
@@ -230,7 +225,8 @@ class Repository:
         if name.startswith(f"{PRIVATE}/"):  # emptied by a power cut: it must not stop the posts
             path.unlink(missing_ok=True)
             return self._packed_ref(name)
-        repair = f"git update-ref {name} {self._last_logged(name) or self.tracking_ref}"
+        log = shlex.quote(str(self.git.common_dir / "logs" / name))
+        repair = f'git update-ref {name} "$(tail -n 1 {log} | cut -d" " -f2)"'
         if name == self.tracking_ref:
             repair = f"git fetch {self.remote}"
         raise PublishError(
@@ -246,14 +242,6 @@ class Repository:
             return None
         found = re.search(rb"^([0-9a-f]+) %s$" % re.escape(os.fsencode(name)), packed, re.MULTILINE)
         return found[1].decode() if found else None
-
-    def _last_logged(self, name: str) -> str | None:
-        try:
-            entries = (self.git.common_dir / "logs" / name).read_bytes().splitlines()
-        except OSError:
-            return None
-        values = (_VALUE.match(entry.partition(b" ")[2]) for entry in reversed(entries))
-        return next((each[1].decode() for each in values if each and each[1].strip(b"0")), None)
 
     def update_refs(self, *moves: Move) -> None:
         """Move refs, all or none."""
@@ -294,11 +282,6 @@ class Repository:
         )
         pairs = (line.partition(" ") for line in out.decode(errors="replace").split("\0") if line)
         return [(sha, subject) for sha, _, subject in pairs]
-
-    def merge_base(self, one: str, other: str) -> str | None:
-        """Return the commit where the histories of two commits parted, if they have one in common."""
-        status, out, _ = self.git.attempt("merge-base", one, other)
-        return out.decode().strip() if status == 0 else None
 
     # The remote
 
@@ -396,11 +379,6 @@ class Repository:
     def blob(self, sha: str) -> bytes:
         """Return the content of a blob. Raises PublishError: CORRUPT if it is nowhere."""
         return b"".join(piece for _, pieces in self.blobs([sha]) for piece in pieces)
-
-    def blob_to(self, sha: str, file: IO[bytes]) -> None:
-        """Write the content of a blob to a file, piece by piece."""
-        for _, pieces in self.blobs([sha]):
-            file.writelines(pieces)
 
     def blobs(self, shas: Iterable[str]) -> Iterator[tuple[str, Iterator[bytes]]]:
         """Yield each blob and its content in pieces, which are valid until the next blob."""

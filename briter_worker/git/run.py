@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -87,9 +86,8 @@ class Git:
         self._repo: git.Repo | None = None
         self._settings: list[Setting] | None = None
         self._environment: dict[str, str] | None = None
-        self._active: list[_Running] = []
+        self._active: list[_Command] = []
         self._aborted = threading.Event()
-        self._ending = threading.RLock()  # `abort` may come from a signal handler
         self.started = 0
         """Number of processes started, for the tests that guard this number."""
         self.ended = 0
@@ -158,15 +156,14 @@ class Git:
         """Return git's configuration here, in the order in which later settings win; read once per drain."""
         if self._settings is None:
             self._environment = self._build_environment()
+            own = int(self._environment["GIT_CONFIG_COUNT"])
             out = self.run(
                 *("config", "--null", "--list"),
                 what="git's configuration cannot be read",
                 discover=not self._place.exists(),  # a clone that is about to be made
             )
-            own = int(self._environment["GIT_CONFIG_COUNT"])
             self._environment = None
-            listed = parse_settings(out)
-            self._settings = listed[: len(listed) - own]  # git lists those of the environment last
+            self._settings = parse_settings(out)[:-own]  # git lists those of the environment last
             conceal_secrets(self._settings)
         return self._settings
 
@@ -218,10 +215,10 @@ class Git:
         discover: bool = False,
     ) -> tuple[int, bytes, str]:
         """Return git's exit status, standard output and standard error."""
-        running = self._start(args, feed=bool(stdin), env=env, discover=discover)
-        with self._finishing([running]):
-            out = _exchange(running, stdin)
-        return running.process.returncode, out, running.error.text()
+        command = self._start(args, feed=bool(stdin), env=env, discover=discover)
+        with self._finishing([command]):
+            out, said = _exchange(command.process, stdin)
+        return command.process.returncode, out, said
 
     @contextmanager
     def open(
@@ -230,28 +227,24 @@ class Git:
         """Start git for a conversation through its pipes, within one deadline; end it on leaving.
 
         Its input is closed then. An exit status other than 0 raises PublishError with git's words, also in
-        place of the broken pipe or the EOFError that the caller had.
+        place of the broken pipe or the EOFError that the caller had. A git that writes more errors than a
+        pipe holds waits for its deadline.
         """
-        running = self._start(args, feed=True, env=env)
-        listener = threading.Thread(target=running.error.drain, args=(running.process.stderr,), daemon=True)
-        listener.start()
-        failed: BaseException | None = None
-        try:
-            with self._finishing([running]):
-                try:
-                    yield running.process
-                    cast("IO[bytes]", running.process.stdin).close()
-                except (BrokenPipeError, EOFError) as error:
-                    failed = error
-                except BaseException:
-                    self._end(running)
-                    raise
-                running.process.wait()
-        finally:
-            listener.join(_OPEN_PIPE_S)
-        status = running.process.returncode
-        if status:
-            raise self._failure(what or f"git {args[0]} failed", running.error.text(), status) from failed
+        command = self._start(args, feed=True, env=env)
+        process, failed, said = command.process, None, ""
+        with self._finishing([command]):
+            try:
+                yield process
+                cast("IO[bytes]", process.stdin).close()
+            except (BrokenPipeError, EOFError) as error:
+                failed = error
+            except BaseException:
+                command.end()
+                raise
+            process.wait()
+            said = _read_rest(cast("IO[bytes]", process.stderr))
+        if process.returncode:
+            raise self._failure(what or f"git {args[0]} failed", said, process.returncode) from failed
         if failed is not None:
             raise PublishError(FailureCode.INTERNAL, f"git {args[0]} ended early") from failed
 
@@ -264,7 +257,7 @@ class Git:
     def supervise(self) -> Iterator[None]:
         """End every process that GitPython starts inside. Raises as `run` for a deadline or an abort."""
         before = list(self._active)
-        started: list[_Running] = []
+        started: list[_Command] = []
         with self._finishing(started):
             try:
                 yield
@@ -285,8 +278,8 @@ class Git:
     def abort(self) -> None:
         """End every running command, and let none start. From any thread."""
         self._aborted.set()
-        for running in list(self._active):
-            self._end(running)
+        for command in list(self._active):
+            command.end()
 
     def allow_last_commands(self, timeout: float) -> None:
         """After `abort`, allow a few commands within this time each: to ask what became of a push."""
@@ -297,8 +290,8 @@ class Git:
     def close(self) -> None:
         """End everything that runs."""
         self.abort()
-        for running in list(self._active):
-            self._finish(running)
+        for command in list(self._active):
+            self._finish(command)
 
     def _start(
         self,
@@ -307,7 +300,7 @@ class Git:
         feed: bool,
         env: Mapping[str, str] = _NO_ENVIRONMENT,
         discover: bool = False,
-    ) -> _Running:
+    ) -> _Command:
         self.check_running()
         place = [] if discover else [f"--git-dir={self.repo.git_dir}"]
         if self.worktree is not None and not discover:
@@ -329,16 +322,13 @@ class Git:
             raise PublishError(FailureCode.GIT_MISSING, "git was not found", _INSTALL_GIT) from error
         except OSError as error:
             raise PublishError.from_os("git could not be started", error) from error
-        running = _Running(process, args[0])
-        running.timer = threading.Timer(self._timeout, self._expire, (running,))
-        running.timer.daemon = True
-        running.timer.start()
-        self._active.append(running)
+        command = _Command(process, args[0], self._timeout)
+        self._active.append(command)
         if self._aborted.is_set():  # since the check above: `abort` may have missed this process
-            self._end(running)
-            self._finish(running)
+            command.end()
+            self._finish(command)
             raise StoppedError
-        return running
+        return command
 
     def _env(self) -> dict[str, str]:
         if self._environment is None:
@@ -365,85 +355,65 @@ class Git:
         )
 
     @contextmanager
-    def _finishing(self, started: list[_Running]) -> Iterator[None]:
+    def _finishing(self, started: list[_Command]) -> Iterator[None]:
         """Wait for the processes on leaving. Raises StoppedError or a timeout in place of a broken pipe."""
         try:
             yield
         except (OSError, ValueError):
-            if not self._aborted.is_set() and not any(each.expired for each in started):
+            if not self._aborted.is_set() and not any(each.is_expired for each in started):
                 raise
         finally:
             for each in started:
                 self._finish(each)
         self.check_running()
         for each in started:
-            if each.expired:
+            if each.is_expired:
                 raise PublishError(
                     FailureCode.TIMEOUT,
                     f"git {each.name} did not end within {self._timeout:g} s",
                     "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS",
                 )
 
-    def _finish(self, running: _Running) -> None:
-        process = running.process
-        process.wait()  # not for ever: the timer still runs
-        if running.timer is not None:
-            running.timer.cancel()
-            running.timer.join()
-        with self._ending:  # another thread may still be ending what the process started
-            if process.returncode < 0 and not running.killed:
-                self.ended += 1  # the kernel did: memory was short, say
-            with suppress(ValueError):
-                self._active.remove(running)
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                with suppress(OSError, ValueError):
-                    pipe.close()
+    def _finish(self, command: _Command) -> None:
+        command.finish()
+        if command in self._active:
+            self._active.remove(command)
+            self.ended += command.is_killed or command.process.returncode < 0  # the kernel kills, too
 
-    def _expire(self, running: _Running) -> None:
-        running.expired = running.process.poll() is None
-        self._end(running)
 
-    def _end(self, running: _Running) -> None:
+class _Command:
+    """A git command and its deadline. `finish` it once, in the thread that started it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str, timeout: float) -> None:
+        self.process = process
+        self.name = name
+        self.is_expired = self.is_killed = False
+        self._ending = threading.RLock()  # `abort` may come from a signal handler
+        self._timer = threading.Timer(timeout, self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _expire(self) -> None:
+        self.is_expired = self.process.poll() is None
+        self.end()
+
+    def end(self) -> None:
+        """End the process and everything it started."""
         with self._ending:
-            if running.process.poll() is None:
-                running.killed = True
-                self.ended += 1
-                end_process(running.process)
+            if self.process.poll() is None:
+                self.is_killed = True
+                end_process(self.process)
 
-
-class _ErrorOutput:
-    """The beginning and the end of what a process writes to its standard error."""
-
-    def __init__(self) -> None:
-        self._head = bytearray()
-        self._tail = bytearray()
-
-    def add(self, part: bytes) -> None:
-        room = _KEPT_ERROR_BYTES - len(self._head)
-        self._head += part[:room]
-        self._tail += part[max(room, 0) :]
-        del self._tail[:-_KEPT_ERROR_BYTES]
-
-    def drain(self, pipe: IO[bytes]) -> None:
-        with suppress(OSError, ValueError):
-            while part := os.read(pipe.fileno(), _PIECE):
-                self.add(part)
-
-    def text(self) -> str:
-        return (self._head + self._tail).decode(errors="replace")
-
-
-@dataclass(eq=False, slots=True)
-class _Running:
-    """A process that has not been waited for, and its deadline."""
-
-    process: subprocess.Popen[bytes]
-    name: str
-    error: _ErrorOutput = field(default_factory=_ErrorOutput)
-    timer: threading.Timer | None = None
-    expired: bool = False
-    killed: bool = False
+    def finish(self) -> None:
+        """Wait for the exit, which the deadline bounds, and close the pipes."""
+        self.process.wait()
+        self._timer.cancel()
+        self._timer.join()
+        with self._ending:  # another thread may still be ending what the process started
+            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+                if pipe is not None:
+                    with suppress(OSError, ValueError):
+                        pipe.close()
 
 
 class _GitPython(GitPythonCommand):
@@ -467,12 +437,12 @@ class _GitPython(GitPythonCommand):
         return GitPythonCommand.AutoInterrupt(process, list(command))
 
 
-def _exchange(running: _Running, stdin: bytes) -> bytes:
-    """Write all input while reading all output; return the standard output.
+def _exchange(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes, str]:
+    """Write all input while reading all output; return the output, and the errors without their middle.
 
     A daemon that ssh or a helper leaves behind may keep a pipe open: the exit of git ends the reading then.
     """
-    process, out, left = running.process, bytearray(), memoryview(stdin)
+    out, errors, left = bytearray(), bytearray(), memoryview(stdin)
     stdout, stderr = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
     with selectors.DefaultSelector() as selector:
         selector.register(stdout, selectors.EVENT_READ)
@@ -494,12 +464,20 @@ def _exchange(running: _Running, stdin: bytes) -> bytes:
                     with suppress(OSError):
                         process.stdin.close()
                 elif part := os.read(key.fd, _PIECE):
-                    out += part if key.fileobj is stdout else b""
-                    if key.fileobj is stderr:
-                        running.error.add(part)
+                    kept = out if key.fileobj is stdout else errors
+                    kept += part
+                    del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]
                 else:
                     selector.unregister(key.fileobj)
-    return bytes(out)
+    return bytes(out), errors.decode(errors="replace")
+
+
+def _read_rest(pipe: IO[bytes]) -> str:
+    """Return what a process that has exited left in the pipe."""
+    os.set_blocking(pipe.fileno(), False)
+    with suppress(BlockingIOError):
+        return os.read(pipe.fileno(), _PIECE).decode(errors="replace")
+    return ""
 
 
 @cache

@@ -61,18 +61,17 @@ class StaleLocks:
         if self._is_marked:
             yield
             return
-        mark = self._mark()
-        with suppress(OSError):
-            mark.parent.mkdir(mode=0o700, exist_ok=True)
-        began = _modified(mark)
-        for path in self.locks():
-            if not self._remove(path, began) and path.name != _INDEX:
-                raise PublishError(
-                    FailureCode.LOCKED,
-                    f"another git command holds {path}",
-                    "let that command end; if none runs, remove the file",
-                )
+        # Of this work tree alone: a worker in another linked one has its own.
+        mark = self._git.git_dir / "briter" / "busy"
+        self._clear(mark, index=True)
+        for path in self._clear(mark, wait=True):
+            raise PublishError(
+                FailureCode.LOCKED,
+                f"another git command holds {path}",
+                "let that command end; if none runs, remove the file",
+            )
         try:
+            mark.parent.mkdir(mode=0o700, exist_ok=True)
             mark.touch()
         except OSError as error:
             raise PublishError.from_os("the repository cannot be written", error) from error
@@ -81,23 +80,20 @@ class StaleLocks:
             yield
         finally:
             self._is_marked = False
+            killed = self._git.ended - killed
             with suppress(OSError, PublishError):
-                self._leave(mark, killed=self._git.ended > killed)
+                # Git commands that were killed could not remove their locks.
+                self._clear(mark, index=killed > 0, wait=not killed)
+                mark.unlink(missing_ok=True)
 
-    def _leave(self, mark: Path, *, killed: bool) -> None:
-        """Remove new locks: of git commands that were killed, or that could not remove their own."""
-        began = _modified(mark)
-        left = {path: _inode(path) for path in self.locks() if killed or path.name != _INDEX}
-        if left and not killed:
-            time.sleep(_SHORT_S)  # another program holds the lock of a ref for a moment only
-        for path, inode in left.items():
-            if _inode(path) == inode:
-                self._remove(path, began)
-        mark.unlink(missing_ok=True)
-
-    def _mark(self) -> Path:
-        # Of this work tree alone: a worker in another linked one has its own.
-        return self._git.git_dir / "briter" / "busy"
+    def _clear(self, mark: Path, *, index: bool = False, wait: bool = False) -> list[Path]:
+        """Remove stale locks; return the others. `wait`: others may hold the lock of a ref for a moment."""
+        since = mark.stat().st_mtime if mark.exists() else None
+        found = {path: _inode(path) for path in self.locks() if index or path.name != _INDEX}
+        if found and wait:
+            time.sleep(_SHORT_S)
+        left = (path for path, inode in found.items() if _inode(path) == inode)
+        return [path for path in left if not self._remove(path, since)]
 
     def _remove(self, path: Path, since: float | None) -> bool:
         """Remove the lock if it is provably the worker's, or old; return True if it is gone.
@@ -132,13 +128,6 @@ class StaleLocks:
             except psutil.AccessDenied:
                 return True
         return False
-
-
-def _modified(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
 
 
 def _inode(path: Path) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import time
@@ -180,9 +179,6 @@ def test_blobs_come_in_pieces_in_their_order_and_a_missing_one_is_named(
     found = repository.blobs(shas)
     assert [sha for sha, _ in found] == shas, "also where nobody reads them"
     assert [b"".join(pieces) for _, pieces in repository.blobs(shas * 100)] == contents * 100
-    file = io.BytesIO()
-    repository.blob_to(shas[1], file)
-    assert file.getvalue() == contents[1]
     missing = failure_of(lambda: repository.blob("1" * 40))
     assert missing.code is FailureCode.CORRUPT
     assert "1" * 40 in missing.message
@@ -209,7 +205,8 @@ def test_the_repair_of_a_damaged_branch_brings_back_what_only_it_had(site: Site)
     (site.worktree / ".git/refs/heads/main").write_text("")
     save(site)
     site.run_once()
-    assert lost in site.job("a")["fix"]
+    subprocess.run(["sh", "-ec", site.job("a")["fix"]], cwd=site.worktree, check=True, capture_output=True)
+    assert site.git("rev-parse", "main") == lost
 
 
 @pytest.mark.parametrize("kept", ["pushed", "fetched"])

@@ -201,7 +201,6 @@ def test_a_repository_of_the_other_hash_is_cloned_as_what_it_is(tmp_path: Path) 
         tip = repository.ref(repository.pushed_ref)
         assert tip == cluster.tip()
         assert repository.entries(tip, ["content/posts/b.md"])["content/posts/b.md"].blob == blob
-        assert repository.is_sha256
 
 
 @pytest.mark.parametrize("made_before", [False, True], ids=["before it is made", "while posts are written"])

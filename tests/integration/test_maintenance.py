@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from briter_worker.errors import PublishError
 from briter_worker.git import maintenance
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
@@ -87,25 +86,6 @@ def test_objects_that_are_shared_are_left_to_git_gc(site: Site, shared: str) -> 
     before = packs(site)
     tidy(site)
     assert packs(site) == before
-
-
-def test_a_git_that_would_not_is_not_asked_again_for_a_while(site: Site) -> None:
-    fill(site, 5)
-    lost = packs(site)[0].with_suffix(".idx")
-    moved = lost.rename(site.root / "idx")
-    damaged = packs(site)[1]
-    damaged.chmod(0o644)
-    content = damaged.read_bytes()
-    damaged.write_bytes(content[:20])
-    with pytest.raises(PublishError):
-        tidy(site)
-    damaged.write_bytes(content)
-    moved.rename(lost)
-    many = len(packs(site))
-    tidy(site)
-    assert len(packs(site)) == many
-    tidy(site, time.time() + 4000)
-    assert len(packs(site)) < many
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["loose", "packed"])
