@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 REMOTE = "origin"
-_FORMAT = "2"
+_FORMAT = "3"
+_MARK = "briter/clone"
 _MAX_PACKS = 100
 """Each publication and each fetch adds one; rolling them up is not worth the time of a new clone."""
-_MAX_GROWTH = 64 << 20
 _LOCK_WAIT_S = 1.0
 _DAMAGED = frozenset({FailureCode.CORRUPT, FailureCode.NOT_A_REPOSITORY, FailureCode.LOCKED})
 _NO_BRANCH = re.compile(r"Remote branch .* not found")
@@ -81,39 +81,32 @@ def open_clone(
 def discard_clone(folder: Path) -> None:
     """Have the site's clone made anew when it is opened next."""
     with suppress(OSError):
-        (folder / "clone.git" / "briter" / "clone").unlink()
+        (folder / "clone.git" / _MARK).unlink()
 
 
 def _lock(folder: Path) -> int:
     """Hold the folder by the kernel's lock, which the drain's git inherits; return the descriptor."""
-    descriptor = None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _wait_for(descriptor)
     except OSError as error:
-        if descriptor is not None:
-            os.close(descriptor)
-        if not isinstance(error, BlockingIOError):
-            raise PublishError.from_os(f"the clone in {folder} cannot be used", error) from error
-        raise PublishError(
-            FailureCode.LOCKED,
-            f"the clone in {folder} is in use by a process that has not ended",
-            "none needed: the worker tries again; if it lasts, end the git commands left over on this node",
-        ) from None
-    return descriptor
-
-
-def _wait_for(descriptor: int) -> None:
-    """Lock the file. A process that another thread is just starting has a copy of the lock for a moment."""
+        raise PublishError.from_os(f"the clone in {folder} cannot be used", error) from error
     deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
         try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_LOCK_WAIT_S / 50)
+            # A process that another thread is just starting has a copy of the lock for a moment.
+            if time.monotonic() < deadline:
+                time.sleep(_LOCK_WAIT_S / 50)
+                continue
+            os.close(descriptor)
+            raise PublishError(
+                FailureCode.LOCKED,
+                f"the clone in {folder} is in use by a process that has not ended",
+                "none needed: the worker tries again; if it lasts, end the git commands left on this node",
+            ) from None
+        return descriptor
 
 
 def _prepare(repository: Repository, place: Path, url: str) -> None:
@@ -133,15 +126,8 @@ def _prepare(repository: Repository, place: Path, url: str) -> None:
 def _is_usable(repository: Repository, place: Path, mark: str) -> bool:
     """Return True if the clone was finished, is of this address, and has not grown too large."""
     try:
-        found, _, size = (place / "briter" / "clone").read_text().partition(" ")
-        files = [file.stat() for file in (place / "objects").rglob("*") if file.is_file()]
         packs = len(list((place / "objects" / "pack").glob("*.pack")))
-        if (
-            found != mark
-            or not (place / "config").is_file()
-            or packs > _MAX_PACKS
-            or sum(file.st_size for file in files) > 2 * int(size) + _MAX_GROWTH
-        ):
+        if (place / _MARK).read_text() != mark or not (place / "config").is_file() or packs > _MAX_PACKS:
             return False
         tip = repository.ref(repository.pushed_ref)
         return tip is not None and repository.git.attempt("cat-file", "-e", f"{tip}^{{tree}}")[0] == 0
@@ -171,8 +157,7 @@ def _clone(repository: Repository, place: Path, url: str, mark: str) -> None:
     repository.git.refresh()
     tip = repository.ref(repository.branch_ref)
     repository.update_refs((repository.pushed_ref, tip, None))
-    size = sum(file.stat().st_size for file in (place / "objects").rglob("*"))
-    (repository.git.state_dir / "clone").write_text(f"{mark} {size}")
+    repository.git.state_dir.joinpath("clone").write_text(mark)
 
 
 _USER = "x-access-token"

@@ -9,7 +9,6 @@ apart from what git wrote here, and is never taken for a fix.
 from __future__ import annotations
 
 import errno
-import os
 import re
 import signal
 from typing import TYPE_CHECKING
@@ -20,175 +19,138 @@ from briter_worker.redaction import one_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_Row = tuple[FailureCode, str, re.Pattern[str]]
-
-
-def _phrases(*phrases: str) -> re.Pattern[str]:
-    """Match any of these as whole words: `ssl` is not in `hassle`."""
-    return re.compile(rf"(?<!\w)(?:{'|'.join(phrases)})(?!\w)", re.IGNORECASE)
-
-
-def _row(code: FailureCode, fix: str, *phrases: str) -> _Row:
-    return code, fix, _phrases(*phrases)
-
-
 _C = FailureCode
-_ALLOW = "give the worker a deploy key or token that may push"
 _ADDRESS = "check the remote's address: git remote -v, and that its server lets the worker push there"
 _WAIT = "check the network and the host's status; the worker tries again by itself"
-_WRITE_ACCESS = "give the worker's user write access to the site's repository"
-_HOST_KEY = "check the host's key, then: ssh-keygen -R HOST; ssh-keyscan HOST >> ~/.ssh/known_hosts"
+_REPAIR = "check the remote repository: its disk, its locks and its hooks; the worker tries again by itself"
+_FSCK = "find the damage with git fsck --full, and restore it from the remote or a backup"
 _CHANGE = (
     "change the post and save it again; or, if the remote refuses every post like this, correct its hook, "
     "then: briter-worker retry --all"
 )
-_BRANCH = "allow the worker's key on the branch, or configure another branch"
-_REPAIR = "check the remote repository: its disk, its locks and its hooks; the worker tries again by itself"
-_RIGHTS = (
-    r"permission to \S{1,300} denied|access denied|invalid (?:username|credentials)|deploy key",
-    "write access to repository not granted|do(?:es)? not have write access",
+_TRUST = (
+    "run the worker as the owner of that repository's files, or, as the user who was refused: git config "
+    "--global --add safe.directory DIR"
 )
-_GONE = "(?:repository|project) (?:'[^']*' )?(?:was )?not found"
-
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOMEM)
-
-_LOCAL_FIRST = (
-    *(_row(_C.DISK, OS_FIXES[number], re.escape(os.strerror(number))) for number in _DISK_ERRORS),
-    _row(
-        _C.DISK,
-        OS_FIXES[errno.EFBIG],
-        f"file size limit exceeded|died of signal {signal.SIGXFSZ.value}",
-    ),
-    _row(_C.DISK, OS_FIXES[errno.ENOSPC], "out of disk ?space"),
-    _row(_C.DISK, OS_FIXES[errno.ENOMEM], "out of memory"),
-    _row(
-        _C.DISK,
-        _WRITE_ACCESS,
-        "insufficient permission for adding|unable to create directory for|couldn't (?:set|write) '",
-        r"(?:unable to|could not|cannot) (?:create|write|open|access|lock)[^\n]{0,200}: permission denied",
-    ),
-    _row(
+_CAUSES = {
+    "full": (_C.DISK, OS_FIXES[errno.ENOSPC]),
+    "quota": (_C.DISK, OS_FIXES[errno.EDQUOT]),
+    "limit": (_C.DISK, OS_FIXES[errno.EFBIG]),
+    "read-only": (_C.DISK, OS_FIXES[errno.EROFS]),
+    "io": (_C.DISK, OS_FIXES[errno.EIO]),
+    "memory": (_C.DISK, OS_FIXES[errno.ENOMEM]),
+    "access": (_C.DISK, "give the worker's user write access to the site's repository"),
+    "host-key": (
         _C.HOST_KEY,
-        _HOST_KEY,
-        "host identification has changed|host key for [^\\n]{1,200} has changed",
-        "host key verification failed|host key is known",
+        "check the host's key, then: ssh-keygen -R HOST; ssh-keyscan HOST >> ~/.ssh/known_hosts",
     ),
-    _row(_C.NETWORK, _WAIT, "rate limit(?:ed)?|too many requests|(?:error:|HTTP) 429"),
-    _row(
-        _C.AUTH,
-        _ALLOW,
-        *_RIGHTS,
-        r"permission denied \([\w,-]{1,200}|permission denied, please try|authentication (?:failed|required)",
-        "could not read (?:username|password)|terminal prompts disabled|(?:error:|HTTP) 40[13]",
-        "marked as read.only|no supported authentication",
-    ),
-    _row(
-        _C.OWNERSHIP,
-        "run the worker as the owner of that repository's files, or, as the user who was refused: git config "
-        "--global --add safe.directory DIR",
-        "dubious ownership",
-    ),
-)
-_REMOTE = (
-    _row(
-        _C.REMOTE_REFUSED,
-        _REPAIR,
-        "no space left|disk quota|read-only file ?system|input/output error|out of memory|unpacker error",
-        "unable to (?:create|write)|insufficient permission|unable to lock|cannot lock ref",
-        "maintenance|archived|over its data quota|exceeded its size limit",
-    ),
-    _row(_C.NETWORK, _WAIT, "rate limit(?:ed)?|too many requests"),
-    _row(_C.REMOTE_MISSING, _ADDRESS, "repository not exported|service not enabled|no such repository"),
-    _row(_C.AUTH, _ALLOW, *_RIGHTS),
-    _row(_C.REMOTE_MISSING, _ADDRESS, _GONE, "could not be found|does not exist"),
-    _row(_C.NETWORK, _WAIT, "internal server error|service unavailable|temporarily unavailable|bad gateway"),
-)
-_LOCAL = (
-    _row(
-        _C.NETWORK,
-        _WAIT,
-        "could not resolve (?:host|proxy)(?:name)?|name or service not known|name resolution",
-        "connection (?:refused|reset|timed out|closed|was closed)|network is unreachable|no route to host",
-        r"timed out|timeout|(?:error:|HTTP) 5\d\d|early eof|unexpected disconnect|couldn't connect",
-        "(?:failed|unable) to connect|empty reply|broken pipe|recv failure|remote failed to report status",
-        r"(?:open)?ssl|ssl_\w{1,40}|tls|gnutls\w{0,40}|certificate|operation too slow",
-    ),
-    _row(
-        _C.REMOTE_MISSING,
-        _ADDRESS,
-        _GONE,
-        "(?:error:|HTTP) 4(?:04|10)|does not appear to be a git repository|is this a git repository",
-        "no such remote|repository '[^']*' does not exist|strange (?:path|host)name",
-        "no such device or address|unable to find remote helper|transport '[^']*' not allowed",
-    ),
-    _row(
-        _C.REMOTE_REFUSED,
-        "check what the remote's login prints: git ls-remote",
-        "protocol error|bad line length character",
-    ),
-    _row(
-        _C.NETWORK,
-        _WAIT,
-        "remote end hung up|could not read from remote repository|rpc failed|unable to access",
-    ),
-    _row(
-        _C.CORRUPT,
-        "rebuild the index: rm .git/index && git reset",
-        r"index file (?:corrupt|smaller)|bad (?:index|signature)|index uses [^\n]{1,80} extension",
-        "cache entry has null sha1",
-    ),
-    _row(_C.CORRUPT, "correct that line of the file; git config --list names it", "bad config line"),
-    _row(
-        _C.CORRUPT,
-        "find the damage with git fsck --full, and restore it from the remote or a backup",
-        "corrupt(?:ed|ion)?|bad (?:object|tree|config|ref)|missing (?:blob|tree|object|necessary objects)",
-        "unable to read|(?:invalid|not a valid|unable to parse) object|did not send all|inflate",
-        "unresolved deltas?|not a tree|invalid sha1|broken",
-    ),
-    _row(
-        _C.LOCKED,
-        "end the git command that holds the lock, or remove the .lock file if none runs",
-        r"unable to create '?\S{0,300}\.lock|cannot lock ref|\.lock'?: file exists|unable to lock",
-    ),
-    _row(
+    "network": (_C.NETWORK, _WAIT),
+    "auth": (_C.AUTH, "give the worker a deploy key or token that may push"),
+    "owner": (_C.OWNERSHIP, _TRUST),
+    "address": (_C.REMOTE_MISSING, _ADDRESS),
+    "remote": (_C.REMOTE_REFUSED, _REPAIR),
+    "login": (_C.REMOTE_REFUSED, "check what the remote's login prints: git ls-remote"),
+    "branch": (_C.REMOTE_REFUSED, "allow the worker's key on the branch, or configure another branch"),
+    "content": (_C.REJECTED, _CHANGE),
+    "index": (_C.CORRUPT, "rebuild the index: rm .git/index && git reset"),
+    "config": (_C.CORRUPT, "correct that line of the file; git config --list names it"),
+    "objects": (_C.CORRUPT, _FSCK),
+    "lock": (_C.LOCKED, "end the git command that holds the lock, or remove the .lock file if none runs"),
+    "git": (
         _C.GIT_MISSING,
         "install git 2.36 or newer, with that part of it; or remove the part: git config --list",
-        "is not a git command|setpriv: failed to execute git",
     ),
-    _row(_C.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone", "not a git repository"),
-)
-_OTHER_VALUE = "is at [0-9a-f]{4,64} but expected"
-_MOVED = _phrases("stale info|fetch first|non-fast-forward|incorrect old value|already exists", _OTHER_VALUE)
-_MOVED_THERE = _phrases(_OTHER_VALUE)
-_TOO_LARGE = _phrases(
-    r"exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)|large files detected",
-    "larger than the allowed|(?:error:|HTTP) 413",
-)
-_REJECTIONS = (
-    (_C.REJECTED, _CHANGE, _TOO_LARGE),
-    _row(
-        _C.REJECTED,
-        _CHANGE,
-        "cannot contain secrets|push protection|contains? (?:\\w{1,20} )?secrets|secrets? detected",
-        "secrets found",
-    ),
-    _row(
-        _C.REMOTE_REFUSED,
-        _BRANCH,
-        "protected (?:branch|branches|ref|refs)|GH006|GH013|not allowed to (?:force )?push",
-        "not permitted to push|currently checked out|refusing to update checked out branch|shallow update",
-        "(?:through|via|use|using|by) (?:an? )?(?:pull|merge) requests?|required status checks?",
-        "deletion prohibited|committer email|verified signatures?",
-    ),
-    _row(
-        _C.REMOTE_REFUSED,
-        _REPAIR,
-        "no space left|disk quota|read-only file ?system|unable to (?:create|write)|cannot lock ref",
-        "insufficient permission|unable to lock|internal server error|temporarily unavailable|try again",
-        "maintenance|archived|exceeded its size limit|over its data quota",
-    ),
-    _row(_C.REJECTED, _CHANGE, r"declined|GH0\d\d|fsck error|prohibited by|refusing to allow"),
-)
+    "none": (_C.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone"),
+}
+_Rows = list[tuple[FailureCode, str, re.Pattern[str]]]
+
+
+def _phrases(phrases: str) -> re.Pattern[str]:
+    """Match any of these as whole words: `ssl` is not in `hassle`."""
+    return re.compile(rf"(?<!\w)(?:{phrases})(?!\w)", re.IGNORECASE)
+
+
+def _rows(table: str) -> _Rows:
+    """Read a table: in each line a cause, and the phrases that stand for it."""
+    lines = (line.split(maxsplit=1) for line in table.strip().splitlines())
+    return [(*_CAUSES[cause], _phrases(phrases)) for cause, phrases in lines]
+
+
+_LOCAL_FIRST = _rows(r"""
+    full       no space left on device|out of disk ?space
+    quota      disk quota exceeded
+    limit      file too large|file size limit exceeded|died of signal 25
+    read-only  read-only file ?system
+    io         input/output error
+    memory     out of memory|cannot allocate memory
+    access     insufficient permission for adding|unable to create directory for
+    access     couldn't (?:set|write) '[^'\n]{1,300}'
+    access     (?:unable to|could not|cannot) (?:create|write|open|access|lock)[^\n]{0,200}: permission denied
+    host-key   host identification has changed|host key for [^\n]{1,200} has changed
+    host-key   host key verification failed|host key is known
+    network    rate limit(?:ed)?|too many requests|(?:error:|HTTP) 429
+    auth       permission denied \([\w,-]{1,200}|permission denied, please try
+    auth       authentication (?:failed|required)
+    auth       could not read (?:username|password)|terminal prompts disabled|(?:error:|HTTP) 40[13]
+    auth       invalid (?:username|credentials)|permission to \S{1,300} denied|access denied|deploy key
+    auth       write access to repository not granted|marked as read.only|no supported authentication
+    owner      dubious ownership
+""")
+_REMOTE = _rows(r"""
+    remote     no space left|disk quota|read-only file ?system|input/output error|out of memory|unpacker error
+    remote     unable to (?:create|write)|insufficient permission|unable to lock|cannot lock ref
+    remote     maintenance|archived|over its data quota|exceeded its size limit
+    network    rate limit(?:ed)?|too many requests
+    address    repository not exported|service not enabled|no such repository
+    auth       permission to \S{1,300} denied|access denied|invalid (?:username|credentials)|deploy key
+    auth       write access to repository not granted|do(?:es)? not have write access
+    address    (?:repository|project) (?:'[^']*' )?(?:was )?not found|could not be found|does not exist
+    network    internal server error|service unavailable|temporarily unavailable|bad gateway
+""")
+_LOCAL = _rows(r"""
+    network    could not resolve (?:host|proxy)(?:name)?|name or service not known|name resolution
+    network    connection (?:refused|reset|timed out|closed|was closed)|network is unreachable
+    network    no route to host
+    network    timed out|timeout|(?:error:|HTTP) 5\d\d|early eof|unexpected disconnect|couldn't connect
+    network    (?:failed|unable) to connect|empty reply|broken pipe|recv failure
+    network    remote failed to report status
+    network    (?:open)?ssl|ssl_\w{1,40}|tls|gnutls\w{0,40}|certificate|operation too slow
+    address    (?:error:|HTTP) 4(?:04|10)|(?:repository|project) (?:'[^']*' )?(?:was )?not found
+    address    does not appear to be a git repository|is this a git repository|strange (?:path|host)name
+    address    no such remote|repository '[^']*' does not exist|no such device or address
+    address    unable to find remote helper|transport '[^']*' not allowed
+    login      protocol error|bad line length character
+    network    remote end hung up|could not read from remote repository|rpc failed|unable to access
+    index      index file (?:corrupt|smaller)|bad (?:index|signature)|index uses [^\n]{1,80} extension
+    index      cache entry has null sha1
+    config     bad config line
+    objects    corrupt(?:ed|ion)?|bad (?:object|tree|config|ref)
+    objects    missing (?:blob|tree|object|necessary objects)
+    objects    unable to read|(?:invalid|not a valid|unable to parse) object|did not send all|inflate
+    objects    unresolved deltas?|not a tree|invalid sha1|broken
+    lock       unable to create '?\S{0,300}\.lock|cannot lock ref|\.lock'?: file exists|unable to lock
+    git        is not a git command|setpriv: failed to execute git
+    none       not a git repository
+""")
+_REJECTIONS = _rows(r"""
+    content    exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
+    content    large files detected|larger than the allowed|(?:error:|HTTP) 413
+    content    cannot contain secrets|push protection|contains? (?:\w{1,20} )?secrets|secrets? detected
+    content    secrets found
+    branch     protected (?:branch|branches|ref|refs)|GH006|GH013|not allowed to (?:force )?push
+    branch     not permitted to push
+    branch     currently checked out|refusing to update checked out branch|deletion prohibited|shallow update
+    branch     (?:through|via|use|using|by) (?:an? )?(?:pull|merge) requests?|required status checks?
+    branch     committer email|verified signatures?
+    remote     no space left|disk quota|read-only file ?system|unable to (?:create|write)
+    remote     insufficient permission
+    remote     cannot lock ref|unable to lock|internal server error|temporarily unavailable|try again
+    remote     maintenance|archived|exceeded its size limit|over its data quota
+    content    declined|GH0\d\d|fsck error|prohibited by|refusing to allow
+""")
+_TOO_LARGE = [pattern for _, _, pattern in _REJECTIONS[:2]]
+_MOVED_THERE = _phrases("is at [0-9a-f]{4,64} but expected")
+_MOVED = _phrases("stale info|fetch first|non-fast-forward|incorrect old value|already exists")
 _UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
 """The remote's git cannot start the hook, whatever is pushed."""
 
@@ -218,14 +180,16 @@ def status_text(status: int) -> str:
 
 def is_remote_moved(summary: str, text: str) -> bool:
     """Return True if a rejection says that the remote branch is not where it was last seen."""
-    there = _split_voices(_shorten(text))[1]
-    return bool(_MOVED.search(_without_names(summary)) or _MOVED_THERE.search(there))
+    summary, there = _without_names(summary), _split_voices(_shorten(text))[1]
+    return bool(_MOVED.search(summary) or _MOVED_THERE.search(f"{summary}\n{there}"))
 
 
 def is_too_large(text: str) -> bool:
     """Return True if the remote ended the connection because the push was too large."""
     here, there = _split_voices(_shorten(text))
-    return bool(re.search(r"(?:error:|HTTP) 413\b", here) or _TOO_LARGE.search(there))
+    return bool(
+        re.search(r"(?:error:|HTTP) 413\b", here) or any(pattern.search(there) for pattern in _TOO_LARGE)
+    )
 
 
 def from_rejection(summary: str, text: str) -> PublishError:

@@ -17,15 +17,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import git
-import psutil
 from git.cmd import Git as GitPythonCommand
 
 from briter_worker.errors import FailureCode, PublishError, StoppedError
@@ -77,10 +77,16 @@ class Git:
         self._place = cast("Path", worktree or git_dir)
         self.remote_name = remote
         self._timeout = timeout
-        self._hooks = hooks
         self._fds = pass_fds
-        self._access = access
-        self._durable = durable
+        self._build_environment = partial(
+            build_environment,
+            remote=remote,
+            hooks=hooks,
+            fds=pass_fds,
+            access=access,
+            durable=durable,
+            stall_seconds=timeout,
+        )
         self.branch = ""
         """The branch to check out, for the fix of a damaged HEAD."""
         self._repo: git.Repo | None = None
@@ -155,7 +161,7 @@ class Git:
     def settings(self) -> list[Setting]:
         """Return git's configuration here, in the order in which later settings win; read once per drain."""
         if self._settings is None:
-            self._environment = self._build_environment()
+            self._environment = self._build_environment(worktree=self.worktree)
             own = int(self._environment["GIT_CONFIG_COUNT"])
             out = self.run(
                 *("config", "--null", "--list"),
@@ -215,9 +221,10 @@ class Git:
         discover: bool = False,
     ) -> tuple[int, bytes, str]:
         """Return git's exit status, standard output and standard error."""
-        command = self._start(args, feed=bool(stdin), env=env, discover=discover)
+        with _open_input(stdin) as source:
+            command = self._start(args, source, env=env, discover=discover)
         with self._finishing([command]):
-            out, said = _exchange(command.process, stdin)
+            out, said = _read_output(command.process)
         return command.process.returncode, out, said
 
     @contextmanager
@@ -230,7 +237,7 @@ class Git:
         place of the broken pipe or the EOFError that the caller had. A git that writes more errors than a
         pipe holds waits for its deadline.
         """
-        command = self._start(args, feed=True, env=env)
+        command = self._start(args, subprocess.PIPE, env=env)
         process, failed, said = command.process, None, ""
         with self._finishing([command]):
             try:
@@ -266,9 +273,7 @@ class Git:
 
     def version(self) -> str:
         """Return what `git version` prints, without its first two words."""
-        return (
-            self.run("version", discover=True).decode(errors="replace").removeprefix("git version ").strip()
-        )
+        return self.run("version", discover=True).decode(errors="replace").split(maxsplit=2)[-1].strip()
 
     def check_running(self) -> None:
         """Raise StoppedError after `abort`."""
@@ -296,8 +301,8 @@ class Git:
     def _start(
         self,
         args: Sequence[str],
+        stdin: IO[bytes] | int,
         *,
-        feed: bool,
         env: Mapping[str, str] = _NO_ENVIRONMENT,
         discover: bool = False,
     ) -> _Command:
@@ -310,7 +315,7 @@ class Git:
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes through stdin only
                 [*_with_death_signal(), "git", *place, "--no-replace-objects", *args],
-                stdin=subprocess.PIPE if feed else subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=self.worktree or (self._place if self._place.exists() else self._place.parent),
@@ -332,27 +337,13 @@ class Git:
 
     def _env(self) -> dict[str, str]:
         if self._environment is None:
-            helpers = credential_helpers(self.settings) if self._fds else []
             self._environment = self._build_environment(
-                helpers, ssh=self.config("core.sshCommand", "ssh"), variant=self.config("ssh.variant")
+                worktree=self.worktree,
+                helpers=credential_helpers(self.settings) if self._fds else [],
+                ssh=self.config("core.sshCommand", "ssh"),
+                variant=self.config("ssh.variant"),
             )
         return self._environment
-
-    def _build_environment(
-        self, helpers: Sequence[Setting] = (), *, ssh: str = "ssh", variant: str = ""
-    ) -> dict[str, str]:
-        return build_environment(
-            worktree=self.worktree,
-            remote=self.remote_name,
-            hooks=self._hooks,
-            fds=self._fds,
-            access=self._access,
-            durable=self._durable,
-            stall_seconds=self._timeout,
-            helpers=helpers,
-            ssh=ssh,
-            variant=variant,
-        )
 
     @contextmanager
     def _finishing(self, started: list[_Command]) -> Iterator[None]:
@@ -431,43 +422,45 @@ class _GitPython(GitPythonCommand):
     def execute(self, command: Sequence[str], *_: Any, as_process: bool = False, **_options: Any) -> Any:  # noqa: ANN401
         if not as_process:
             return self._home.run(*command[1:]).decode(errors="replace")
-        process: subprocess.Popen[Any] = self._home._start(command[1:], feed=False).process  # noqa: SLF001
+        process: subprocess.Popen[Any] = self._home._start(command[1:], subprocess.DEVNULL).process  # noqa: SLF001
         process.stdout = _read_until_exit(process, process.stdout)
         process.stderr = _read_until_exit(process, process.stderr)
         return GitPythonCommand.AutoInterrupt(process, list(command))
 
 
-def _exchange(process: subprocess.Popen[bytes], stdin: bytes) -> tuple[bytes, str]:
-    """Write all input while reading all output; return the output, and the errors without their middle.
+@contextmanager
+def _open_input(content: bytes) -> Iterator[IO[bytes] | int]:
+    """Put the input into a file: git may read it, or not, while its output is read."""
+    if not content:
+        yield subprocess.DEVNULL
+        return
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(content)
+            file.seek(0)
+            yield file
+    except OSError as error:
+        raise PublishError.from_os("git's input could not be written", error) from error
+
+
+def _read_output(process: subprocess.Popen[bytes]) -> tuple[bytes, str]:
+    """Return the output, and the errors without their middle.
 
     A daemon that ssh or a helper leaves behind may keep a pipe open: the exit of git ends the reading then.
     """
-    out, errors, left = bytearray(), bytearray(), memoryview(stdin)
-    stdout, stderr = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
+    out, errors = bytearray(), bytearray()
     with selectors.DefaultSelector() as selector:
-        selector.register(stdout, selectors.EVENT_READ)
-        selector.register(stderr, selectors.EVENT_READ)
-        if process.stdin is not None:
-            os.set_blocking(process.stdin.fileno(), False)
-            selector.register(process.stdin, selectors.EVENT_WRITE)
+        selector.register(cast("IO[bytes]", process.stdout), selectors.EVENT_READ, out)
+        selector.register(cast("IO[bytes]", process.stderr), selectors.EVENT_READ, errors)
         while selector.get_map():
             ready = selector.select(_OPEN_PIPE_S)
             if not ready and process.poll() is not None:
                 break
             for key, _ in ready:
-                if key.fileobj is process.stdin:
-                    with suppress(BrokenPipeError):
-                        left = left[os.write(key.fd, left[:_PIECE]) :]
-                        if left:
-                            continue
-                    selector.unregister(key.fileobj)
-                    with suppress(OSError):
-                        process.stdin.close()
-                elif part := os.read(key.fd, _PIECE):
-                    kept = out if key.fileobj is stdout else errors
-                    kept += part
-                    del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]
-                else:
+                part = os.read(key.fd, _PIECE)
+                key.data.extend(part)
+                del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]
+                if not part:
                     selector.unregister(key.fileobj)
     return bytes(out), errors.decode(errors="replace")
 
@@ -492,22 +485,15 @@ def _with_death_signal() -> tuple[str, ...]:
 
 
 def end_process(process: subprocess.Popen[Any]) -> None:
-    """End the process and everything it started. Return when all are gone, or cannot be ended."""
-    tree: list[psutil.Process] = []
-    with suppress(psutil.Error):
-        tree = psutil.Process(process.pid).children(recursive=True)
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError, PermissionError):
+    """End the process and its group. Return when all are gone, or cannot be ended."""
+    with suppress(ProcessLookupError, PermissionError):
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(process.pid, signal_number)
-        for child in tree:
-            with suppress(psutil.Error):
-                child.send_signal(signal_number)
-        deadline = time.monotonic() + _GRACE_S
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        _, tree = psutil.wait_procs(tree, timeout=max(deadline - time.monotonic(), 0))
-        if process.poll() is not None and not tree:
-            return
+            deadline = time.monotonic() + _GRACE_S
+            while time.monotonic() < deadline:
+                process.poll()
+                os.killpg(process.pid, 0)  # raises when the group is gone
+                time.sleep(0.01)
 
 
 def _read_until_exit(process: subprocess.Popen[Any], pipe: IO[bytes] | None) -> io.TextIOWrapper:
