@@ -8,7 +8,7 @@ import stat
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.errors import FailureCode, PublishError, os_error_fix, os_error_text
@@ -27,8 +27,15 @@ TRIES = 5
 PAUSE_S = 0.02
 _PIECE = 1 << 20
 
-Stamp = tuple[int, ...]
-"""Distinguishes the states of a file."""
+
+class Stamp(NamedTuple):
+    """Distinguishes the states of a file."""
+
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+    mode: int
 
 
 class Refused(Exception):  # noqa: N818 - a decision, not an error
@@ -251,7 +258,7 @@ def read_pieces(fd: int, size: int) -> Iterator[bytes]:
 
 def stamp_of(status: os.stat_result) -> Stamp:
     """Return the state of a file."""
-    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode)
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode)
 
 
 def _open_at(folder: int, name: str, flags: int) -> int:

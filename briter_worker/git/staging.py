@@ -14,7 +14,7 @@ import time
 from bisect import bisect_left
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast
 
 from briter_worker.allowlist import PathRefusedError, is_inside
 from briter_worker.errors import Failure, FailureCode, PublishError
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 _ATTRIBUTES = ("filter", "text", "eol", "crlf", "ident", "working-tree-encoding")
 _ALL_TEXT = ("true", "input", "1")
 _FEW_PATHS = 100
-_MAX_MEMORY = 64 << 20
-"""Contents above this size in all are written to the repository, and no longer kept in memory."""
+_LARGE = 4 << 20
+"""Git reads larger files, so that they are not kept in memory."""
 _PROGRESS_STEP = 100
 IGNORED = "git ignores it; see git check-ignore -v, and change .gitignore"
 _SUBMODULE = "it is inside a nested repository (a submodule)"
@@ -175,7 +175,6 @@ class _Batch:
         self._tree = _Tree({})
         self._read: dict[str, _Read | PublishError | None] = {}
         self._contents: dict[str, bytes] = {}
-        self._memory = 0
         self._lfs: set[str] = set()
 
     def stage(self, requests: Sequence[Request], scheduled: Mapping[str, float]) -> dict[str, Staged]:
@@ -284,15 +283,18 @@ class _Batch:
     # Their contents
 
     def _read_files(self, paths: Collection[str]) -> None:
-        filtered = self._filtered(paths)
+        by_git = self._filtered(paths)
         for done, path in enumerate(paths):
             self._git.check_running()
             if done % _PROGRESS_STEP == 0:
                 self._source.progress("stage", done, len(paths))
-            if path not in filtered:
+            stamp = self._folders.stamp(path)
+            if stamp and stamp.size > _LARGE:
+                by_git.add(path)
+            if path not in by_git:
                 self._read[path] = self._try(self._read_file, path)
-        if filtered:
-            self._read_by_git(sorted(filtered))
+        if by_git:
+            self._read_by_git(sorted(by_git))
         self._source.progress("stage", len(paths), len(paths))
 
     def _filtered(self, paths: Collection[str]) -> set[str]:
@@ -336,9 +338,6 @@ class _Batch:
         was = self._tree.get(path)
         if was is None or was.blob != blob:
             self._contents[path] = content
-            self._memory += len(content)
-            if self._memory > _MAX_MEMORY:
-                self._write_contents()
         return _Read(Entry(self._mode(path, status), blob), stamp_of(status))
 
     def _look(self, path: str) -> _Read:
@@ -354,17 +353,6 @@ class _Batch:
             return was.mode
         executable = status.st_mode & stat.S_IXUSR and not self._keep_modes
         return "100755" if executable else "100644"
-
-    def _write_contents(self) -> None:
-        """Write the contents to the repository, in one pack."""
-        with self._git.open("fast-import", "--quiet", what="the contents could not be written") as process:
-            stdin = cast("IO[bytes]", process.stdin)
-            for content in self._contents.values():
-                stdin.write(b"blob\ndata %d\n" % len(content))
-                stdin.write(content)
-                stdin.write(b"\n")
-        self._contents.clear()
-        self._memory = 0
 
     def _read_by_git(self, paths: Sequence[str]) -> None:
         """Have git read the files. One that changes meanwhile no longer is as it was seen before."""
