@@ -15,131 +15,112 @@ HUNG_UP = (
     "fatal: Could not read from remote repository.\n\nPlease make sure you have the correct access rights"
 )
 
-WORDS = [
-    # no right to push
-    ("git@github.com: Permission denied (publickey).\r\n" + HUNG_UP, F.AUTH),
-    (
-        "remote: Invalid username or token.\nfatal: Authentication failed for 'https://github.com/a/b.git/'",
-        F.AUTH,
-    ),
-    (
-        "remote: HTTP Basic: Access denied\nfatal: Authentication failed for 'https://gitlab.com/a/b.git/'",
-        F.AUTH,
-    ),
-    ("fatal: could not read Username for 'https://github.com': terminal prompts disabled", F.AUTH),
-    (
-        (
-            "remote: Permission to a/b.git denied to c.\n"
-            "fatal: unable to access 'https://github.com/a/b.git/': The requested URL returned error: 403"
-        ),
-        F.AUTH,
-    ),
-    ("ERROR: Permission to a/b.git denied to deploy.\n" + HUNG_UP, F.AUTH),
-    ("ERROR: The key you are authenticating with has been marked as read only.\n" + HUNG_UP, F.AUTH),
-    ("remote: ERROR: This deploy key does not have write access to this project.\n" + HUNG_UP, F.AUTH),
-    ("fatal: unable to access 'https://h/x/': The requested URL returned error: 401", F.AUTH),
-    ("batch response: Authentication required: You must have push access", F.AUTH),
-    # the host's key
-    ("No ED25519 host key is known for h and you have requested strict checking.\n" + HUNG_UP, F.HOST_KEY),
-    (
-        "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.\n" + HUNG_UP,
-        F.HOST_KEY,
-    ),
-    # the way there
-    ("fatal: unable to access 'https://h.example/x/': Could not resolve host: h.example", F.NETWORK),
-    ("ssh: Could not resolve hostname h.example: Name or service not known\n" + HUNG_UP, F.NETWORK),
-    ("ssh: connect to host h.example port 22: Connection refused\n" + HUNG_UP, F.NETWORK),
-    ("ssh: connect to host 10.0.0.1 port 22: No route to host\n" + HUNG_UP, F.NETWORK),
-    ("ssh: connect to host h port 22: Connection timed out\n" + HUNG_UP, F.NETWORK),
-    ("kex_exchange_identification: Connection closed by remote host\n" + HUNG_UP, F.NETWORK),
-    (
-        "fatal: unable to access 'https://h/x/': Failed to connect to h port 443: Couldn't connect to server",
-        F.NETWORK,
-    ),
-    ("fatal: unable to access 'https://h/x/': SSL certificate problem: certificate has expired", F.NETWORK),
-    ("fatal: unable to access 'https://h/x/': gnutls_handshake() failed: Handshake failed", F.NETWORK),
-    (
-        "fatal: unable to access 'https://h/x/': OpenSSL SSL_connect: SSL_ERROR_SYSCALL in connection",
-        F.NETWORK,
-    ),
-    ("fatal: unable to access 'https://h/x/': The requested URL returned error: 502", F.NETWORK),
-    (
-        "remote: Internal Server Error\nerror: RPC failed; HTTP 500 curl 22\nfatal: the remote end hung up",
-        F.NETWORK,
-    ),
-    ("fatal: unable to access 'https://h/x/': The requested URL returned error: 429", F.NETWORK),
-    ("error: RPC failed; curl 92 HTTP/2 stream 5 was not closed cleanly\nfatal: early EOF", F.NETWORK),
-    ("fatal: unable to access 'https://h/x/': Operation timed out after 300 seconds", F.NETWORK),
-    (
-        "send-pack: unexpected disconnect while reading sideband packet\nfatal: the remote end hung up",
-        F.NETWORK,
-    ),
-    ("[remote failure] (remote failed to report status)", F.NETWORK),
-    # the address
-    ("ERROR: Repository not found.\n" + HUNG_UP, F.REMOTE_MISSING),
-    (
-        "remote: Repository not found.\nfatal: repository 'https://github.com/a/b.git/' not found",
-        F.REMOTE_MISSING,
-    ),
-    ("fatal: '/srv/x.git' does not appear to be a git repository\n" + HUNG_UP, F.REMOTE_MISSING),
-    ("fatal: repository '/srv/x.git' does not exist", F.REMOTE_MISSING),
-    ("fatal: unable to access 'https://h/x/': The requested URL returned error: 404", F.REMOTE_MISSING),
-    (
-        "remote: ERROR: The project you were looking for could not be found or you don't have permission"
-        "\n" + HUNG_UP,
-        F.REMOTE_MISSING,
-    ),
-    ("fatal: unable to find remote helper for 'foo'", F.REMOTE_MISSING),
-    ("fatal: unable to access 'https://h/x/': The requested URL returned error: 410", F.REMOTE_MISSING),
-    ("fatal: remote error: access denied or repository not exported: /x.git", F.REMOTE_MISSING),
-    ("fatal: remote error: service not enabled: /x.git", F.REMOTE_MISSING),
-    ("fatal: transport 'ext' not allowed", F.REMOTE_MISSING),
-    ("fatal: strange hostname '-oProxyCommand=touch x' blocked", F.REMOTE_MISSING),
-    ("fatal: http://h/x.git/info/refs not valid: is this a git repository?", F.REMOTE_MISSING),
-    ("git: 'lfs' is not a git command. See 'git --help'.", F.GIT_MISSING),
-    # the disk here, and the disk there
-    ("error: unable to write file .git/objects/ab/cd: No space left on device", F.DISK),
-    ("fatal: sha1 file '.git/objects/pack/x' write error. Out of diskspace\nDisk quota exceeded", F.DISK),
-    ("fatal: Unable to create '/s/.git/index.lock': Read-only file system", F.DISK),
-    ("error: read error on x.md: Input/output error", F.DISK),
-    ("error: insufficient permission for adding an object to repository database .git/objects", F.DISK),
-    ("fatal: Unable to create '/s/.git/index.lock': Permission denied", F.DISK),
-    ("warning: unable to access 'content/.gitattributes': Permission denied", F.DISK),
-    ("fatal: Out of memory, malloc failed (tried to allocate 1234 bytes)", F.DISK),
-    ("remote: fatal: write error: No space left on device\nfatal: the remote end hung up", F.REMOTE_REFUSED),
-    (
-        "remote: error: file write error: Disk quota exceeded\nfatal: write error: Broken pipe",
-        F.REMOTE_REFUSED,
-    ),
-    ("error: remote unpack failed: unable to create temporary object directory", F.REMOTE_REFUSED),
-    ("remote: error: Unable to create '/srv/x.git/packed-refs.lock': File exists.", F.REMOTE_REFUSED),
-    ("remote: down for maintenance\n" + HUNG_UP, F.REMOTE_REFUSED),
-    ("fatal: protocol error: bad line length character: Welc", F.REMOTE_REFUSED),
-    # the repository here
-    ("fatal: detected dubious ownership in repository at '/srv/site'", F.OWNERSHIP),
-    ("fatal: not a git repository (or any of the parent directories): .git", F.NOT_A_REPOSITORY),
-    (
-        "fatal: Unable to create '/s/.git/index.lock': File exists.\n\nAnother git process seems",
-        F.LOCKED,
-    ),
-    ("fatal: cannot lock ref 'refs/heads/main': is at abcdef0123 but expected 0123abcdef", F.LOCKED),
-    ("error: bad signature 0x00000000\nfatal: index file corrupt", F.CORRUPT),
-    ("fatal: .git/index: index file smaller than expected", F.CORRUPT),
-    ("fatal: loose object 1234 (stored in .git/objects/12/34) is corrupt", F.CORRUPT),
-    ("fatal: bad object HEAD", F.CORRUPT),
-    ("fatal: unable to read tree 4b825dc642cb6eb9a060e54bf8d69288fbee4904", F.CORRUPT),
-    (
-        "error: refs/heads/main is not valid\nfatal: bad config line 3 in file .git/config",
-        F.CORRUPT,
-    ),
-    # what cannot be told
-    ("", F.INTERNAL),
-    ("fatal: something that git has never said", F.INTERNAL),
-]
+
+def read_cases(table: str) -> list[tuple[FailureCode, str]]:
+    """A code and a text in each line; a line that begins with | continues the text."""
+    cases: list[tuple[FailureCode, str]] = []
+    for line in table.strip().splitlines():
+        word, _, rest = line.strip().partition(" ")
+        text = rest.strip().replace("{hung up}", HUNG_UP)
+        if word == "|":
+            code, begun = cases.pop()
+            cases.append((code, f"{begun}\n{text}"))
+        else:
+            cases.append((FailureCode(word), text))
+    return cases
 
 
-@pytest.mark.parametrize(("text", "word"), WORDS)
-def test_gits_words_have_a_meaning(text: str, word: FailureCode) -> None:
+WORDS = read_cases(r"""
+    auth             git@github.com: Permission denied (publickey).
+                   | {hung up}
+    auth             remote: Invalid username or token.
+                   | fatal: Authentication failed for 'https://github.com/a/b.git/'
+    auth             fatal: could not read Username for 'https://github.com': terminal prompts disabled
+    auth             remote: Permission to a/b.git denied to c.
+                   | fatal: unable to access 'https://h/b.git/': The requested URL returned error: 403
+    auth             ERROR: The key you are authenticating with has been marked as read only.
+                   | {hung up}
+    auth             remote: ERROR: This deploy key does not have write access to this project.
+                   | {hung up}
+    auth             fatal: unable to access 'https://h/x/': The requested URL returned error: 401
+    auth             batch response: Authentication required: You must have push access
+    host-key         No ED25519 host key is known for h and you have requested strict checking.
+                   | {hung up}
+    host-key         @ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @
+                   | Host key verification failed.
+                   | {hung up}
+    network          fatal: unable to access 'https://h.example/x/': Could not resolve host: h.example
+    network          ssh: Could not resolve hostname h.example: Name or service not known
+                   | {hung up}
+    network          ssh: connect to host h.example port 22: Connection refused
+                   | {hung up}
+    network          ssh: connect to host h port 22: Connection timed out
+                   | {hung up}
+    network          kex_exchange_identification: Connection closed by remote host
+                   | {hung up}
+    network          fatal: unable to access 'https://h/x/': Failed to connect to h port 443
+    network          fatal: unable to access 'https://h/x/': SSL certificate problem: certificate has expired
+    network          fatal: unable to access 'https://h/x/': OpenSSL SSL_connect: SSL_ERROR_SYSCALL
+    network          fatal: unable to access 'https://h/x/': The requested URL returned error: 502
+    network          remote: Internal Server Error
+                   | error: RPC failed; HTTP 500 curl 22
+                   | fatal: the remote end hung up
+    network          fatal: unable to access 'https://h/x/': The requested URL returned error: 429
+    network          error: RPC failed; curl 92 HTTP/2 stream 5 was not closed cleanly
+                   | fatal: early EOF
+    network          fatal: unable to access 'https://h/x/': Operation timed out after 300 seconds
+    network          send-pack: unexpected disconnect while reading sideband packet
+                   | fatal: the remote end hung up
+    network          [remote failure] (remote failed to report status)
+    remote-missing   ERROR: Repository not found.
+                   | {hung up}
+    remote-missing   remote: Repository not found.
+                   | fatal: repository 'https://github.com/a/b.git/' not found
+    remote-missing   fatal: '/srv/x.git' does not appear to be a git repository
+                   | {hung up}
+    remote-missing   fatal: repository '/srv/x.git' does not exist
+    remote-missing   fatal: unable to access 'https://h/x/': The requested URL returned error: 404
+    remote-missing   remote: ERROR: The project you were looking for could not be found
+                   | {hung up}
+    remote-missing   fatal: unable to find remote helper for 'foo'
+    remote-missing   fatal: remote error: access denied or repository not exported: /x.git
+    remote-missing   fatal: transport 'ext' not allowed
+    remote-missing   fatal: strange hostname '-oProxyCommand=touch x' blocked
+    remote-missing   fatal: http://h/x.git/info/refs not valid: is this a git repository?
+    git-missing      git: 'lfs' is not a git command. See 'git --help'.
+    disk             error: unable to write file .git/objects/ab/cd: No space left on device
+    disk             fatal: Unable to create '/s/.git/index.lock': Read-only file system
+    disk             error: read error on x.md: Input/output error
+    disk             error: insufficient permission for adding an object to repository database .git/objects
+    disk             fatal: Unable to create '/s/.git/index.lock': Permission denied
+    disk             warning: unable to access 'content/.gitattributes': Permission denied
+    disk             fatal: Out of memory, malloc failed (tried to allocate 1234 bytes)
+    remote-refused   remote: fatal: write error: No space left on device
+                   | fatal: the remote end hung up
+    remote-refused   remote: error: file write error: Disk quota exceeded
+                   | fatal: write error: Broken pipe
+    remote-refused   error: remote unpack failed: unable to create temporary object directory
+    remote-refused   remote: error: Unable to create '/srv/x.git/packed-refs.lock': File exists.
+    remote-refused   remote: down for maintenance
+                   | {hung up}
+    remote-refused   fatal: protocol error: bad line length character: Welc
+    ownership        fatal: detected dubious ownership in repository at '/srv/site'
+    not-a-repository fatal: not a git repository (or any of the parent directories): .git
+    locked           fatal: Unable to create '/s/.git/index.lock': File exists.
+                   | Another git process seems
+    locked           fatal: cannot lock ref 'refs/heads/main': is at abcdef0123 but expected 0123abcdef
+    corrupt          error: bad signature 0x00000000
+                   | fatal: index file corrupt
+    corrupt          fatal: loose object 1234 (stored in .git/objects/12/34) is corrupt
+    corrupt          fatal: unable to read tree 4b825dc642cb6eb9a060e54bf8d69288fbee4904
+    corrupt          error: refs/heads/main is not valid
+                   | fatal: bad config line 3 in file .git/config
+    internal         fatal: something that git has never said
+""")
+
+
+@pytest.mark.parametrize(("word", "text"), [*WORDS, (F.INTERNAL, "")])
+def test_gits_words_have_a_meaning(word: FailureCode, text: str) -> None:
     failure = messages.from_git("it failed", text)
     assert failure.code is word, failure.message
     assert bool(failure.fix) is (word is not F.INTERNAL)
@@ -166,131 +147,69 @@ def test_a_name_in_the_message_means_nothing(name: str, frame: str) -> None:
     assert messages.from_git("it failed", text).code is F.INTERNAL
 
 
-REFUSALS = [
-    # the contents of a post
-    ("[remote rejected] (pre-receive hook declined)", "remote: no swearing", F.REJECTED),
-    ("[remote rejected] (update hook declined)", "", F.REJECTED),
-    (
-        "[remote rejected] (pre-receive hook declined)",
-        (
-            "remote: error: GH001: Large files detected. You may want to try Git Large File Storage\n"
-            "remote: error: File content/a.bin is 120.00 MB; this exceeds GitHub's file size limit of it"
-        ),
-        F.REJECTED,
-    ),
-    (
-        "[remote rejected] (push declined due to repository rule violations)",
-        (
-            "remote: error: GH013: Repository rule violations found for refs/heads/main.\n"
-            "remote: - GITHUB PUSH PROTECTION\nremote: - Push cannot contain secrets"
-        ),
-        F.REJECTED,
-    ),
-    ("[remote rejected] (declined)", "remote: error: GH009: Secrets detected! This push failed.", F.REJECTED),
-    (
-        "[remote rejected] (pre-receive hook declined)",
-        "remote: PUSH BLOCKED: Secrets detected in code",
-        F.REJECTED,
-    ),
-    (
-        "[remote rejected] (unpacker error)",
-        (
-            "remote: fatal: pack exceeds maximum allowed size (1.00 KiB)\n"
-            "error: remote unpack failed: index-pack abnormal exit"
-        ),
-        F.REJECTED,
-    ),
-    ("[remote rejected] (unpacker error)", "remote: fatal: fsck error in packed object", F.REJECTED),
-    (
-        "[remote rejected] (refusing to allow an OAuth App to create or update workflow)",
-        "",
-        F.REJECTED,
-    ),
-    (
-        "[remote rejected] (pre-receive hook declined)",
-        "remote: GitLab: File name x was prohibited by it",
-        F.REJECTED,
-    ),
-    # a hook that fails: it may be this post that it trips over
-    (
-        "[remote rejected] (pre-receive hook declined)",
-        "remote: hooks/pre-receive: line 7: frob: command not found",
-        F.REJECTED,
-    ),
-    (
-        "[remote rejected] (pre-receive hook declined)",
-        "remote: Traceback (most recent call last):\nremote:   File x, line 1",
-        F.REJECTED,
-    ),
-    # any post
-    (
-        "[remote rejected] (pre-receive hook declined)",
-        "fatal: cannot run hooks/pre-receive: No such file or directory",
-        F.REMOTE_REFUSED,
-    ),
-    (
-        "[remote rejected] (protected branch hook declined)",
-        "remote: error: GH006: Protected branch update failed for refs/heads/main.",
-        F.REMOTE_REFUSED,
-    ),
-    (
-        "[remote rejected] (push declined due to repository rule violations)",
-        (
-            "remote: error: GH013: Repository rule violations found for refs/heads/main.\n"
-            "remote: - Changes must be made through a pull request."
-        ),
-        F.REMOTE_REFUSED,
-    ),
-    (
-        "[remote rejected] (pre-receive hook declined)",
-        "remote: GitLab: You are not allowed to push code to protected branches on this project.",
-        F.REMOTE_REFUSED,
-    ),
-    (
-        "[remote rejected] (branch is currently checked out)",
-        "remote: error: refusing to update checked out branch: refs/heads/main",
-        F.REMOTE_REFUSED,
-    ),
-    ("[remote rejected] (shallow update not allowed)", "", F.REMOTE_REFUSED),
-    ("[remote rejected] (pre-receive hook declined)", "remote: down for maintenance", F.REMOTE_REFUSED),
-    (
-        "[remote rejected] (unpacker error)",
-        "error: remote unpack failed: eof before pack header",
-        F.REMOTE_REFUSED,
-    ),
-    (
-        "[remote rejected] (failed to update ref)",
-        (
-            "remote: error: cannot lock ref 'refs/heads/main': Unable to create '/srv/policy.git/x/main.lock'"
-            ": File exists."
-        ),
-        F.REMOTE_REFUSED,
-    ),
-    (
-        "[remote rejected] (unpacker error)",
-        (
-            "remote: error: file write error: No space left on device\nerror: remote unpack failed: unpack"
-            " abnormal exit"
-        ),
-        F.REMOTE_REFUSED,
-    ),
-    # a name
-    (
-        "[remote rejected] (failed to update ref)",
-        "remote: error: failed at /srv/policy-site.git/secret/413\nTo /srv/x\nGH001 declined by secret",
-        F.REMOTE_REFUSED,
-    ),
-    ("[remote rejected] (unpacker error)", "To https://h/413/secret-policy/declined.git", F.REMOTE_REFUSED),
-    (
-        "[remote rejected] (hook declined)",
-        "remote: 'content/maintenance/protected branch.md' is bad",
-        F.REJECTED,
-    ),
-]
+REFUSALS = read_cases(r"""
+    rejected         [remote rejected] (pre-receive hook declined)
+                   | remote: no swearing
+    rejected         [remote rejected] (update hook declined)
+    rejected         [remote rejected] (pre-receive hook declined)
+                   | remote: error: GH001: Large files detected. You may want to try Git Large File Storage
+                   | remote: error: File a.bin is 120.00 MB; this exceeds GitHub's file size limit of it
+    rejected         [remote rejected] (push declined due to repository rule violations)
+                   | remote: error: GH013: Repository rule violations found for refs/heads/main.
+                   | remote: - GITHUB PUSH PROTECTION
+                   | remote: - Push cannot contain secrets
+    rejected         [remote rejected] (declined)
+                   | remote: error: GH009: Secrets detected! This push failed.
+    rejected         [remote rejected] (pre-receive hook declined)
+                   | remote: PUSH BLOCKED: Secrets detected in code
+    rejected         [remote rejected] (unpacker error)
+                   | remote: fatal: pack exceeds maximum allowed size (1.00 KiB)
+                   | error: remote unpack failed: index-pack abnormal exit
+    rejected         [remote rejected] (unpacker error)
+                   | remote: fatal: fsck error in packed object
+    rejected         [remote rejected] (refusing to allow an OAuth App to create or update workflow)
+    rejected         [remote rejected] (pre-receive hook declined)
+                   | remote: GitLab: File name x was prohibited by it
+    rejected         [remote rejected] (pre-receive hook declined)
+                   | remote: hooks/pre-receive: line 7: frob: command not found
+    rejected         [remote rejected] (pre-receive hook declined)
+                   | remote: Traceback (most recent call last):
+                   | remote:   File x, line 1
+    remote-refused   [remote rejected] (pre-receive hook declined)
+                   | fatal: cannot run hooks/pre-receive: No such file or directory
+    remote-refused   [remote rejected] (protected branch hook declined)
+                   | remote: error: GH006: Protected branch update failed for refs/heads/main.
+    remote-refused   [remote rejected] (push declined due to repository rule violations)
+                   | remote: error: GH013: Repository rule violations found for refs/heads/main.
+                   | remote: - Changes must be made through a pull request.
+    remote-refused   [remote rejected] (pre-receive hook declined)
+                   | remote: GitLab: You are not allowed to push code to protected branches on this project.
+    remote-refused   [remote rejected] (branch is currently checked out)
+                   | remote: error: refusing to update checked out branch: refs/heads/main
+    remote-refused   [remote rejected] (shallow update not allowed)
+    remote-refused   [remote rejected] (pre-receive hook declined)
+                   | remote: down for maintenance
+    remote-refused   [remote rejected] (unpacker error)
+                   | error: remote unpack failed: eof before pack header
+    remote-refused   [remote rejected] (failed to update ref)
+                   | remote: error: cannot lock ref 'refs/heads/main': Unable to create 'main.lock'
+    remote-refused   [remote rejected] (unpacker error)
+                   | remote: error: file write error: No space left on device
+                   | error: remote unpack failed: unpack abnormal exit
+    remote-refused   [remote rejected] (failed to update ref)
+                   | remote: error: failed at /srv/policy-site.git/secret/413
+                   | To /srv/x
+                   | GH001 declined by secret
+    remote-refused   [remote rejected] (unpacker error)
+                   | To https://h/413/secret-policy/declined.git
+    rejected         [remote rejected] (hook declined)
+                   | remote: 'content/maintenance/protected branch.md' is bad
+""")
 
 
-@pytest.mark.parametrize(("summary", "text", "word"), REFUSALS)
-def test_a_refusal_says_whether_the_contents_are_at_fault(summary: str, text: str, word: FailureCode) -> None:
+@pytest.mark.parametrize(("word", "said"), REFUSALS)
+def test_a_refusal_says_whether_the_contents_are_at_fault(word: FailureCode, said: str) -> None:
+    summary, _, text = said.partition("\n")
     failure = messages.from_rejection(summary, text)
     assert failure.code is word, failure.message
     assert failure.fix
