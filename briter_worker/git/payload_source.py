@@ -7,7 +7,6 @@ job brought it: in the CMS's work tree, too, a file is there once.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -78,7 +77,9 @@ class PayloadSource:
         except OSError as error:
             raise PublishError.from_os("the posts' files cannot be written", error) from error
         paths = {change.path for each in staged.values() for change in each.changes}
-        published, known = self._known(paths | self._newest.files.keys())
+        paths |= self._newest.files.keys()
+        published = self._payloads.published(paths)
+        known = published.keys() | self._bases.bases(paths).keys()
         return {
             key: self._judge(each, payloads.get(key), unsound, published, known)
             for key, each in staged.items()
@@ -88,34 +89,31 @@ class PayloadSource:
         """Write the files; return the reason for each path whose content is not what was saved."""
         unsound = {}
         for file in self._newest.present():
-            self._repository.git.check_running()
-            with suppress(PathRefusedError):
+            # What was saved later may be a file where this has a folder, or the other way round.
+            with suppress(PathRefusedError, FileExistsError, NotADirectoryError):
                 path = root / self._allowlist.resolve(file.path)
-                if not self._write_file(path, file):
+                content = self._read_content(str(file.blob))
+                is_whole = len(content) <= self._max_file_bytes  # staging refuses the other
+                if is_whole and blob_id(content, like=str(file.blob)) != file.blob:
                     unsound[file.path] = f"the content of {file.path} is not what was saved"
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("xb") as written:
+                    written.write(content)
+                path.chmod(0o755 if file.mode == "100755" else 0o644)
         return unsound
 
-    def _write_file(self, path: Path, file: SubmittedFile) -> bool:
-        """Write one file; return False, and leave none, if the content is not what was saved."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, flags, 0o755 if file.mode == "100755" else 0o644)
-        except (FileExistsError, NotADirectoryError):
-            return True  # what was saved later is a file where this has a folder, or the other way round
-        content = b""
-        with suppress(LookupError):  # it is gone from the store: then the id differs
-            for piece in self._payloads.content(str(file.blob)):
+    def _read_content(self, blob: str) -> bytes:
+        """Return the content, or the beginning of one that is too large; empty if the store has none."""
+        pieces, size = [], 0
+        with suppress(LookupError):
+            for piece in self._payloads.content(blob):
                 self._repository.git.check_running()
-                content += piece
-                if len(content) > self._max_file_bytes:
-                    break  # staging refuses it
-        with os.fdopen(handle, "wb") as written:
-            written.write(content)
-        if len(content) > self._max_file_bytes or blob_id(content, like=str(file.blob)) == file.blob:
-            return True
-        path.unlink()
-        return False
+                pieces.append(piece)
+                size += len(piece)
+                if size > self._max_file_bytes:
+                    break
+        return b"".join(pieces)
 
     def _write_rules(self, root: Path, tip: str, requests: Sequence[Request]) -> None:
         """Write the rule files along the folders, unless the CMS changed or removed them."""
@@ -137,11 +135,6 @@ class PayloadSource:
                 with (root / path).open("xb") as file:
                     file.write(contents[blob])
 
-    def _known(self, paths: Collection[str]) -> tuple[Mapping[str, float], Collection[str]]:
-        """Return when the published version of each path was saved, and the paths ever published."""
-        published = self._payloads.published(paths)
-        return published, published.keys() | self._bases.bases(paths).keys()
-
     def _judge(
         self,
         staged: Staged,
@@ -157,13 +150,12 @@ class PayloadSource:
                 changes=(),
                 failure=Failure(FailureCode.INTERNAL, unsound[broken], "save the post again"),
             )
-        rejected: dict[str, str] = {}
+        rejected = dict(staged.rejected)
         for file in files:
             try:
                 self._allowlist.resolve(file.path)
             except PathRefusedError as refusal:
-                rejected[file.path] = refusal.reason
-        rejected.update(staged.rejected)
+                rejected.setdefault(file.path, refusal.reason)
         changes = tuple(each for each in staged.changes if self._is_wanted(each, published, known))
         left = rejected.keys() | {change.path for change in staged.changes} | staged.withheld.keys()
         unchanged = {
