@@ -64,10 +64,10 @@ class StaleLocks:
         # Of this work tree alone: a worker in another linked one has its own.
         mark = self._git.git_dir / "briter" / "busy"
         self._clear(mark, index=True)
-        for path in self._clear(mark, wait=True):
+        if held := self._clear(mark, wait=True):
             raise PublishError(
                 FailureCode.LOCKED,
-                f"another git command holds {path}",
+                f"another git command holds {held[0]}",
                 "let that command end; if none runs, remove the file",
             )
         try:
@@ -75,15 +75,14 @@ class StaleLocks:
             mark.touch()
         except OSError as error:
             raise PublishError.from_os("the repository cannot be written", error) from error
-        self._is_marked, killed = True, self._git.ended
+        self._is_marked, ended = True, self._git.ended
         try:
             yield
         finally:
             self._is_marked = False
-            killed = self._git.ended - killed
+            killed = self._git.ended > ended  # these could not remove their locks
             with suppress(OSError, PublishError):
-                # Git commands that were killed could not remove their locks.
-                self._clear(mark, index=killed > 0, wait=not killed)
+                self._clear(mark, index=killed, wait=not killed)
                 mark.unlink(missing_ok=True)
 
     def _clear(self, mark: Path, *, index: bool = False, wait: bool = False) -> list[Path]:

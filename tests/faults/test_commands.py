@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import psutil
 import pytest
+from faults.servers import HOST, Exchange, http_remote, stalls
 from sites import eventually
 
 from briter_worker.errors import FailureCode, PublishError, StoppedError
@@ -189,25 +190,31 @@ def test_a_daemon_of_a_credential_helper_does_not_keep_the_next_worker_out(
     marks = site.root / "asked"
     text = DAEMON.format(strays=strays) + f'echo "$1" >> {marks}; echo username=u; echo password=p\n'
     helper = program(bin_ / "git-credential-daemonizing", text)
-    url = "http://127.0.0.1:{port}/x.git"
-    server = _Demanding()
-    try:
+    asked_with_password = threading.Event()
+
+    def demand(exchange: Exchange) -> None:
+        if "Authorization" in exchange.handler.headers:
+            asked_with_password.set()
+            stalls(exchange)
+        else:
+            exchange.reply(401, headers={"WWW-Authenticate": 'Basic realm="x"'})
+
+    there = site.git("remote", "get-url", "origin")
+    with http_remote(site.root) as server:
+        server.behaviour = demand
         key = "credential.helper"
         if shape == "of-one-url":
-            key = f"credential.http://127.0.0.1:{server.port}.helper"
+            key = f"credential.http://{HOST}:{server.port}.helper"
         value = {"function": f'!f() {{ {helper} "$@"; }}; f', "name": "daemonizing"}.get(shape, str(helper))
         site.git("config", key, value)
-        path = f"{bin_}:{os.environ['PATH']}"
-        there = site.git("remote", "get-url", "origin")
-        site.git("remote", "set-url", "origin", url.format(port=server.port))
+        site.git("remote", "set-url", "origin", server.url(site.remote))
         site.write_post("content/posts/a.md", "A\n")
         site.save("a", ["content/posts/a.md"])
+        path = f"{bin_}:{os.environ['PATH']}"
         with site.running(PATH=path, BRITER_WORKER_POLL_INTERVAL_MS="100") as worker:
-            eventually(server.asked_with_password.is_set)
+            eventually(asked_with_password.is_set)
             worker.kill()
             worker.wait()
-    finally:
-        server.close()
     assert "get" in marks.read_text()
     site.git("remote", "set-url", "origin", there)
 
@@ -232,39 +239,6 @@ def _is_in(process: psutil.Process, folder: Path) -> bool:
     with suppress(psutil.Error):
         return process.cwd().startswith(str(folder))
     return False
-
-
-class _Demanding:
-    """An HTTP server that wants a password, and having it, says nothing more."""
-
-    def __init__(self) -> None:
-        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # noqa: PLC0415
-
-        asked = self.asked_with_password = threading.Event()
-        over = self._over = threading.Event()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if "Authorization" in self.headers:
-                    asked.set()
-                    over.wait(30)
-                self.send_response(401)
-                self.send_header("WWW-Authenticate", 'Basic realm="x"')
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Nothing to the test's output."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._over.set()
-        self._server.shutdown()
-        self._server.server_close()
 
 
 def test_a_daemon_of_ssh_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
@@ -315,14 +289,6 @@ def test_a_helper_gets_its_answers_through_and_no_descriptor_of_ours(
     assert not {str(fd) for fd in fds} & set(seen.read_text().split())
 
 
-@pytest.mark.parametrize("name", ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"])
-def test_proxies_reach_git_in_either_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for each in (name, name.lower()):
-        monkeypatch.setenv(each, "http://proxy:1")
-        got = build_environment(worktree=tmp_path, remote="origin", hooks=False)
-        assert got[each] == "http://proxy:1"
-
-
 def test_programs_are_never_looked_for_in_the_work_tree_or_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,11 +325,6 @@ def test_git_takes_the_ssh_command_for_what_it_was(tmp_path: Path, ssh: str, var
     assert made(fds=(7,))["GIT_SSH_VARIANT"] == variant
     assert made(fds=(7,), variant="simple")["GIT_SSH_VARIANT"] == "simple"
     assert "GIT_SSH_VARIANT" not in made()
-
-
-def test_what_gitpython_asks_by_itself_is_asked_as_everything_else(git: Git) -> None:
-    assert git.repo.git.rev_parse("--is-inside-work-tree").strip() == "true"
-    assert git.started > 0
 
 
 def test_a_command_that_does_not_read_what_it_is_given_is_no_error(git: Git) -> None:

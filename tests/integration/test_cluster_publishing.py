@@ -140,13 +140,6 @@ def test_a_content_that_is_not_what_was_saved_is_not_published(cluster: Cluster)
     assert cluster.log() == ["Publish whole", "Start the site"]
 
 
-def test_of_two_versions_in_a_batch_the_newer_is_published(cluster: Cluster) -> None:
-    new = cluster.save("new", {"content/a.md": "new\n"})
-    old = cluster.save("old", {"content/a.md": "old\n"}, at=NOW - 5)
-    cluster.publish(old, new)
-    assert cluster.file("content/a.md") == "new\n"
-
-
 def test_what_a_later_save_of_the_batch_deleted_with_its_folder_is_not_brought_back(cluster: Cluster) -> None:
     cluster.person({"content/x/b.md": "b\n"})
     old = cluster.save("old", {"content/x/a.md": "a\n", "content/kept.md": "kept\n"})

@@ -176,17 +176,6 @@ def test_odd_names_are_published_as_they_are(site: Site, name: str) -> None:
     assert changed_by(site, result.of("published")[0]["commit"]) == {path}
 
 
-def test_line_ends_are_changed_as_gitattributes_says(site: Site) -> None:
-    site.write_post(".gitattributes", "*.md text eol=lf\n")
-    site.git("add", ".gitattributes")
-    site.git("commit", "-qm", "attributes")
-    site.git("push", "-q")
-    site.write_post("content/posts/a.md", "one\r\ntwo\r\n")
-    site.save("a", ["content/posts/a.md"])
-    assert site.run_once().of("published")
-    assert site.remote_file("content/posts/a.md") == "one\ntwo\n"
-
-
 @pytest.mark.parametrize("how", ["removed", "skip-worktree", "sparse"])
 @pytest.mark.parametrize("said", ["*.md text=auto", "*.md filter=upper"])
 def test_attributes_that_are_not_checked_out_count_as_git_add_counts_them(
