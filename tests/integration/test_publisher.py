@@ -188,19 +188,27 @@ def test_what_is_scheduled_while_the_files_are_read_is_released(here: Here) -> N
 
 
 @pytest.mark.parametrize("also", [(), ("content/posts/a.md",)])
+@pytest.mark.parametrize("scheduled", ["content/notes/later.md", "content/notes"])
 def test_withheld_files_keep_their_job_waiting_unless_it_publishes_others(
-    here: Here, also: tuple[str, ...]
+    here: Here, also: tuple[str, ...], scheduled: str
 ) -> None:
+    later = "content/notes/later.md"
     here.post("a")
-    here.post("b")
-    found = here.publish(declared("x", POST, *also), scheduled=lambda: {POST: NOW + 60})["x"]
+    here.post("later", path=later)
+    found = here.publish(declared("x", "content/notes", *also), scheduled=lambda: {scheduled: NOW + 60})["x"]
     if also:
         assert found.result is Result.PUBLISHED
     else:
         assert (found.result, found.retry_at) == (Result.SNOOZED, NOW + 60)
         assert found.failure is not None
-        assert POST in found.failure.message
-    assert here.site.remote_file(POST) is None
+        assert later in found.failure.message
+    assert here.site.remote_file(later) is None
+
+
+def test_the_very_file_of_a_scheduled_post_is_published_when_another_job_declares_it(here: Here) -> None:
+    here.post("b")
+    assert here.publish(declared("x", POST), scheduled=lambda: {POST: NOW + 60})["x"].commit
+    assert here.site.remote_file(POST) == "b\n"
 
 
 def test_a_worker_that_has_lost_its_site_pushes_nothing_and_leaves_no_plan(here: Here) -> None:

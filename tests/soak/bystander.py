@@ -176,8 +176,8 @@ class Oracle:
         return found
 
     def settle(self, wanted: Wanted, ignored: set[str], places: Collection[str]) -> None:
-        """Drop what is ignored or left out, and what a scheduled job declares as precisely or more."""
-        for path in wanted.files | wanted.gone:
+        """Drop what is ignored or left out, and from folders what a scheduled job declares."""
+        for path in (wanted.files | wanted.gone) - set(places):
             lines = [*above(path), path]
             held = max((len(each) for each in lines if each in self.held), default=-1)
             if held >= max((len(each) for each in lines if each in places), default=0):
