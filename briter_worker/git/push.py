@@ -82,8 +82,9 @@ def push(
 ) -> bool:
     """Make the remote's branch what the local ref is, if it is still `expect` (None: absent).
 
-    Return False if it is not, and nothing was changed. The lease has the remote compare before it swaps. Raises UncertainPushError when the push may have landed
-    all the same, and PublishError when it did not: REJECTED where the remote objects to the contents.
+    Return False if it is not: then nothing was changed. The lease has the remote compare before it swaps.
+    Raises UncertainPushError when the push may have landed all the same, and PublishError when it did not:
+    REJECTED where the remote objects to the contents.
     """
     listener = _PushListener(progress)
     lease = f"{refspec.rpartition(':')[2]}:{expect or ''}"
