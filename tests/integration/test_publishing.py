@@ -203,50 +203,6 @@ def test_attributes_that_are_not_checked_out_count_as_git_add_counts_them(
     assert [site.remote_file(post) for post in posts] == [changed, changed, "one\r\ntwo\r\n"]
 
 
-@pytest.mark.parametrize("other", ["other.md", "git~1"])
-def test_attributes_that_are_not_checked_out_count_whatever_else_was_committed(
-    site: Site, other: str
-) -> None:
-    site.write_post("content/.gitattributes", "*.md text=auto\n")
-    site.write_post("content/posts/crlf.md", "one\r\n")
-    site.git("config", "core.protectNTFS", "false")
-    site.git("add", "content/.gitattributes")
-    blob = site.git("hash-object", "-w", "--no-filters", "content/posts/crlf.md")
-    # git~1 is git's own folder on another system: git reads no tree into an index that has that.
-    for name in ("crlf.md", other):
-        site.git("update-index", "--add", "--cacheinfo", f"100644,{blob},content/posts/{name}")
-    site.git("commit", "-qm", "attributes")
-    site.git("push", "-q")
-    site.git("config", "--unset", "core.protectNTFS")
-    (site.worktree / "content/.gitattributes").unlink()
-    for name in ("crlf", "new"):
-        site.write_post(f"content/posts/{name}.md", "one\r\ntwo\r\n")
-    site.save("a", ["content/posts/crlf.md", "content/posts/new.md"])
-    assert site.run_once().of("published")
-    assert site.remote_file("content/posts/new.md") == "one\ntwo\n"
-    assert site.remote_file("content/posts/crlf.md") == "one\r\ntwo\r\n", "git spares what has CRLF committed"
-
-
-@pytest.mark.parametrize("said", ["*.md text=auto ident", "*.md text=auto filter=upper", "*.md ident"])
-@pytest.mark.parametrize("autocrlf", ["false", "input"])
-def test_line_ends_that_were_committed_as_they_are_stay_so_whatever_else_is_filtered(
-    site: Site, said: str, autocrlf: str
-) -> None:
-    site.git("config", "filter.upper.clean", "tr a-z A-Z")
-    site.write_post("content/posts/a.md", "one\r\n")
-    site.git("add", "content")
-    site.git("commit", "-qm", "line ends")
-    site.git("push", "-q")
-    site.git("config", "core.autocrlf", autocrlf)
-    site.write_post(".gitattributes", f"{said}\n")
-    site.write_post("content/posts/a.md", "one $Id: 1 $\r\ntwo\r\n")
-    site.save("a", ["content/posts/a.md"])
-    assert site.run_once().of("published")
-    site.git("add", "content/posts/a.md")
-    assert site.git("diff", "--cached", "--name-only", "--", "content") == "", "as git add has it"
-    assert str(site.remote_file("content/posts/a.md")).count("\r\n") == 2
-
-
 def test_a_large_file_is_lfs_s_also_where_its_attributes_are_not_checked_out(site: Site) -> None:
     provide("git-lfs", package="git-lfs")
     site.git("lfs", "install", "--local")
@@ -270,15 +226,6 @@ def test_nothing_new_is_nochange(site: Site) -> None:
     assert result.names() == ["worker-started", "start", "nochange", "worker-stopped"]
     assert len(site.remote_log()) == 1
     assert site.jobs() == []
-
-
-def test_a_missing_untracked_path_is_skipped_and_logged(site: Site) -> None:
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md", "content/posts/nowhere.md"])
-    result = site.run_once()
-    assert result.of("published")[0]["rejectedPaths"] == ["content/posts/nowhere.md"]
-    site.save("b", ["content/posts/nowhere.md"])
-    assert site.run_once().of("nochange")
 
 
 def test_allowed_paths_are_published_and_the_others_logged(site: Site) -> None:
@@ -390,15 +337,6 @@ def test_a_file_too_large_is_refused_alone(site: Site) -> None:
     assert [event["slug"] for event in result.of("dead-lettered")] == ["big"]
     assert site.job("big")["failure"] == "too-large"
     assert [event["slug"] for event in result.of("published")] == ["a"]
-
-
-def test_two_jobs_of_one_file_are_both_published(site: Site) -> None:
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
-    site.save("b", ["content/posts/a.md"])
-    result = site.run_once()
-    assert sorted(event["slug"] for event in result.of("published")) == ["a", "b"]
-    assert len(site.remote_log()) == 2
 
 
 def test_a_persons_unpushed_commits_stay_theirs_and_are_in_no_posts_way(site: Site) -> None:

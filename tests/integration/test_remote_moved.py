@@ -35,12 +35,6 @@ def push(site: Site, clone: Path, path: str, text: str | None, message: str = "S
     return site.git("rev-parse", "HEAD", cwd=clone)
 
 
-def hook(site: Site, name: str, text: str) -> None:
-    file = site.remote / "hooks" / name
-    file.write_text(text)
-    file.chmod(0o755)
-
-
 LINES = "".join(f"line {n}\n" for n in range(20))
 
 
@@ -168,84 +162,6 @@ def test_a_persons_commit_on_a_diverged_branch_stops_no_post(site: Site, other: 
     assert site.git("log", "-1", "--format=%s") == "By hand"
 
 
-REJECT_BAD = """#!/bin/sh
-while read old new ref; do
-  for c in $(git rev-list $old..$new); do
-    if git show $c | grep -q '^+.*SECRET'; then echo "found a secret in $c" >&2; exit 1; fi
-  done
-done
-"""
-
-
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_a_job_that_the_remote_refuses_fails_alone_with_the_remotes_words(site: Site, count: int) -> None:
-    hook(site, "pre-receive", REJECT_BAD)
-    for number in range(count):
-        bad = number == count // 2
-        site.write_post(f"content/posts/{number}.md", "SECRET\n" if bad else "fine\n")
-        site.save(f"p{number}", [f"content/posts/{number}.md"])
-    result = site.run_once()
-    assert [event["slug"] for event in result.of("dead-lettered")] == [f"p{count // 2}"]
-    assert len(result.of("published")) == count - 1
-    job = site.job(f"p{count // 2}")
-    assert (job["failure"], job["attempts"]) == ("rejected", 1)
-    assert "found a secret" in job["lastError"]
-    assert len(site.remote_log()) == count
-    site.write_post(f"content/posts/{count // 2}.md", "fine now\n")
-    site.save(f"p{count // 2}", [f"content/posts/{count // 2}.md"])
-    assert site.run_once().of("published")
-    assert site.jobs() == []
-
-
-def test_a_protected_branch_is_the_sites_condition_not_the_posts_fault(site: Site) -> None:
-    hook(site, "pre-receive", "#!/bin/sh\necho 'GH006: Protected branch update failed' >&2; exit 1\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
-    result = site.run_once()
-    assert result.of("failed")[0]["failure"] == "remote-refused"
-    assert site.job("a")["status"] == "pending"
-
-
-def test_a_deleted_remote_branch_is_not_recreated(site: Site) -> None:
-    site.git("update-ref", "-d", "refs/heads/main", cwd=site.remote)
-    site.write_post("content/posts/a.md", "A\n")
-    for _ in range(2):
-        site.save("a", ["content/posts/a.md"])
-        assert site.run_once().of("failed")[0]["failure"] == "remote-rewritten"
-    assert site.git("for-each-ref", cwd=site.remote) == ""
-
-
-def test_a_remote_that_was_set_back_is_not_overwritten(site: Site) -> None:
-    first = site.remote_log()[0][0]
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
-    site.run_once()
-    site.git("update-ref", "refs/heads/main", first, cwd=site.remote)
-    site.write_post("content/posts/b.md", "B\n")
-    for _ in range(2):
-        site.save("b", ["content/posts/b.md"])
-        assert site.run_once().of("failed")[0]["failure"] == "remote-rewritten"
-    site.save("a", ["content/posts/a.md"])
-    assert not site.run_once().of("nochange")
-    assert site.git("rev-parse", "main", cwd=site.remote) == first
-
-
-def test_dead_letters_of_the_surroundings_come_back_when_a_push_succeeds(site: Site) -> None:
-    away = site.root / "away.git"
-    site.remote.rename(away)
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
-    result = site.run_once(BRITER_WORKER_MAX_ATTEMPTS="1")
-    assert result.of("dead-lettered")[0]["failure"] == "remote-missing"
-    away.rename(site.remote)
-    assert site.run_once().of("start") == []
-    site.write_post("content/posts/b.md", "B\n")
-    site.save("b", ["content/posts/b.md"])
-    result = site.run_once()
-    assert [event["slug"] for event in result.of("published")] == ["b", "a"]
-    assert site.jobs() == []
-
-
 def test_an_empty_remote_gets_its_branch_with_the_first_publication(site: Site) -> None:
     empty = site.root / "empty.git"
     site.git("init", "-q", "--bare", "-b", "main", str(empty))
@@ -254,18 +170,6 @@ def test_an_empty_remote_gets_its_branch_with_the_first_publication(site: Site) 
     site.save("a", ["content/posts/a.md"])
     assert site.run_once(BRITER_GIT_REMOTE="second").of("published")
     assert site.git("log", "--format=%s", "main", cwd=empty).splitlines() == ["Publish a", "Start the site"]
-
-
-def test_a_conflict_alone_in_its_batch_is_resolved_by_the_next_save(site: Site, other: Path) -> None:
-    push(site, other, "content/posts/welcome.md", "# Theirs\n")
-    site.write_post("content/posts/welcome.md", "# Ours\n")
-    site.save("welcome", ["content/posts/welcome.md"])
-    assert site.run_once().of("dead-lettered")
-    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
-    site.write_post("content/posts/welcome.md", "# Theirs, and ours\n")
-    site.save("welcome", ["content/posts/welcome.md"])
-    assert site.run_once().of("published")
-    assert site.remote_file("content/posts/welcome.md") == "# Theirs, and ours\n"
 
 
 @pytest.mark.parametrize(
