@@ -25,6 +25,7 @@ from briter_worker.events import (
     Superseded,
 )
 from briter_worker.sinks.recorder import ANY_KIND, RunningDrain
+from briter_worker.sinks.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,7 +89,7 @@ class Gauges:
             if self._last is None or time.monotonic() - self._last[0] > self._fresh:
                 try:
                     self._last = (time.monotonic(), list(self._measure()))
-                except OSError:
+                except (OSError, StoreError):
                     self._last = None
                     return []
             sites = self._last[1]

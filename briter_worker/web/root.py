@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import parse_qs
@@ -10,6 +11,7 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
+from briter_worker.sinks.store import StoreError
 from briter_worker.status import health_problems
 from briter_worker.web.access import SESSION_S, Access
 from briter_worker.web.api import PROBLEMS, Json
@@ -37,7 +39,10 @@ def open_metrics(root: "Site | Cluster") -> Render | None:
     def measure() -> "Iterable[SiteMeasures]":
         if not isinstance(root, Site):
             return root.measure()
-        return [dataclasses.replace(measure_site(root.snapshot().status), tallies=root.history.tallies())]
+        measures = measure_site(root.snapshot().status)
+        with suppress(StoreError):  # the gauges are known all the same
+            measures = dataclasses.replace(measures, tallies=root.history.tallies())
+        return [measures]
 
     return StoredMetrics(measure).render
 

@@ -296,6 +296,7 @@ def test_pages_report_an_unreadable_history(site: Site) -> None:
             answer = dashboard.page.get(path)
             assert answer.status_code == 200
             assert "cannot be read" in answer.text
+        assert 'briter_jobs{state="failed"} 0.0' in dashboard.api.get("/metrics").text
         refused = dashboard.api.get("/api/history")
         assert refused.status_code == 503
         assert "cannot be read" in refused.json()["detail"]
