@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.drain import Drain
-from briter_worker.errors import FailureCode, LockLostError, PublishError, StoppedError, UsageError
+from briter_worker.errors import (
+    FailureCode,
+    LockLostError,
+    PublishError,
+    StoppedError,
+    UsageError,
+    os_error_fix,
+)
 from briter_worker.events import Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
 from briter_worker.git.commits import Person
 from briter_worker.git.copies import open_disk_publisher
@@ -219,7 +226,8 @@ def run_worker(
                 emit(WorkerSkipped(message=_SKIPPED, holder_pid=other.holder.pid if other.holder else None))
                 return 0
             except UnusableLockError as error:
-                raise PublishError(FailureCode.DISK, str(error)) from error
+                fix = os_error_fix(error.__cause__) if isinstance(error.__cause__, OSError) else ""
+                raise PublishError(FailureCode.DISK, str(error), fix) from error
             with heartbeat(lock, max(0.2, settings.worker_lock_stale_ms / 3000)):
                 running.append(open_git(settings, pass_fds=(lock.descriptor(),)))
                 with closing(_SitePublisher(settings, running[0], lock, emit)) as publisher:

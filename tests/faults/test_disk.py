@@ -16,7 +16,7 @@ from mounts import full, over, read_only, small
 from outcomes import assert_published, assert_put_off, assert_sound, save
 from sites import UNMEASURED, Result, Site, lines_of
 
-from briter_worker.errors import Failure
+from briter_worker.errors import FailureCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,11 +94,12 @@ def test_a_full_disk_under_the_repository_is_the_sites_condition(tmp_path: Path,
         tip = site.git("rev-parse", "main")
         with full(site.worktree, left=left):
             result = site.run_once()
-            assert_put_off(site, result, Failure.DISK, slug="big")
-            assert "Fix: free some space" in assert_put_off(site, result, Failure.DISK)
+            assert_put_off(site, result, FailureCode.DISK, slug="big")
+            assert_put_off(site, result, FailureCode.DISK)
+            assert site.job("a")["fix"] == "free some space"
             assert site.git("rev-parse", "main") == tip
             status = json.loads(site.command("status", "--json").stdout)
-            assert "free some space" in status["condition"]
+            assert status["fix"] == "free some space"
         for slug in ("a", "big"):
             site.command("retry", slug)
         assert_published(site, site.run_once(), "a", "big")
@@ -125,8 +126,9 @@ def test_a_limit_on_the_size_of_files_that_git_meets_is_the_sites_condition(site
     site.save("big", ["content/posts/big.md"])
     tip = site.git("rev-parse", "main")
     result = prefixed(site, "prlimit", "--fsize=4096")
-    assert_put_off(site, result, Failure.DISK, slug="big")
-    assert "ulimit -f" in assert_put_off(site, result, Failure.DISK)
+    assert_put_off(site, result, FailureCode.DISK, slug="big")
+    assert_put_off(site, result, FailureCode.DISK)
+    assert "ulimit -f" in site.job("a")["fix"]
     assert site.git("rev-parse", "main") == tip
     for slug in ("a", "big"):
         site.command("retry", slug)
@@ -159,9 +161,10 @@ def test_a_read_only_repository_is_the_sites_condition(site: Site, folder: str) 
     save(site, "a")
     tip = site.git("rev-parse", "main")
     with read_only(site.worktree / folder):
-        reason = assert_put_off(site, site.run_once(), Failure.DISK)
+        reason = assert_put_off(site, site.run_once(), FailureCode.DISK)
     # Of its own ref's folder, git does not say why.
-    assert ("write access" if folder == ".git/refs" else "Fix: make the file system writable") in reason
+    expected = "write access" if folder == ".git/refs" else "make the file system writable"
+    assert expected in f"{reason} {site.job('a')['fix']}"
     assert site.git("rev-parse", "main") == tip
     assert len(site.remote_log()) == 1
     site.command("retry", "a")
@@ -193,7 +196,7 @@ def test_a_worker_waits_until_its_queue_can_be_written_again(site: Site) -> None
                 check=True,
             )
             warning = next(e for e in told if e["event"] == "warning")
-            assert "Fix: make the file system writable" in warning["error"]
+            assert warning["fix"] == "make the file system writable"
         published = next(e for e in told if e["event"] == "published")
         assert (published["slug"], published["attempt"]) == ("b", 1)
 
@@ -215,7 +218,7 @@ def test_an_io_error_under_a_post_concerns_that_post_alone(site: Site) -> None:
     save(site, "a", "b")
     with unreadable() as broken, over(site.worktree / "content/posts/a.md", broken):
         result = site.run_once()
-    assert "Input/output error" in assert_put_off(site, result, Failure.DISK)
+    assert "Input/output error" in assert_put_off(site, result, FailureCode.DISK)
     assert_published(site, result, "b")
     site.command("retry", "a")
     assert_published(site, site.run_once())
@@ -225,9 +228,9 @@ def test_an_io_error_under_a_post_concerns_that_post_alone(site: Site) -> None:
 def test_a_ref_that_cannot_be_read_is_the_sites_condition(site: Site, name: str) -> None:
     save(site, "a")
     with unreadable() as broken, over(site.worktree / ".git" / name, broken):
-        reason = assert_put_off(site, site.run_once(), Failure.DISK)
+        reason = assert_put_off(site, site.run_once(), FailureCode.DISK)
     assert f"{name} cannot be read: Input/output error" in reason
-    assert "Fix: check the disk" in reason
+    assert site.job("a")["fix"]
     site.command("retry", "a")
     assert_published(site, site.run_once())
 
@@ -251,8 +254,9 @@ def test_a_post_that_cannot_be_read_says_what_is_wrong_with_the_disk(site: Site)
     with unreadable() as broken, over(site.worktree / "content/posts/a.md", broken):
         result = site.run_once()
         assert [entry["slug"] for entry in result.of("published")] == ["b"]
-        reason = assert_put_off(site, result, Failure.DISK)
-    assert "content/posts/a.md cannot be read: Input/output error. Fix: check the disk" in reason
+        reason = assert_put_off(site, result, FailureCode.DISK)
+    assert "content/posts/a.md cannot be read: Input/output error" in reason
+    assert site.job("a")["fix"] == "check the disk"
 
 
 def test_a_limit_that_ends_git_without_a_word_as_it_moves_a_ref_is_the_sites_condition(site: Site) -> None:
@@ -263,7 +267,8 @@ def test_a_limit_that_ends_git_without_a_word_as_it_moves_a_ref_is_the_sites_con
     git.write_text(f'#!/bin/sh\n{limited}\nexec /usr/bin/git "$@"\n')
     git.chmod(0o755)
     result = site.run_once(PATH=f"{git.parent}:{os.environ['PATH']}")
-    assert "ulimit -f" in assert_put_off(site, result, Failure.DISK)
+    assert_put_off(site, result, FailureCode.DISK)
+    assert "ulimit -f" in site.job("a")["fix"]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +285,7 @@ def test_what_git_cannot_flush_to_the_disk_is_the_sites_condition(site: Site, er
     git.write_text(f'#!/bin/sh\nexec {inject} /usr/bin/git "$@"\n')
     git.chmod(0o755)
     tip = site.git("rev-parse", "main")
-    reason = assert_put_off(site, site.run_once(PATH=f"{git.parent}:{os.environ['PATH']}"), Failure.DISK)
+    reason = assert_put_off(site, site.run_once(PATH=f"{git.parent}:{os.environ['PATH']}"), FailureCode.DISK)
     assert said in reason
     assert site.git("rev-parse", "main") == tip
     assert len(site.remote_log()) == 1
@@ -323,7 +328,7 @@ def test_an_index_that_cannot_be_written_is_told_and_follows_later(site: Site) -
     assert_published(site, result)
     (told, *_) = result.of("warning")
     assert "it is published, but the index could not be written: Input/output error" in told["error"]
-    assert "Fix: check the disk" in told["error"]
+    assert told["fix"] == "check the disk"
     assert site.git("diff", "--cached", "--name-only") == "content/posts/a.md"
     site.run_once()
     assert_sound(site)
