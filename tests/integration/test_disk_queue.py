@@ -67,16 +67,6 @@ def test_a_job_that_is_nearly_too_large_stays_a_job_however_often_it_is_written_
     assert claim.job.id == "a1000000"
 
 
-def test_jobs_that_are_too_large_together_are_one_job_all_the_same(disk: Disk) -> None:
-    put(disk, "a.json", large("a", 1_000_000, 1_000_000), age=20)
-    put(disk, "b.json", large("a", 5_000_000, 1_000_000), age=10)
-    claims = claimed(disk)
-    assert len(claims[0].job.paths) == 2 * (1_000_000 // 11)
-    disk.queue.release(claims)
-    (claim,) = claimed(disk, NOW + 1)
-    assert len(claim.job.paths) == 2 * (1_000_000 // 11)
-
-
 @pytest.mark.parametrize("data", [b"", b"{", b'{"slug": "a"', b"\xff\xfe{}", b"hello"])
 def test_what_does_not_parse_is_left_alone_for_two_seconds_and_then_put_aside(
     disk: Disk, data: bytes
@@ -95,13 +85,6 @@ def test_what_does_not_parse_is_left_alone_for_two_seconds_and_then_put_aside(
     assert one.file in document["lastError"]
     assert disk.queue.next_due(NOW + 2) is None
     assert [kept.file for kept in disk.queue.quarantined()] == [one.file]
-
-
-def test_a_torn_file_that_is_completed_in_time_is_a_job(disk: Disk) -> None:
-    put(disk, "a.json", b'{"slug": "a", "pat', age=0.0)
-    assert disk.queue.claim(NOW + 1).claims == ()
-    put(disk, "a.json", b'{"slug": "a", "paths": ["x"]}', age=0.0)
-    assert [claim.job.slug for claim in claimed(disk, NOW + 1)] == ["a"]
 
 
 def test_a_torn_file_from_the_future_is_not_waited_for_forever(disk: Disk) -> None:
@@ -141,40 +124,6 @@ def test_what_breaks_the_table_is_put_aside_at_once(disk: Disk, data: bytes, rea
     assert (row.state, row.job.failure) == (State.FAILED, "malformed")
     disk.restart()
     assert disk.queue.claim(NOW).quarantined == ()
-
-
-LONG = {
-    "a time": (
-        b'{"slug": "a", "paths": [], "createdAt": "%s"}' % (b"x" * 60_000),
-        "createdAt: '…' (60000",
-    ),
-    "half a secret": (
-        b'{"slug": "a", "paths": [], "createdAt": "https://u:%s@h"}' % (b"x" * 80),
-        "createdAt: '…'",
-    ),
-    "a key": (
-        b'{"%s": 1, "%s": 2}' % (b"k" * 50_000, b"k" * 50_000),
-        "the key '…' (50000 characters) occurs twice",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", LONG)
-@pytest.mark.parametrize(
-    "name", [b"bad.json", b"\xff" * 240 + b".json"], ids=["a name", "a name that is no text"]
-)
-def test_however_long_a_bad_value_is_the_reason_names_it_and_the_kept_file(
-    disk: Disk, what: str, name: bytes
-) -> None:
-    data, reason = LONG[what]
-    put(disk, name, data)
-    found = quarantined(disk)
-    error = disk.queue.jobs(NOW)[0].job.last_error
-    assert error == found.reason
-    assert error.startswith(reason)
-    assert found.file in error
-    assert "save the post again" in str(disk.queue.jobs(NOW)[0].job.fix)
-    assert len(error) < 1_000 + len(found.file)
 
 
 def test_what_is_usable_of_a_malformed_job_is_kept_so_that_a_person_knows_it(disk: Disk) -> None:

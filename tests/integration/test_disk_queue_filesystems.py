@@ -77,22 +77,6 @@ def test_a_copy_overwrites_no_newer_save_either(
     assert {path for claim in found.claims for path in claim.job.paths} == {"content/a.md", "content/b.md"}
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_disk_that_fails_at_the_link_leaves_the_job_in_flight(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, *, first: bool
-) -> None:
-    claims = in_flight(disk)
-    refuse_links(monkeypatch, errno.EIO, lambda name: name.endswith(".tmp") != first)
-    if not first:
-        refuse_links(monkeypatch, errno.EPERM, lambda name: not name.endswith(".tmp"))
-    with pytest.raises(OSError, match="Input/output error"):
-        disk.queue.release(claims)
-    monkeypatch.undo()
-    assert [state for state, _ in disk.rows("a")] == [State.CLAIMED]
-    disk.queue.release(claims)
-    assert disk.rows("a") == [(State.PENDING, ("content/a.md",))]
-
-
 def refuse_flushes_of_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     fsync = os.fsync
 
@@ -112,13 +96,6 @@ def test_a_file_system_that_flushes_its_folders_by_itself_will_do(
     claims = in_flight(disk)
     disk.queue.acknowledge(claims, {})
     assert disk.rows("a") == []
-
-
-def test_a_folder_that_cannot_be_flushed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_flushes_of_folders(monkeypatch, errno.EIO)
-    with pytest.raises(OSError, match="Input/output error") as refused:
-        files.sync_folder(tmp_path)
-    assert refused.value.filename == str(tmp_path)
 
 
 def test_a_queue_that_another_process_keeps_to_itself_is_an_error_that_says_so(

@@ -90,17 +90,6 @@ def test_forged_claims_are_neither_followed_nor_believed(disk: Disk, tmp_path: P
         assert not stat.S_ISREG(Path(each.file).lstat().st_mode)
 
 
-def test_a_claim_that_was_replaced_is_not_removed_when_the_claim_is_acknowledged(disk: Disk) -> None:
-    disk.save("a", ["old"], name="a")
-    claims = disk.queue.claim(NOW).claims
-    (held,) = (disk.root / ".claimed").glob("*.json")
-    held.unlink()
-    put(held, b'{"slug": "a", "paths": ["new"]}')
-    disk.restart()
-    disk.queue.acknowledge(claims, {})
-    assert disk.rows("a") == [(State.PENDING, ("new",))]
-
-
 def test_what_was_written_to_a_claim_in_place_outlives_a_crash(disk: Disk) -> None:
     path = put(disk.root / "a.json", b'{"slug": "a", "paths": ["old"]}')
     with path.open("r+b") as file:

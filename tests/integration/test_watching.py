@@ -226,6 +226,17 @@ def test_a_folder_that_replaces_the_relied_on_one_is_read(tmp_path: Path) -> Non
     watched.assert_knows_all()
 
 
+def test_a_change_that_the_kernel_does_not_report_is_found_by_a_full_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path)
+    write(watched.folder, "a", 2040)
+    watched.watcher.changes(watched.folder.stat())  # as if another machine had written it
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 301)
+    watched.assert_knows_all()
+
+
 def test_what_a_look_has_read_already_still_ends_the_next_wait(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     write(watched.folder, "a", 2040)

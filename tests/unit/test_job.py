@@ -124,6 +124,13 @@ def test_what_is_no_object_is_refused(value: object) -> None:
         parse(value)
 
 
+@pytest.mark.parametrize("value", ["x" * 60_000, f"https://u:{'x' * 80}@h"], ids=["long", "half a secret"])
+def test_a_long_bad_value_is_named_by_its_length(value: str) -> None:
+    with pytest.raises(MalformedJobError) as refused:
+        parse({**LEAST, "createdAt": value})
+    assert refused.value.reason.startswith(f"createdAt: '…' ({len(value)} characters)")
+
+
 def test_the_names_of_python_are_not_keys_of_a_job_file() -> None:
     job = parse({**LEAST, "scheduled_for": "x", "created_at": []})
     assert (job.scheduled_for, job.created_at) == (None, 7.0)
