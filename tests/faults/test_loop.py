@@ -139,20 +139,6 @@ def test_a_lock_lost_between_claim_and_push_gives_the_job_back(site: Site) -> No
     assert in_flight(site) == 0
 
 
-def test_a_stop_while_dry_runs_commits_are_pushed_is_no_error(site: Site) -> None:
-    save(site, "a")
-    site.run_once(BRITER_WORKER_DRY_RUN="true")
-    begun = site.root / "begun"
-    hook(site, "pre-receive", f"touch {begun}\nexec sleep 30")
-    with worker(site, BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="200") as running:
-        eventually(begun.exists)
-        assert running.end() == 0
-        assert running.names()[-1] == "worker-stopped"
-        assert "mistake" not in running.text
-    (site.remote / "hooks" / "pre-receive").unlink()
-    assert "flushed" in site.run_once().names()
-
-
 def test_a_stop_while_the_remote_is_asked_about_a_dead_workers_push_is_no_error(site: Site) -> None:
     die_in_a_push(site, "a")
     asked = site.root / "asked"
@@ -179,7 +165,7 @@ def test_a_stop_during_recovery_leaves_what_has_not_begun(site: Site) -> None:
     with worker(site, BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="200") as running:
         eventually(begun.exists)
         assert running.end() == 0
-        assert Counter(running.names())["start"] == 2
+        assert Counter(running.names())["start"] == 1, "one by one"
     (site.remote / "hooks" / "pre-receive").unlink()
     site.run_once(**FAST)
     assert Counter(subject for _, subject in site.remote_log()) == Counter(
@@ -228,25 +214,3 @@ def test_what_git_prints_comes_out_in_our_own_words_only(site: Site) -> None:
     result = site.run_once()
     assert result.stderr == ""
     assert "s3cretpw" not in result.stdout + json.dumps(site.jobs())
-
-
-def test_a_stop_while_git_is_being_looked_for_is_heeded(site: Site) -> None:
-    """The time limit runs out before the publisher is there: it is made, and gives up at once."""
-    save(site, "a")
-    slow = site.root / "sitecustomize.py"
-    loading = site.root / "loading"
-    slow.write_text(
-        "import sys, time, pathlib\n"
-        "class Slow:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'briter_worker.git.publisher':\n"
-        f"            pathlib.Path({str(loading)!r}).touch()\n"
-        "            time.sleep(1.5)\n"
-        "sys.meta_path.insert(0, Slow())\n"
-    )
-    hook(site, "pre-receive", "exec sleep 30")
-    with worker(site, BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="100", PYTHONPATH=str(site.root)) as running:
-        eventually(loading.exists)
-        assert running.end() == 0
-        assert running.names()[-1] == "worker-stopped"
-    assert site.job("a").get("attempts", 0) == 0
