@@ -46,6 +46,13 @@ def _parse_folder(value: object, info: ValidationInfo) -> Path:
     return absolute_path(Path(value), info.data.get("app_root"))
 
 
+def _refuse_letters(value: object) -> object:
+    # pydantic also takes one letter; only an explicit false may turn the dry run off.
+    if isinstance(value, str) and value.casefold() in {"t", "f", "y", "n"}:
+        raise ValueError("true, false, 1, 0, yes, no, on or off")
+    return value
+
+
 def _split(value: object) -> object:
     return [item.strip() for item in value.split(",")] if isinstance(value, str) else value
 
@@ -105,6 +112,7 @@ def _list_schema(item: str) -> WithJsonSchema:
 
 _Split = BeforeValidator(_split)
 _Strings = _list_schema("string")
+Flag = Annotated[bool, BeforeValidator(_refuse_letters)]
 Folder = Annotated[Path, BeforeValidator(_parse_folder)]
 Milliseconds = Annotated[int, Field(ge=0, le=_MONTH_MS)]
 PositiveMilliseconds = Annotated[int, Field(ge=1, le=_MONTH_MS)]

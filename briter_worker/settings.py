@@ -79,8 +79,10 @@ class Settings(BaseSettings):
     git_author_name: types.PersonName = _setting("Briter Worker", "The worker's committer name.")
     git_author_email: types.Email = _setting("briter-worker@localhost", "The worker's committer address.")
     git_timeout_ms: types.PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
-    git_hooks: bool = _setting(False, "Run the repository's own hooks.")
-    worker_dry_run: bool = _setting(True, "Do everything except the push. Jobs stay in the queue as `tried`.")
+    git_hooks: types.Flag = _setting(False, "Run the repository's own hooks.")
+    worker_dry_run: types.Flag = _setting(
+        True, "Do everything except the push. Jobs stay in the queue as `tried`."
+    )
     worker_poll_interval_ms: types.PollInterval = _setting(
         5_000, "Interval of the fallback poll in ms. Changes wake the worker."
     )
@@ -111,7 +113,7 @@ class Settings(BaseSettings):
     commit_href_template: types.CommitLink = _setting(
         "", "Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."
     )
-    webhook_allow_private: bool = _setting(False, "Allow webhooks to private networks and over http.")
+    webhook_allow_private: types.Flag = _setting(False, "Allow webhooks to private networks and over http.")
     webhook_urls: types.WebAddresses = _setting(
         (), "Addresses notified of publications, dead letters and site conditions.", secret=True
     )
