@@ -126,7 +126,8 @@ _LOCAL = _rows(r"""
     config     bad config line
     objects    corrupt(?:ed|ion)?|bad (?:object|tree|config|ref)
     objects    missing (?:blob|tree|object|necessary objects)
-    objects    unable to read|(?:invalid|not a valid|unable to parse) object|did not send all|inflate
+    objects    unable to read|could not read [0-9a-f]{40}
+    objects    (?:invalid|not a valid|unable to parse) object|did not send all|inflate
     objects    unresolved deltas?|not a tree|invalid sha1|broken
     lock       unable to create '?\S{0,300}\.lock|cannot lock ref|\.lock'?: file exists|unable to lock
     git        is not a git command|setpriv: failed to execute git
