@@ -69,7 +69,7 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
 
 
 def _plan(options: Options) -> list[tuple[int, int, list[bool]]]:
-    workers, groups = options.of(1_000, 12), options.of(500, 6)
+    workers, groups = options.of(1_000, 10), options.of(500, 6)
     dice = random.Random(options.seed)
     kills = [False] * workers + [True] * groups
     dice.shuffle(kills)

@@ -27,7 +27,7 @@ from soak.bystander import (
     tree_of,
 )
 from soak.grove import ATTRIBUTES, BAD, FOLDERS, IGNORE, LARGE, Grove
-from soak.overtaking import Colleague, merged, put
+from soak.overtaking import Colleague, put
 from soak.place import Place, in_memory
 from soak.report import Report
 from soak.surroundings import Cms, iso
@@ -113,15 +113,11 @@ class Trial:
         every = {path for each in expected.values() if isinstance(each, Wanted) for path in each.files}
         blobs = oracle.blobs(every)
         before = _snapshot(self._place)
-        here = self._here() if overtaken else {}
-        ground = self._overtake(oracle.tip, here) if overtaken else oracle.tip
+        ground = self._overtake(oracle.tip) if overtaken else oracle.tip
         events: list[seen.Event] = []
         self._place.worker(clock=lambda: _START * 1.5, emit=events.append, folders=FOLDERS).run_once()
         self._compare(expected, events, ground, blobs, tip=oracle.tip)
-        if overtaken:
-            self._taken_over(before, here, oracle.tip, ground)
-            self._again(lists, here, oracle.tip, ground)
-        else:
+        if not overtaken:
             assert _snapshot(self._place) == before, "the work tree was changed"
         staged = self._place.ask("diff-index", "--cached", "--name-only", "-z", "HEAD")
         # Git puts none of its own names into an index, from where they would be checked out unasked.
@@ -133,65 +129,11 @@ class Trial:
         for file in self._place.queue.glob("*.json"):
             file.unlink()
 
-    def _here(self) -> Tree:
-        """What git would record of each file that lies in the allowed folders."""
-        index = {"GIT_INDEX_FILE": str(self._place.root / "here.index")}
-        tracked = tree_of(self._place, "main", self._place.site)
-        modules = {path for path, (mode, _) in tracked.items() if mode == GITLINK}
-        files = [
-            name
-            for path in self._grove.everything()
-            if path.is_file()
-            and not path.is_symlink()
-            and ".git" not in (name := os.fspath(path.relative_to(self._place.site))).lower().split("/")
-            and not any(
-                each in modules or (self._place.site / each / ".git").exists() for each in above(name)
-            )
-        ]
-        self._place.git(*LAX, "read-tree", "main", env=index)
-        self._place.git(
-            *LAX, "update-index", "--add", "--replace", "-z", "--stdin", stdin=lines(files), env=index
-        )
-        out = os.fsdecode(self._place.ask("ls-files", "--stage", "-z", env=index))
-        found = {}
-        for line in out.split("\0")[:-1]:
-            about, _, path = line.partition("\t")
-            found[path] = (about.split()[0], about.split()[1])
-        return {path: found[path] for path in files}
-
-    def _overtake(self, tip: Tree, here: Tree) -> Tree:
+    def _overtake(self, tip: Tree) -> Tree:
+        here = [os.fspath(path.relative_to(self._place.site)) for path in self._grove.everything()]
         Colleague(self._place, self._dice).push(tip, sorted(here))
         self._figures["overtaken"] += 1
         return tree_of(self._place, "main", self._place.remote)
-
-    def _taken_over(self, before: dict[str, tuple[int, str]], was: Tree, tip: Tree, theirs: Tree) -> None:
-        """The work tree has changed only where nobody had touched it, and has there what the remote has."""
-        after, now = _snapshot(self._place), self._here()
-        there = tree_of(self._place, "main", self._place.remote)
-        for path in before.keys() | after.keys():
-            old, new = before.get(path), after.get(path)
-            name = os.path.relpath(path, self._place.site)
-            if old == new or (old and stat.S_ISDIR(old[0])) or (new and stat.S_ISDIR(new[0])):
-                continue
-            versions = [tree.get(name) for tree in (was, tip, now, there)]
-            contents = [version and version[1] for version in versions]
-            if contents[0] != contents[1]:  # an edit: then it is in what was published
-                mine = versions[0]
-                both = mine and merged(self._place, mine, versions[1], theirs.get(name))
-                assert both, f"an edit is gone: {name}, {versions}"
-                assert both[1] == contents[3], f"an edit is gone: {name}, {versions}"
-            assert versions[2] == versions[3] != versions[1], f"not what the remote has: {name}, {versions}"
-            self._figures["files taken over"] += 1
-
-    def _again(self, lists: dict[str, list[str]], was: Tree, tip: Tree, theirs: Tree) -> None:
-        """The same is published once more: what nobody has touched here is not taken back."""
-        for name, paths in lists.items():
-            self._cms.save(f"{name}again", name, paths, createdAt=iso(_START + self._number + 1))
-        self._place.worker(clock=lambda: _START * 1.5, emit=lambda _: None, folders=FOLDERS).run_once()
-        there = tree_of(self._place, "main", self._place.remote)
-        for path in theirs.keys() | tip.keys():
-            if theirs.get(path) != tip.get(path) and tip.get(path) == was.get(path):
-                assert there.get(path) == theirs.get(path), f"taken back: {path}, {theirs.get(path)}"
 
     def swap(self) -> None:
         """While it is published, files and folders become links to what no job may publish."""

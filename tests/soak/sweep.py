@@ -230,7 +230,7 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
             calls += len(found)
             tell(f"{len(found)} calls{' where the remote is ahead' * moved}: {_by_process(found)}")
             cases += [Case(call, fault, moved) for call in found for fault in FAULTS]
-        size = options.of(len(cases), 18)
+        size = options.of(len(cases), 14)
         if size < len(cases):
             cases = sample(cases, size, chance)
         else:

@@ -257,7 +257,9 @@ def leftovers(site: Site) -> list[str]:
     marks = (".lock", "tmp_", "fast_import_crash_", "briter/", "refs/briter/")
     kept = tuple(f"refs/briter/branches/main/{name}" for name in ("fetched", "pushed", "mirror"))
     return sorted(
-        name for name in names if any(mark in name for mark in marks) and not name.startswith((*kept, "logs/"))
+        name
+        for name in names
+        if any(mark in name for mark in marks) and not name.startswith((*kept, "logs/"))
     )
 
 
