@@ -90,7 +90,7 @@ class Found:
             getattr(self, name).extend(getattr(other, name))
         self.figures.update(other.figures)
 
-    def counts(self) -> dict[str, float | int | str]:
+    def counts(self) -> dict[str, int]:
         """Return how often each promise was broken, then the other figures."""
         return {name: len(getattr(self, name)) for name in PROMISES} | dict(sorted(self.figures.items()))
 
