@@ -45,6 +45,7 @@ _CAUSES = {
         "check the host's key, then: ssh-keygen -R HOST; ssh-keyscan HOST >> ~/.ssh/known_hosts",
     ),
     "network": (_C.NETWORK, _WAIT),
+    "limited": (_C.NETWORK, "none needed: the host limits how often it may be asked; the worker tries again"),
     "auth": (_C.AUTH, "give the worker a deploy key or token that may push"),
     "owner": (_C.OWNERSHIP, _TRUST),
     "address": (_C.REMOTE_MISSING, _ADDRESS),
@@ -88,7 +89,7 @@ _LOCAL_FIRST = _rows(r"""
     access     (?:unable to|could not|cannot) (?:create|write|open|access|lock)[^\n]{0,200}: permission denied
     host-key   host identification has changed|host key for [^\n]{1,200} has changed
     host-key   host key verification failed|host key is known
-    network    rate limit(?:ed)?|too many requests|(?:error:|HTTP) 429
+    limited    rate limit(?:ed)?|too many requests|(?:error:|HTTP) 429
     auth       permission denied \([\w,-]{1,200}|permission denied, please try
     auth       authentication (?:failed|required)
     auth       could not read (?:username|password)|terminal prompts disabled|(?:error:|HTTP) 40[13]
@@ -100,7 +101,7 @@ _REMOTE = _rows(r"""
     remote     no space left|disk quota|read-only file ?system|input/output error|out of memory|unpacker error
     remote     unable to (?:create|write)|insufficient permission|unable to lock|cannot lock ref
     remote     maintenance|archived|over its data quota|exceeded its size limit
-    network    rate limit(?:ed)?|too many requests
+    limited    rate limit(?:ed)?|too many requests
     address    repository not exported|service not enabled|no such repository
     auth       permission to \S{1,300} denied|access denied|invalid (?:username|credentials)|deploy key
     auth       write access to repository not granted|do(?:es)? not have write access
