@@ -281,6 +281,15 @@ def test_what_the_author_started_from_is_merged_with_where_it_is_known(cluster: 
     assert cluster.file("content/posts/b.md") == mine.replace("line 1\n", "line one\n")
 
 
+def test_a_file_that_only_the_remote_deleted_stays_deleted(cluster: Cluster) -> None:
+    old, new = "content/posts/b.md", "content/posts/c.md"
+    cluster.publish(cluster.save("b", {old: LINES}))
+    cluster.person({old: None})
+    request = cluster.save("c", {old: LINES, new: "new\n"}, folders=["content/posts"])
+    assert cluster.publish(request)["c"].failure is None
+    assert (cluster.file(old), cluster.file(new)) == (None, "new\n")
+
+
 def test_a_conflict_concerns_its_own_post_alone_and_the_next_save_resolves_it(cluster: Cluster) -> None:
     cluster.publish(cluster.save("w", {"content/posts/welcome.md": "# Hello\n"}))
     cluster.person({"content/posts/welcome.md": "# Theirs\n"})

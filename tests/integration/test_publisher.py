@@ -479,7 +479,10 @@ def test_the_same_conflict_is_kept_once_and_is_over_with_another_content(here: H
     assert here.site.git("for-each-ref", "refs/heads/conflict", cwd=here.site.remote) == ""
 
 
-def test_a_conflict_branch_that_somebody_has_merged_is_published_and_deleted(here: Here) -> None:
+@pytest.mark.parametrize("seen", [False, True], ids=["", "and another post followed"])
+def test_a_conflict_branch_that_somebody_has_merged_is_published_and_deleted(
+    here: Here, *, seen: bool
+) -> None:
     here.publish(here.post("b", LINES))
     here.theirs(POST, LINES.replace("line 1\n", "line one\n"))
     request = here.post("b", LINES.replace("line 1\n", "Line 1\n") + "mine\n")
@@ -491,7 +494,9 @@ def test_a_conflict_branch_that_somebody_has_merged_is_published_and_deleted(her
     here.site.git("merge", "-q", "-X", "ours", "-m", "Both", "origin/conflict/b", cwd=other)
     here.site.git("push", "-q", "origin", "main", cwd=other)
     both = LINES.replace("line 1\n", "line one\n") + "mine\n"
-    assert here.publish(request)["b"].result is Result.PUBLISHED
+    if seen:
+        here.publish(here.post("c"))
+    assert here.publish(request)["b"].result is (Result.UNCHANGED if seen else Result.PUBLISHED)
     assert here.site.remote_file(POST) == both
     assert (here.site.worktree / POST).read_text() == both
     assert here.site.git("for-each-ref", "refs/heads/conflict", cwd=here.site.remote) == ""
