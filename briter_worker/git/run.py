@@ -39,7 +39,7 @@ from briter_worker.git.environment import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from _typeshed import WriteableBuffer
 
@@ -55,6 +55,10 @@ _OPEN_PIPE_S = 0.5
 """How long to wait for more output of a process that has exited, while another one keeps its pipe open."""
 _INSTALL_GIT = "install git 2.36 or newer"
 _NO_ENVIRONMENT: Mapping[str, str] = {}
+_LOCAL_READS = frozenset(
+    {"check-attr", "check-ignore", "config", "diff-tree", "ls-files", "ls-tree", "merge-base"}
+)
+"""Commands that write nothing and ask no remote: without the worker they end within milliseconds."""
 
 
 class Git:
@@ -228,6 +232,26 @@ class Git:
         return command.process.returncode, out, said
 
     @contextmanager
+    def run_beside(self, *args: str, stdin: bytes = b"", what: str = "") -> Iterator[Callable[[], bytes]]:
+        """Run git beside the caller; yield the function that returns what `run` returns."""
+        with _open_input(stdin) as source:
+            command = self._start(args, source)
+
+        def read() -> bytes:
+            with self._finishing([command]):
+                out, said = _read_output(command.process)
+            if status := command.process.returncode:
+                raise self._failure(what or f"git {args[0]} failed", said, status)
+            return out
+
+        try:
+            yield read
+        finally:
+            if command in self._active:
+                command.end()
+                self._finish(command)
+
+    @contextmanager
     def open(
         self, *args: str, env: Mapping[str, str] = _NO_ENVIRONMENT, what: str = ""
     ) -> Iterator[subprocess.Popen[bytes]]:
@@ -314,7 +338,7 @@ class Git:
         self.started += 1
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes through stdin only
-                [*_with_death_signal(), "git", *place, "--no-replace-objects", *args],
+                [*_prefix(args), "git", *place, "--no-replace-objects", *args],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -471,6 +495,11 @@ def _read_rest(pipe: IO[bytes]) -> str:
     with suppress(BlockingIOError):
         return os.read(pipe.fileno(), _PIECE).decode(errors="replace")
     return ""
+
+
+def _prefix(args: Sequence[str]) -> tuple[str, ...]:
+    command = next((arg for arg in args if not arg.startswith("-")), "")
+    return () if command in _LOCAL_READS else _with_death_signal()
 
 
 @cache

@@ -12,7 +12,7 @@ import stat
 import tempfile
 import time
 from bisect import bisect_left
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -175,17 +175,20 @@ class _Batch:
         self._tree = _Tree({})
         self._read: dict[str, _Read | PublishError | None] = {}
         self._contents: dict[str, bytes] = {}
+        self._filtered: set[str] = set()
         self._lfs: set[str] = set()
 
     def stage(self, requests: Sequence[Request], scheduled: Mapping[str, float]) -> dict[str, Staged]:
         drafts = [self._expand(request) for request in requests]
-        self._tree = self._read_tree(drafts)
-        held = {path.removesuffix("/"): at for path, at in scheduled.items()}
-        for draft in drafts:
-            self._sort(draft)
-            _withhold(draft, held)
-        self._drop_ignored(drafts)
-        self._drop_sparse(drafts)
+        # Most of git's time here is its start, so two commands start at once.
+        with self._finding_filtered({path for draft in drafts for path in draft.found.files}):
+            self._tree = self._read_tree(drafts)
+            held = {path.removesuffix("/"): at for path, at in scheduled.items()}
+            for draft in drafts:
+                self._sort(draft)
+                _withhold(draft, held)
+            self._drop_ignored(drafts)
+            self._drop_sparse(drafts)
         for draft in drafts:
             self._reject_barren(draft)
         self._read_files(dict.fromkeys(path for draft in drafts for path in draft.files))
@@ -283,7 +286,7 @@ class _Batch:
     # Their contents
 
     def _read_files(self, paths: Collection[str]) -> None:
-        by_git = self._filtered(paths)
+        by_git = self._filtered.intersection(paths)
         for done, path in enumerate(paths):
             self._git.check_running()
             if done % _PROGRESS_STEP == 0:
@@ -297,26 +300,28 @@ class _Batch:
             self._read_by_git(sorted(by_git))
         self._source.progress("stage", len(paths), len(paths))
 
-    def _filtered(self, paths: Collection[str]) -> set[str]:
-        """Return the paths whose contents git changes on their way in."""
+    @contextmanager
+    def _finding_filtered(self, paths: Collection[str]) -> Iterator[None]:
+        """Find the paths whose contents git changes on their way in, while something else is done."""
         if not paths:
-            return set()
-        out = self._git.run(
-            *("check-attr", "-z", "--stdin", *_ATTRIBUTES),
-            stdin=_nul_lines(paths),
-            what=".gitattributes could not be read",
-        )
+            yield
+            return
+        command = ("check-attr", "-z", "--stdin", *_ATTRIBUTES)
+        what = ".gitattributes could not be read"
+        with self._git.run_beside(*command, stdin=_nul_lines(paths), what=what) as read:
+            yield
+            self._note_filtered(read())
+
+    def _note_filtered(self, out: bytes) -> None:
         fields = os.fsdecode(out).split("\0")[:-1]
         all_text = self._git.config("core.autocrlf").lower() in _ALL_TEXT
-        found: set[str] = set()
         for path, attribute, value in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
             if value not in ("unspecified", "unset") or (
                 all_text and (attribute, value) == ("text", "unspecified")
             ):
-                found.add(path)
+                self._filtered.add(path)
             if (attribute, value) == ("filter", "lfs"):
                 self._lfs.add(path)
-        return found
 
     @staticmethod
     def _try(read: Callable[[str], _Read], path: str) -> _Read | PublishError | None:
@@ -405,6 +410,8 @@ class _Batch:
             if not changed:
                 return
             time.sleep(PAUSE_S)
+            with self._finding_filtered(changed):  # of paths that came back, nothing is known yet
+                pass
             self._read_files(changed)
         self._read.update((path, changing(path)) for path in paths if self._has_changed(path))
 
