@@ -87,7 +87,8 @@ class Drain:
 
         Jobs whose push the remote did not answer for stay in flight and count as undecided.
         """
-        batch = self._new_batch(self._queue.recover(self._clock()))
+        # What a live worker had pushed before it died is published, also if a dry run finds it.
+        batch = self._new_batch(self._queue.recover(self._clock()), dry_run=False)
         undecided = self._resolve(batch)
         for claim in [claim for key, claim in batch.open.items() if key not in undecided]:
             if self._stopping():

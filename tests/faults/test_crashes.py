@@ -107,6 +107,15 @@ def test_a_pull_after_a_crash_knows_what_had_landed(site_after_crash: Site) -> N
     assert_bundle_is_published(site)
 
 
+def test_a_dry_run_after_a_crash_completes_what_had_landed(site_after_crash: Site) -> None:
+    site = site_after_crash
+    eventually(lambda: "published" in site.run_once(BRITER_WORKER_DRY_RUN="true", **FAST).names())
+    assert site.jobs() == []
+    site.run_once(**FAST)
+    assert subjects(site)["Publish bundle"] == 1
+    assert_bundle_is_published(site)
+
+
 def test_a_publication_knows_what_had_landed_before_the_remote_answers_for_it(site_after_crash: Site) -> None:
     site = site_after_crash
     shim = site.root / "bin" / "git"

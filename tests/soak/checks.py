@@ -64,7 +64,8 @@ class CheckedHistory(RuleBasedStateMachine):
                 winner = self.model.saves[event.superseded_by]
                 assert winner.slug == save.slug, f"superseded by another slug: {event}"
                 assert winner.created > save.created, f"the older save won: {save}, {winner}"
-                winner.is_tried = False  # its paths are more now
+                if not set(save.paths) <= set(winner.paths):
+                    winner.is_tried = False  # its paths are more now
             elif isinstance(event, seen.Revived):
                 save.attempts = 0
             elif isinstance(event, seen.Cancelled):
