@@ -10,7 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from faults.passing import (
+from machine import unavailable
+from mounts import full, read_only, small
+from outcomes import assert_published, assert_put_off, assert_refused, save
+from passing import (
     LAST,
     assert_dead_letter,
     assert_fit_to_be_shown,
@@ -20,9 +23,6 @@ from faults.passing import (
     program,
     take_back,
 )
-from machine import unavailable
-from mounts import full, read_only, small
-from outcomes import assert_published, assert_put_off, assert_refused, save
 
 from briter_worker.errors import FailureClass, FailureCode
 

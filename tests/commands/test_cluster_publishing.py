@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from clones import LINES, NOW, Cluster, blobs_here, named, small
-from faults.servers import Exchange, cuts_after, http_remote
 from machine import provide
+from remotes import Exchange, cuts_after, http_remote
 
 from briter_worker.errors import FailureCode, LockLostError, PublishError, UnavailableError
 from briter_worker.ports import Payload, SubmittedFile

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import psutil
 import pytest
-from faults.servers import HOST, Exchange, http_remote, stalls
+from remotes import HOST, Exchange, http_remote, stalls
 from sites import eventually
 
 from briter_worker.errors import FailureCode, PublishError, StoppedError

@@ -139,7 +139,6 @@ def test_the_worker_takes_the_options_that_the_node_passes() -> None:
 
 def test_a_cancellation_that_the_pool_swallows_still_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this, a node that was busy when SIGTERM came stayed until it was killed."""
-
     calls = iter([contextlib.suppress(asyncio.CancelledError)])
 
     async def swallow(*_: object, **__: object) -> dict[str, Any]:

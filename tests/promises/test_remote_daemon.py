@@ -6,14 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from faults.passing import (
+from outcomes import assert_published, save
+from passing import (
     SOON,
     assert_once,
     assert_waits_until_it_passes,
     program,
 )
-from faults.servers import HOST, closed_port, git_daemon, silent_port
-from outcomes import assert_published, save
+from remotes import HOST, closed_port, git_daemon, silent_port
 
 from briter_worker.errors import FailureCode
 

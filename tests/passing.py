@@ -7,8 +7,8 @@ import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from faults.servers import left_over
 from outcomes import assert_published, assert_sound, save
+from remotes import left_over
 
 from briter_worker.errors import FailureClass, FailureCode
 

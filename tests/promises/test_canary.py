@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
-from faults.passing import LAST, program
-from faults.servers import HOST, Exchange, closed_port, http_remote
 from outcomes import save
+from passing import LAST, program
+from remotes import HOST, Exchange, closed_port, http_remote
 from sites import events_in, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from faults.servers import HttpRemote
+    from remotes import HttpRemote
     from sites import Site
 
 

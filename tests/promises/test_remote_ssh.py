@@ -8,7 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from faults.passing import (
+from outcomes import assert_published, save
+from passing import (
     LAST,
     SOON,
     assert_dead_letter,
@@ -16,8 +17,7 @@ from faults.passing import (
     assert_waits_until_it_passes,
     program,
 )
-from faults.servers import SshHost, sshd
-from outcomes import assert_published, save
+from remotes import SshHost, sshd
 
 from briter_worker.errors import FailureCode
 

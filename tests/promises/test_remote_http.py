@@ -7,7 +7,8 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from faults.passing import (
+from outcomes import assert_published, assert_put_off, assert_refused, save
+from passing import (
     CANARY,
     LAST,
     SOON,
@@ -16,7 +17,7 @@ from faults.passing import (
     assert_waits_until_it_passes,
     program,
 )
-from faults.servers import (
+from remotes import (
     Exchange,
     HttpRemote,
     Late,
@@ -30,7 +31,6 @@ from faults.servers import (
     serve,
     stalls,
 )
-from outcomes import assert_published, assert_put_off, assert_refused, save
 
 from briter_worker.errors import FailureCode
 

@@ -11,7 +11,7 @@ import mounts
 import psutil
 import pytest
 from clones import LINES, Cluster, blobs_here, made, named, small
-from faults.servers import Exchange, HttpRemote, asks_for, git_daemon, http_remote, sshd
+from remotes import Exchange, HttpRemote, asks_for, git_daemon, http_remote, sshd
 
 from briter_worker.errors import FailureCode, PublishError, StoppedError
 from briter_worker.git import clone
