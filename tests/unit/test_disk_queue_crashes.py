@@ -19,8 +19,7 @@ from queue_engines import NOW, Disk
 
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import State, format_time
-from briter_worker.queues.disk.files import Folder
-from briter_worker.queues.disk.index import read_queue_file
+from briter_worker.queues.disk.files import Folder, read_queue_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
