@@ -1,4 +1,4 @@
-"""Hundreds of jobs at once: one drain, which tells how far it is, and which may be stopped anywhere."""
+"""Hundreds of jobs at once: one drain, which may be stopped anywhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sites import lines_of
-
-from briter_worker.git.command import Commands
-from briter_worker.git.commits import Commit, Person, Writer
-from briter_worker.git.objects import Entry, Objects
 
 if TYPE_CHECKING:
     from sites import Site
@@ -35,20 +31,3 @@ def test_a_stop_in_the_middle_of_an_import_loses_and_doubles_nothing(site: Site,
     assert subjects == {"Start the site": 1} | {f"Publish p{number}": 1 for number in range(_JOBS)}
     assert site.git("status", "--porcelain") == ""
     site.git("fsck", "--strict")
-
-
-def test_a_long_drain_tells_how_far_it_is_and_does_not_flood(site: Site) -> None:
-    told: list[tuple[str, int, int]] = []
-    commands = Commands(site.worktree, remote="origin", timeout=60)
-    tip = site.git("rev-parse", "HEAD")
-    who = Person("A Person", "person@example.org").line(0)
-    writer = Writer(commands, tip=tip, progress=lambda *step: told.append(step))
-    commits = []
-    for number in range(250):
-        content = b"%d\n" % number
-        writer.blob(writer.hash(content), content)
-        entry = Entry("100644", writer.hash(content))
-        commits.append(Commit(b"One", who, who, {f"content/posts/{number}.md": entry}))
-    with Objects(commands) as objects:
-        writer.commits(objects, tip, commits)
-    assert told == [("commit", done, 250) for done in (0, 100, 200, 250)]
