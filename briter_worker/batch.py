@@ -79,6 +79,7 @@ class Batch:
         self.open = {claim.key: claim for claim in claims}
         self.counts = Counts()
         self.has_pushed = False
+        self.failed_ids: set[str] = set()
         self._total = len(self.open)
         self._queue = queue
         self._emit = emit
@@ -228,6 +229,7 @@ class Batch:
             event = Cancelled(job_id=claim.job.id, slug=claim.job.slug)
         else:
             self.counts.failed += 1
+            self.failed_ids.add(claim.job.id)
         self._emit(event)
 
     def _receipt(self, claim: Claim, outcome: Outcome) -> Event:

@@ -167,7 +167,7 @@ class Drain:
                     batch.release(except_for=self._undecided(batch))
                 raise
         if batch.has_pushed:
-            for job in self._queue.requeue(self._clock()):
+            for job in self._queue.requeue(self._clock(), batch.failed_ids):
                 self._emit(Revived(job_id=job.id, slug=job.slug))
         return batch.counts
 

@@ -129,11 +129,12 @@ class Queue(Protocol):
         """Remove cancelled jobs."""
         ...
 
-    def requeue(self, now: float) -> Sequence[Job]:
+    def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """After a successful push, undo what environment failures did; return the revived dead letters.
 
         Dead letters of environment failures are pending again, with no attempts; retries that an environment
-        failure delayed are due at once.
+        failure delayed are due at once. Jobs with the ids `except_for` failed
+        beside that push, which proves nothing of them.
         """
         ...
 

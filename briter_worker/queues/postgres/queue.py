@@ -214,15 +214,18 @@ class PostgresQueue(PostgresControl):
         with self._fenced() as connection:
             delete(connection, [row.id for row in self._claimed_rows(connection, claims)])
 
-    def requeue(self, now: float) -> Sequence[Job]:
+    def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """Make dead letters of environment failures pending again, and their retries due at once."""
         values = {"site": self._site, "now": now, "codes": _ENVIRONMENT}
         with self._fenced() as connection:
             letters = select(connection, f"state = 'failed' AND {_OF_ENVIRONMENT}", values)
             delayed = "state = 'pending' AND next_attempt_at > 0 AND next_attempt_at > %(now)s"
             retries = select(connection, f"{delayed} AND {_OF_ENVIRONMENT}", values)
-            revived = [as_new(row, now) for row in letters]
-            hurried = [row.with_keys({"nextAttemptAt": None}, now) for row in retries]
+            ids = frozenset(except_for)
+            revived = [as_new(row, now) for row in letters if row.job.id not in ids]
+            hurried = [
+                row.with_keys({"nextAttemptAt": None}, now) for row in retries if row.job.id not in ids
+            ]
             put_back(connection, self._site, [*revived, *hurried], now)
         return [row.job for row in revived]
 
