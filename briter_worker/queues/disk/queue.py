@@ -90,10 +90,15 @@ class DiskQueue(DiskControl):
             key = self._claims.begin(taken)
             self._begun += (key,)
             claims.append(Claim(key, taken.job, taken.job.attempts + 1, is_alone))
-        if is_alone:
-            self._claims.claimed.touch(claims[0].key + ALONE)
-        if claims:
-            self._claims.claimed.sync()
+        try:
+            if is_alone:
+                self._claims.claimed.touch(claims[0].key + ALONE)
+            if claims:
+                self._claims.claimed.sync()
+        except OSError:
+            with contextlib.suppress(OSError):  # no attempt was made that the next worker should count
+                self._claims.claimed.unlink(claims[0].key + ALONE)
+            raise
         return tuple(claims)
 
     def _join_saves(self, now: float) -> tuple[list[SupersededJob], list[TakenJob]]:
@@ -291,7 +296,7 @@ class DiskQueue(DiskControl):
 
     # The site's other jobs
 
-    def requeue(self, now: float) -> Sequence[Job]:
+    def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """Make pending what environment failures ended or delayed; return the revived dead letters."""
 
         def revive(taken: TakenJob) -> Document:
@@ -303,7 +308,9 @@ class DiskQueue(DiskControl):
 
         with self._guard:
             self._index.refresh(now)
-            names = self._index.revivable(now)
+            ids = frozenset(except_for)
+            entries = self._index.entries
+            names = [name for name in self._index.revivable(now) if entries[name].job.id not in ids]
             if not names:
                 return ()
             with self._claims.exclusively():
