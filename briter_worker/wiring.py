@@ -275,7 +275,7 @@ class _SitePublisher:
                 max_file_bytes=settings.worker_max_file_bytes,
                 dry_run=settings.worker_dry_run,
                 progress=lambda phase, done, total: emit(Progress(phase=phase, done=done, total=total)),
-                warn=lambda text: emit(Warned(error=text)),
+                warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
                 still_ours=self._lock.still_ours,
             )
         return self._opened

@@ -209,7 +209,7 @@ class Cluster:
             max_file_bytes=self.max_file_bytes,
             dry_run=dry_run,
             progress=lambda _phase, _done, _total: None,
-            warn=self.warned.append,
+            warn=lambda text, _fix: self.warned.append(text),
             still_ours=still_ours,
         )
 

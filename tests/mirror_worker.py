@@ -44,7 +44,9 @@ class MirrorWorker:
         self.git = Git(self.worktree, remote="origin", timeout=60)
         self.repository = Repository(self.git, branch="main", remote="origin")
         self.warned: list[str] = []
-        self.checkout = Checkout(self.repository, self.warned.append, is_cms_path=is_cms_path)
+        self.checkout = Checkout(
+            self.repository, lambda text, _fix: self.warned.append(text), is_cms_path=is_cms_path
+        )
 
     def resume(self) -> None:
         """Finish what a killed worker has pushed."""

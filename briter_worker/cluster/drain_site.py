@@ -188,7 +188,7 @@ class SiteDrains:
             max_file_bytes=settings.worker_max_file_bytes,
             dry_run=settings.worker_dry_run,
             progress=lambda phase, done, total: emit(Progress(phase=phase, done=done, total=total)),
-            warn=lambda text: emit(Warned(error=text)),
+            warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
             still_ours=still_ours,
         )
 

@@ -96,11 +96,11 @@ class Checkout:
     def __init__(
         self,
         repository: Repository,
-        warn: Callable[[str], None],
+        warn: Callable[[str, str], None],
         *,
         is_cms_path: Callable[[str], bool] = lambda _path: True,
     ) -> None:
-        """`warn` is called once per reason for being late. Other files than the CMS's are a person's.
+        """Warn once per reason for being late, with the fix. Files that are not the CMS's are a person's.
 
         While a person has edited a file that changed on the remote, the mirror waits.
         """
@@ -142,7 +142,8 @@ class Checkout:
             try:
                 self.remember(tip, blobs, reason=_text(error))
             except (PublishError, OSError) as second:
-                self._warn_once(f"The base versions of published files could not be stored: {_text(second)}")
+                text = f"The base versions of published files could not be stored: {_text(second)}"
+                self._warn_once(text, _fix(second))
             return False
         self._warned.clear()
         return True
@@ -472,23 +473,24 @@ class Checkout:
             raise PublishError(FailureCode.WRONG_BRANCH, f"{self._repository.branch} has no commit yet")
         return tip
 
-    def _warn_late(self, prefix: str, error: Exception) -> None:
+    def _warn_late(self, prefix: str, error: PublishError | OSError) -> None:
         branch = self._repository.branch
-        self._warn_once(f"{prefix}The local branch {branch} is behind: {_text(error)}. It updates by itself.")
+        text = f"{prefix}The local branch {branch} is behind: {_text(error)}. It updates by itself."
+        self._warn_once(text, _fix(error))
 
     def _warn_failed(self, failed: Mapping[str, OSError]) -> None:
         if failed:
             path, error = next(iter(failed.items()))
-            fix = os_error_fix(error)
             self._warn_once(
                 f"{len(failed)} files from the remote could not be written, such as {path}: "
-                f"{os_error_text(error, with_path=False)}. The next drain tries again{fix and f'; {fix}'}"
+                f"{os_error_text(error, with_path=False)}. The next drain tries again",
+                os_error_fix(error),
             )
 
-    def _warn_once(self, text: str) -> None:
+    def _warn_once(self, text: str, fix: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            self._warn(text)
+            self._warn(text, fix)
 
 
 def _transact(stdin: IO[bytes] | None, stdout: IO[bytes] | None, line: str) -> None:
@@ -517,3 +519,7 @@ def _is_special(entry: Entry | None) -> bool:
 
 def _text(error: Exception) -> str:
     return os_error_text(error) if isinstance(error, OSError) else str(error)
+
+
+def _fix(error: PublishError | OSError) -> str:
+    return error.fix if isinstance(error, PublishError) else os_error_fix(error)

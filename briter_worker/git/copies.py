@@ -139,7 +139,7 @@ def open_disk_publisher(
     max_file_bytes: int,
     dry_run: bool,
     progress: Callable[[str, int, int], None],
-    warn: Callable[[str], None],
+    warn: Callable[[str, str], None],
     still_ours: Callable[[], bool],
 ) -> GitPublisher:
     """Return the publisher of the CMS's own repository."""
@@ -174,7 +174,7 @@ def open_cluster_publisher(  # noqa: PLR0913 - all that a publication needs
     max_file_bytes: int,
     dry_run: bool,
     progress: Callable[[str, int, int], None],
-    warn: Callable[[str], None],
+    warn: Callable[[str, str], None],
     still_ours: Callable[[], bool],
 ) -> GitPublisher:
     """Return the publisher of one cluster's site from its clone on this node."""

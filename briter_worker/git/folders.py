@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import PathRefusedError
-from briter_worker.errors import FailureCode, PublishError, os_error_fix, os_error_text
+from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_fix, os_error_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -23,6 +23,8 @@ _MAX_OPEN = 64
 _NOT_NAMES = frozenset({"", ".", ".."})
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_ACCESS = frozenset({errno.EACCES, errno.EPERM})
+"""Says something about one file; any other error that has a fix says something about the machine."""
 TRIES = 5
 PAUSE_S = 0.02
 _PIECE = 1 << 20
@@ -229,8 +231,10 @@ def unreadable(path: str, error: OSError | MemoryError) -> PublishError:
     if isinstance(error, MemoryError):
         fix = "make the file smaller, or give the machine more memory"
         return PublishError(FailureCode.UNSETTLED, f"{path} does not fit into memory", fix)
+    is_of_machine = error.errno in OS_FIXES and error.errno not in _NO_ACCESS
+    code = FailureCode.DISK if is_of_machine else FailureCode.UNSETTLED
     reason = os_error_text(error, with_path=False)
-    return PublishError(FailureCode.UNSETTLED, f"{path} cannot be read: {reason}", os_error_fix(error))
+    return PublishError(code, f"{path} cannot be read: {reason}", os_error_fix(error))
 
 
 def changing(path: str) -> PublishError:

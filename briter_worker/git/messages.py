@@ -85,7 +85,7 @@ _LOCAL_FIRST = _rows(r"""
     io         input/output error
     memory     out of memory|cannot allocate memory
     access     insufficient permission for adding|unable to create directory for
-    access     couldn't (?:set|write) '[^'\n]{1,300}'
+    io         couldn't (?:set|write) '[^'\n]{1,300}'
     access     (?:unable to|could not|cannot) (?:create|write|open|access|lock)[^\n]{0,200}: permission denied
     host-key   host identification has changed|host key for [^\n]{1,200} has changed
     host-key   host key verification failed|host key is known
@@ -153,6 +153,7 @@ _REJECTIONS = _rows(r"""
 _TOO_LARGE = [pattern for _, _, pattern in _REJECTIONS[:2]]
 _MOVED_THERE = _phrases("is at [0-9a-f]{4,64} but expected")
 _MOVED = _phrases("stale info|fetch first|non-fast-forward|incorrect old value|already exists")
+_UNEXPLAINED = _phrases(r"couldn't (?:set|write) '[^'\n]{1,300}'")
 _UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
 """The remote's git cannot start the hook, whatever is pushed."""
 
@@ -169,6 +170,11 @@ def from_git(what_failed: str, text: str) -> PublishError:
     )
     code, fix = next(found, (FailureCode.INTERNAL, ""))
     return PublishError(code, f"{what_failed}: {_essence(text) or 'git printed no reason'}", fix)
+
+
+def hides_reason(text: str) -> bool:
+    """Return True if git could not write a ref, of which it does not say why."""
+    return bool(_UNEXPLAINED.search(_split_voices(_shorten(text))[0]))
 
 
 def status_text(status: int) -> str:

@@ -11,7 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.allowlist import is_inside
-from briter_worker.errors import FailureCode, LockLostError, PublishError, UnavailableError
+from briter_worker.errors import (
+    FailureCode,
+    LockLostError,
+    PublishError,
+    UnavailableError,
+    os_error_fix,
+)
 from briter_worker.git.batch import Item, Tip, build_batch, find_receipt
 from briter_worker.git.commits import File, read_own_commits
 from briter_worker.git.conflicts import ConflictBranches
@@ -73,7 +79,7 @@ class GitPublisher:
         identity: Person,
         dry_run: bool,
         progress: Callable[[str, int, int], None],
-        warn: Callable[[str], None],
+        warn: Callable[[str, str], None],
         still_ours: Callable[[], bool],
     ) -> None:
         self._repository = repository
@@ -160,7 +166,8 @@ class GitPublisher:
         except PublishError as error:
             if repository.git.worktree is not None or error.code is not FailureCode.REMOTE_REWRITTEN:
                 raise
-            self._warn(f"{error.message}. The next posts are published on what the remote has now")
+            text = f"{error.message}. The next posts are published on what the remote has now"
+            self._warn(text, error.fix)
         repository.update_refs((repository.pushed_ref, fetched, None))
         tip = Tip(fetched, fetched, is_fresh=True)
         if since is not None:
@@ -362,7 +369,7 @@ class GitPublisher:
         except UnavailableError:
             raise
         except (PublishError, OSError) as error:
-            self._warn(str(error))
+            self._warn(str(error), error.fix if isinstance(error, PublishError) else os_error_fix(error))
 
     def _discard(self, plan: Plan) -> None:
         """Forget a plan that did not land, or is complete."""

@@ -11,7 +11,6 @@ from itertools import islice
 from typing import IO, TYPE_CHECKING, cast
 
 from briter_worker.errors import FailureCode, PublishError, UsageError
-from briter_worker.git import messages
 from briter_worker.git.stale_locks import StaleLocks
 
 if TYPE_CHECKING:
@@ -312,8 +311,7 @@ class Repository:
         if status and _NO_BRANCH.search(said):
             raise self.no_branch_error()
         if status:
-            said = said or messages.status_text(status)
-            raise messages.from_git("the remote's commits could not be fetched", said)
+            raise self.git.failure("the remote's commits could not be fetched", said, status)
 
     def no_branch_error(self) -> PublishError:
         """Return the failure for a remote without the branch."""

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 _TRUSTED_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 _PIECE = 1 << 16
+_PROBE_BYTES = 4096
 _KEPT_ERROR_BYTES = 64_000
 """So much is kept of the beginning of git's error output, and as much of its end."""
 _GRACE_S = 2.0
@@ -128,6 +129,10 @@ class Git:
         head = self._place / ".git" / "HEAD"
         if head.is_file() and (head.parent / "objects").is_dir():  # git sees no repository there
             said = shlex.quote(f"ref: refs/heads/{self.branch}")
+            try:
+                head.read_bytes()
+            except OSError as error:
+                return PublishError.from_os("HEAD cannot be read", error)
             fix = f"echo {said} > {shlex.quote(str(head))}"
             return PublishError(FailureCode.CORRUPT, f"{head} is damaged", fix)
         return PublishError(
@@ -214,7 +219,7 @@ class Git:
         """
         status, out, err = self.attempt(*args, stdin=stdin, env=env, discover=discover)
         if status not in ok:
-            raise self._failure(what or f"git {args[0]} failed", err, status)
+            raise self.failure(what or f"git {args[0]} failed", err, status)
         return out
 
     def attempt(
@@ -241,7 +246,7 @@ class Git:
             with self._finishing([command]):
                 out, said = _read_output(command.process)
             if status := command.process.returncode:
-                raise self._failure(what or f"git {args[0]} failed", said, status)
+                raise self.failure(what or f"git {args[0]} failed", said, status)
             return out
 
         try:
@@ -275,13 +280,22 @@ class Git:
             process.wait()
             said = _read_rest(cast("IO[bytes]", process.stderr))
         if process.returncode:
-            raise self._failure(what or f"git {args[0]} failed", said, process.returncode) from failed
+            raise self.failure(what or f"git {args[0]} failed", said, process.returncode) from failed
         if failed is not None:
             raise PublishError(FailureCode.INTERNAL, f"git {args[0]} ended early") from failed
 
-    def _failure(self, what: str, said: str, status: int) -> PublishError:
+    def failure(self, what: str, said: str, status: int) -> PublishError:
+        """Return what a failed command's text means; where git keeps the system's reason back, ask for it."""
         failure = messages.from_git(what, said or messages.status_text(status))
         self.failures.add(failure.code)
+        if messages.hides_reason(said):
+            try:
+                with tempfile.TemporaryFile(dir=self.state_dir) as probe:
+                    probe.write(bytes(_PROBE_BYTES))
+                    probe.flush()
+                    os.fsync(probe.fileno())
+            except OSError as error:
+                return PublishError.from_os(failure.message, error)
         return failure
 
     @contextmanager

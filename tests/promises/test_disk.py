@@ -59,13 +59,21 @@ def site_with_small(root: Path, folder: str, size: str) -> Iterator[Site]:
 # Full
 
 
-@pytest.mark.parametrize("left", [0, 4096], ids=["not even the lock", "the lock and no more"])
-def test_a_full_disk_under_the_queue_costs_no_attempt_and_no_job(tmp_path: Path, left: int) -> None:
+def test_a_full_disk_under_the_queue_costs_no_attempt_and_no_job(tmp_path: Path) -> None:
     with site_with_small(tmp_path, "storage", "1m") as site:
         save(site, "a", "b")
-        with full(site.storage, left=left):
+        with full(site.storage):
             assert_not_begun(site, site.run_once(), "No space left on device", "free some space", "a", "b")
         assert_published(site, site.run_once(), "a", "b")
+        assert_sound(site)
+
+
+def test_a_disk_with_space_for_the_lock_alone_suffices_to_publish(tmp_path: Path) -> None:
+    with site_with_small(tmp_path, "storage", "1m") as site:
+        save(site, "a", "b")
+        with full(site.storage, left=4096):
+            assert_published(site, site.run_once(), "a", "b")
+        assert site.run_once().names() == ["worker-started", "worker-stopped"]
         assert_sound(site)
 
 
@@ -278,6 +286,8 @@ def test_a_limit_that_ends_git_without_a_word_as_it_moves_a_ref_is_the_sites_con
 )
 def test_what_git_cannot_flush_to_the_disk_is_the_sites_condition(site: Site, error: str, said: str) -> None:
     provide("strace", package="strace")
+    save(site, "first")
+    assert_published(site, site.run_once(), "first")  # of its refs' files, git does not say why
     save(site, "a")
     git = site.root / "bin" / "git"
     git.parent.mkdir()
@@ -288,7 +298,7 @@ def test_what_git_cannot_flush_to_the_disk_is_the_sites_condition(site: Site, er
     reason = assert_put_off(site, site.run_once(PATH=f"{git.parent}:{os.environ['PATH']}"), FailureCode.DISK)
     assert said in reason
     assert site.git("rev-parse", "main") == tip
-    assert len(site.remote_log()) == 1
+    assert len(site.remote_log()) == 2
     site.command("retry", "a")
     assert_published(site, site.run_once())
     assert_sound(site)
@@ -324,13 +334,16 @@ def test_an_index_that_can_be_changed_another_way_is_changed(
 
 def test_an_index_that_cannot_be_written_is_told_and_follows_later(site: Site) -> None:
     save(site, "a")
-    result = refusing(site, "rename", "briter-new-index", "EIO")
+    tip = site.git("rev-parse", "main")
+    result = refusing(site, "rename", "index.lock", "EIO")
     assert_published(site, result)
     (told, *_) = result.of("warning")
-    assert "it is published, but the index could not be written: Input/output error" in told["error"]
+    assert "Published. The local branch main is behind: Input/output error" in told["error"]
     assert told["fix"] == "check the disk"
-    assert site.git("diff", "--cached", "--name-only") == "content/posts/a.md"
+    assert site.git("rev-parse", "main") == tip, "branch and index move together"
+    assert site.git("diff", "--cached", "--name-only") == ""
     site.run_once()
+    assert site.git("rev-parse", "main") == site.git("rev-parse", "main", cwd=site.remote)
     assert_sound(site)
 
 
@@ -338,8 +351,8 @@ def test_an_index_that_cannot_be_written_is_told_and_follows_later(site: Site) -
     ("call", "error", "said", "remedy"),
     [
         ("fsync", "EIO", "Input/output error", "check the disk"),
-        ("rename", "EROFS", "Read-only file system", "make the file system writable"),
-        ("link,fsync", "EDQUOT", "Disk quota exceeded", "free some space, or raise the quota"),
+        ("rename,renameat,renameat2", "EROFS", "Read-only file system", "make the file system writable"),
+        ("link,linkat,fsync", "EDQUOT", "Disk quota exceeded", "free some space, or raise the quota"),
     ],
 )
 def test_what_the_queue_cannot_write_costs_no_attempt_and_no_job(

@@ -256,7 +256,7 @@ class Place:
             max_file_bytes=_MAX_FILE_BYTES,
             dry_run=dry_run,
             progress=progress,
-            warn=lambda _text: None,
+            warn=lambda _text, _fix: None,
             still_ours=lambda: True,
         )
         queue: Any = _MortalQueue(self.open_queue(clock, dry_run=dry_run), fuse)

@@ -59,7 +59,7 @@ class Here:
             max_file_bytes=1 << 20,
             dry_run=dry_run,
             progress=lambda *_: None,
-            warn=self.warned.append,
+            warn=lambda text, _fix: self.warned.append(text),
             still_ours=lambda: self.has_lock,
         )
 
