@@ -26,9 +26,9 @@ from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Outcome, Request, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from briter_worker.ports import Claim, ClaimResult, EventSink, Extensions, Publisher, Queue
+    from briter_worker.ports import Change, Claim, ClaimResult, EventSink, Extensions, Publisher, Queue
     from briter_worker.retry import Backoff
 
 _MAX_TITLE = 200
@@ -186,11 +186,21 @@ class Drain:
             return
         if self._stopping():
             raise StoppedError
+        overtaken: set[str] = set()
+
+        def scheduled() -> Mapping[str, float]:
+            """Look, before and after the files are read, also for saves that claims must wait for."""
+            overtaken.update(self._queue.overtaken(list(batch.open.values()), self._clock()))
+            return self._queue.scheduled_paths(self._clock())
+
+        def check(key: str, changes: Sequence[Change]) -> Outcome | None:
+            return Outcome(key, Result.RELEASED) if key in overtaken else batch.check(key, changes)
+
         try:
             for outcomes in self._open_publisher().publish(
                 requests,
-                scheduled=lambda: self._queue.scheduled_paths(self._clock()),
-                check=batch.check,
+                scheduled=scheduled,
+                check=check,
                 cancelled=lambda: self._queue.cancelled(list(batch.open.values())),
                 now=self._clock(),
             ):

@@ -125,6 +125,13 @@ class Queue(Protocol):
         """Return the keys of the claims whose cancellation was requested."""
         ...
 
+    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+        """Return the keys of the claims whose posts have been saved again since, scheduled for later.
+
+        Their files may have the content whose time has not come.
+        """
+        ...
+
     def drop(self, claims: Sequence[Claim]) -> None:
         """Remove cancelled jobs."""
         ...

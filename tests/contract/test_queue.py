@@ -367,6 +367,17 @@ def test_the_first_live_run_claims_what_dry_runs_have_tried_in_order(engine: Eng
     assert engine.document("s1").get("dryRunAt") is None
 
 
+def test_a_claim_is_overtaken_by_a_newer_save_on_hold_alone(engine: Engine) -> None:
+    engine.save("held", ["x"], created=NOW - 3)
+    engine.save("due", ["y"], created=NOW - 2)
+    held, due = claimed(engine)
+    assert not engine.queue.overtaken([held, due], NOW)
+    engine.save("due", ["y"], created=NOW - 1, name="newer-due")
+    engine.save("held", ["x"], created=NOW - 1, name="newer-held", scheduledFor=format_time(NOW + 600))
+    assert set(engine.queue.overtaken([held, due], NOW)) == {held.key}
+    assert not engine.queue.overtaken([held, due], NOW + 601)
+
+
 # Dead letters
 
 

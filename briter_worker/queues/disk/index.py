@@ -272,6 +272,16 @@ class Index:
         names = [name for name in self.by_slug.get(slug, ()) if self.entries[name].is_pending]
         return sorted(names, key=lambda name: (*self.entries[name].order, name), reverse=True)
 
+    def is_on_hold(self, job: Job, now: float) -> bool:
+        """Return True if the newest save of the job's slug is a later one, scheduled for later."""
+        newest = next((self.entries[name] for name in self.pending(job.slug)), None)
+        return (
+            newest is not None
+            and newest.created_at >= job.created_at
+            and newest.scheduled_for is not None
+            and newest.scheduled_for > now
+        )
+
     def failed(self, slug: str) -> list[str]:
         """Return the names of the slug's dead letters."""
         return [name for name in self.by_slug.get(slug, ()) if not self.entries[name].is_pending]

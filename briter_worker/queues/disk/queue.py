@@ -280,6 +280,12 @@ class DiskQueue(DiskControl):
             found = marked(folder, CANCEL) if folder else set()
         return found & {claim.key for claim in claims}
 
+    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+        """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
+        with self._guard:
+            self._index.refresh(now)
+            return {claim.key for claim in claims if self._index.is_on_hold(claim.job, now)}
+
     def drop(self, claims: Sequence[Claim]) -> None:
         """Remove cancelled jobs."""
         with self._exclusively():

@@ -209,6 +209,17 @@ class PostgresQueue(PostgresControl):
             )
             return {str(number) for (number,) in found}
 
+    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+        """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
+        with self._database.connection() as connection:
+            found = connection.execute(
+                "SELECT claimed.id FROM publications AS claimed JOIN publications AS newer USING (site, slug)"
+                " WHERE claimed.id = ANY(%s) AND claimed.state = 'claimed' AND newer.state = 'pending'"
+                " AND newer.created_at >= claimed.created_at AND newer.scheduled_for > %s",
+                (_ids(claims), now),
+            )
+            return {str(number) for (number,) in found}
+
     def drop(self, claims: Sequence[Claim]) -> None:
         """Remove cancelled jobs."""
         with self._fenced() as connection:
