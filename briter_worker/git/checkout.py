@@ -17,6 +17,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import IO, TYPE_CHECKING, cast
 
+from briter_worker.allowlist import is_safe_to_check_out
 from briter_worker.errors import FailureCode, PublishError, os_error_fix, os_error_text
 from briter_worker.git.index import Index
 from briter_worker.git.mirror_state import FileBase, MirrorState, StateRef
@@ -232,7 +233,8 @@ class Checkout:
         if old == new:
             return {}
         out = self._git.run("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev", old, new)
-        return {path: (before, after) for path, before, after in _read_raw(out)}
+        # The index takes no path that git would not write: one such path must not stop the others.
+        return {path: (before, after) for path, before, after in _read_raw(out) if is_safe_to_check_out(path)}
 
     def _former_versions(self, step: _Step, paths: Collection[str]) -> set[tuple[str, str]]:
         """Return the versions of these paths that the remote had between the two commits.
@@ -258,7 +260,7 @@ class Checkout:
             if each.is_marked and path not in step.state.bases and not _is_special(each.old):
                 each.action = _Action.LEAVE_OUT
         self._compare(step, work_tree)
-        for path in step.paths(_Action.KEEP):
+        for path in [each for each in step.paths(_Action.KEEP) if each not in step.failed]:
             if step.old != step.new and path not in step.state.bases and not self._is_cms_path(path):
                 raise PublishError(
                     FailureCode.DIVERGED,
