@@ -21,10 +21,13 @@ _ROLL_UP = (
 )
 
 
-def tidy_repository(repository: Repository, now: float, keep: Collection[str] = ()) -> None:
-    """Remove old temporary files and unused private refs, roll up small packs, and update the tracking ref.
+def tidy_repository(
+    repository: Repository, now: float, keep: Collection[str] = (), *, follow: bool = True
+) -> None:
+    """Remove old temporary files and unused private refs, and roll up small packs.
 
-    `keep` has the refs that recorded plans name. Call it inside `working`. Raises PublishError.
+    `keep` has the refs that recorded plans name. `follow` also updates the tracking ref. Call it inside
+    `working`. Raises PublishError.
     """
     _remove_files(repository, now)
     prefix = f"{repository.own_refs}/batch/"
@@ -32,7 +35,7 @@ def tidy_repository(repository: Repository, now: float, keep: Collection[str] = 
     for name in set(out.decode().splitlines()) - set(keep):  # of a worker that died before it had a plan
         repository.update_refs((name, None, None))
     seen, pushed = repository.ref(repository.tracking_ref), repository.ref(repository.pushed_ref)
-    if seen and pushed and seen != pushed and repository.is_ancestor(seen, pushed):
+    if follow and seen and pushed and seen != pushed and repository.is_ancestor(seen, pushed):
         repository.update_refs((repository.tracking_ref, pushed, seen))  # it was locked after the push
     _roll_up_packs(repository)
 

@@ -141,7 +141,7 @@ class GitPublisher:
                 self._guard(self._copies.catch_up)
             if repository.git.worktree is not None:  # a cluster's clone is thrown away instead
                 keep = [self._batch_ref(plan) for plan in self._plans.plans()]
-                tidy_repository(repository, now, keep)
+                tidy_repository(repository, now, keep, follow=not self._dry_run)
 
     # Before the push
 

@@ -79,7 +79,7 @@ def test_a_post_that_changes_whenever_it_is_read_is_tried_again_later(site: Site
     site.git("config", "filter.restless.clean", str(filter_))
     save(site, "a")
     reason = assert_put_off(site, site.run_once(), FailureCode.UNSETTLED, kind=FailureClass.TRANSIENT)
-    assert "changed while git read it" in reason
+    assert "keeps changing while it is read" in reason
     assert len(site.remote_log()) == 1
     program(filter_, "cat")
     site.command("retry", "a")

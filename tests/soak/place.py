@@ -295,7 +295,9 @@ class Place:
         git.fuse = fuse
         repository = Repository(git, branch="main", remote="origin")
         is_posts = lambda path: path.startswith("content/")  # noqa: E731 - as the worker's allowlist says
-        pull(repository, Checkout(repository, lambda _: None, is_cms_path=is_posts), rebase=True, push=push)
+        pull(
+            repository, Checkout(repository, lambda _, __: None, is_cms_path=is_posts), rebase=True, push=push
+        )
 
     def open_queue(self, clock: Callable[[], float], *, dry_run: bool = False) -> DiskQueue:
         """Return the queue, for an operator's commands."""

@@ -12,7 +12,15 @@ from benchmarks import report
 if TYPE_CHECKING:
     import pytest
 
-MACHINE = {"date": "a day", "cores": 2, "cpu": "c", "system": "s", "python": "3", "git": "2", "load": "1"}
+MACHINE: dict[str, str | int] = {
+    "date": "a day",
+    "cores": 2,
+    "cpu": "c",
+    "system": "s",
+    "python": "3",
+    "git": "2",
+    "load": "1",
+}
 
 
 def section(value: float) -> report.Section:
