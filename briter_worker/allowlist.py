@@ -35,7 +35,9 @@ class PathRefusedError(Exception):
 class Allowlist:
     """The folders of a site from which jobs may publish."""
 
-    def __init__(self, folders: Iterable[str]) -> None:
+    def __init__(self, folders: Iterable[str], *, private: Iterable[str] = ()) -> None:
+        """`private` has folders inside the repository that are never published: the worker's storage."""
+        self._private = tuple(private)
         try:
             self.folders = tuple(dict.fromkeys(_check(folder) for folder in folders))
         except PathRefusedError as refused:
@@ -52,6 +54,8 @@ class Allowlist:
             raise PathRefusedError(
                 declared, f"it is under none of the allowed folders ({allowed}): see BRITER_ALLOWED_PATHS"
             )
+        if any(is_inside(folder, path) for folder in self._private):
+            raise PathRefusedError(declared, "it is in the worker's storage, which holds queue and settings")
         return path
 
 

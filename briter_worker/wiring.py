@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist
@@ -270,7 +271,9 @@ class _SitePublisher:
                 self._git,
                 branch=settings.git_branch,
                 remote=settings.git_remote,
-                allowlist=Allowlist((*settings.folders, *self.plugins.allowed_paths())),
+                allowlist=Allowlist(
+                    (*settings.folders, *self.plugins.allowed_paths()), private=_private_folders(settings)
+                ),
                 identity=Person(settings.git_author_name, settings.git_author_email),
                 max_file_bytes=settings.worker_max_file_bytes,
                 dry_run=settings.worker_dry_run,
@@ -288,6 +291,14 @@ class _SitePublisher:
     def close(self) -> None:
         """End what git still runs."""
         self._git.close()
+
+
+def _private_folders(settings: Settings) -> list[str]:
+    """Return the folders of the worker's storage that lie inside the repository."""
+    worktree = Path(os.path.realpath(settings.git_worktree))
+    roots = (settings.storage_root, settings.queue_root, settings.quarantine_root)
+    real = (Path(os.path.realpath(root)) for root in roots)
+    return [root.relative_to(worktree).as_posix() for root in real if worktree in root.parents]
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING
 
@@ -432,3 +433,16 @@ def test_names_that_differ_in_case_only_are_two_files_whatever_the_configuration
         site.save(name, [name])
     site.run_once()
     assert [site.remote_file(name) for name in names] == [f"{name}\n" for name in names]
+
+
+def test_a_folder_never_takes_the_workers_storage_along(site: Site) -> None:
+    storage = site.worktree / "content" / "storage"
+    site.write_post("content/posts/a.md", "a\n")
+    (storage / "queue").mkdir(parents=True)
+    (storage / "config.json").write_text('{"dashboardToken": "a-token-of-the-dashboard"}')
+    job = {"id": "x", "slug": "all", "paths": ["content"]}
+    (storage / "queue" / "x.json").write_text(json.dumps(job))
+    result = site.run_once(BRITER_STORAGE_ROOT=str(storage))
+    assert [event["slug"] for event in result.of("published")] == ["all"], result.stdout
+    names = site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote).splitlines()
+    assert names == ["content/posts/a.md", "content/posts/welcome.md"]

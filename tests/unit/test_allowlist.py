@@ -307,3 +307,12 @@ def test_what_git_itself_calls_dangerous_is_never_accepted(names: set[str], repo
             assert not _accepts(f"content/{name}"), (name, complaints)
     if names == set(_SEEDS):
         assert complaints.count(" in tree ") >= len(_SEEDS)
+
+
+def test_the_workers_storage_is_refused_inside_an_allowed_folder() -> None:
+    allowlist = Allowlist(["content"], private=["content/storage"])
+    assert allowlist.resolve("content") == "content"
+    assert allowlist.resolve("content/storage2/a.md") == "content/storage2/a.md"
+    for path in ("content/storage", "content/storage/config.json"):
+        with pytest.raises(PathRefusedError, match="the worker's storage"):
+            allowlist.resolve(path)
