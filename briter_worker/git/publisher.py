@@ -277,7 +277,7 @@ class GitPublisher:
         """
         ref = self._batch_ref(plan)
         if any(item.staged.uses_lfs for item in items):
-            push_large_files(self._repository, ref, dry_run=self._dry_run)
+            push_large_files(self._repository, ref, base=plan.base, dry_run=self._dry_run)
         if not self._dry_run:
             self._plans.record(plan)
         try:

@@ -128,7 +128,7 @@ def _push(repository: Repository, new: str, tip: str) -> bool:
     ref = f"{repository.own_refs}/rebased"
     repository.update_refs((ref, new, None))
     if repository.git.config("filter.lfs.clean"):
-        push_large_files(repository, ref, dry_run=False)
+        push_large_files(repository, ref, base=tip, dry_run=False)
     try:
         is_done = push(repository, f"{ref}:{repository.branch_ref}", expect=tip)
     except UncertainPushError:

@@ -122,8 +122,11 @@ def move_side_branch(repository: Repository, source: str, branch: str, expect: s
         return False
 
 
-def push_large_files(repository: Repository, ref: str, *, dry_run: bool) -> None:
+def push_large_files(repository: Repository, ref: str, *, base: str | None, dry_run: bool) -> None:
     """Upload what git-lfs stores for this ref; the pointers alone would be broken files."""
+    if base and repository.git.worktree is None:
+        # git-lfs skips what a tracking ref has. It cannot fetch the blobs that a blobless clone lacks.
+        repository.update_refs((repository.tracking_ref, base, None))
     options = ["--dry-run"] if dry_run else []
     repository.git.run(
         *("lfs", "push", *options, repository.remote, ref), what="git-lfs could not upload large files"

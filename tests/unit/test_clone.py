@@ -12,6 +12,7 @@ import psutil
 import pytest
 from clones import LINES, Cluster, blobs_here, made, named, small
 from remotes import Exchange, HttpRemote, asks_for, git_daemon, http_remote, sshd
+from sites import children
 
 from briter_worker.errors import FailureCode, PublishError, StoppedError
 from briter_worker.git import clone
@@ -171,7 +172,7 @@ def test_no_thread_no_process_and_no_descriptor_outlives_a_drain(cluster: Cluste
     before = (threading.active_count(), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
     cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before  # noqa: PTH208
-    assert psutil.Process().children(recursive=True) == []
+    assert children() == []
 
 
 def test_a_drain_that_is_aborted_is_resolved_and_tried_again(cluster: Cluster) -> None:

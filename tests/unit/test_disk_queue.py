@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -151,8 +152,9 @@ def test_what_is_no_file_is_moved_aside_unopened(disk: Disk, tmp_path: Path) -> 
     (disk.root / "folder.json").mkdir()
     (disk.root / "folder.json" / "inside").write_text("kept")
     os.mkfifo(disk.root / "pipe.json")
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.bind(os.path.relpath(disk.root / "sock.json"))
+    # The path of a socket is short.
+    with socket.socket(socket.AF_UNIX) as sock, contextlib.chdir(disk.root):
+        sock.bind("sock.json")
     disk.save("other", ["x"])
     found = disk.queue.claim(NOW)
     assert found.claims
