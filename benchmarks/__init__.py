@@ -1,1 +1,1 @@
-"""What the worker costs, side by side with what a user would pick instead, and with the limit git sets."""
+"""Benchmarks: the worker, the alternatives and git's own limit, measured side by side in one run."""

@@ -1,6 +1,6 @@
-"""Where the measuring happens: a site with many posts, a bare remote, and fresh copies of both.
+"""The laboratory: sites with many posts and bare remotes, and fresh copies of both, in a temporary folder.
 
-Nothing of this machine's git or of its owner takes part, and nothing stays behind.
+Neither this machine's git configuration nor the user's takes part, and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,22 +26,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 FOLDER = "content/posts"
 _IDENTITY = "[user]\n\tname = A Person\n\temail = person@example.org\n"
 _OURS = ("GIT_", "BRITER_", "PYTHON", "XDG_")
-_WORDS = (
-    *("git", "post", "queue", "worker", "remote", "branch", "commit", "folder", "site", "reader", "writer"),
-    *("garden", "river", "mountain", "evening", "letter", "window", "bread", "winter", "silver", "paper"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How much is measured."""
-
-    quick: bool
-
-    @property
-    def posts(self) -> int:
-        """In the folder of an ordinary site."""
-        return 1_000 if self.quick else 10_000
+_WORDS = ("git", "post", "queue", "remote", "branch", "commit", "folder", "garden", "river", "mountain")
 
 
 @dataclass(slots=True)
@@ -48,33 +34,30 @@ class Lab:
     """A temporary folder, its environment, and the templates built in it so far."""
 
     root: Path
-    scale: Scale
+    quick: bool
     env: dict[str, str]
-    _templates: dict[tuple[int, bool], Path] = field(default_factory=dict)
+    _templates: dict[int, Path] = field(default_factory=dict)
     _copies: int = 0
 
-    def template(self, posts: int, *, nested: bool = False) -> Path:
-        """A site of this many posts, committed and pushed; built once."""
-        if (posts, nested) not in self._templates:
-            say(f"building a site of {posts:,} posts{', each in a folder by year' if nested else ''}")
-            place = self.root / f"template-{posts}{'-nested' if nested else ''}"
-            _build(place, posts, self.env, nested=nested)
-            self._templates[posts, nested] = place
-        return self._templates[posts, nested]
+    def template(self, posts: int) -> Path:
+        """Return a site of this many posts, committed and pushed. Built once."""
+        if posts not in self._templates:
+            say(f"building a site of {posts:,} posts")
+            place = self.root / f"template-{posts}"
+            _build(place, posts, self.env)
+            self._templates[posts] = place
+        return self._templates[posts]
 
     @contextmanager
-    def site(self, posts: int, *, nested: bool = False) -> Iterator[Site]:
-        """A fresh copy of the template, at rest: nothing is left to be written to the disk.
-
-        `nested`: as `content/posts/<year>/<slug>/index.md`, else all in one folder.
-        """
+    def site(self, posts: int) -> Iterator[Site]:
+        """Yield a fresh copy of the template. Nothing of the copy is left to be written to the disk."""
         self._copies += 1
         root = self.root / f"site-{self._copies}"
-        subprocess.run(["cp", "-a", str(self.template(posts, nested=nested)), str(root)], check=True)
-        site = Site(root, self.env, nested=nested)
+        subprocess.run(["cp", "-a", str(self.template(posts)), str(root)], check=True)
+        site = Site(root, self.env)
         try:
             site.git("remote", "set-url", "origin", str(site.remote))
-            # The copies have other inodes than the index remembers: not the measured commands' business.
+            # The copies have other inodes than the index remembers, which is no business of what is measured.
             site.git("update-index", "-q", "--refresh")
             os.sync()
             yield site
@@ -88,64 +71,72 @@ class Site:
 
     root: Path
     env: Mapping[str, str]
-    nested: bool = False
 
     @property
     def remote(self) -> Path:
-        """The bare repository that is pushed to."""
+        """The bare repository that receives the pushes."""
         return self.root / "remote.git"
 
     @property
     def worktree(self) -> Path:
-        """The site."""
+        """The CMS's checkout."""
         return self.root / "site"
 
     @property
+    def storage(self) -> Path:
+        """The worker's storage."""
+        return self.root / "storage"
+
+    @property
     def queue(self) -> Path:
-        """Where jobs wait."""
-        return self.root / "storage" / "queue"
+        """The folder of job files."""
+        return self.storage / "queue"
 
     def git(self, *args: str, stdin: str = "") -> str:
-        """What git prints, run in the work tree."""
+        """Return the output of git, run in the work tree."""
         return git(args, self.worktree, self.env, stdin)
 
     def environment(self, **env: str) -> dict[str, str]:
-        """For the worker: this site, live, and `env` on top."""
+        """Return the worker's environment for this site, live, with `env` on top."""
         return {
             **self.env,
             "BRITER_APP_ROOT": str(self.worktree),
-            "BRITER_STORAGE_ROOT": str(self.root / "storage"),
+            "BRITER_STORAGE_ROOT": str(self.storage),
             "BRITER_WORKER_DRY_RUN": "false",
             **env,
         }
 
-    def post(self, number: int) -> str:
-        """The path of a post."""
-        if self.nested:
-            return f"{FOLDER}/{2000 + number % 20}/post-{number:06}/index.md"
-        return f"{FOLDER}/post-{number:06}.md"
-
     def edit(self, number: int) -> str:
-        """Change a post, as an editor does; its path."""
-        path = self.post(number)
+        """Append a paragraph to a post and return the post's path. A post that is missing is created."""
+        path = post_path(number)
         with (self.worktree / path).open("a", encoding="utf-8") as file:
             file.write(f"\nOne more paragraph, written at {time.time_ns()}.\n")
         return path
 
-    def save(self, number: int, **keys: str) -> Path:
-        """A job for the post, under a name that the worker does not read; rename it to `.json` to save."""
-        document = {"id": f"job-{number}", "slug": f"post-{number:06}", "paths": [self.post(number)], **keys}
+    def prepare_job(self, number: int, **keys: str) -> Path:
+        """Write a job for the post under a name that the worker ignores. `commit_job` saves it."""
+        document = {"id": f"job-{number}", "slug": f"post-{number:06}", "paths": [post_path(number)], **keys}
         partial = self.queue / f"job-{number:06}.tmp"
         partial.write_text(json.dumps(document), encoding="utf-8")
         return partial
 
-    def published(self) -> int:
-        """How many commits the remote has."""
+    def count_commits(self) -> int:
+        """Return the number of the remote's commits."""
         return int(git(("rev-list", "--count", "main"), self.remote, self.env))
 
 
+def post_path(number: int) -> str:
+    """Return the path of a post."""
+    return f"{FOLDER}/post-{number:06}.md"
+
+
+def commit_job(partial: Path) -> None:
+    """Save a prepared job, as producers do: with a rename."""
+    partial.rename(partial.with_suffix(".json"))
+
+
 def git(args: Sequence[str], folder: Path, env: Mapping[str, str], stdin: str = "") -> str:
-    """What git prints; CalledProcessError when it fails."""
+    """Return the output of git. Raises RuntimeError with git's words."""
     done = subprocess.run(
         ["git", *args], cwd=folder, env=env, input=stdin, capture_output=True, text=True, check=False
     )
@@ -155,12 +146,12 @@ def git(args: Sequence[str], folder: Path, env: Mapping[str, str], stdin: str = 
 
 
 def worker(*args: str) -> list[str]:
-    """The command that a user would type."""
+    """Return the worker's command line."""
     return [sys.executable, "-m", "briter_worker", *args]
 
 
 def timed(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> float:
-    """Seconds from start to end of a process that must succeed."""
+    """Return the seconds from start to end of a process that must succeed."""
     began = time.perf_counter()
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     took = time.perf_counter() - began
@@ -170,44 +161,36 @@ def timed(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> float
 
 
 @contextmanager
-def daemon(site: Site, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """`run` as a service; it has said that it started, and it is gone on leaving."""
+def daemon(folder: Path, env: Mapping[str, str], *, is_read: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """Yield the worker as a started service, and end it. `is_read`: a thread reads the log from now on."""
     with subprocess.Popen(
-        worker("run"),
-        cwd=site.root,
-        env=site.environment(**env),
-        stdout=subprocess.PIPE,
-        text=True,
+        worker("run"), cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         try:
             wait_for(process, "worker-started")
+            if is_read:
+                threading.Thread(target=process.stdout.read, daemon=True).start()  # type: ignore[union-attr]
             yield process
             process.terminate()
-            process.communicate(timeout=60)
+            process.wait(60) if is_read else process.communicate(timeout=60)
         finally:
             process.kill()
 
 
-def wait_for(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
-    """The next log line of this event."""
+def wait_for(process: subprocess.Popen[str], event: str) -> None:
+    """Read the log up to the next line of this event."""
+    lines = []
     for line in process.stdout or ():
-        entry: dict[str, Any] = json.loads(line.partition(" ")[2])
-        if entry["event"] == event:
-            return entry
-    raise RuntimeError(f"the worker ended before it said {event}")
-
-
-def memory_of(pid: int, name: str) -> float:
-    """MiB, as the kernel counts them: `VmRSS` now, `VmHWM` at most so far."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"no {name} for {pid}")
+        lines.append(line)
+        entry: dict[str, Any] = json.loads(line[line.find("{") :]) if "{" in line else {}
+        if entry.get("event") == event:
+            return
+    raise RuntimeError(f"the worker ended before {event}: {''.join(lines)[-2000:]}")
 
 
 @contextmanager
-def laboratory(scale: Scale) -> Iterator[Lab]:
-    """A lab in a temporary folder, which is gone on leaving."""
+def laboratory(*, quick: bool) -> Iterator[Lab]:
+    """Yield a lab in a temporary folder, and remove the folder."""
     root = Path(tempfile.mkdtemp(prefix="briter-bench-")).resolve()
     try:
         home = root / "home"
@@ -222,13 +205,13 @@ def laboratory(scale: Scale) -> Iterator[Lab]:
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",
         }
-        yield Lab(root, scale, env)
+        yield Lab(root, quick, env)
     finally:
         remove(root)
 
 
 def remove(folder: Path) -> None:
-    """Nothing of the folder is left, also when a git that tidies in the background still writes to it."""
+    """Remove the folder, also while a `git maintenance` in the background still writes to it."""
     for _ in range(20):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -238,20 +221,18 @@ def remove(folder: Path) -> None:
 
 
 def say(text: str) -> None:
-    """Tell the person who waits what is going on."""
+    """Report progress."""
     print(f"    {text}", file=sys.stderr, flush=True)
 
 
-def _build(place: Path, posts: int, env: Mapping[str, str], *, nested: bool) -> None:
-    site = Site(place, env, nested)
+def _build(place: Path, posts: int, env: Mapping[str, str]) -> None:
+    site = Site(place, env)
     site.queue.mkdir(parents=True)
     (site.worktree / FOLDER).mkdir(parents=True)
     words = random.Random(1)  # noqa: S311 - the same posts each time
     for number in range(posts):
         text = " ".join(words.choices(_WORDS, k=250))
-        file = site.worktree / site.post(number)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"# Post {number}\n\n{text}\n", encoding="utf-8")
+        (site.worktree / post_path(number)).write_text(f"# Post {number}\n\n{text}\n", encoding="utf-8")
     site.git("init", "--quiet", "--initial-branch=main")
     site.git("add", "--all")
     site.git("commit", "--quiet", "--message=Start the site")

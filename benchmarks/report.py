@@ -1,10 +1,11 @@
-"""Figures, and how they are told: a table for the terminal, Markdown and JSON for the repository."""
+"""Figures as a table for the terminal, as JSON and Markdown in `results/`, and in the documentation."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 from dataclasses import asdict, dataclass, field
@@ -15,71 +16,48 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
-_PERCENT = 99
+_PAGES = ("README.md", "docs/explanation/speed.md", "docs/explanation/cluster-speed.md")
+_PART = re.compile(r"(<!-- bench:([\w,]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+_CHECKED = ["figure", "measured", "target", ""]
+_MEASURED = ["series", "median", "least", "most", "times"]
+_THREE_DIGITS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A figure that has something to reach. The README shows those that are `headline`."""
+    """A figure with a target."""
 
     name: str
     value: float
     unit: str
     target: float
     at_least: bool = False
-    headline: bool = False
 
     @property
     def met(self) -> bool:
-        """Whether the target is reached."""
+        """Return True if the target is reached."""
         return self.value >= self.target if self.at_least else self.value <= self.target
 
     def row(self) -> list[str]:
-        """Its line of the table."""
+        """Return the line of the table."""
         sign = "≥" if self.at_least else "≤"
-        return [
-            self.name,
-            f"{number(self.value)}{self.unit}",
-            f"{sign} {number(self.target)}{self.unit}",
-            "met" if self.met else "MISSED",
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """Figures to be drawn: curves of points, on logarithmic axes where those are named."""
-
-    file: str
-    title: str
-    x: str
-    y: str
-    curves: dict[str, list[tuple[float, float]]]
-    logarithmic: str = ""
+        target = f"{sign} {number(self.target)}{self.unit}"
+        return [self.name, f"{number(self.value)}{self.unit}", target, "met" if self.met else "MISSED"]
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What was measured again and again."""
+    """Repeated measurements of one thing."""
 
     name: str
     unit: str
     values: Sequence[float]
 
-    @property
-    def median(self) -> float:
-        """The middle."""
-        return statistics.median(self.values)
-
-    @property
-    def p99(self) -> float:
-        """What one in a hundred exceeds, and no more; with fewer values, the largest."""
-        ordered = sorted(self.values)
-        return ordered[-(-len(ordered) * _PERCENT // 100) - 1]
-
     def row(self) -> list[str]:
-        """Its line of the table."""
-        figures = (self.median, min(self.values), max(self.values))
+        """Return the line of the table."""
+        figures = (statistics.median(self.values), min(self.values), max(self.values))
         return [self.name, *(f"{number(each)} {self.unit}" for each in figures), str(len(self.values))]
 
 
@@ -91,63 +69,37 @@ class Section:
     what: str
     checks: list[Check] = field(default_factory=list)
     series: list[Series] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    """What could not be measured here, and why."""
-    plots: list[Plot] = field(default_factory=list)
-
-    def plain(self) -> str:
-        """For the terminal."""
-        tables = [lines for rows in self._tables() for lines in (*aligned(rows), "")]
-        return "\n".join([self.title, "", *tables, *(f"    {note}" for note in self.notes), ""])
-
-    def markdown(self) -> str:
-        """For the repository."""
-        tables = [lines for rows in self._tables() for lines in (*marked(rows), "")]
-        return "\n".join(
-            [f"## {self.title}", "", self.what, "", *tables, *(f"- {note}" for note in self.notes), ""]
-        )
-
-    def data(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "title": self.title,
-            "what": self.what,
-            "notes": self.notes,
-            "checks": [asdict(check) | {"met": check.met} for check in self.checks],
-            "series": [asdict(each) | {"median": each.median} for each in self.series],
-            "plots": [asdict(plot) for plot in self.plots],
-        }
+    machine: Mapping[str, str | int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Section:
-        """The one that `data` was of."""
-        return cls(
-            data["title"],
-            data["what"],
-            [Check(**{key: each[key] for key in each if key != "met"}) for each in data["checks"]],
-            [Series(each["name"], each["unit"], each["values"]) for each in data["series"]],
-            list(data["notes"]),
-            [Plot(**each) for each in data["plots"]],
-        )
+    def from_json(cls, data: Mapping[str, Any]) -> Section:
+        """Return the section that was written as `data`."""
+        checks = [Check(**each) for each in data["checks"]]
+        series = [Series(**each) for each in data["series"]]
+        return cls(data["title"], data["what"], checks, series, data["machine"])
+
+    def plain(self) -> str:
+        """Return the text for the terminal."""
+        tables = [lines for rows in self._tables() for lines in (*_align(rows), "")]
+        return "\n".join([self.title, "", *tables])
+
+    def markdown(self) -> str:
+        """Return the text for the repository."""
+        tables = [lines for rows in self._tables() for lines in (*_format_table(rows), "")]
+        return "\n".join([f"## {self.title}", "", self.what, "", describe(self.machine), "", *tables])
 
     def _tables(self) -> list[list[list[str]]]:
-        """Ratios first."""
-        checks = [CHECKED, *(check.row() for check in self.checks)]
-        head = ["measured", "median", "least", "most", "times"]
-        series = [head, *(each.row() for each in self.series)]
-        return [rows for rows in (checks, series) if len(rows) > 1]
-
-
-CHECKED = ["ratios and limits", "measured", "target", ""]
+        checks = [_CHECKED, *(check.row() for check in self.checks)]
+        return [checks, [_MEASURED, *(each.row() for each in self.series)]]
 
 
 def ratio(one: Sequence[float], other: Sequence[float]) -> float:
-    """How many times the other: the middle over repetitions, each within itself, as machines drift."""
+    """Return the median of one / other, each within its repetition, because machines drift."""
     return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
 
-def machine() -> dict[str, str | int]:
-    """What it was measured on."""
+def read_machine() -> dict[str, str | int]:
+    """Return what the figures are measured on."""
     git = subprocess.run(["git", "--version"], capture_output=True, text=True, check=True).stdout
     return {
         "date": datetime.now(UTC).date().isoformat(),
@@ -160,60 +112,101 @@ def machine() -> dict[str, str | int]:
     }
 
 
-def described(about: Mapping[str, str | int]) -> str:
-    """The machine in one sentence."""
+def describe(about: Mapping[str, str | int]) -> str:
+    """Return the machine in one sentence."""
     return (
         f"Measured on {about['date']}: {about['cores']} cores ({about['cpu']}), {about['system']}, "
-        f"Python {about['python']}, git {about['git']}; load at the start {about['load']}."
+        f"Python {about['python']}, git {about['git']}; load average at the start {about['load']}."
     )
 
 
-def write(
-    result: str, measured: Mapping[str, Section], about: dict[str, str | int], names: Sequence[str]
-) -> list[Path]:
-    """Write these figures into `results/`, beside those of `names` that are there already; the files."""
+def write(result: str, name: str, section: Section, names: Sequence[str]) -> list[Path]:
+    """Put the section into `results/`, beside the other sections of `names`; return the files."""
     RESULTS.mkdir(exist_ok=True)
     files = [RESULTS / f"{result}.json", RESULTS / f"{result}.md"]
-    known = _earlier(files[0])
-    known |= {name: {"name": name, "machine": about} | each.data() for name, each in measured.items()}
-    sections = [known[name] for name in names if name in known]
-    line = (
-        f"{described(about)} Repetitions are interleaved; ratios are taken within a repetition, then their "
-        "median. Repeat it with `scripts/bench`."
+    known = {**read_sections(result), name: section}
+    sections = {name: known[name] for name in names if name in known}
+    data = {name: asdict(each) for name, each in sections.items()}
+    head = (
+        "# Benchmarks\n\nRepetitions are interleaved. A ratio is taken within each repetition; the figure is "
+        "the median of these ratios. `scripts/bench all` measures again.\n"
     )
-    parts = ["# Benchmarks", "", line, ""]
-    for data in sections:
-        parts.append(Section.of(data).markdown())
-        if data["machine"] != about:
-            parts += [f"Of another run. {described(data['machine'])}", ""]
-    text = "\n".join(parts)
-    # Whole or not at all: it may be ended at any time.
-    for file, content in zip(
-        files,
-        (
-            json.dumps({"machine": about, "sections": sections}, indent=1, ensure_ascii=False) + "\n",
-            text.rstrip() + "\n",
-        ),
-        strict=True,
-    ):
-        partial = file.with_suffix(".partial")
-        partial.write_text(content, encoding="utf-8")
+    texts = (
+        json.dumps(data, indent=1, ensure_ascii=False) + "\n",
+        "\n".join([head, *(each.markdown() for each in sections.values())]).rstrip() + "\n",
+    )
+    for file, text in zip(files, texts, strict=True):
+        partial = file.with_suffix(".partial")  # the run may be ended at any time
+        partial.write_text(text, encoding="utf-8")
         partial.replace(file)
     return files
 
 
-def _earlier(file: Path) -> dict[str, dict[str, Any]]:
-    """The sections of an earlier run, by name; one without a name is from when all were written at once."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+def read_sections(result: str) -> dict[str, Section]:
+    """Return the sections measured so far."""
+    file = RESULTS / f"{result}.json"
+    if not file.exists():
         return {}
-    return {section["name"]: section for section in data["sections"] if "name" in section}
+    data = json.loads(file.read_text(encoding="utf-8"))
+    return {name: Section.from_json(each) for name, each in data.items()}
+
+
+def fill_pages(*, write_files: bool) -> list[Path]:
+    """Return the pages that show other figures than `results/all.json`; with `write_files`, correct them."""
+    sections = read_sections("all")
+
+    def fill(part: re.Match[str]) -> str:
+        names = part[2].split(",")
+        wanted = ["drain", "latency", "held"] if names == ["headline"] else names
+        if any(name not in sections for name in wanted):
+            lines = ["Not measured yet: run `scripts/bench all`."]
+        elif names == ["headline"]:
+            lines = _headline(sections)
+        else:
+            lines = _targets([sections[name] for name in names])
+        return "\n".join([part[1], *lines, "", part[3]])
+
+    stale = []
+    for page in _PAGES:
+        text = (PROJECT / page).read_text(encoding="utf-8")
+        if (filled := _PART.sub(fill, text)) != text:
+            stale.append(PROJECT / page)
+            if write_files:
+                (PROJECT / page).write_text(filled, encoding="utf-8")
+    return stale
+
+
+def _headline(sections: Mapping[str, Section]) -> list[str]:
+    """Return the README's three figures."""
+    drain, latency, held = (sections[name] for name in ("drain", "latency", "held"))
+    speed, save, cpu = drain.checks[0], latency.checks[-2], held.checks[0]
+    figures = (
+        (f"{number(speed.value)}× faster", "than GitPython's add, commit and push per job", drain.title),
+        (
+            f"{number(save.value)}× the time",
+            "of git add, commit and push per save (lower is better)",
+            save.name,
+        ),
+        (f"{number(cpu.value)} s of CPU time", "per idle minute (lower is better)", held.title),
+    )
+    lines = [
+        f"- **{figure}** {what}: {where.partition(': ')[2] or where}." for figure, what, where in figures
+    ]
+    return [*lines, "", describe(drain.machine)]
+
+
+def _targets(sections: Sequence[Section]) -> list[str]:
+    """Return one table of all targets, and what they were measured on."""
+    rows = [_CHECKED]
+    for section in sections:
+        rows += [[f"**{section.title}**", "", "", ""], *(check.row() for check in section.checks)]
+    machines = {describe(section.machine): None for section in sections}
+    return [*_format_table(rows), "", *machines]
 
 
 def number(value: float) -> str:
-    """Three digits that mean something."""
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"  # noqa: PLR2004
+    """Format with three significant digits."""
+    return f"{value:,.0f}" if abs(value) >= _THREE_DIGITS or value == int(value) else f"{value:.3g}"
 
 
 def _cpu() -> str:
@@ -225,20 +218,17 @@ def _cpu() -> str:
     return next(names, platform.machine())
 
 
-def aligned(rows: list[list[str]]) -> list[str]:
-    """A table for a terminal."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+def _align(rows: list[list[str]]) -> list[str]:
+    """Format a table for a terminal."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
-    for row in rows:
-        first, *rest = (
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join(["   ", first, *rest]).rstrip())
+    for first, *rest in rows:
+        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        lines.append("  ".join(["   ", first.ljust(widths[0]), *cells]).rstrip())
     return lines
 
 
-def marked(rows: list[list[str]]) -> list[str]:
-    """A table in Markdown."""
+def _format_table(rows: list[list[str]]) -> list[str]:
+    """Format a table in Markdown."""
     head, *body = ["| " + " | ".join(row) + " |" for row in rows]
     return [head, "|---" + "|--:" * (len(rows[0]) - 1) + "|", *body]

@@ -1,6 +1,11 @@
-"""Publishes the posts of a flat-file CMS through git, exactly once each."""
+"""Publish the posts of a flat-file CMS through git, exactly once each."""
 
-from __future__ import annotations
+import os
+import sys
+
+# `python -m` searches the current folder first. No module of a site, such as its git.py, may be loaded.
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
+    del sys.path[0]
 
 from typing import TYPE_CHECKING
 
@@ -11,9 +16,9 @@ __all__ = ["Enqueued", "enqueue"]
 
 
 def __getattr__(name: str) -> object:
-    # `import briter_worker` happens before every command; only writers need the client.
-    if name in __all__:
-        from briter_worker import client  # noqa: PLC0415
+    """Import the client when a producer asks for it: `__main__` has to prepare the process first."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from briter_worker import client  # noqa: PLC0415
 
-        return getattr(client, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(client, name)

@@ -1,8 +1,8 @@
-"""Which declared paths may be published, decided from their text alone.
+"""Decide from their text alone which declared paths may be published.
 
-A path that passes is relative, stays below an allowed folder and is nothing that git treats specially,
-whichever system the site is checked out on. What the text cannot tell (symlinks, special files, nested
-repositories, ignored files) is staging's to check.
+A path that passes is relative, stays below an allowed folder and names nothing that git treats specially, on
+whichever system the site is checked out. Staging checks what the text cannot tell: symlinks, special files,
+nested repositories, ignored files.
 """
 
 from __future__ import annotations
@@ -11,65 +11,71 @@ import re
 import unicodedata
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import UsageError, for_people
+from briter_worker.errors import UsageError
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MAX_PATH = 4096
-MAX_PART = 255
-"""Bytes: what Linux can open. A longer name could not have been saved."""
+MAX_PATH_BYTES = 4096
+MAX_PARTS = 64
+MAX_PART_BYTES = 255
+"""What Linux can open: a longer name could not have been saved."""
 
 
 class PathRefusedError(Exception):
-    """This path is not published. `reason` is one line that says why, and what to do."""
+    """Refuse to publish a path. `reason` is one line that says why, and what to do."""
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
-        self.reason = for_people(reason)
+        self.reason = one_line(reason)
         super().__init__(self.reason)
 
 
 class Allowlist:
     """The folders of a site from which jobs may publish."""
 
-    def __init__(self, folders: Iterable[str]) -> None:
+    def __init__(self, folders: Iterable[str], *, private: Iterable[str] = ()) -> None:
+        """`private` has folders inside the repository that are never published: the worker's storage."""
+        self._private = tuple(private)
         try:
-            self.folders = tuple(dict.fromkeys(_safe(folder) for folder in folders))
+            self.folders = tuple(dict.fromkeys(_check(folder) for folder in folders))
         except PathRefusedError as refused:
-            raise UsageError(
-                for_people(f"{refused.path!r} cannot be an allowed folder: {refused.reason}")
-            ) from None
+            raise UsageError(f"{refused.path!r} cannot be an allowed folder: {refused.reason}") from None
 
     def resolve(self, declared: str) -> str:
-        """The path to stage, without a trailing slash, otherwise to the letter as declared.
+        """Return the path to stage: as declared, without a trailing slash.
 
         Raises PathRefusedError when it is not safe, or outside every allowed folder.
         """
-        path = _safe(declared)
-        if not any(holds(folder, path) for folder in self.folders):
+        path = _check(declared)
+        if not any(is_inside(folder, path) for folder in self.folders):
             allowed = ", ".join(f"{folder}/" for folder in self.folders) or "none"
             raise PathRefusedError(
                 declared, f"it is under none of the allowed folders ({allowed}): see BRITER_ALLOWED_PATHS"
             )
+        if any(is_inside(folder, path) for folder in self._private):
+            raise PathRefusedError(declared, "it is in the worker's storage, which holds queue and settings")
         return path
 
 
-def holds(folder: str, path: str) -> bool:
-    """Whether `path` is `folder` or lies under it, part by part: `content` does not hold `content2/a`."""
+def is_inside(folder: str, path: str) -> bool:
+    """Return True if `path` is `folder` or below it: `content2/a` is not inside `content`."""
     return path == folder or path.startswith(f"{folder}/")
 
 
-def may_be_checked_out(path: str) -> bool:
-    """Whether git itself would write it into a work tree, on any system: what a remote has may be hostile."""
+def is_safe_to_check_out(path: str) -> bool:
+    """Return True if git itself would write this path of a remote into a work tree, on any system."""
     parts = path.split("/")
-    return all(part not in {"", ".", ".."} and _gits_own(_seen_as(part)) != ".git" for part in parts)
+    return all(part not in {"", ".", ".."} and _special_file(_folded(part)) != ".git" for part in parts)
 
 
 _CONTROL = r"[\x00-\x1f\x7f-\x9f]"
 
 
-def _safe(declared: str) -> str:
+def _check(declared: str) -> str:
+    """Return the path without a trailing slash. Raises PathRefusedError when it is not safe."""
+
     def refuse(reason: str) -> PathRefusedError:
         return PathRefusedError(declared, reason)
 
@@ -77,35 +83,37 @@ def _safe(declared: str) -> str:
         size = len(declared.encode())
     except UnicodeEncodeError:
         raise refuse("it is not valid Unicode: rename the file") from None
-    if size > MAX_PATH:
-        raise refuse(f"it has {size} bytes, and a path has at most {MAX_PATH}: shorten it")
+    if size > MAX_PATH_BYTES:
+        raise refuse(f"it has {size} bytes, and a path has at most {MAX_PATH_BYTES}: shorten it")
     if control := re.search(_CONTROL, declared):
         raise refuse(f"it has a control character in it (U+{ord(control[0]):04X}): rename the file")
     if "\\" in declared:
         raise refuse("it has a backslash in it: write / between parts")
+    if not declared:
+        raise refuse("it is empty: name a file or a folder, relative to the site's repository")
     if declared.startswith("/"):
         raise refuse("it is absolute: write it relative to the site's repository")
     path = declared.removesuffix("/")
-    if not path:
-        raise refuse("it is empty: name a file or a folder, relative to the site's repository")
-    for part in path.split("/"):
-        if reason := _forbidden(part):
-            raise refuse(reason)
+    parts = path.split("/")
+    if len(parts) > MAX_PARTS:
+        raise refuse(f"it has {len(parts)} parts, and a path has at most {MAX_PARTS}: move it up")
+    if reason := next(filter(None, map(_objection, parts)), None):
+        raise refuse(reason)
     return path
 
 
-def _forbidden(part: str) -> str | None:
-    """Why no path may have this part, if so."""
+def _objection(part: str) -> str | None:
+    """Return why no path may have this part, if so."""
     if not part:
         return "it has an empty part (//): write one / between parts"
     if part in {".", ".."}:
         return f"it has a part {part!r}: write it in full, relative to the site's repository"
-    if len(part.encode()) > MAX_PART:
-        return f"it has a part of more than {MAX_PART} bytes: shorten it"
-    name = _seen_as(part)
+    if len(part.encode()) > MAX_PART_BYTES:
+        return f"it has a part of more than {MAX_PART_BYTES} bytes: shorten it"
+    name = _folded(part)
     if not name and not part.startswith(":"):  # no file system reads that as a folder; some only lack it
         return f"some systems drop the part {part!r} or read it as another folder: use another name"
-    if special := _gits_own(name):
+    if special := _special_file(name):
         return f"{part!r} can name {special}, which belongs to the site's developers: use another name"
     return None
 
@@ -134,16 +142,16 @@ _SHAPELESS = {"Cf", "Mn"}
 _FILLERS = "[\u115f\u1160\u3164\uffa0\U000e0000-\U000e0fff]"
 
 
-def _seen_as(part: str) -> str:
-    """What the most careless file system makes of this name; empty when nothing is left of it."""
+def _folded(part: str) -> str:
+    """Return the name as the most tolerant file system reads it; empty when nothing is left."""
     if not part.isascii():
         kept = re.sub(_FILLERS, "", part)
         part = "".join(c for c in kept if unicodedata.category(c) not in _SHAPELESS)
     return part.partition(":")[0].rstrip(" .").casefold()
 
 
-def _gits_own(name: str) -> str | None:
-    """The special file of git's that some file system would open under this name."""
+def _special_file(name: str) -> str | None:
+    """Return the special file of git that some file system would open under this name."""
     if not name.startswith(".") and "~" not in name:
         return None
     return next((special for special, names in _SPECIAL.items() if re.fullmatch(names, name)), None)

@@ -1,82 +1,127 @@
-"""The command line: one command is run, and whatever happens becomes an exit status and at most one line."""
+"""The command line: every command, its exit status, and one line per error."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import traceback
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated
 
-from briter_worker import views
-from briter_worker.commands import DeclinedError, plain
-from briter_worker.errors import PublishError, UsageError, explained, for_people
+import typer
+import typer.main
+
+from briter_worker.commands import output
+from briter_worker.errors import FixableError, PublishError, UsageError, os_error_fix, os_error_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_COMMANDS = {
+    "run": ("run", "run"),
+    "enqueue": ("queue", "enqueue"),
+    "list": ("queue", "list_"),
+    "show": ("queue", "show"),
+    "history": ("queue", "history"),
+    "retry": ("queue", "retry"),
+    "cancel": ("queue", "cancel"),
+    "publish-now": ("queue", "publish_now"),
+    "pause": ("queue", "pause"),
+    "resume": ("queue", "resume"),
+    "pull": ("admin", "pull"),
+    "status": ("admin", "status"),
+    "health": ("admin", "health"),
+    "doctor": ("admin", "doctor"),
+    "serve": ("run", "serve"),
+    "schema": ("admin", "schema"),
+    "import": ("admin", "import_"),
+    "export": ("admin", "export"),
+    "site": ("site", "app"),
+    "db": ("admin", "database_app"),
+}
+"""The module in `commands` and the function or group of each command."""
 
-class Invocation:
-    """What holds for every command."""
 
-    def __init__(self, *, debug: bool) -> None:
-        self.debug = debug
+def build_app(wanted: str | None = None) -> typer.Typer:
+    """Return the command line with the wanted command alone, or with all: a worker needs few imports."""
+    app = typer.Typer(
+        name="briter-worker",
+        help="Publish the posts of a flat-file CMS through git.",
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_read_common_options)
+    for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
+        module, function = _COMMANDS[name]
+        command = getattr(import_module(f"briter_worker.commands.{module}"), function)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        output.write(f"briter-worker {version('briter-worker')}")
+        raise typer.Exit
+
+
+def _read_common_options(
+    context: typer.Context,
+    *,
+    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks. [env: BRITER_DEBUG]")] = False,
+    version: Annotated[  # noqa: ARG001 - its callback has done the work
+        bool,
+        typer.Option(
+            "--version",
+            callback=lambda wanted: _print_version(wanted=wanted),
+            is_eager=True,
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:
+    context.obj["debug"] |= debug
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command; its exit status. Whatever goes wrong is one line, not a traceback."""
-    invocation = Invocation(debug=bool(os.environ.get("BRITER_DEBUG")))
+    """Run one command and return its exit status. An error is one line, not a traceback."""
+    common = {"debug": bool(os.environ.get("BRITER_DEBUG"))}
+    wanted = next((argument for argument in argv if not argument.startswith("-")), None)
+    status = 0
     try:
-        status = _run(list(argv), invocation)
-        views.put("")  # what typer has printed may still be on its way
+        try:
+            typer.main.get_command(build_app(wanted)).main(list(argv), prog_name="briter-worker", obj=common)
+        except SystemExit as ending:
+            status = ending.code if isinstance(ending.code, int) else 1
+        output.write("")  # flushes what Typer printed
     except Exception as error:
-        if invocation.debug:
+        if common["debug"]:
             raise
-        text, status = _explained(error)
-        views.tell(text)
+        status = _report_error(error)
     finally:
-        views.let_go()
+        output.discard_unwritten()
     return status
 
 
-def _run(argv: list[str], invocation: Invocation) -> int:
-    asked = plain.read(argv)
-    if isinstance(asked, plain.Run):
-        from briter_worker.commands.publish import publish  # noqa: PLC0415 - one command loads no other
-
-        return publish(once=asked.once)
-    if asked is not None:
-        from briter_worker.commands.ask import ask  # noqa: PLC0415 - as above
-
-        ask(asked)
-        return 0
-
-    import typer.main  # noqa: PLC0415 - see plain
-
-    from briter_worker.commands.app import app  # noqa: PLC0415
-
-    try:
-        typer.main.get_command(app).main(argv, prog_name="briter-worker", obj=invocation)
-    except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else 1
-    return 0
-
-
-def _explained(error: Exception) -> tuple[str, int]:
+def _report_error(error: Exception) -> int:
     match error:
         case UsageError():
-            return str(error), 2
-        case DeclinedError() | PublishError():
-            return str(error), 1
+            output.report(error.message, error.fix)
+            return 2
+        case FixableError() | PublishError():
+            output.report(error.message, error.fix)
         case OSError(strerror=str()):
-            return explained(error), 1
-        case OSError(errno=None):  # said by us, or by a library, in words of its own
-            return for_people(str(error)) or type(error).__name__, 1
+            output.report(os_error_text(error), os_error_fix(error))
+        case OSError():
+            output.report(str(error) or type(error).__name__, getattr(error, "fix", ""))
         case _:
-            what = f"{type(error).__name__}: {error} ({_place(error)})"
-            return f"a mistake in the worker itself: {what}. BRITER_DEBUG=1 shows more; please report it", 1
-
-
-def _place(error: Exception) -> str:
-    """Where it was raised."""
-    step = error.__traceback__
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    return f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}" if step else "nowhere"
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            output.report(
+                f"internal error: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})",
+                "report it, with the output of BRITER_DEBUG=1",
+            )
+    return 1

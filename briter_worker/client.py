@@ -1,4 +1,4 @@
-"""For writers in Python: ask for a post to be published, safely, in one call."""
+"""For producers in Python: enqueue a post in one call, safely."""
 
 from __future__ import annotations
 
@@ -12,22 +12,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from briter_worker.queues.files import SUFFIX, sync_folder, write_new
+from briter_worker.job import (
+    GIT_SYNC,
+    SUFFIX,
+    Document,
+    Job,
+    MalformedJobError,
+    UnreadableJobError,
+    encode_document,
+    format_time,
+    parse_time,
+    read_document,
+)
+from briter_worker.queues.disk.files import sync_folder, write_new
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _AUTHOR = re.compile(r"\s*(?P<name>[^<>]*[^<>\s])\s*<(?P<email>[^<>\s]+)>\s*")
-_OURS = frozenset(
-    {"id", "slug", "paths", "message", "scheduledFor", "createdAt", "author"}
-    | {"status", "attempts", "nextAttemptAt", "lastError", "failure", "updatedAt", "commitMessage", "attempt"}
+_RESERVED = frozenset(
+    {"id", "slug", "paths", "message", "scheduledFor", "createdAt", "firstSavedAt", "author", "status"}
+    | {"attempts", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt", "dryRunAt"}
+    | {"commitMessage", "attempt"}
 )
-_REMEMBERED = 10_000
+_MAX_REMEMBERED_SLUGS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """A job that is in the queue, durably."""
+    """A job that is durably in the queue."""
 
     id: str
     path: Path
@@ -43,16 +56,14 @@ def enqueue(
     queue: Path | None = None,
     **extra: Any,  # noqa: ANN401 - any JSON value: keys that the worker keeps but does not know
 ) -> Enqueued:
-    """Ask for `paths` to be published as one commit; of several calls for a slug the last one wins.
+    """Write a job that publishes `paths` as one commit; of several calls for a slug the last one wins.
 
-    When it returns, the job survives a power cut. `at` holds it until then (no offset means UTC). Without
-    `queue`, the folder is found as the worker finds it, by `BRITER_QUEUE_ROOT`, `BRITER_STORAGE_ROOT` and
-    `BRITER_APP_ROOT`.
+    When the function returns, the job survives a power cut. `at` schedules it (no offset means UTC). Without
+    `queue`, the folder follows from `BRITER_QUEUE_ROOT`, `BRITER_STORAGE_ROOT` and `BRITER_APP_ROOT`.
 
-    Raises ValueError when the worker would refuse the job, OSError when it could not be written.
+    Raises ValueError when the worker would refuse the job, OSError when the job could not be written.
     """
-    document = _document(slug, paths, message=message, at=at, author=author, **extra)
-    return _put(document["id"], _checked(document), queue)
+    return submit(compose(slug, paths, message=message, at=at, author=author, **extra), queue=queue)
 
 
 def compose(
@@ -62,34 +73,17 @@ def compose(
     message: str | None = None,
     at: datetime | str | None = None,
     author: tuple[str, str] | str | None = None,
-    **extra: Any,  # noqa: ANN401 - as above
-) -> dict[str, Any]:
-    """The job that `enqueue` would write, with an id of its own. Raises ValueError as `enqueue` does."""
-    document = _document(slug, paths, message=message, at=at, author=author, **extra)
-    _checked(document)
-    return document
-
-
-def _document(
-    slug: str,
-    paths: Sequence[str],
-    *,
-    message: str | None,
-    at: datetime | str | None,
-    author: tuple[str, str] | str | None,
-    **extra: Any,  # noqa: ANN401 - as above
-) -> dict[str, Any]:
-    # Here, so that a program that only may enqueue does not wait for pydantic when it starts.
-    from briter_worker.job import format_time  # noqa: PLC0415
-
+    **extra: Any,  # noqa: ANN401 - as in enqueue
+) -> Document:
+    """Return the job that `enqueue` would write. Raises ValueError when the worker would refuse it."""
     if isinstance(paths, str | bytes):
         raise ValueError(f"paths is a list of paths, not {paths!r}")  # noqa: TRY004 - one error for all values
-    if taken := sorted(_OURS & extra.keys()):
-        raise ValueError(f"{', '.join(taken)}: set by the worker or by an argument of its own")
-    created = _moment(slug)
-    document: dict[str, Any] = {
+    if reserved := sorted(_RESERVED & extra.keys()):
+        raise ValueError(f"{', '.join(reserved)}: set by the worker or by an argument of its own")
+    created = _next_millisecond(slug)
+    document: Document = {
         "id": _sortable_id(created),
-        "type": "git-sync",
+        "type": GIT_SYNC,
         "slug": slug,
         "paths": list(paths),
         "createdAt": format_time(created / 1000),
@@ -97,116 +91,94 @@ def _document(
     if message is not None:
         document["message"] = message
     if at is not None:
-        document["scheduledFor"] = _time(at)
+        document["scheduledFor"] = _iso_time(at)
     if author is not None:
-        document["author"] = _author(author)
-    document.update(extra)
+        name_and_email = parse_author(author) if isinstance(author, str) else author
+        document["author"] = dict(zip(("name", "email"), name_and_email, strict=True))
+    document |= extra
+    _encode(document)
     return document
 
 
-def submit(document: dict[str, Any], *, queue: Path | None = None) -> Enqueued:
-    """Put what `compose` has made into the queue, durably. Raises OSError when it could not be written."""
-    return _put(document["id"], _encoded(document), queue)
-
-
-def _put(job_id: str, data: bytes, queue: Path | None) -> Enqueued:
-    folder = _default_queue() if queue is None else queue
-    return Enqueued(job_id, _write(folder, job_id, data))
-
-
-def _encoded(document: dict[str, Any]) -> bytes:
-    from briter_worker.strictjson import encode  # noqa: PLC0415 - as in compose
-
+def submit(document: Document, *, queue: Path | None = None) -> Enqueued:
+    """Write a job of `compose` durably into the queue folder. Raises OSError when it could not be written."""
+    folder = default_queue() if queue is None else queue
+    data = _encode(document)
+    job_id = document["id"]
+    partial, path = folder / f".{job_id}.tmp", folder / f"{job_id}{SUFFIX}"
+    # The umask decides who may read the file, as for any program's file.
     try:
-        return encode(document)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"the job cannot be written as JSON: {error}") from None
-
-
-def _write(folder: Path, job_id: str, data: bytes) -> Path:
-    temp = folder / f".{job_id}.tmp"
-    path = folder / f"{job_id}{SUFFIX}"
-    # As any program's file: who may read it is the umask's to say.
-    try:
-        write_new(temp, data, mode=0o666)
+        write_new(partial, data, mode=0o666)
     except FileNotFoundError:
         folder.mkdir(parents=True, exist_ok=True)
-        write_new(temp, data, mode=0o666)
+        write_new(partial, data, mode=0o666)
     try:
-        temp.rename(path)
+        partial.rename(path)
     except BaseException:
-        temp.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
     sync_folder(folder)
-    return path
+    return Enqueued(job_id, path)
 
 
-def _checked(document: dict[str, Any]) -> bytes:
-    """Its bytes, as the worker would take them. Raises ValueError where it would not."""
-    from briter_worker.jobfile import parse_job  # noqa: PLC0415
-    from briter_worker.strictjson import MalformedJobError, read_document  # noqa: PLC0415
+def parse_author(author: str) -> tuple[str, str]:
+    """Return the name and email of `Ada Lovelace <ada@example.org>`. Raises ValueError."""
+    match = _AUTHOR.fullmatch(author)
+    if match is None:
+        raise ValueError(f"{author!r} is no author such as 'Ada Lovelace <ada@example.org>'")
+    return match["name"], match["email"]
 
-    data = _encoded(document)
+
+def _encode(document: Document) -> bytes:
+    """Return the job's bytes. Raises ValueError when the worker would refuse them."""
     try:
-        parse_job(read_document(data), name=SUFFIX, modified=0.0)
-    except MalformedJobError as error:
-        raise ValueError(error.reason) from None
+        data = encode_document(document)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the job cannot be written as JSON: {error}") from None
+    try:
+        Job.from_document(read_document(data), name=SUFFIX, modified=0.0)
+    except (MalformedJobError, UnreadableJobError) as error:
+        raise ValueError(str(error)) from None
     return data
 
 
-_last: dict[str, int] = {}
-_last_lock = threading.Lock()
+_last_milliseconds: dict[str, int] = {}
+_last_guard = threading.Lock()
 
 
-def _moment(slug: str) -> int:
-    """Milliseconds since 1970, later than any that this process has given for the slug."""
+def _next_millisecond(slug: str) -> int:
+    """Return milliseconds since 1970, later than any that this process returned for the slug."""
     now = time.time_ns() // 1_000_000
-    with _last_lock:
-        moment = max(now, _last.get(slug, 0) + 1)
-        if len(_last) >= _REMEMBERED:
-            for other in [key for key, last in _last.items() if last < now]:
-                del _last[other]
-        _last[slug] = moment
+    with _last_guard:
+        moment = max(now, _last_milliseconds.get(slug, 0) + 1)
+        if len(_last_milliseconds) >= _MAX_REMEMBERED_SLUGS:
+            for other in [key for key, last in _last_milliseconds.items() if last < now]:
+                del _last_milliseconds[other]
+        _last_milliseconds[slug] = moment
     return moment
 
 
 def _sortable_id(milliseconds: int) -> str:
-    """A UUID of version 7: those made later sort later."""
+    """Return a UUID of version 7, which sorts by time."""
     value = (milliseconds << 80) | int.from_bytes(os.urandom(10), "big")
     value = (value & ~(0xF << 76)) | (7 << 76)
     value = (value & ~(0b11 << 62)) | (0b10 << 62)
     return str(UUID(int=value))
 
 
-def _time(at: datetime | str) -> str:
-    from briter_worker.job import format_time, parse_time  # noqa: PLC0415
-
+def _iso_time(at: datetime | str) -> str:
     if isinstance(at, str):
         return format_time(parse_time(at))
     moment = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return format_time(moment.timestamp())
 
 
-def parse_author(author: str) -> dict[str, str]:
-    """The name and email of `Ada Lovelace <ada@example.org>`. Raises ValueError."""
-    match = _AUTHOR.fullmatch(author)
-    if match is None:
-        raise ValueError(f"{author!r} is no author such as 'Ada Lovelace <ada@example.org>'")
-    return match.groupdict()
-
-
-def _author(author: tuple[str, str] | str) -> dict[str, str]:
-    if isinstance(author, str):
-        return parse_author(author)
-    name, email = author
-    return {"name": name, "email": email}
-
-
-def _default_queue() -> Path:
+def default_queue() -> Path:
+    """Return the queue folder that the environment names. Raises ValueError in a cluster."""
     if os.environ.get("BRITER_DATABASE_URL", "").strip():
         raise ValueError(
-            "BRITER_DATABASE_URL is set: in a cluster nobody reads the folder. Fix: call the enqueue of "
-            "briter_worker.cluster.asking, or name the queue's folder"
+            "BRITER_DATABASE_URL is set, and in a cluster no worker reads the queue folder: "
+            "call briter_worker.cluster.submit.enqueue instead, or pass the queue folder"
         )
     app = Path(os.environ.get("BRITER_APP_ROOT") or ".").absolute()
     storage = app / (os.environ.get("BRITER_STORAGE_ROOT") or "storage")

@@ -1,30 +1,26 @@
-"""Everything that happens, one frozen dataclass each. Sinks turn them into lines, receipts and numbers."""
+"""Events: one frozen dataclass for everything that happens. Sinks turn them into log lines and receipts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from briter_worker.job import GIT_SYNC
-
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from briter_worker.lazily import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened. `name` is its word in the log, `level` how much it matters."""
+    """Base class. `name` is the public name of the event, `level` the level of its log line."""
 
     name: ClassVar[str]
     level: ClassVar[str] = "info"
     unlogged: ClassVar[frozenset[str]] = frozenset()
-    """Fields that the log leaves out: they are for the history."""
+    """Fields for the history that the log leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobEvent(Event):
-    """Something that happened to one job."""
+    """Base class of the events of one job."""
 
     job_id: str
     slug: str
@@ -32,7 +28,7 @@ class JobEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class JobStarted(JobEvent):
-    """An attempt begins; exactly one of the outcomes follows."""
+    """An attempt starts; exactly one outcome follows."""
 
     name = "start"
     unlogged = frozenset({"title", "saved_at", "due_at"})
@@ -42,22 +38,21 @@ class JobStarted(JobEvent):
     """The commit message's first line."""
     saved_at: float
     due_at: float | None
-    """What it was held until, if it was."""
+    """The time that the job was scheduled for, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOutcome(JobEvent):
-    """How an attempt ended."""
+    """Base class of the outcomes of an attempt."""
 
-    unlogged = frozenset({"kind", "webhook"})
+    unlogged = frozenset({"job_type", "webhook"})
     attempt: int
     dry_run: bool
     duration_ms: int
     rejected_paths: tuple[str, ...] = ()
-    kind: str = GIT_SYNC
-    """The job's type."""
+    job_type: str = GIT_SYNC
     webhook: str | None = None
-    """Whom the job's writer wants told. It may hold a secret, so that neither log nor history has it."""
+    """Address to notify. The address may contain a secret, so neither log nor history has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,34 +65,36 @@ class Published(JobOutcome):
 
 @dataclass(frozen=True, kw_only=True)
 class NoChange(JobOutcome):
-    """The remote has all of it already."""
+    """The remote has the content of the job already."""
 
     name = "nochange"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoPaths(JobOutcome):
-    """None of the job's paths may be published; it is dead-lettered."""
+    """None of the job's paths may be published; the job is a dead letter."""
 
     name = "nopaths"
     level = "error"
     error: str
+    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed(JobOutcome):
-    """The attempt failed and will be repeated at `retry_at`."""
+    """The attempt failed and is repeated at `retry_at`."""
 
     name = "failed"
     level = "warning"
     error: str
     failure: str
+    fix: str = ""
     retry_at: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snoozed(JobOutcome):
-    """A plugin wants it tried again at `retry_at`; the attempt does not count."""
+    """The job is deferred to `retry_at`; the attempt does not count."""
 
     name = "snoozed"
     error: str
@@ -106,24 +103,25 @@ class Snoozed(JobOutcome):
 
 @dataclass(frozen=True, kw_only=True)
 class Handled(JobOutcome):
-    """A plugin has done what a job of its own type asks for."""
+    """A plugin handled a job of its own type."""
 
     name = "handled"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLettered(JobOutcome):
-    """The job will not be tried again by itself (but see `Revived`)."""
+    """The job is not tried again by itself, except after an environment failure (`Revived`)."""
 
     name = "dead-lettered"
     level = "error"
     error: str
     failure: str
+    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Superseded(JobEvent):
-    """A newer save of the post took its place, and its paths."""
+    """A newer save of the post replaced the job and took over its paths."""
 
     name = "superseded"
     superseded_by: str
@@ -131,58 +129,53 @@ class Superseded(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Cancelled(JobEvent):
-    """The job was taken out of the queue on request."""
+    """The job left the queue on request."""
 
     name = "cancelled"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantined(JobEvent):
-    """A file that is no job was put aside; a failed job names it."""
+    """A file that is not a job was quarantined; a failed job names it."""
 
     name = "quarantined"
     level = "error"
     error: str
     file: str
+    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Revived(JobEvent):
-    """A dead letter that the surroundings had caused waits again, as a push has succeeded."""
+    """A dead letter that an environment failure caused is pending again, because a push succeeded."""
 
     name = "revived"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Warned(Event):
-    """Something is not as it should be, but no job failed by it."""
+    """Something needs attention, but no job failed by it."""
 
     name = "warning"
     level = "warning"
     error: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flushed(Event):
-    """Commits that only dry runs had published are on the remote now."""
-
-    name = "flushed"
-    commit: str
+    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionChanged(Event):
-    """The site's surroundings keep any post from being published, or do so no more: `condition` is absent."""
+    """The site condition changed: an environment failure began, or ended (`condition` is None)."""
 
     name = "condition"
     level = "warning"
     condition: str | None
     failure: str | None
+    fix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paused(Event):
-    """Nothing is published while it lasts: until a time, or until somebody resumes."""
+    """Publishing pauses until a time, or until `resume`."""
 
     name = "paused"
     level = "warning"
@@ -192,14 +185,14 @@ class Paused(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed(Event):
-    """The pause is over."""
+    """The pause ended."""
 
     name = "resumed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryRetired(Event):
-    """Old receipts are out of sight now, and older ones are deleted."""
+    """Old receipts became stale, and older ones were deleted."""
 
     name = "history-retired"
     stale: int
@@ -208,7 +201,7 @@ class HistoryRetired(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress(Event):
-    """How far the running drain is: of all attempts begun and not ended. Not for the log."""
+    """Progress of the running drain. Not for the log."""
 
     name = "progress"
     level = "debug"
@@ -219,18 +212,18 @@ class Progress(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Reaped(Event):
-    """In a cluster: a worker died, or was cut off, while it had the site; another one takes it up."""
+    """In a cluster: the node that had the site died or was cut off, and the site was freed."""
 
     name = "reaped"
     level = "warning"
     site: str
     worker: int | None
-    """The number of the one that had it, where it is still known."""
+    """The number of the worker that had the site, if still known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStarted(Event):
-    """The worker holds the site's lock and begins."""
+    """The worker holds the site's lock and starts."""
 
     name = "worker-started"
     pid: int
@@ -239,7 +232,7 @@ class WorkerStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSkipped(Event):
-    """Another worker has the site; this one has nothing to do."""
+    """Another worker has the site; this one exits."""
 
     name = "worker-skipped"
     message: str
@@ -248,7 +241,7 @@ class WorkerSkipped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStopping(Event):
-    """No new job is taken."""
+    """The worker claims no new jobs."""
 
     name = "worker-stopping"
     signal: str
@@ -256,7 +249,7 @@ class WorkerStopping(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerStopped(Event):
-    """The lock is about to be released."""
+    """The worker is about to release the lock."""
 
     name = "worker-stopped"
     drained: int

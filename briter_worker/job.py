@@ -1,100 +1,86 @@
-"""The job: one post to publish. Its file is the contract with everything outside the worker.
+"""The job: one post to publish. Its file is the contract with every program outside the worker.
 
-`Job` is what the worker works with; `jobfile` reads it, by the table in `contract`. Whatever keys a writer
-put into the file survive every rewrite.
+`Job` is the table of CONTRACT.md as a pydantic model. The document, as the producer wrote it, is kept beside
+it, so that unknown keys survive every rewrite.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic.alias_generators import to_camel
+
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable
 
-    from briter_worker.strictjson import Document
+    from briter_worker.errors import Failure
 
 GIT_SYNC = "git-sync"
+SUFFIX = ".json"
+MAX_FILE_BYTES = 1 << 20
+MAX_REWRITTEN_BYTES = 16 << 20
+"""The worker adds its own keys and the paths of superseded saves."""
+_MAX_DEPTH = 64
+_QUOTED = 80
+
+WORKERS_KEYS = frozenset(
+    {"status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt", "dryRunAt"}
+)
+"""The keys of a job file that only the worker writes."""
+
+Document = dict[str, Any]
+"""A job file as its producer wrote it."""
+
+
+class UnreadableJobError(Exception):
+    """The bytes are not a JSON document (yet): the producer may still be writing them."""
+
+
+class MalformedJobError(Exception):
+    """The bytes are JSON, but not a job. `document` holds what could be read, without the broken keys."""
+
+    def __init__(self, reason: str, document: Document | None = None) -> None:
+        self.reason = one_line(reason)
+        self.document = document or {}
+        super().__init__(self.reason)
 
 
 class Status(StrEnum):
-    """What the file says. Where the job is (waiting, in flight, gone) is the queue's knowledge."""
+    """Value of the job file's `status`."""
 
     PENDING = "pending"
     FAILED = "failed"
 
 
 class State(StrEnum):
-    """What a person asks: where does this job stand?"""
+    """State of a job, as `list` and the dashboard show it."""
 
     PENDING = "pending"
     SCHEDULED = "scheduled"
     RETRYING = "retrying"
+    TRIED = "tried"
     CLAIMED = "claimed"
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Author:
-    """Who wrote the post; git shows it as the commit's author."""
-
-    name: str
-    email: str
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One post to publish. Times are seconds since 1970."""
-
-    id: str
-    slug: str
-    paths: tuple[str, ...]
-    created_at: float
-    type: str = GIT_SYNC
-    message: str | None = None
-    author: Author | None = None
-    scheduled_for: float | None = None
-    status: Status = Status.PENDING
-    attempts: int = 0
-    next_attempt_at: float | None = None
-    last_error: str | None = None
-    failure: str | None = None
-    webhook: str | None = None
-    """Who is to be told what became of it."""
-    changed_at: float = math.inf
-    """When it last came into another state, or was written; of interest where a retry is waited for."""
-
-    @property
-    def commit_message(self) -> str:
-        """The message, to the letter, or the default one."""
-        return f"Publish {self.slug}" if self.message is None else self.message
-
-    def due_at(self, now: float, longest_delay: float) -> float:
-        """When it may be published. No retry waits for longer than the longest delay after it was written.
-
-        One that was written in the future is due: the clock was set back.
-        """
-        retry = self.next_attempt_at or 0.0
-        if retry > now + longest_delay:
-            retry = 0.0 if self.changed_at > now else self.changed_at + longest_delay
-        return max(self.scheduled_for or 0.0, retry)
-
-    def state(self, now: float) -> State:
-        """Where it stands while it waits in the queue."""
-        if self.status is Status.FAILED:
-            return State.FAILED
-        if (self.scheduled_for or 0.0) > now:
-            return State.SCHEDULED
-        if (self.next_attempt_at or 0.0) > now:
-            return State.RETRYING
-        return State.PENDING
-
-
 def parse_time(text: str) -> float:
-    """Seconds since 1970 of an ISO-8601 text; a date alone is midnight UTC, no offset means UTC.
+    """Return seconds since 1970 of an ISO-8601 text; a date alone is midnight UTC, no offset means UTC.
 
     Raises ValueError with the text and what is accepted.
     """
@@ -104,19 +90,11 @@ def parse_time(text: str) -> float:
             moment = moment.replace(tzinfo=UTC)
         return moment.timestamp()
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no ISO-8601 time such as 2026-01-31T09:00:00Z") from None
-
-
-def last_change(document: Mapping[str, Any], modified: float) -> float:
-    """When the worker last wrote it, as it says, else when its file was modified."""
-    try:
-        return parse_time(document["updatedAt"])
-    except (KeyError, ValueError, AttributeError):
-        return modified
+        raise ValueError(f"{quoted(text)} is no ISO-8601 time such as 2026-01-31T09:00:00Z") from None
 
 
 def format_time(seconds: float) -> str:
-    """ISO-8601 in UTC with milliseconds, as JavaScript writes it. Beyond the calendar: its last moment."""
+    """Return ISO-8601 in UTC with milliseconds, as JavaScript writes it; clamp to the calendar's end."""
     try:
         moment = datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
@@ -124,34 +102,254 @@ def format_time(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-OLD_SPELLINGS = {"commitMessage": "message", "attempt": "attempts"}
+def quoted(text: str) -> str:
+    """Quote the text for a message; shorten a long one between words, so that no secret is cut in half."""
+    if len(text) <= _QUOTED:
+        return repr(text)
+    words = text[:_QUOTED].rsplit(maxsplit=1)
+    beginning = words[0] if len(words) > 1 else ""
+    return f"{f'{beginning}…'!r} ({len(text)} characters)"
 
 
-def rewritten(
-    document: Mapping[str, Any],
+def _seconds(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, str):
+        return parse_time(value)
+    if info.context == "file" and value is not None:
+        raise ValueError("expected an ISO-8601 time such as 2026-01-31T09:00:00Z")
+    return value
+
+
+def _address(value: object) -> object:
+    # Producers may have used the key for something of their own before it had a meaning.
+    return value if isinstance(value, str) else None
+
+
+_Line = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_Seconds = Annotated[
+    float, BeforeValidator(_seconds), WithJsonSchema({"type": "string", "format": "date-time"})
+]
+
+
+class Author(BaseModel):
+    """Author of the post, shown by git as the commit's author."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    name: Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f<>]+$")]
+    email: Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x20\x7f<>]+$")]
+
+
+class Job(BaseModel):
+    """A job file: one post to publish."""
+
+    model_config = ConfigDict(
+        strict=True,
+        frozen=True,
+        populate_by_name=True,
+        alias_generator=to_camel,
+        title="Briter Worker job",
+    )
+
+    id: _Line = Field("", description="Unique. Absent: the file's name without `.json`.")
+    type: _Line = Field(GIT_SYNC, description="The kind of job; another type than `git-sync` needs a plugin.")
+    slug: _Line = Field(description="The post; at most one job per slug is pending.")
+    paths: tuple[str, ...] = Field(
+        strict=False,
+        description="What to publish, relative to the work tree, `/` between parts: a file, a deleted file, "
+        "or a folder (all under it, deletions too).",
+    )
+    message: Annotated[str, Field(pattern=r"^[^\x00]*$")] | None = Field(
+        None,
+        validation_alias=AliasChoices("message", "commitMessage"),
+        description="The commit message, used exactly as it is. Absent: `Publish <slug>`.",
+    )
+    scheduled_for: _Seconds | None = Field(
+        None,
+        description="Not published before. Absent: now. A date alone is midnight UTC; no offset means UTC.",
+    )
+    created_at: _Seconds = Field(
+        0.0, description="Orders two jobs of one slug. Absent: the file's modification time."
+    )
+    author: Author | None = Field(
+        None, description="The commit's author; the committer is always the worker's own identity."
+    )
+    webhook: Annotated[
+        str | None, BeforeValidator(_address), WithJsonSchema({"type": "string", "format": "uri"})
+    ] = Field(None, description="An https address, notified when this job is published or dead-lettered.")
+    status: Status = Field(Status.PENDING, strict=False, description="Written by the worker.")
+    attempts: Annotated[int, Field(ge=0, lt=2**53)] = Field(
+        0,
+        validation_alias=AliasChoices("attempts", "attempt"),
+        description="Attempts made so far. Written by the worker.",
+    )
+    next_attempt_at: _Seconds | None = Field(
+        None, description="A retry waits until then. Written by the worker."
+    )
+    last_error: str | None = Field(
+        None, description="One line for a person: what happened. Written by the worker."
+    )
+    failure: str | None = Field(
+        None, description="The failure code, from a closed set. Written by the worker."
+    )
+    fix: str | None = Field(None, description="A command or an action that helps. Written by the worker.")
+    updated_at: _Seconds = Field(math.inf, description="The last change of state. Written by the worker.")
+    dry_run_at: _Seconds | None = Field(
+        None, description="When a dry run last built the commit. Written by the worker."
+    )
+
+    @classmethod
+    def from_document(cls, document: Any, *, name: str, modified: float) -> Job:  # noqa: ANN401 - any JSON value
+        """Return the job in a file called `name`, last modified at `modified`.
+
+        Raises MalformedJobError when the document breaks the contract's table.
+        """
+        if not isinstance(document, dict):
+            raise MalformedJobError("a job is a JSON object")
+        values = {key: value for key, value in document.items() if value is not None}
+        values.setdefault("id", name.removesuffix(SUFFIX))
+        values.setdefault("createdAt", format_time(modified))
+        values.setdefault("updatedAt", format_time(modified))
+        try:
+            return cls.model_validate(values, context="file", by_name=False)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)
+            where = ".".join(map(str, found[0]["loc"]))
+            reason = f"{where}: {found[0]['msg'].removeprefix('Value error, ')}"
+            broken = {str(each["loc"][0]) for each in found}
+            readable = {key: value for key, value in document.items() if key not in broken}
+            raise MalformedJobError(reason, readable) from None
+
+    @property
+    def commit_message(self) -> str:
+        """Return the message exactly as declared, or the default one."""
+        return f"Publish {self.slug}" if self.message is None else self.message
+
+    def due_at(self, now: float, longest_delay: float) -> float:
+        """Return when the job may be published.
+
+        A retry further away than the longest delay was written by a clock that ran ahead; the wait is then
+        bounded by the longest delay after the last change of state.
+        """
+        retry = self.next_attempt_at or 0.0
+        if retry > now + longest_delay:
+            retry = 0.0 if self.updated_at > now else self.updated_at + longest_delay
+        return max(self.scheduled_for or 0.0, retry)
+
+    def state(self, now: float) -> State:
+        """Return the state of the job while it is in the queue and not claimed."""
+        if self.status is Status.FAILED:
+            return State.FAILED
+        if (self.scheduled_for or 0.0) > now:
+            return State.SCHEDULED
+        if self.dry_run_at is not None:
+            return State.TRIED
+        if (self.next_attempt_at or 0.0) > now:
+            return State.RETRYING
+        return State.PENDING
+
+
+def job_schema() -> Document:
+    """Return the JSON Schema of a job file, generated from the model."""
+    schema = Job.model_json_schema(by_alias=True)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    return schema
+
+
+def join_paths(newer: Iterable[str], *older: Iterable[str]) -> tuple[str, ...]:
+    """Return the newer job's paths, then those that only the superseded jobs declared."""
+    return tuple(dict.fromkeys([*newer, *(path for paths in older for path in paths)]))
+
+
+def with_state(
+    document: Document,
+    now: float,
     *,
     status: Status,
     attempts: int,
-    now: float,
+    failure: Failure | None = None,
     next_attempt_at: float | None = None,
-    last_error: str | None = None,
-    failure: str | None = None,
+    dry_run_at: float | None = None,
 ) -> Document:
-    """The document with the worker's keys set anew, and every other key as its writer left it."""
+    """Return the document with the worker's keys replaced; every other key stays as its producer wrote it."""
     changed: Document = {}
     for key, value in document.items():
-        current = OLD_SPELLINGS.get(key, key)
+        current = _OLD_SPELLINGS.get(key, key)
         if current == key or current not in document:
             changed[current] = value
-    changed["status"] = status.value
-    changed["attempts"] = attempts
-    changed["nextAttemptAt"] = None if next_attempt_at is None else format_time(next_attempt_at)
-    changed["lastError"] = last_error
-    changed["failure"] = failure
-    changed["updatedAt"] = format_time(now)
+    changed |= {
+        "status": status.value,
+        "attempts": attempts,
+        "nextAttemptAt": None if next_attempt_at is None else format_time(next_attempt_at),
+        "lastError": failure.message if failure else None,
+        "failure": failure.code.value if failure else None,
+        "fix": (failure.fix or None) if failure else None,
+        "updatedAt": format_time(now),
+    }
+    changed.pop("dryRunAt", None)
+    if dry_run_at is not None:
+        changed["dryRunAt"] = format_time(dry_run_at)
     return changed
 
 
-def joined(newer: Sequence[str], *older: Sequence[str]) -> tuple[str, ...]:
-    """The newer job's paths, then those that only the older ones declared."""
-    return tuple(dict.fromkeys([*newer, *(path for paths in older for path in paths)]))
+_OLD_SPELLINGS = {"commitMessage": "message", "attempt": "attempts"}
+
+
+def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the JSON value of a job file, read strictly.
+
+    Raises:
+        UnreadableJobError: it is not JSON (torn, empty, not UTF-8).
+        MalformedJobError: it is JSON that programs disagree about (a key twice, NaN, NUL, too deep, …).
+    """
+    limit = MAX_REWRITTEN_BYTES if b'"updatedAt"' in data else MAX_FILE_BYTES
+    if len(data) > limit:
+        raise MalformedJobError(f"the file has {len(data)} bytes; a job file has at most {MAX_FILE_BYTES}")
+    try:
+        value = _DECODER.decode(data.decode("utf-8-sig"))
+        _check(value, 0)
+    except RecursionError:
+        raise MalformedJobError(f"the JSON is nested deeper than {_MAX_DEPTH} levels") from None
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        raise UnreadableJobError(one_line(f"not valid JSON: {error}")) from None
+    return value
+
+
+def _check(value: object, depth: int) -> None:
+    """Raise MalformedJobError for a value that is JSON and that not every program reads alike."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise MalformedJobError("a text contains a NUL character")
+        if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+            raise MalformedJobError("a text contains half of a surrogate pair")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise MalformedJobError("a number is too large")
+    elif isinstance(value, dict | list):
+        if depth >= _MAX_DEPTH:
+            raise MalformedJobError(f"the JSON is nested deeper than {_MAX_DEPTH} levels")
+        for each in [*value, *value.values()] if isinstance(value, dict) else value:
+            _check(each, depth + 1)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> Document:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+        raise MalformedJobError(f"the key {quoted(twice)} occurs twice")
+    return document
+
+
+def _refuse_constant(text: str) -> float:
+    raise MalformedJobError(f"{text} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+
+
+def encode_document(document: Document) -> bytes:
+    """Return the bytes of a job file: indented, with escapes for what a terminal could obey."""
+    text = json.dumps(document, ensure_ascii=False, indent=2)
+    if not text.replace("\n", "").isprintable():
+        text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+    return (text.replace("\x7f", "\\u007f") + "\n").encode()

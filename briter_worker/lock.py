@@ -1,11 +1,10 @@
-"""One worker per site: the kernel's lock under a PID file, and proof of death before reclaiming.
+"""One worker per site: the kernel's lock on a file, and a record in the file that names the holder.
 
-The kernel's lock decides: while anything holds it, the worker or a git child that inherited it, nobody else
-gets in, however old the file looks. The record in the file is judged and written only under the kernel's
-lock; it tells people who holds the lock, and covers what the kernel cannot see: a program that only writes
-its PID, and another host on a network file system whose locks stay local.
-
-The file is written in place and stays: unlinking, moving or replacing it each let a second holder in.
+The kernel's lock decides: while the worker holds it, or a git process that inherited the descriptor, no other
+worker starts, however old the record is. The record is read and written only under the kernel's lock. It
+covers what the kernel cannot see: a program that only writes its PID, and another host on a network file
+system with local locks. The file is written in place and stays: after an unlink, a move or a replacement,
+another worker could lock another file of the same name.
 """
 
 from __future__ import annotations
@@ -18,195 +17,189 @@ import re
 import stat
 import threading
 import uuid
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import Annotated
 
-from briter_worker.errors import explained
+import filelock
+import psutil
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from filelock import FileLock
+from briter_worker.errors import os_error_text
 
-_MAX_READ = 4096
+_MAX_READ_BYTES = 4096
 _RECORD_BYTES = 512
 """Records are padded to this size, so that a takeover or a heartbeat overwrites without truncating."""
 _MAX_PID = 2**31 - 1
-_MAX_TIME = 1e11
-_MAX_WORD = 255
+_MAX_TIME_S = 1e11
+_MAX_TEXT = 255
 _PID_LINE = re.compile(rb"\s*(\d{1,10})(?:\s|$)")
 _START_TICKS = 19
 """Field 22 of `/proc/<pid>/stat`, counted after the command's name, which may contain anything."""
 
 
-@dataclass(frozen=True, slots=True)
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MAX_TEXT else None
+
+
+_Text = Annotated[str | None, BeforeValidator(_text)]
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
 class Holder:
-    """Who the record says holds the lock. Only `pid` is known of a program that writes no more than that."""
+    """The holder as the record names it. Another program's record may have nothing but the PID."""
 
     pid: int
-    host: str | None
-    boot: str | None
-    started: int | None
-    """The start time in ticks since boot: with `boot`, it tells a process from a later one of that PID."""
-    namespace: str | None
-    """The PID namespace in which `pid` means something."""
-    token: str | None
-    heartbeat: float | None
+    host: _Text = None
+    boot: _Text = None
+    started: int | None = None
+    """Start time in ticks since boot, which tells a process from a later one with the same PID."""
+    namespace: _Text = None
+    """PID namespace in which `pid` is valid."""
+    token: _Text = None
+    heartbeat: Annotated[float, Field(ge=0, le=_MAX_TIME_S, allow_inf_nan=False)] | None = None
 
 
 class AnotherWorkerError(Exception):
-    """Another worker instance is active; `holder` is what its record says, if it says anything."""
+    """Another worker instance is active; `holder` is the holder that its record names, if any."""
 
     def __init__(self, holder: Holder | None) -> None:
         self.holder = holder
-        whose = f": PID {holder.pid}" if holder else ""
-        where = f" on {holder.host}" if holder and holder.host else ""
-        super().__init__(f"another worker instance is active{whose}{where}")
+        pid = f": PID {holder.pid}" if holder else ""
+        host = f" on {holder.host}" if holder and holder.host else ""
+        super().__init__(f"another worker instance is active{pid}{host}")
 
 
 class UnusableLockError(OSError):
-    """The lock file cannot be used: no regular file, no permission, a full or read-only disk."""
+    """The lock file cannot be used: not a regular file, no permission, a full or read-only disk."""
 
 
 class SiteLock:
-    """The right to publish one site; held until `release`, or until this process and its heirs are gone.
+    """The right to publish one site, held until `release` or until this process and its children have ended.
 
-    Safe to use from several threads. A forked child keeps the lock held as long as it lives, but has no say:
-    there, `beat` does nothing, `still_ours` is false, and `release` only gives up the child's own share.
+    Any thread may call the methods. In a forked child, `still_ours` is False and nothing changes the lock.
     """
 
     def __init__(self, path: Path, *, stale_after: float) -> None:
         self._path = path.absolute()
         self._stale_after = stale_after
-        self._kernel: FileLock | None = None
+        self._kernel: filelock.BaseFileLock | None = None
         self._descriptor = -1
         self._record: Holder | None = None
         self._owner = -1
-        # Without it, a beat that loses a race with release could write into whatever file got the descriptor.
+        # Without the mutex, a beat during release could write into whatever file got the descriptor's number.
         self._mutex = threading.Lock()
 
     def acquire(self, now: float) -> None:
-        """Hold the lock at return, at once or not at all.
-
-        Raises:
-            AnotherWorkerError: something live holds it, or its record must be respected still.
-            UnusableLockError: the file cannot be locked or written.
-        """
-        import filelock  # noqa: PLC0415 - 26 ms that status and health need not pay
-
+        """Acquire the lock without waiting. Raises AnotherWorkerError or UnusableLockError."""
         if self._kernel is not None:
             return
-        # From 4.2.1 on: earlier ones empty the file before anybody can judge the record.
         kernel = filelock.FileLock(
             self._path,
             timeout=0,
             mode=0o600,
             thread_local=False,  # another thread may release it
             preserve_lock_file=True,
-            on_acquired=partial(self._claim, now=now),  # what it raises gives the kernel's lock back
+            on_acquired=partial(self._claim, now=now),  # an exception gives the kernel's lock back
         )
         try:
             kernel.acquire()
         except filelock.Timeout:
             raise AnotherWorkerError(read_holder(self._path)) from None
         except OSError as error:
-            raise UnusableLockError(
-                f"{self._path} cannot be locked: {explained(error, where=False)}"
-            ) from error
+            text = os_error_text(error, with_path=False)
+            raise UnusableLockError(f"{self._path} cannot be locked: {text}") from error
         self._kernel = kernel
 
     def _claim(self, locked: int, now: float) -> None:
-        about = os.fstat(locked)
-        if not stat.S_ISREG(about.st_mode):
+        status = os.fstat(locked)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError("not a regular file")
-        recorded = _parse(os.pread(locked, _MAX_READ, 0))
-        me = _myself(uuid.uuid4().hex, now)
-        if recorded is not None and _is_respected(recorded, me, about.st_mtime, now, self._stale_after):
+        recorded = _parse(os.pread(locked, _MAX_READ_BYTES, 0))
+        record = replace(_this_process(), token=uuid.uuid4().hex, heartbeat=now)
+        # Each heartbeat sets the file's time: on a network file system by the clock that all hosts share.
+        is_fresh = abs(now - status.st_mtime) <= self._stale_after
+        if recorded is not None and is_fresh and _must_respect(recorded):
             raise AnotherWorkerError(recorded)
-        # A duplicate shares the kernel's lock but is unknown to filelock, which closes its own descriptor in
-        # every forked child, also between fork and exec when Popen has a preexec_fn. Above 2: never stdio.
+        # filelock closes its own descriptor in every forked child, also before exec when Popen has a
+        # preexec_fn. A duplicate shares the kernel's lock and is unknown to filelock. Above 2: never stdio.
         descriptor = fcntl.fcntl(locked, fcntl.F_DUPFD_CLOEXEC, 3)
         try:
-            _write(descriptor, me)
+            _write(descriptor, record)
         except OSError:
-            # Half a record may name another process: an empty one is anybody's.
+            # Half a record may name another process; an empty one names nobody.
             with suppress(OSError):
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
             raise
-        self._descriptor, self._record, self._owner = descriptor, me, os.getpid()
+        self._descriptor, self._record, self._owner = descriptor, record, os.getpid()
 
     def beat(self, now: float) -> None:
-        """The record says `now`, if it is still ours. Never fails: the kernel's lock does not need it."""
+        """Store `now` as the heartbeat if the record is still ours. Ignore errors: the kernel decides."""
         if self._owner != os.getpid():
             return
         with self._mutex, suppress(OSError):
-            # Over another program's claim it would only hide that the lock was lost.
-            if self._record is not None and self._is_recorded():
+            # Overwriting another program's record would hide that the lock was lost.
+            if self._record is not None and self._has_own_record():
                 self._record = replace(self._record, heartbeat=now)
                 _write(self._descriptor, self._record)
 
     def still_ours(self) -> bool:
-        """Whether the path still names the file we locked, with our record, and the kernel's lock is ours."""
-        import filelock  # noqa: PLC0415 - loaded already, as the lock was acquired
-
+        """Return True if the path names the file we locked, with our record, under our kernel lock."""
         if self._owner != os.getpid():
             return False
-        with self._mutex:
-            try:
-                named = self._path.lstat()
-                # Locking again what is locked changes nothing; it fails if the lock was lost to someone.
-                return (
-                    self._is_recorded()
-                    and os.path.samestat(named, os.fstat(self._descriptor))
-                    and filelock.lock_descriptor(self._descriptor, blocking=False)
-                )
-            except OSError:
-                return False
+        with self._mutex, suppress(OSError):
+            return (
+                self._has_own_record()
+                and os.path.samestat(self._path.lstat(), os.fstat(self._descriptor))
+                # Locking again what is locked changes nothing; it fails if another process got the lock.
+                and filelock.lock_descriptor(self._descriptor, blocking=False)
+            )
+        return False
 
     def descriptor(self) -> int:
-        """For `Popen(pass_fds=...)`: a child that has it keeps the lock held after this process is killed."""
+        """Return the descriptor for `Popen(pass_fds=...)`, by which a child keeps the lock held."""
         if self._descriptor < 0:
             raise RuntimeError("the lock is not held")
         return self._descriptor
 
     def release(self) -> None:
         """Clear the record, then free the lock, also from children that still have the descriptor."""
-        inherited = self._owner != os.getpid()
-        # A fork may have copied the mutex while another thread held it.
-        with nullcontext() if inherited else self._mutex:
-            kernel, descriptor, self._kernel = self._kernel, self._descriptor, None
-            if kernel is None:
-                return
-            try:
-                if not inherited and self._is_recorded():
-                    with suppress(OSError):
-                        os.ftruncate(descriptor, 0)
-            finally:
-                self._descriptor, self._record = -1, None
-                os.close(descriptor)
-                kernel.release()  # in a forked child, filelock has let go already: this does nothing
+        kernel, self._kernel = self._kernel, None
+        if kernel is None:
+            return
+        if self._owner != os.getpid():  # the fork may have copied the mutex locked
+            os.close(self._descriptor)
+            return
+        with self._mutex:
+            if self._has_own_record():
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor, self._record = -1, None
+        kernel.release()
 
-    def _is_recorded(self) -> bool:
+    def _has_own_record(self) -> bool:
         if self._record is None:
             return False
         with suppress(OSError):
-            recorded = _parse(os.pread(self._descriptor, _MAX_READ, 0))
+            recorded = _parse(os.pread(self._descriptor, _MAX_READ_BYTES, 0))
             return recorded is not None and recorded.token == self._record.token
         return False
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Who the record names, dead or alive; None when it names nobody. Never waits, never touches the lock."""
+    """Return the holder that the record names, alive or not. Never waits and never touches the lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return _parse(os.pread(descriptor, _MAX_READ, 0)) if regular else None
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return _parse(os.pread(descriptor, _MAX_READ_BYTES, 0)) if is_file else None
     except OSError:
         return None
     finally:
@@ -214,118 +207,80 @@ def read_holder(path: Path) -> Holder | None:
 
 
 def is_held(path: Path, *, now: float | None = None, stale_after: float = 60.0) -> bool:
-    """Whether the recorded worker lives, as far as can be told without touching the lock.
+    """Return True if the recorded worker is alive: of another container or host, if its heartbeat is fresh.
 
-    The record decides: even a shared, non-blocking probe of the kernel's lock would turn away a worker that
-    starts in that instant, and `/proc/locks` hides other PID namespaces. A holder whose process cannot be
-    seen from here (another container or host) counts as alive; with `now`, only while its heartbeat is fresh.
+    The kernel's lock is not probed: that could turn away a worker that starts at that moment.
     """
     recorded = read_holder(path)
     if recorded is None:
         return False
-    match _place(recorded, _myself(None, None)):
-        case _Place.HERE:
-            return _runs(recorded)
-        case _Place.BEFORE_REBOOT:
-            return False
-        case _Place.OTHER_NAMESPACE | _Place.OTHER_HOST:
-            return now is None or recorded.heartbeat is None or abs(now - recorded.heartbeat) <= stale_after
-        case unreachable:
-            assert_never(unreachable)
+    here = _this_process()
+    if _is_same_kernel(recorded, here):
+        if _is_same_namespace(recorded, here):
+            return _is_running(recorded)
+    elif recorded.host == here.host:
+        return False  # before a reboot
+    return now is None or recorded.heartbeat is None or abs(now - recorded.heartbeat) <= stale_after
 
 
-class _Place(Enum):
-    """Where a recorded process ran, seen from here."""
+def _must_respect(recorded: Holder) -> bool:
+    """Return True if a fresh record stands although no process holds the kernel's lock."""
+    here = _this_process()
+    if not _is_same_kernel(recorded, here):
+        return recorded.host != here.host  # the same name: before a reboot
+    # Another PID namespace shares the kernel's lock, so its holder is dead. Alive without the kernel's lock
+    # is another program, or a worker whose lock file was replaced and which stops before its next push.
+    is_other = recorded.pid != here.pid and _is_same_namespace(recorded, here)
+    return is_other and _is_running(recorded)
 
-    HERE = auto()
-    OTHER_NAMESPACE = auto()
-    BEFORE_REBOOT = auto()
-    OTHER_HOST = auto()
 
-
-def _place(recorded: Holder, me: Holder) -> _Place:
+def _is_same_kernel(recorded: Holder, here: Holder) -> bool:
     if recorded.boot is None and recorded.host is None:
-        return _Place.HERE  # a bare PID
-    boots_known = recorded.boot is not None and me.boot is not None
-    # The boot id before the name: a container that is made anew has another name on the same kernel.
-    same_kernel = recorded.boot == me.boot if boots_known else recorded.host == me.host
-    if same_kernel:
-        namespaces_known = recorded.namespace is not None and me.namespace is not None
-        elsewhere = namespaces_known and recorded.namespace != me.namespace
-        return _Place.OTHER_NAMESPACE if elsewhere else _Place.HERE
-    return _Place.BEFORE_REBOOT if recorded.host == me.host else _Place.OTHER_HOST
+        return True  # a bare PID
+    # The boot id before the name: a container that is created again has a new name on the same kernel.
+    both_known = recorded.boot is not None and here.boot is not None
+    return recorded.boot == here.boot if both_known else recorded.host == here.host
 
 
-def _is_respected(recorded: Holder, me: Holder, touched: float, now: float, stale_after: float) -> bool:
-    """Whether a record stands although nobody holds the kernel's lock."""
-    match _place(recorded, me):
-        case _Place.BEFORE_REBOOT | _Place.OTHER_NAMESPACE:
-            return False  # of another namespace: one kernel, one lock, and nothing live holds it
-        case _Place.OTHER_HOST:
-            return _is_fresh(recorded, touched, now, stale_after)
-        case _Place.HERE:
-            # Alive without the kernel's lock: another program, or a worker under whose feet the file was
-            # replaced. That one may be in a push; it stops before the next, as the lock is not its own now.
-            fresh = recorded.pid != me.pid and _is_fresh(recorded, touched, now, stale_after)
-            return fresh and _runs(recorded)
-        case unreachable:
-            assert_never(unreachable)
+def _is_same_namespace(recorded: Holder, here: Holder) -> bool:
+    return None in (recorded.namespace, here.namespace) or recorded.namespace == here.namespace
 
 
-def _is_fresh(recorded: Holder, touched: float, now: float, stale_after: float) -> bool:
-    # A heartbeat far in the future says that a clock was wrong; the file's own time, on a network file system
-    # the server's, is the second witness. If that is in the future too, nothing can be told, and a lock that
-    # nobody could ever take again would be worse than a push that git refuses as not a fast-forward.
-    said = recorded.heartbeat
-    last = touched if said is None or said > now + stale_after else said
-    return abs(now - last) <= stale_after
-
-
-def _runs(recorded: Holder) -> bool:
-    """Whether the process is there: no zombie, and no later process that was given its PID."""
-    import psutil  # noqa: PLC0415 - 16 ms that a free lock need not pay
-
+def _is_running(recorded: Holder) -> bool:
+    """Return True if the process exists, is no zombie, and is not a later process with the same PID."""
     try:
         if psutil.Process(recorded.pid).status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
             return False
     except psutil.NoSuchProcess:
         return False
-    except psutil.AccessDenied:  # pragma: no cover - only of others' processes, where /proc is mounted so
-        pass  # it is there, but another user's
+    except psutil.AccessDenied:  # pragma: no cover - another user's process, where /proc is mounted so
+        pass
     # psutil's create_time() follows the wall clock; the ticks do not.
     started = _start_ticks(str(recorded.pid))
     return started is None or recorded.started in {None, started}
 
 
-def _myself(token: str | None, now: float | None) -> Holder:
-    namespace = None
+def _this_process() -> Holder:
+    namespace = boot = None
     with suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink())
-    boot = None
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    host = _word(os.uname().nodename)
-    return Holder(os.getpid(), host, boot, _start_ticks("self"), namespace, token, now)
+    return Holder(os.getpid(), os.uname().nodename, boot, _start_ticks("self"), namespace)
 
 
 def _start_ticks(process: str) -> int | None:
     try:
-        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
-        return int(fields[_START_TICKS])
-    except (OSError, ValueError, IndexError):  # pragma: no cover - no /proc, or it ended just now
+        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[_START_TICKS])
+    except (OSError, ValueError, IndexError):  # pragma: no cover - no /proc, or the process has just ended
         return None
 
 
 def _write(descriptor: int, holder: Holder) -> None:
-    identity = {
-        "host": holder.host,
-        "boot": holder.boot,
-        "started": holder.started,
-        "namespace": holder.namespace,
-        "token": holder.token,
-    }
-    # The heartbeat comes last and with a fixed width: a reader in the middle of a beat sees the same record.
-    text = f'{holder.pid}\n{json.dumps(identity)[:-1]}, "heartbeat": {holder.heartbeat or 0.0:18.6f}}}'
+    identity = asdict(holder)
+    pid, heartbeat = identity.pop("pid"), identity.pop("heartbeat")
+    # The heartbeat comes last with a fixed width: a reader during a beat sees the rest of the record whole.
+    text = f'{pid}\n{json.dumps(identity)[:-1]}, "heartbeat": {heartbeat:18.6f}}}'
     record = (text.ljust(_RECORD_BYTES - 1) + "\n").encode("ascii")
     if os.pwrite(descriptor, record, 0) < len(record):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -338,25 +293,8 @@ def _parse(raw: bytes) -> Holder | None:
     leading = _PID_LINE.match(first)
     if leading is None or not 0 < int(leading[1]) <= _MAX_PID:
         return None
+    pid = int(leading[1])
     try:
-        facts = json.loads(rest.partition(b"\n")[0])
-    except (ValueError, RecursionError):
-        facts = None
-    if not isinstance(facts, dict):
-        facts = {}
-    started, heartbeat = facts.get("started"), facts.get("heartbeat", -1)
-    timed = isinstance(heartbeat, int | float) and 0 <= heartbeat <= _MAX_TIME
-    return Holder(
-        pid=int(leading[1]),
-        host=_word(facts.get("host")),
-        boot=_word(facts.get("boot")),
-        started=started if isinstance(started, int) else None,
-        namespace=_word(facts.get("namespace")),
-        token=_word(facts.get("token")),
-        heartbeat=float(heartbeat) if timed else None,
-    )
-
-
-def _word(value: object) -> str | None:
-    """A string that is safe to show; anything else is as good as absent."""
-    return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MAX_WORD else None
+        return Holder(**{**json.loads(rest.partition(b"\n")[0]), "pid": pid})
+    except (TypeError, ValueError, RecursionError):
+        return Holder(pid)

@@ -1,190 +1,163 @@
-"""Plugins: other programs' code in the worker, found by the entry point group `briter_worker`.
+"""Plugins: code of other packages in the worker, found by the entry point group `briter_worker`.
 
-A plugin is any object (a module, as a rule) with some of the functions of `Specs`, marked with `hookimpl`.
-They run in the worker's process, with all that the worker may do: install only what you trust.
+A plugin is any object (usually a module) with some of the functions of `HookSpecs`, marked with `hookimpl`.
+Plugins run in the worker's process with all its permissions: install only what you trust.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+import pluggy
+
 from briter_worker.allowlist import Allowlist
-from briter_worker.backoff import Backoff
-from briter_worker.errors import Failure, PublishError, RefusedError, SnoozedError
+from briter_worker.errors import FailureCode, PublishError, RefusedError, SnoozedError
 from briter_worker.ports import Change, JobKind, Publication
+from briter_worker.retry import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from importlib.metadata import EntryPoint
 
-    from pluggy import PluginManager
-
     from briter_worker.job import Job
 
 GROUP = "briter_worker"
+hookimpl = pluggy.HookimplMarker(GROUP)
 
-__all__ = [
-    "Change",
-    "JobKind",
-    "Plugins",
-    "Publication",
-    "RefusedError",
-    "SnoozedError",
-    "hookimpl",  # noqa: F822 - made by __getattr__
-]
+__all__ = ["Change", "JobKind", "Plugins", "Publication", "RefusedError", "SnoozedError", "hookimpl"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - pluggy's marker
-    if name == "hookimpl":
-        import pluggy  # noqa: PLC0415 - only a plugin's author and a worker that has one pay for it
-
-        return pluggy.HookimplMarker(GROUP)
-    raise AttributeError(name)
-
-
-class Specs(Protocol):
-    """What a plugin may have. Each is called with the arguments that it names."""
+class HookSpecs(Protocol):
+    """The hooks. Each is called with the arguments that it names."""
 
     def allowed_paths(self) -> Sequence[str]:
-        """Folders that may be published besides the adapter's."""
+        """Return folders that may be published besides the adapter's."""
         ...
 
     def before_publish(self, job: Job, changes: Sequence[Change]) -> None:
-        """Look at what is about to be published. Raise RefusedError or SnoozedError to keep it back."""
+        """Check the changes of a job. Raise RefusedError or SnoozedError to keep the job back."""
         ...
 
     def around_attempt(self, job: Job, attempt: int) -> AbstractContextManager[None]:
-        """What surrounds each attempt, the first registered outermost."""
+        """Return a context that surrounds each attempt; the plugin registered first is outermost."""
         ...
 
     def after_publish(self, publication: Publication) -> None:
-        """The post is on the remote. What this raises is told, and changes nothing."""
+        """React to a post that is on the remote. An error is reported and changes nothing."""
         ...
 
     def job_kinds(self, settings: Mapping[str, Any]) -> Mapping[str, JobKind]:
-        """Types of job that this plugin handles. `settings` is `plugins` in config.json, by plugin's name."""
+        """Return the types of job that the plugin handles. `settings` is `plugins` in config.json."""
         ...
 
 
 class Plugins:
-    """Implements `ports.Extensions` with what is installed. Nothing is loaded before the first question."""
+    """Implements `ports.Extensions` with the installed plugins, loaded at the first call."""
 
     def __init__(self, settings: Mapping[str, Any], extra: Iterable[object] = ()) -> None:
         self._settings = settings
         self._extra = tuple(extra)
-        self._loaded: PluginManager | None = None
-        self._looked = False
+        self._manager: pluggy.PluginManager | None = None
         self._kinds: dict[str, JobKind] = {}
 
     @property
     def names(self) -> list[str]:
-        """Which are installed, in the order in which they are asked."""
-        manager = self._manager()
-        return [] if manager is None else [name for name, _ in manager.list_name_plugin()]
+        """Return the names of the plugins, in the order of their calls."""
+        return [name for name, _ in self._load().list_name_plugin()]
 
     def allowed_paths(self) -> tuple[str, ...]:
-        """Folders that plugins add to the adapter's."""
-        with _blamed():
+        """Return the folders that plugins add to the adapter's."""
+        with _site_condition():
             found = tuple(path for paths in self._call("allowed_paths") for path in paths)
             Allowlist(found)
             return found
 
     def kind(self, name: str) -> JobKind | None:
-        """See `ports.Extensions`."""
+        """Return how jobs of this type are handled; a kind that fails, while a plugin is broken."""
         try:
-            self._manager()
+            self._load()
         except PublishError as broken:
-            # Whose kind it is cannot be known: its attempt fails for that reason, as everybody's does.
             return JobKind(partial(_fail, broken))
         return self._kinds.get(name)
 
     def before_publish(self, job: Job, changes: Sequence[Change]) -> None:
-        """See `ports.Extensions`."""
+        """Call the hook."""
         self._call("before_publish", job=job, changes=changes)
 
     @contextmanager
     def around_attempt(self, job: Job, attempt: int) -> Iterator[None]:
-        """See `ports.Extensions`."""
+        """Enter the contexts of all plugins."""
         with ExitStack() as stack:
             for around in self._call("around_attempt", job=job, attempt=attempt):
                 stack.enter_context(around)
             yield
 
     def after_publish(self, publication: Publication) -> None:
-        """See `ports.Extensions`."""
+        """Call the hook."""
         self._call("after_publish", publication=publication)
 
     def _call(self, hook: str, **arguments: object) -> list[Any]:
-        manager = self._manager()
-        # pluggy asks the last registered first; a reader of the list of plugins expects the first.
-        return [] if manager is None else list(reversed(getattr(manager.hook, hook)(**arguments)))
+        # pluggy calls the plugin that was registered last first.
+        return list(reversed(getattr(self._load().hook, hook)(**arguments)))
 
-    def _manager(self) -> PluginManager | None:
-        if not self._looked:
-            from importlib.metadata import entry_points  # noqa: PLC0415 - a worker that finds no job needs none
-
-            found = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-            if found or self._extra:
-                with _blamed():
-                    self._loaded = self._load([(point.name, _loaded(point)) for point in found])
-            self._looked = True
-        return self._loaded
-
-    def _load(self, found: list[tuple[str, object]]) -> PluginManager:
-        import pluggy  # noqa: PLC0415 - see above
-
-        manager = pluggy.PluginManager(GROUP)
-        marker = pluggy.HookspecMarker(GROUP)
-        for name in _HOOKS:
-            marker(getattr(Specs, name))
-        manager.add_hookspecs(Specs)
-        for name, plugin in [*found, *((type(each).__name__, each) for each in self._extra)]:
-            manager.register(plugin, name)
-        manager.check_pending()
-        for kinds in manager.hook.job_kinds(settings=self._settings):
-            self._kinds.update({name: _sound(name, kind) for name, kind in kinds.items()})
+    def _load(self) -> pluggy.PluginManager:
+        if self._manager is not None:
+            return self._manager
+        with _site_condition():
+            manager = pluggy.PluginManager(GROUP)
+            marker = pluggy.HookspecMarker(GROUP)
+            for name in _HOOKS:
+                marker(getattr(HookSpecs, name))
+            manager.add_hookspecs(HookSpecs)
+            for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+                manager.register(_plugin_of(point), point.name)
+            for plugin in self._extra:
+                manager.register(plugin, type(plugin).__name__)
+            manager.check_pending()
+            for kinds in manager.hook.job_kinds(settings=self._settings):
+                self._kinds |= {name: _checked_kind(name, kind) for name, kind in kinds.items()}
+        self._manager = manager
         return manager
 
 
-def _sound(name: str, kind: JobKind) -> JobKind:
-    """Raises what is wrong with it now: when its job has to be settled, it would be too late."""
+def _checked_kind(name: str, kind: JobKind) -> JobKind:
+    """Return the kind, or raise before any job depends on it."""
     if not isinstance(kind, JobKind):
-        raise TypeError(f"the kind {name!r} is no JobKind")
+        raise TypeError(f"the kind {name!r} is not a JobKind")
     if kind.delays:
         Backoff(kind.delays)
     return kind
 
 
-def _fail(why: PublishError, _job: Job) -> NoReturn:
-    raise why
+def _fail(broken: PublishError, _job: Job) -> NoReturn:
+    raise broken
 
 
 @contextmanager
-def _blamed() -> Iterator[None]:
-    """What a plugin raises inside is the site's condition: without it, nobody knows what may be published."""
+def _site_condition() -> Iterator[None]:
+    """Turn an error of a plugin into an environment failure: it may decide what may be published."""
     try:
         yield
     except PublishError:
         raise
     except Exception as error:
-        raise PublishError(
-            Failure.PLUGIN_BROKEN,
-            f"a plugin cannot be used: {type(error).__name__}: {error}. Fix: correct it, or uninstall it",
-        ) from error
+        message = f"a plugin cannot be used: {type(error).__name__}: {error}"
+        raise PublishError(FailureCode.PLUGIN_BROKEN, message, _FIX) from error
 
 
-def _loaded(point: EntryPoint) -> object:
+def _plugin_of(point: EntryPoint) -> object:
     try:
         return point.load()
     except Exception as error:
-        raise PublishError(
-            Failure.PLUGIN_BROKEN,
-            f"the plugin {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}. "
-            "Fix: correct it, or uninstall it",
-        ) from error
+        message = (
+            f"the plugin {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
+        )
+        raise PublishError(FailureCode.PLUGIN_BROKEN, message, _FIX) from error
 
 
+_FIX = "correct the plugin, or uninstall it"
 _HOOKS = ("allowed_paths", "before_publish", "around_attempt", "after_publish", "job_kinds")

@@ -1,50 +1,50 @@
-"""The design on one page: what the drain needs of a queue, a publisher and a sink.
+"""The design on one page: what the drain needs from a queue, a publisher and an event sink.
 
-A job is *claimed*, its declared paths are *staged* to changes, the publisher turns all jobs of a batch
-into commits and one push, and each job is *settled*. The push is the commit point: the publisher records
-a `Plan` durably before it, so that a crash after it is healed from the plan, and a crash before it leaves
-nothing behind.
+The drain claims the jobs that are due, hands them to the publisher, and acknowledges each job. The push is
+the commit point: everything before it happens aside, and the publisher records its plan durably before the
+push, so that `Publisher.resolve` can finish or discard it after a crash.
 """
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from dataclasses import dataclass
 
     from briter_worker.errors import Failure
     from briter_worker.events import Event
-    from briter_worker.job import Job
-else:
-    from briter_worker.lazily import dataclass
+    from briter_worker.job import Document, Job, State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Claim:
-    """A job that this worker has taken and nobody else can. `key` names it within its batch."""
+    """A job that this worker took and no other worker can take."""
 
     key: str
+    """Names this save of the job, unique in the site and stable across a crash of the worker."""
     job: Job
     attempt: int
-    """The running attempt, counted from 1, durably counted before the work began."""
+    """The running attempt, counted from 1 and stored durably before the work started."""
+    alone: bool = False
+    """The job is (for a recovered claim: was) published alone, so that a crash is to blame on it."""
 
 
-@dataclass(frozen=True)
-class Superseding:
-    """An older job of a slug gave way to a newer one, which has its paths now."""
+@dataclass(frozen=True, slots=True)
+class SupersededJob:
+    """An older job of a slug that a newer one replaced; the newer one has its paths."""
 
     job_id: str
     slug: str
     by: str
 
 
-@dataclass(frozen=True)
-class PutAside:
-    """A file that is no job, moved out of the way; a failed job of this id and slug names it."""
+@dataclass(frozen=True, slots=True)
+class QuarantinedFile:
+    """A file that is not a job, moved to the quarantine; a failed job of this id and slug names it."""
 
     job_id: str
     slug: str
@@ -52,252 +52,396 @@ class PutAside:
     file: str
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What one push is about to do: enough to finish it, or to see that it never happened."""
+@dataclass(frozen=True, slots=True)
+class ClaimResult:
+    """The jobs claimed by one look into the queue, and what was tidied on the way."""
 
-    old: str
-    """The local branch's tip before."""
-    new: str
-    """The commit that the remote branch will have."""
-    ref: str
-    """The private ref that holds `new`."""
-    commits: Mapping[str, str]
-    """For each job, by its claim's key, the commit that carries it."""
-    staged: Mapping[str, str | None]
-    """The blob that was read for each path (None: deleted): a work tree file still like that is untouched."""
-    dry_run: bool
-    remote: str | None = None
-    """Where the remote branch was before."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The jobs of one drain, all claimed, with the plans of the pushes that a dead worker had begun."""
-
-    key: str
     claims: tuple[Claim, ...] = ()
-    plans: tuple[Plan, ...] = ()
+    superseded: tuple[SupersededJob, ...] = ()
+    quarantined: tuple[QuarantinedFile, ...] = ()
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a look into the queue brought: a batch of due jobs, and what was tidied on the way."""
-
-    batch: Batch | None = None
-    superseded: tuple[Superseding, ...] = ()
-    put_aside: tuple[PutAside, ...] = ()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one claim. With `failure` None it is on the remote: by `commit`, or unchanged."""
-
-    key: str
-    commit: str | None = None
-    failure: Failure | None = None
-    text: str = ""
-    rejected_paths: tuple[str, ...] = ()
-    cancelled: bool = False
-    """Left out of the push on request: nothing of it is on the remote."""
-    snooze_until: float | None = None
-    """Not tried: to be tried again then, as if this attempt had not been."""
-    overtaken: bool = False
-    """Not tried: while it was read, a post on hold was saved into the same files."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pause:
-    """Somebody wants nothing published: until a time, or until they end it."""
+    """An order to publish nothing, until a time or until `resume`."""
 
     since: float
     until: float | None
     reason: str
 
-    def lasts(self, now: float) -> bool:
-        """Whether it has not ended by itself."""
+    def is_active(self, now: float) -> bool:
+        """Return True if the pause has not ended by itself."""
         return self.until is None or self.until > now
 
 
 class Queue(Protocol):
-    """Where jobs wait. Every change of state is durable when the call returns."""
+    """Where jobs wait. Every change of state is durable when the call returns.
 
-    def recover(self, now: float) -> Sequence[Batch]:
-        """What a dead worker left in flight, to be finished from its plans or taken up again."""
-        ...
+    A method that finds a newer save of the claimed post never loses it: the newer save stays pending.
+    """
 
-    def claim(self, now: float) -> Found:
-        """Take every due job, newest of its slug; count the attempt; tidy what is no job."""
-        ...
+    def claim(self, now: float) -> ClaimResult:
+        """Claim every due job, newest of its slug; count the attempt; quarantine what is not a job.
 
-    def retake(self, batch: Batch, now: float) -> Sequence[Batch]:
-        """An interrupted batch that did not land, ready to be tried again, in halves when it killed.
-
-        Each is to be begun (`begin`) before its work starts. A claim whose attempt is beyond the maximum
-        has killed that many workers: it is to be buried.
+        A dry-run queue does not claim jobs that were tried and not saved again.
         """
         ...
 
-    def begin(self, batch: Batch) -> None:
-        """The work on a retaken batch starts: dying from here on is its doing. `claim` begins its own."""
+    def recover(self, now: float) -> Sequence[Claim]:
+        """Return the claims that a dead worker left in flight. Changes no count."""
         ...
 
-    def record(self, batch: Batch, plan: Plan) -> None:
-        """Remember durably what the next push is about to do."""
+    def reclaim(self, claim: Claim, now: float) -> Claim:
+        """Claim a recovered job again, to be published alone; a crash while it was alone counts."""
         ...
 
-    def finish(self, batch: Batch, claims: Sequence[Claim]) -> None:
-        """These are on the remote: they leave the queue, with any older dead letter of their slugs."""
-        ...
+    def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
+        """Remove published jobs, and older dead letters of their slugs as far as they are published now.
 
-    def put_off(self, batch: Batch, claim: Claim, failure: Failure, text: str, until: float) -> bool:
-        """Back to waiting, to be tried again at `until`; a newer save of the post takes it over.
-
-        Taking over is the next `claim`'s doing, which is due at once and reports it. False when somebody
-        wants it cancelled: then nothing was done, and it is to be dropped. So for the next two.
+        `rejected`: by claim key, declared paths that were not published. A dead letter keeps such paths.
         """
         ...
 
-    def snooze(self, batch: Batch, claim: Claim, text: str, until: float) -> bool:
-        """Back to waiting until then, this attempt not counted."""
+    def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
+        """Put jobs that a dry run has built back as tried, with `dryRunAt`; the attempt does not count."""
         ...
 
-    def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> bool:
-        """Dead-letter it, with its reason; but if a newer save of the post waits, that one takes it over."""
+    def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
+        """Put the job back until `at`. Return False, and remove the job, if somebody cancelled it."""
         ...
 
-    def release(self, batch: Batch, claims: Sequence[Claim]) -> None:
-        """Back to waiting as if they had not been claimed: the attempt does not count.
+    def dead_letter(self, claim: Claim, failure: Failure) -> bool:
+        """Store the job as failed; a newer save of the post takes over its paths instead.
 
-        Those that somebody wants cancelled stay, to be dropped.
+        Return False, and remove the job, if somebody cancelled it.
         """
         ...
 
-    def cancelled(self, batch: Batch) -> Collection[str]:
-        """Of these claims, by their keys, those that a person wants cancelled."""
+    def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        """Put jobs back as if they had not been claimed. Remove and return those that somebody cancelled."""
         ...
 
-    def overtaken(self, batch: Batch, now: float) -> Collection[str]:
-        """Of these claims, by their keys, those whose posts have been saved again since, and on hold.
+    def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
+        """Return the keys of the claims whose cancellation was requested."""
+        ...
 
-        Where contents are read when a job's turn comes, theirs may be the held ones by now.
+    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+        """Return the keys of the claims whose posts have been saved again since, scheduled for later.
+
+        Their files may have the content whose time has not come.
         """
         ...
 
-    def drop(self, batch: Batch, claims: Sequence[Claim]) -> None:
-        """These leave the queue as if they had never been asked for; a newer save of theirs stays."""
+    def drop(self, claims: Sequence[Claim]) -> None:
+        """Remove cancelled jobs."""
         ...
 
-    def close(self, batch: Batch) -> None:
-        """The batch is settled: forget its plans."""
-        ...
+    def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
+        """After a successful push, undo what environment failures did; return the revived dead letters.
 
-    def revive(self, now: float) -> Sequence[Job]:
-        """Dead letters that the site's surroundings caused wait again, with no attempts."""
-        ...
-
-    def held_paths(self, now: float) -> Collection[str]:
-        """What jobs that are still on hold declare: no folder of another job may carry it."""
-        ...
-
-    def held_since(self, held: Collection[str], now: float) -> Collection[str]:
-        """What such jobs declare now that is not among `held`: what was read of it meanwhile may be theirs.
-
-        Nothing, where jobs carry their contents.
+        Dead letters of environment failures are pending again, with no attempts; retries that an environment
+        failure delayed are due at once. Jobs with the ids `except_for` failed
+        beside that push, which proves nothing of them.
         """
+        ...
+
+    def scheduled_paths(self, now: float) -> Mapping[str, float]:
+        """Return the paths that scheduled jobs declare, each with the time it is scheduled for."""
         ...
 
     def next_due(self, now: float) -> float | None:
-        """When the next waiting job becomes due, if any waits."""
+        """Return when the next pending job is due, or None if none waits."""
         ...
 
-    def paused(self, now: float) -> Pause | None:
-        """The pause that lasts, if one does; it outlives every worker."""
+    def active_pause(self, now: float) -> Pause | None:
+        """Return the active pause, if any; a pause outlives every worker."""
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """A job of the queue, as commands and pages show it."""
+
+    job: Job
+    state: State
+    read: Callable[[], Document]
+    """Return the job's document, with the keys that the worker does not know."""
+    where: str
+    """The job's file, or the name of its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """The jobs that a cancellation removed, and those in flight that it removes if no push has begun."""
+
+    removed: tuple[Job, ...] = ()
+    requested: tuple[Job, ...] = ()
+
+
+class QueueControl(Protocol):
+    """What commands and pages do with a queue, beside a running worker. Raises DeclinedError with the fix.
+
+    `wanted` is the id of a job, else the slug of a post.
+    """
+
+    def jobs(self, now: float) -> Sequence[ListedJob]:
+        """Return every job once: in flight, then waiting by due time, then dead letters."""
+        ...
+
+    def find(self, wanted: str, now: float) -> Sequence[ListedJob]:
+        """Return the job of this id, else all jobs of this slug."""
+        ...
+
+    def retry(self, wanted: str, now: float) -> Sequence[Job]:
+        """Make dead letters and retrying jobs due at once."""
+        ...
+
+    def retry_all(self, now: float) -> Sequence[Job]:
+        """Make every dead letter that a retry can help due at once."""
+        ...
+
+    def publish_now(self, wanted: str, now: float) -> Sequence[Job]:
+        """Make scheduled and retrying jobs due at once."""
+        ...
+
+    def cancel(self, wanted: str, now: float) -> Cancellation:
+        """Remove jobs from the queue, or request it for those in flight."""
+        ...
+
+    def pause(self, now: float, *, until: float | None = None, reason: str = "") -> Pause:
+        """Stop claiming until a time, or until `resume`."""
+        ...
+
+    def resume(self) -> bool:
+        """End the pause. Return True if there was one."""
+        ...
+
+    def active_pause(self, now: float) -> Pause | None:
+        """Return the active pause, if any."""
+        ...
+
+    def quarantined(self) -> Sequence[QuarantinedFile]:
+        """Return the quarantined files, oldest first."""
+        ...
+
+    def unusable_files(self, now: float) -> Mapping[str, str]:
+        """Return the reason for each queue file that is not a job and is not quarantined (yet)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """One post for the publisher: the declared paths, not yet trusted, and the commit they become."""
+    """One post for the publisher: the declared paths, not yet trusted, and the commit to make of them."""
 
     key: str
+    """The claim's key."""
     slug: str
     paths: tuple[str, ...]
     message: str
     author: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Change:
-    """One path of one commit. `blob` None deletes it; `base` is the version its author started from."""
+    """One path of one commit."""
 
     path: str
     mode: str
     blob: str | None
-    base: str | None
-    base_mode: str = ""
-    """The mode that the author started from; empty where nobody knows. Then the branch's counts."""
+    """Object id of the new content; None deletes the path."""
 
 
-@dataclass(frozen=True)
-class Staged:
-    """A request's declared paths, read: what may be published, and what may not, with the reasons."""
+class Result(Enum):
+    """Result of one request."""
 
-    changes: tuple[Change, ...] = ()
-    rejected: Mapping[str, str] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
+    PUBLISHED = "published"
+    """The commit is on the remote; in a dry run, the remote would take it."""
+    UNCHANGED = "unchanged"
+    """The remote has the content already."""
+    FAILED = "failed"
+    SNOOZED = "snoozed"
+    """Deferred to `retry_at` without counting the attempt; `failure` holds the reason."""
+    CANCELLED = "cancelled"
+    """Left out of the push on request."""
+    RELEASED = "released"
+    """Not tried; the next claim decides anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one request, and its facts."""
+
+    key: str
+    result: Result
+    commit: str | None = None
     failure: Failure | None = None
-    """Set when this request alone cannot be published; `text` says why."""
-    text: str = ""
+    retry_at: float | None = None
+    rejected_paths: tuple[str, ...] = ()
+    """Declared paths that were not published although the job was."""
 
 
 class Publisher(Protocol):
-    """Turns requests into commits on the remote: all of a request, or nothing of it."""
+    """Turns requests into commits on one remote branch: all of a request, or nothing of it."""
 
     def publish(
         self,
         requests: Sequence[Request],
         *,
-        held: Collection[str],
-        examine: Callable[[str, Sequence[Change]], Outcome | None],
+        scheduled: Callable[[], Mapping[str, float]],
+        check: Callable[[str, Sequence[Change]], Outcome | None],
         cancelled: Callable[[], Collection[str]],
-        record: Callable[[Plan], None],
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
-        """Yield outcomes as soon as they are certain, in groups; each request gets exactly one.
+        """Build one commit per request, push once, and yield each outcome as soon as it is certain.
 
-        `examine` may end a request, by its key, when its changes are known and nothing is built yet.
-        `cancelled` tells the keys of what is not wanted any more; it is asked up to the push, not after it.
-        A PublishError concerns every request that has no outcome yet; none of those is on the remote.
+        The caller stores the outcomes before it resumes the iteration: the publisher then drops its plan.
+        `scheduled` is called before the files are read and again afterwards: files of scheduled jobs are left
+        out, and a request that may have read newly scheduled content is released. `check` may end a request
+        when its changes are known. `cancelled` is called up to the push.
+
+        Raises PublishError, or any other exception, for all requests that have no outcome yet. None of them
+        is on the remote unless `undecided` names it.
         """
         ...
 
-    def landed(self, plan: Plan) -> bool:
-        """Whether the remote has what a dead worker's plan was pushing; if so, it is adopted."""
+    def resolve(self) -> Iterator[Mapping[str, str]]:
+        """Ask the remote about each recorded plan; yield the commits that landed, by claim key.
+
+        A plan is dropped when the iteration is resumed. A plan that did not land yields an empty mapping.
+        Raises PublishError when the remote cannot be asked; the remaining plans stay.
+        """
         ...
 
-    def flush(self, now: float) -> str | None:
-        """Push what dry runs have committed; the commit that the remote has now, if anything was pushed."""
+    def undecided(self) -> Collection[str]:
+        """Return the claim keys of the recorded plans: nothing may be decided about these jobs."""
         ...
 
     def tidy(self, now: float) -> None:
-        """Remove what dead workers and old batches left in the repository; finish late adoptions."""
+        """Sync the local branch if that is late, and remove what dead workers left in the repository."""
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One push, as recorded before it."""
+
+    id: str
+    base: str | None
+    """The remote's tip that the commits were built on."""
+    tip: str
+    """The last commit, which the remote branch shall have."""
+    commits: Mapping[str, str]
+    """The commit of each request, by claim key; a request without changes is absent."""
+    blobs: Mapping[str, str | None]
+    """The blob that was read from the work tree for each path (None: deleted)."""
+
+
+class PlanStore(Protocol):
+    """Where a publisher records its plans: the repository's `.git/briter/`, or the database."""
+
+    def record(self, plan: Plan) -> None:
+        """Store the plan durably."""
+        ...
+
+    def plans(self) -> Sequence[Plan]:
+        """Return the recorded plans, oldest first."""
+        ...
+
+    def drop(self, plan: Plan) -> None:
+        """Delete the plan durably."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two versions of one file that could not be merged."""
+
+    ours: str | None
+    """The blob of the author's version (None: deleted)."""
+    theirs: str | None
+    """The blob of the remote's version."""
+    branch: str
+    """The branch of the remote that keeps the author's version; empty where it is kept nowhere else."""
+    commit: str | None
+    """The tip of that branch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseVersion:
+    """The version that the author's copy of a file is an edit of (None: there was no file)."""
+
+    blob: str | None
+    conflict: Conflict | None = None
+    """The open conflict of the copy, if it has one."""
+
+
+class BaseVersions(Protocol):
+    """What a publisher remembers about the authors' copies of files."""
+
+    def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
+        """Return what is known of these paths."""
+        ...
+
+    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+        """Store the versions durably, each in place of what was known of its path.
+
+        `contents`: by blob, the contents of base versions that the remote does not have.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedFile:
+    """A file as it was when its job was saved, where jobs carry their contents."""
+
+    path: str
+    mode: str
+    blob: str | None
+    """None: the file was deleted."""
+    saved_at: float
+    base: str | None = None
+    """The version that the author edited (None: there was none), if `has_base`."""
+    has_base: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Everything that came with one job: its declared files, and all files below its declared folders."""
+
+    files: tuple[SubmittedFile, ...] = ()
+    folders: tuple[str, ...] = ()
+    """Declared folders: what the branch has below them and `files` lacks is deleted."""
+
+
+class Payloads(Protocol):
+    """The contents that jobs carry, for a publisher that cannot read the CMS's work tree."""
+
+    def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
+        """Return the payload of each claim, by key."""
+        ...
+
+    def content(self, blob: str) -> Iterator[bytes]:
+        """Yield the content of a blob in pieces. Raises LookupError if the blob is unknown."""
+        ...
+
+    def published(self, paths: Collection[str]) -> Mapping[str, float]:
+        """Return when the version was saved that was published last, for the paths that ever were."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class JobKind:
-    """What a plugin does with jobs of a type of its own. What is None is as for all jobs."""
+    """How a plugin handles jobs of a type of its own. None: as for all jobs."""
 
     handle: Callable[[Job], None]
     max_attempts: int | None = None
     delays: tuple[float, ...] | None = None
-    """Seconds between attempts; the last repeats."""
+    """Seconds between attempts; the last one repeats."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Publication:
-    """A job's commit, on the remote."""
+    """A job whose commit is on the remote."""
 
     job: Job
     commit: str
@@ -306,67 +450,37 @@ class Publication:
     rejected_paths: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Delivered:
-    """A file as it was when its job was saved, where jobs carry contents. `blob` None: it was gone."""
-
-    path: str
-    mode: str
-    blob: str | None
-    saved_at: float
-    base: str | None = None
-    """The version its author started from (None: there was none), where `knows_base`."""
-    knows_base: bool = False
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """All that came with one job: its declared files, and everything below each of its declared folders."""
-
-    files: tuple[Delivered, ...] = ()
-    folders: tuple[str, ...] = ()
-    """Declared paths that were folders: what the branch has below them and `files` has not is deleted."""
-
-
-class Deliveries(Protocol):
-    """The contents that jobs carry, for a publisher that has no work tree of the CMS to read."""
-
-    def of(self, keys: Collection[str]) -> Mapping[str, Delivery]:
-        """What came with these claims."""
-        ...
-
-    def content(self, blob: str) -> Iterator[bytes]:
-        """A content, part by part."""
-        ...
-
-    def published(self, paths: Collection[str]) -> Mapping[str, float]:
-        """When the version was saved that was published last, of those paths that ever were."""
-        ...
-
-
 class Extensions(Protocol):
-    """What plugins add. Each may raise RefusedError and SnoozedError; what else it raises is transient."""
+    """Hooks of the plugins. They may raise RefusedError and SnoozedError; another error is transient."""
 
     def kind(self, name: str) -> JobKind | None:
-        """How jobs of this type are handled, if a plugin does."""
+        """Return how jobs of this type are handled, if a plugin handles them."""
         ...
 
     def before_publish(self, job: Job, changes: Sequence[Change]) -> None:
-        """The job's changes are known, and nothing is built yet."""
+        """Check the job's changes, before anything is built."""
         ...
 
     def around_attempt(self, job: Job, attempt: int) -> AbstractContextManager[None]:
-        """What is to be entered before an attempt, and left after it."""
+        """Return a context that surrounds the attempt."""
         ...
 
     def after_publish(self, publication: Publication) -> None:
-        """The job is on the remote, and has left the queue."""
+        """React to a job that is on the remote and has left the queue."""
         ...
 
 
 class EventSink(Protocol):
-    """Is told what happened. A sink that fails never stops publishing."""
+    """Receives events. A sink that fails never stops publishing."""
 
     def __call__(self, event: Event, /) -> None:
-        """Take note of the event."""
+        """Store the event, then announce it."""
+        ...
+
+    def deliver(self, events: Sequence[Event], acknowledge: Callable[[], None], /) -> None:
+        """Store the events, acknowledge the jobs, then announce the events.
+
+        So a receipt exists before the job leaves the queue, and an announced job has left it. After a crash
+        in between, the same events are delivered again. An error of `acknowledge` is raised.
+        """
         ...

@@ -1,412 +1,317 @@
-"""The only reader of the environment and of config.json.
+"""Configuration: the environment over `config.json` over the defaults, as one pydantic-settings model.
 
-Three layers, lowest first: defaults, `<storage>/config.json`, environment. A layer that has nothing to say
-about a value (a variable that is unset or blank; a key that is absent, null or blank) hides no lower one.
-Where config.json lies is decided by the environment and the defaults: a file cannot move itself. The keys
-`appRoot` and `storageRoot` in it move everything else.
-
-`Settings` is the table of what there is; reading, refusing, the JSON Schema and the reference follow it. It
-is no pydantic model, because every run of cron would wait for pydantic longer than for all else.
+A variable that is unset or blank, and a key that is absent, null or blank, hides no lower layer. The
+environment and the defaults decide where `config.json` is; the file cannot move itself.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from briter_worker.accepted import (
-    BRANCH,
-    COMMIT_HREF,
-    DATABASE,
-    EMAIL,
-    FOLDER,
-    HOST,
-    HREF,
-    MONTH_MS,
-    PERSON,
-    REMOTE,
-    SIGNING_SECRET,
-    SITE,
-    TOKEN,
-    TRUE_OR_FALSE,
-    Kind,
-    absolute,
-    adapter_name,
-    delays,
-    folder_list,
-    fraction,
-    json_object,
-    list_of,
-    one_of,
-    web_address,
-    web_addresses,
-    whole,
-)
-from briter_worker.adapters import CUSTOM, folders_for, names
-from briter_worker.errors import UsageError, for_people
+from pydantic import Field, PrivateAttr, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict
+
+from briter_worker import setting_types as types
+from briter_worker.adapters import CUSTOM, FOLDERS
+from briter_worker.errors import UsageError, os_error_fix, os_error_text
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from dataclasses import Field
+    from collections.abc import Callable, Mapping
+
+    from pydantic_core import ErrorDetails
 
 PREFIX = "BRITER_"
-_SHOWN = 200
-"""As much of a wrong value as a person needs to find it again."""
+_MAX_SHOWN = 200
+"""Characters of a refused value that are shown."""
+_FIXES = {
+    "dashboard_token": "make one: openssl rand -hex 32",
+    "webhook_secret": "make one: echo whsec_$(openssl rand -base64 32)",
+}
+PER_SITE = (
+    "adapter", "allowed_paths", "git_branch", "git_author_name", "git_author_email", "git_timeout_ms",
+    "worker_dry_run", "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
+    "worker_max_file_bytes", "published_href_template", "commit_href_template",
+)  # fmt: skip
+"""What each site of a cluster may set for itself."""
+_OPTIONAL = frozenset({"worker_concurrency"})
+"""An invalid value is ignored with a warning, instead of stopping the start."""
 
 
-def _setting(
-    kind: Kind, default: object, description: str, *, secret: bool = False, per_site: bool = False
-) -> Any:  # noqa: ANN401 - as dataclasses.field
-    """A line of the table. A default that can be called is made of the settings above it.
+def _setting(default: object, description: str, *, secret: bool = False) -> Any:  # noqa: ANN401 - as Field
+    """Return a field. A default that is a function derives from the settings above it."""
+    if callable(default):
+        return Field(default_factory=default, description=description, repr=not secret)
+    return Field(default, description=description, repr=not secret)
 
-    A secret's value is never shown, not even a wrong one. In a cluster, each site may have a value of its own
-    for what is `per_site`.
-    """
-    return field(
-        metadata={
-            "kind": kind,
-            "default": default,
-            "description": description,
-            "secret": secret,
-            "per_site": per_site,
-        }
+
+class Settings(BaseSettings):
+    """Configuration of one worker. Every path is absolute. Secrets are not in its `repr`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        enable_decoding=False,
+        extra="ignore",
+        frozen=True,
+        field_title_generator=lambda name, _: PREFIX + name.upper(),
     )
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Settings:
-    """What the worker was told, checked as a whole; every path is absolute."""
-
-    app_root: Path = _setting(FOLDER, lambda _: Path.cwd(), "What relative paths resolve against.")
-    storage_root: Path = _setting(
-        FOLDER,
+    app_root: types.Folder = _setting(Path.cwd, "Base of relative paths.")
+    storage_root: types.Folder = _setting(
         lambda above: above["app_root"] / "storage",
-        "Queue, lock, history, quarantine. Default: `storage` in the app root.",
+        "Folder of queue, lock, history and quarantine. Default: `storage` in the app root.",
     )
-    queue_root: Path = _setting(
-        FOLDER,
-        lambda above: above["storage_root"] / "queue",
-        "The queue folder. Default: `queue` in the storage root.",
+    queue_root: types.Folder = _setting(
+        lambda above: above["storage_root"] / "queue", "Queue folder. Default: `queue` in the storage root."
     )
-    adapter: str = _setting(
-        Kind(adapter_name, {"type": "string"}),
-        "local-mdx",
-        "The kind of site: which folders may be published.",
-        per_site=True,
+    adapter: types.AdapterName = _setting("local-mdx", "Kind of site: decides which folders are published.")
+    allowed_paths: types.Folders = _setting((), "Folders added to the adapter's.")
+    git_worktree: types.Folder = _setting(
+        lambda above: above["app_root"], "The site's repository. Default: the app root."
     )
-    allowed_paths: tuple[str, ...] = _setting(
-        list_of(folder_list, "string"), (), "Folders added to the adapter's.", per_site=True
+    git_branch: types.BranchName = _setting("main", "Branch that is checked out and pushed to.")
+    git_remote: types.RemoteName = _setting("origin", "Remote that is pushed to.")
+    git_author_name: types.PersonName = _setting("Briter Worker", "The worker's committer name.")
+    git_author_email: types.Email = _setting("briter-worker@localhost", "The worker's committer address.")
+    git_timeout_ms: types.PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
+    git_hooks: types.Flag = _setting(False, "Run the repository's own hooks.")
+    worker_dry_run: types.Flag = _setting(
+        True, "Do everything except the push. Jobs stay in the queue as `tried`."
     )
-    git_worktree: Path = _setting(
-        FOLDER, lambda above: above["app_root"], "The site's repository. Default: the app root."
+    worker_poll_interval_ms: types.PollInterval = _setting(
+        5_000, "Interval of the fallback poll in ms. Changes wake the worker."
     )
-    git_branch: str = _setting(BRANCH, "main", "Asserted, and pushed to.", per_site=True)
-    git_remote: str = _setting(REMOTE, "origin", "Asserted, and pushed to.")
-    git_author_name: str = _setting(PERSON, "Briter Worker", "The worker's identity.", per_site=True)
-    git_author_email: str = _setting(
-        EMAIL, "briter-worker@localhost", "The worker's identity.", per_site=True
+    worker_max_attempts: types.Attempts = _setting(8, "Attempts before a job is dead-lettered.")
+    worker_backoff_ms: types.Delays = _setting(
+        (60_000, 300_000, 1_800_000), "Delays between attempts in ms. The last one repeats."
     )
-    git_timeout_ms: int = _setting(
-        whole(1, MONTH_MS), 120_000, "Longest any one git command may take without progress.", per_site=True
+    worker_backoff_jitter: types.Jitter = _setting(
+        0.0, "Fraction by which delays vary at random, up and down."
     )
-    git_hooks: bool = _setting(TRUE_OR_FALSE, False, "Whether the work tree's hooks may run.")
-    worker_dry_run: bool = _setting(TRUE_OR_FALSE, True, "Every step but the real push.", per_site=True)
-    worker_poll_interval_ms: int = _setting(
-        whole(10, MONTH_MS), 5_000, "The backstop poll; changes wake the worker at once."
+    worker_lock_stale_ms: types.PositiveMilliseconds = _setting(
+        60_000, "Age in ms at which the heartbeat of an unheld lock is stale."
     )
-    worker_max_attempts: int = _setting(
-        whole(1, 1_000_000), 8, "Attempts before dead-lettering.", per_site=True
+    worker_shutdown_timeout_ms: types.Milliseconds = _setting(
+        300_000, "Time in ms that a running publication has after SIGTERM."
     )
-    worker_backoff_ms: tuple[int, ...] = _setting(
-        list_of(delays, "integer"),
-        (60_000, 300_000, 1_800_000),
-        "Waits between attempts; the last repeats.",
-        per_site=True,
+    worker_max_file_bytes: types.FileSize = _setting(
+        104_857_600, "Maximum size of a published file in bytes."
     )
-    worker_backoff_jitter: float = _setting(
-        fraction(0.5), 0.0, "The fraction by which waits vary, either way.", per_site=True
+    plugins: types.JsonObject = _setting(
+        dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True
     )
-    worker_lock_stale_ms: int = _setting(
-        whole(1, MONTH_MS), 60_000, "How old a heartbeat may be when nothing live holds the lock."
+    history_stale_days: types.Days = _setting(30, "Days after which a receipt is listed only on request.")
+    history_keep_days: types.Days = _setting(365, "Days after which a receipt is deleted.")
+    published_href_template: types.PostLink = _setting(
+        "", "Address of a published post: `https://example.org/notes/{slug}`."
     )
-    worker_shutdown_timeout_ms: int = _setting(
-        whole(0, MONTH_MS), 300_000, "How long a running publication may finish after SIGTERM."
+    commit_href_template: types.CommitLink = _setting(
+        "", "Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."
     )
-    worker_max_file_bytes: int = _setting(
-        whole(1, 2**53 - 1), 104_857_600, "A larger file is refused before it is hashed.", per_site=True
+    webhook_allow_private: types.Flag = _setting(False, "Allow webhooks to private networks and over http.")
+    webhook_urls: types.WebAddresses = _setting(
+        (), "Addresses notified of publications, dead letters and site conditions.", secret=True
     )
-    plugins: Mapping[str, Any] = _setting(
-        Kind(json_object, {"type": "object"}),
-        lambda _: {},
-        "What plugins are told, under the name of each: a JSON object.",
-        secret=True,
+    webhook_secret: types.SigningSecret = _setting(
+        "", "Key that signs webhooks (Standard Webhooks): `whsec_…`.", secret=True
     )
-    history_stale_days: int = _setting(
-        whole(1, 36_500), 30, "After so many days a receipt is out of sight, unless it is asked for."
+    webhook_template: Literal["json", "slack", "discord", "text"] = _setting(
+        "json", "Format of the notifications for `BRITER_WEBHOOK_URLS`."
     )
-    history_keep_days: int = _setting(whole(1, 36_500), 365, "After so many days a receipt is deleted.")
-    published_href_template: str = _setting(
-        HREF, "", "`https://example.org/notes/{slug}`, for links.", per_site=True
+    build_hook_url: types.WebAddress = _setting(
+        "", "Address that gets an empty POST after a push that published a post.", secret=True
     )
-    commit_href_template: str = _setting(
-        COMMIT_HREF, "", "`https://example.org/commit/{commit}`, for the dashboard's links.", per_site=True
+    build_hook_min_interval_ms: types.Milliseconds = _setting(
+        60_000, "Minimum interval of these POSTs in ms. The last push gets one."
     )
-    webhook_allow_private: bool = _setting(
-        TRUE_OR_FALSE, False, "Whether webhooks may reach this machine's own network, and by http."
-    )
-    webhook_urls: tuple[str, ...] = _setting(
-        list_of(web_addresses, "string"),
-        (),
-        "Who is told of publications, dead letters and the site's condition.",
-        secret=True,
-    )
-    webhook_secret: str = _setting(
-        SIGNING_SECRET, "", "Signs webhooks by the Standard Webhooks scheme: `whsec_…`.", secret=True
-    )
-    webhook_template: str = _setting(
-        one_of("json", "slack", "discord", "text"), "json", "The form of what `BRITER_WEBHOOK_URLS` get."
-    )
-    build_hook_url: str = _setting(
-        Kind(web_address, {"type": "string"}),
+    metrics_port: types.Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
+    metrics_host: types.Host = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
+    dashboard_host: types.Host = _setting("127.0.0.1", "Address that `serve` listens on.")
+    dashboard_port: types.Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
+    dashboard_token: types.Token = _setting(
         "",
-        "Gets an empty POST after a push that published something, as Netlify's and Vercel's hooks expect.",
+        "Token of the dashboard, also for `Bearer`. Default: a random one in `.git/briter/dashboard.token`.",
         secret=True,
     )
-    build_hook_min_interval_ms: int = _setting(
-        whole(0, MONTH_MS), 60_000, "At most one such POST in this time; the last change always gets one."
+    trusted_proxies: types.Networks = _setting(
+        (), "IP addresses or networks of proxies whose `X-Forwarded-*` headers count."
     )
-    metrics_port: int = _setting(
-        whole(0, 65_535), 0, "Where `run` answers Prometheus, at `/metrics`; 0: nowhere."
+    database_url: types.DatabaseAddress = _setting(
+        "", "Postgres of a cluster: `postgresql://user@host/name`. Empty: a folder.", secret=True
     )
-    metrics_host: str = _setting(HOST, "127.0.0.1", "The address at which it does.")
-    dashboard_host: str = _setting(
-        HOST, "127.0.0.1", "Where `serve` listens. Anywhere but on this machine it demands the token."
+    site: types.SiteName = _setting("", "Cluster: site that commands act on by default.")
+    worker_concurrency: types.Concurrency = _setting(
+        4, "Cluster: sites published at once. Invalid values are ignored."
     )
-    dashboard_port: int = _setting(whole(0, 65_535), 8320, "The dashboard's port; 0: any free one.")
-    dashboard_token: str = _setting(
-        TOKEN, "", "What readers of the dashboard sign in with, and programs send as Bearer.", secret=True
-    )
-    database_url: str = _setting(
-        DATABASE,
-        "",
-        "The Postgres of a cluster: `postgresql://user@host/name`. Empty: the queue is a folder.",
-        secret=True,
-    )
-    site: str = _setting(SITE, "", "In a cluster, the site that commands are about, unless told otherwise.")
-    worker_concurrency: int = _setting(
-        whole(1, 1_000)._replace(lenient=True),
-        4,
-        "In a cluster, how many sites a worker publishes at once. What is no such number counts for nothing.",
-    )
-    cache_root: Path = _setting(
-        FOLDER,
+    cache_root: types.Folder = _setting(
         lambda above: above["storage_root"] / "cache",
-        "In a cluster, where a worker keeps what it has fetched of the sites, which may be deleted at any "
-        "time. Default: `cache` in the storage root.",
+        "Cluster: folder of the sites' disposable clones. Default: `cache` in the storage root.",
     )
-    config_path: Path
-    """The config.json that was looked for. Not a setting."""
-    warnings: tuple[str, ...] = ()
-    """What was passed over, in one line each. Not a setting."""
+    _config_path: Path = PrivateAttr(default=Path())
+    _warnings: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def config_path(self) -> Path:
+        """Return where `config.json` was looked for."""
+        return self._config_path
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return one line for each ignored value."""
+        return self._warnings
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Every folder that may be published from: the adapter's, then the added ones."""
-        return tuple(dict.fromkeys([*folders_for(self.adapter), *self.allowed_paths]))
+        """Return every folder that may be published from: the adapter's, then the added ones."""
+        return tuple(dict.fromkeys([*FOLDERS[self.adapter], *self.allowed_paths]))
 
     @property
     def lock_path(self) -> Path:
-        """The site's lock."""
+        """Return the path of the site's lock."""
         return self.storage_root / "worker.lock"
 
     @property
     def history_path(self) -> Path:
-        """The history."""
+        """Return the path of the history."""
         return self.storage_root / "history.db"
 
     @property
     def webhooks_path(self) -> Path:
-        """What is still to be sent."""
+        """Return the path of the webhooks' outbox."""
         return self.storage_root / "webhooks.db"
 
     @property
-    def webhooks_mark(self) -> Path:
-        """Is there while anything is still to be sent; as old as that is due."""
-        return self.storage_root / ".webhooks.due"
-
-    @property
-    def condition_path(self) -> Path:
-        """What is wrong with the site's surroundings, or that nothing is any more."""
-        return self.storage_root / "condition.json"
-
-    @property
     def quarantine_root(self) -> Path:
-        """Where the bytes of files that are no job are kept."""
+        """Return the folder that keeps the bytes of files that are not jobs."""
         return self.storage_root / "quarantine"
 
 
-def _table() -> list[Field[Any]]:
-    return [each for each in fields(Settings) if each.metadata]
+class _Environment(EnvSettingsSource):
+    """Read the variables from `environ`. Names are upper case only, and blank values count as unset."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        super().__init__(Settings)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        stripped = {name: text.strip() for name, text in self._environ.items() if name.isupper()}
+        return {name.lower(): text for name, text in stripped.items() if text}
 
 
-def _said(values: Mapping[str, object]) -> dict[str, Any]:
-    """What a layer has to say: neither null nor blank."""
+def _without_blanks(values: Mapping[str, object]) -> dict[str, Any]:
     stripped = {name: value.strip() if isinstance(value, str) else value for name, value in values.items()}
     return {name: value for name, value in stripped.items() if value not in (None, "")}
 
 
-def _config_path(environment: Mapping[str, Any]) -> Path:
-    app_root = absolute(Path(environment.get("app_root", "")))
-    return absolute(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the values in `config.json` by field name; none if there is no such file."""
     try:
         if path.exists() and not path.is_file():  # a FIFO would block
-            raise UsageError(for_people(f"{path} is no file: remove it"))
+            raise UsageError(f"{path} is not a regular file", "remove it")
         document = json.loads(path.read_bytes().decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise UsageError(f"cannot read {os_error_text(error)}", os_error_fix(error)) from None
     except json.JSONDecodeError as error:
         where = f"{path}, line {error.lineno}, column {error.colno}"
-        raise UsageError(for_people(f"{where}: not valid JSON: {error.msg}")) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(for_people(f"{path} cannot be read: {error}")) from None
+        raise UsageError(f"{where}: not valid JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
     if not isinstance(document, dict):
-        raise UsageError(for_people(f"{path}, line 1, column 1: expected one JSON object"))
-    return document
+        raise UsageError(f"{path}, line 1, column 1: expected one JSON object")
+    return _without_blanks({name: document.get(to_camel(name)) for name in Settings.model_fields})
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """The three layers as one, from `environ` (the process's own when None).
+    """Return the settings from `environ` (None: the process environment), `config.json` and the defaults.
 
-    Raises UsageError, one line that names the variable or key, its value and what is accepted.
+    Raises UsageError with one line that names the refused variable or key, its value and what is accepted.
     """
-    environ = os.environ if environ is None else environ
-    table = _table()
-    given = _said({each.name: environ.get(_variable(each.name)) for each in table})
+    environment = _Environment(os.environ if environ is None else environ)()
     try:
-        path = _config_path(given)
-        document = _read(path)
-        configured = _said({each.name: document.get(_key(each.name)) for each in table})
-        values: dict[str, Any] = {}
-        warnings: list[str] = []
-        for each in table:
-            values[each.name] = _value(each, given, configured, values, path, warnings)
-    except OSError as error:
-        raise UsageError(for_people(f"no current folder ({error}): set BRITER_APP_ROOT")) from None
-    if values["adapter"] == CUSTOM and not values["allowed_paths"]:
-        raise UsageError(
-            "BRITER_ADAPTER is custom, which has no folders of its own: name them in BRITER_ALLOWED_PATHS"
+        app_root = types.absolute_path(Path(environment.get("app_root", "")))
+        path = types.absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
+        settings = _merge(
+            environment,
+            _read_config(path),
+            lambda name: PREFIX + name.upper() if name in environment else f"{to_camel(name)} in {path}",
         )
-    return Settings(**values, config_path=path, warnings=tuple(warnings))
-
-
-def _value(
-    setting: Field[Any],
-    environment: Mapping[str, Any],
-    configured: Mapping[str, Any],
-    above: Mapping[str, Any],
-    path: Path,
-    warnings: list[str],
-) -> object:
-    """What the highest layer that says something means by it."""
-    name = setting.name
-    layers = ((_variable(name), environment), (f"{_key(name)} in {path}", configured))
-    for source, layer in layers:
-        if name not in layer:
-            continue
-        try:
-            return _parsed(setting, source, layer[name], above)
-        except UsageError as refused:
-            if not setting.metadata["kind"].lenient:
-                raise
-            warnings.append(f"{refused}: passed over")
-    default = setting.metadata["default"]
-    return default(above) if callable(default) else default
-
-
-def _parsed(setting: Field[Any], source: str, said: object, above: Mapping[str, Any]) -> object:
-    """What is meant by what was said there. Raises UsageError."""
-    kind: Kind = setting.metadata["kind"]
-    try:
-        return kind.parse(said, above)
-    except ValueError as refused:
-        if setting.metadata["secret"]:
-            raise UsageError(f"{source} is not accepted (not shown here); accepted: {refused}") from None
-        # Redacted before it is cut: half a token is not recognised as one.
-        value = for_people(json.dumps(said, ensure_ascii=False))[:_SHOWN]
-        raise UsageError(for_people(f"{source} is {value}; accepted: {refused}")) from None
-
-
-def per_site() -> tuple[str, ...]:
-    """The keys, as in config.json, for which each site of a cluster may have a value of its own."""
-    return tuple(_key(each.name) for each in _table() if each.metadata["per_site"])
+    except OSError as error:
+        raise UsageError(
+            f"the current folder cannot be used: {os_error_text(error)}", "set BRITER_APP_ROOT"
+        ) from None
+    settings._config_path = path  # noqa: SLF001 - this module's model
+    return settings
 
 
 def for_site(settings: Settings, own: Mapping[str, object], *, source: str) -> Settings:
-    """The worker's settings with what a site has of its own laid over them.
+    """Return the node's settings with the values that a site of the cluster has of its own.
 
-    Raises UsageError, one line that names the key of `source`, its value and what is accepted.
+    Raises UsageError with one line that names `source`, the key, its value and what is accepted.
     """
-    known = {_key(each.name): each for each in _table() if each.metadata["per_site"]}
-    above = {each.name: getattr(settings, each.name) for each in _table()}
-    changed: dict[str, Any] = {}
-    for key, said in _said(own).items():
-        if key not in known:
-            raise UsageError(
-                for_people(f"{source}: {key} cannot be set for one site; accepted: {', '.join(known)}")
-            )
-        changed[known[key].name] = _parsed(known[key], f"{source}: {key}", said, above | changed)
-    laid = replace(settings, **changed)
-    if laid.adapter == CUSTOM and not laid.allowed_paths:
-        raise UsageError(
-            f"{source}: the adapter is custom, which has no folders of its own: name them in allowedPaths"
-        )
-    return laid
+    accepted = {to_camel(name): name for name in PER_SITE}
+    values = {}
+    for key, value in _without_blanks(own).items():
+        if key not in accepted:
+            raise UsageError(f"{source}: {key} cannot be set for one site; accepted: {', '.join(accepted)}")
+        values[accepted[key]] = value
+    site = _merge(values, dict(settings), lambda name: f"{source}: {to_camel(name)}")
+    site._config_path = settings.config_path  # noqa: SLF001 - this module's model
+    return site
 
 
-def parse_concurrency(said: str) -> int | None:
-    """How many sites at once, as a flag may say it; None for what is no such number."""
-    setting = next(each for each in _table() if each.name == "worker_concurrency")
+def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[str], str]) -> Settings:
+    sources = (InitSettingsSource(Settings, upper), InitSettingsSource(Settings, lower))
     try:
-        return int(setting.metadata["kind"].parse(said, {}))
-    except ValueError:
-        return None
+        settings = Settings(_build_sources=(sources, {}))
+    except ValidationError as refused:
+        error = refused.errors(include_url=False)[0]
+        name = str(error["loc"][0])
+        layer = upper if name in upper else lower
+        message = _refusal(source_of(name), layer[name], error)
+        if name not in _OPTIONAL:
+            raise UsageError(message, _FIXES.get(name, "")) from None
+        del layer[name]
+        settings = _merge(upper, lower, source_of)
+        settings._warnings += (one_line(f"{message}; the value is ignored"),)  # noqa: SLF001 - this module's
+        return settings
+    if settings.adapter == CUSTOM and not settings.allowed_paths:
+        raise UsageError(
+            f"{source_of('adapter')} is custom, which has no folders of its own",
+            "name them in BRITER_ALLOWED_PATHS (allowedPaths)",
+        )
+    return settings
 
 
-def _variable(name: str) -> str:
-    return PREFIX + name.upper()
-
-
-def _key(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(other.capitalize() for other in others)
+def _refusal(source: str, value: object, error: ErrorDetails) -> str:
+    accepted = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not Settings.model_fields[str(error["loc"][0])].repr:
+        return f"{source} is not accepted (not shown here); accepted: {accepted}"
+    # Redacted before it is cut: half of a token is not recognised as one.
+    shown = one_line(json.dumps(value, ensure_ascii=False, default=str))[:_MAX_SHOWN]
+    return f"{source} is {shown}; accepted: {accepted}"
 
 
 def settings_schema() -> dict[str, Any]:
-    """The JSON Schema of config.json; each key also names the variable that overrides it.
+    """Return the JSON Schema of `config.json`, generated from the model.
 
-    `writeOnly` marks what is a secret.
+    Each key's title is the variable that overrides it; `writeOnly` marks secrets.
     """
-    properties: dict[str, dict[str, Any]] = {}
-    for each in _table():
-        default = each.metadata["default"]
-        properties[_key(each.name)] = {
-            "title": _variable(each.name),
-            "description": each.metadata["description"],
-            **each.metadata["kind"].schema,
-            **({"writeOnly": True} if each.metadata["secret"] else {}),
-        }
-        if not callable(default):
-            properties[_key(each.name)]["default"] = list(default) if isinstance(default, tuple) else default
-    properties["adapter"]["enum"] = list(names())
+    described = Settings.model_json_schema()["properties"]
+    properties = {to_camel(name): described[name] for name in Settings.model_fields}
+    for name, field in Settings.model_fields.items():
+        if not field.repr:
+            properties[to_camel(name)]["writeOnly"] = True
+    properties["adapter"]["enum"] = list(FOLDERS)
     return {
         "title": "Briter Worker configuration",
-        "description": Settings.__doc__,
+        "description": "The keys of config.json. The variable in each title overrides the key.",
         "type": "object",
         "properties": properties,
         "$schema": "https://json-schema.org/draft/2020-12/schema",

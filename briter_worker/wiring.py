@@ -1,80 +1,90 @@
-"""Puts the worker together. It and `outlets`, for the sinks, are all that names concrete classes."""
+"""Puts one site's worker together: with `cluster`, the only module that names concrete classes."""
 
 from __future__ import annotations
 
-import logging
+import atexit
 import os
-import threading
 import time
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.backoff import Backoff
 from briter_worker.drain import Drain
-from briter_worker.errors import Failure, LockLostError, PublishError, Stopped, UsageError
-from briter_worker.events import Progress, Warned
-from briter_worker.git.pending import has_dry_run_commits, has_late_adoption, has_late_index, lacking
+from briter_worker.errors import (
+    FailureCode,
+    LockLostError,
+    PublishError,
+    StoppedError,
+    UsageError,
+    os_error_fix,
+)
+from briter_worker.events import Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
+from briter_worker.git.commits import Person
+from briter_worker.git.copies import open_disk_publisher
+from briter_worker.git.repository import Repository
+from briter_worker.git.run import Git
 from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
-from briter_worker.outlets import open_outlets
 from briter_worker.plugins import Plugins
-from briter_worker.queues.disk import DiskQueue
-from briter_worker.queues.watching import FolderWaker
-from briter_worker.settling import Desk
-from briter_worker.worker import Stop, Worker, heartbeat, skipped, started, stopped
+from briter_worker.queues.disk.queue import DiskQueue
+from briter_worker.retry import Backoff
+from briter_worker.sinks.condition import SiteCondition
+from briter_worker.sinks.fanout import FanOut
+from briter_worker.sinks.history import History
+from briter_worker.sinks.recorder import HistorySink, Retention, Target
+from briter_worker.sinks.store import HISTORY_TABLES, OUTBOX_TABLES, PostgresStore, SqliteStore
+from briter_worker.sinks.webhook_sender import Sender
+from briter_worker.sinks.webhooks import Outbox, Receivers, WebhookSink
+from briter_worker.worker import Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-    from briter_worker.git.command import Commands
+    from briter_worker.events import Event
     from briter_worker.git.publisher import GitPublisher
-    from briter_worker.git.remote import Remote
-    from briter_worker.git.site import Site
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
-    from briter_worker.sinks.condition import ConditionWatch
-    from briter_worker.sinks.fan import Sink
-    from briter_worker.sinks.history.reading import History
+    from briter_worker.sinks.fanout import CountingSink, StoringSink
 
-_UPKEEP = 30.0
-"""Seconds for which `run --once` stays for housekeeping."""
+_SKIPPED = "another worker instance is active, skipping"
 
 
 def open_backoff(settings: Settings) -> Backoff:
-    """The site's waits between attempts."""
+    """Return the site's delays between attempts."""
     return Backoff(
         tuple(delay / 1000 for delay in settings.worker_backoff_ms), settings.worker_backoff_jitter
     )
 
 
 def open_queue(settings: Settings) -> DiskQueue | PostgresQueue:
-    """The site's queue, for looking at it and steering it, whichever engine runs."""
-    return open_rows(settings) if settings.database_url else open_folder(settings)
+    """Return the site's queue for commands and pages, on either backend."""
+    return open_postgres_queue(settings) if settings.database_url else open_disk_queue(settings)
 
 
-def open_folder(settings: Settings) -> DiskQueue:
-    """The site's queue as files; its folders need not exist yet."""
+def open_disk_queue(settings: Settings) -> DiskQueue:
+    """Return the site's queue folder; it need not exist yet."""
     return DiskQueue(
         settings.queue_root,
         settings.quarantine_root,
-        max_attempts=settings.worker_max_attempts,
         longest_delay=open_backoff(settings).longest,
+        dry_run=settings.worker_dry_run,
     )
 
 
-def open_rows(settings: Settings) -> PostgresQueue:
-    """The site's queue as rows; `settings.site` says which."""
+def open_postgres_queue(settings: Settings) -> PostgresQueue:
+    """Return the queue of `settings.site`, for commands and pages."""
     database = open_database(settings)
-    from briter_worker.queues.postgres.queue import PostgresQueue  # noqa: PLC0415 - for a cluster only
+    from briter_worker.queues.postgres.queue import PostgresQueue  # noqa: PLC0415 - the extra [postgres]
 
     return PostgresQueue(
         database,
         settings.site,
         token=None,
-        max_attempts=settings.worker_max_attempts,
         longest_delay=open_backoff(settings).longest,
+        dry_run=settings.worker_dry_run,
     )
 
 
@@ -82,20 +92,16 @@ _databases: dict[str, Database] = {}
 
 
 def open_database(settings: Settings) -> Database:
-    """The cluster's database, not connected yet; one for the whole process."""
+    """Return the cluster's database, not connected yet; one for the whole process."""
     known = _databases.get(settings.database_url)
     if known is not None:
         return known
-    from importlib.util import find_spec  # noqa: PLC0415 - for a cluster only
-
     missing = [name for name in ("procrastinate", "psycopg", "psycopg_pool") if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"a cluster (BRITER_DATABASE_URL) needs {', '.join(missing)}. "
-            "Fix: pip install 'briter-worker[postgres]'"
+            f"a cluster (BRITER_DATABASE_URL) needs {', '.join(missing)}",
+            "pip install 'briter-worker[postgres]'",
         )
-    import atexit  # noqa: PLC0415 - as above
-
     from briter_worker.queues.postgres.database import Database  # noqa: PLC0415 - as above
 
     database = _databases[settings.database_url] = Database(settings.database_url)
@@ -103,17 +109,28 @@ def open_database(settings: Settings) -> Database:
     return database
 
 
+def open_history(settings: Settings) -> History:
+    """Return the reader of the site's history, on either backend."""
+    if settings.database_url:
+        return History(PostgresStore(open_database(settings).transaction), settings.site)
+    return History(SqliteStore(settings.history_path, HISTORY_TABLES))
+
+
+def open_outbox(settings: Settings) -> SqliteStore | PostgresStore:
+    """Return the store of the webhooks that are not sent yet, on either backend."""
+    if settings.database_url:
+        return PostgresStore(open_database(settings).transaction)
+    return SqliteStore(settings.webhooks_path, OUTBOX_TABLES, mode=0o600)
+
+
 def open_lock(settings: Settings) -> SiteLock:
-    """The site's lock, not taken yet."""
+    """Return the site's lock, not acquired yet."""
     return SiteLock(settings.lock_path, stale_after=settings.worker_lock_stale_ms / 1000)
 
 
-def open_commands(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Commands:
-    """Git in the site's repository."""
-    prepare_git()
-    from briter_worker.git.command import Commands  # noqa: PLC0415 - GitPython costs 50 ms; most runs find nothing
-
-    return Commands(
+def open_git(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Git:
+    """Return git in the site's repository. Raises PublishError when there is none."""
+    return Git(
         settings.git_worktree,
         remote=settings.git_remote,
         timeout=settings.git_timeout_ms / 1000,
@@ -122,189 +139,204 @@ def open_commands(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Comm
     )
 
 
-def prepare_git() -> None:
-    """Have this process run git as the worker wants it, before anything of `git/` is loaded."""
-    # GitPython hands the whole environment on, and obeys some of it itself.
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        del os.environ[name]
+def open_repository(settings: Settings) -> Repository:
+    """Return the site's repository, for commands and pages."""
+    return Repository(open_git(settings), branch=settings.git_branch, remote=settings.git_remote)
+
+
+def target_of(settings: Settings) -> Target:
+    """Return where the site publishes to, as its history records it."""
+    return Target(settings.git_branch, settings.git_remote, settings.published_href_template)
+
+
+def retention_of(settings: Settings) -> Retention:
+    """Return how long receipts are kept."""
+    return Retention(settings.history_stale_days, settings.history_keep_days)
+
+
+def receivers_of(settings: Settings) -> Receivers:
+    """Return who receives the site's webhooks, and in which form."""
+    return Receivers(
+        urls=settings.webhook_urls, template=settings.webhook_template, build_hook=settings.build_hook_url
+    )
+
+
+@contextmanager
+def open_sinks(
+    settings: Settings, log: Callable[[Event], None], *, metrics: Sequence[CountingSink] = ()
+) -> Iterator[EventSink]:
+    """Yield the sinks of one site's worker: history and webhooks are stored first, the log comes last."""
+    target = target_of(settings)
+    history = SqliteStore(settings.history_path, HISTORY_TABLES)
+    outbox = Outbox(open_outbox(settings), build_interval=settings.build_hook_min_interval_ms / 1000)
+    sender = Sender(
+        outbox,
+        secret=settings.webhook_secret,
+        allow_private=settings.webhook_allow_private,
+        warn=lambda message, fix: log(Warned(error=message, fix=fix)),
+    )
+    stores: list[StoringSink] = [
+        HistorySink(history, target, retention=retention_of(settings), announce=log),
+        WebhookSink(outbox, receivers_of(settings), sender.wake, href=target.href),
+    ]
+    sinks = FanOut(stores, log, [sender, *metrics], condition=SiteCondition(history))
     try:
-        import git  # noqa: F401, PLC0415 - as in open_commands
-    except ImportError as error:  # GitPython does not load without git
-        raise PublishError(
-            Failure.GIT_MISSING, "git was not found. Fix: install git 2.36 or newer"
-        ) from error
-
-    # GitPython logs what git said, unredacted; without a handler Python prints that. We tell it ourselves.
-    log = logging.getLogger("git")
-    log.propagate = False
-    if not log.handlers:
-        log.addHandler(logging.NullHandler())
+        yield sinks
+    finally:
+        sinks.close()
 
 
-def open_site(settings: Settings) -> Site:
-    """The site's repository, for looking at it."""
-    from briter_worker.git.site import Site  # noqa: PLC0415 - as above
-
-    return Site(open_commands(settings), branch=settings.git_branch, remote=settings.git_remote)
-
-
-def open_remote(site: Site) -> Remote:
-    """The site's remote, for asking it."""
-    from briter_worker.git.remote import Remote  # noqa: PLC0415 - as above
-
-    return Remote(site, progress=lambda _done, _total: None)
-
-
-class _Publishers:
-    """The run's publisher, opened when it is first needed: most runs of cron find nothing to do."""
-
-    def __init__(self, settings: Settings, lock: SiteLock, sink: EventSink) -> None:
-        self._settings = settings
-        self._lock = lock
-        self._sink = sink
-        self._opened: GitPublisher | None = None
-        self.plugins = Plugins(settings.plugins)
-        self._aborted = threading.Event()
-
-    def open(self) -> GitPublisher:
-        """The publisher; one for the whole run."""
-        if self._opened is None:
-            self._opened = _open_publisher(self._settings, self._lock, self._sink, self.plugins)
-            if self._aborted.is_set():  # while it was being opened
-                self._opened.abort()
-        return self._opened
-
-    def abort(self) -> None:
-        """Give up what is running. From any thread."""
-        self._aborted.set()
-        if self._opened is not None:
-            self._opened.abort()
-
-    def tidy(self) -> None:
-        """Clean up in the repository, where there is something to clean."""
-        site = (self._settings.git_worktree, self._settings.git_branch)
-        late = has_late_index(*site) or has_late_adoption(*site, self._settings.git_remote)
-        if self._opened is not None or late:
-            with suppress(PublishError, OSError, Stopped):
-                self.open().tidy(time.time())
-
-    def close(self, stopping: Callable[[], bool], *, wait: float) -> None:
-        """Leave nothing running in the repository; housekeeping has this long to end by itself."""
-        if self._opened is not None:
-            with suppress(PublishError, OSError, Stopped):
-                self._opened.close(stopping, wait=wait)
-
-
-def open_history(settings: Settings) -> History:
-    """The site's history, for looking at it."""
+@contextmanager
+def open_record(settings: Settings, log: Callable[[Event], None]) -> Iterator[EventSink]:
+    """Yield history and log, for commands and pages that change the queue beside a worker."""
     if settings.database_url:
-        from briter_worker.sinks.postgres.reading import RowHistory  # noqa: PLC0415 - for a cluster only
-
-        return RowHistory(open_database(settings), settings.site)
-    from briter_worker.sinks.history.reading import FileHistory  # noqa: PLC0415 - not for a run of cron
-
-    return FileHistory(settings.history_path)
+        sink = HistorySink(
+            PostgresStore(open_database(settings).transaction), target_of(settings), site=settings.site
+        )
+    else:
+        sink = HistorySink(SqliteStore(settings.history_path, HISTORY_TABLES), target_of(settings))
+    fan_out = FanOut([sink], log)
+    try:
+        yield fan_out
+    finally:
+        fan_out.close()
 
 
 def run_worker(
-    settings: Settings, *, once: bool, log: EventSink, metrics: Callable[[], Sink] | None = None
+    settings: Settings,
+    *,
+    once: bool,
+    log: Callable[[Event], None],
+    metrics: Sequence[CountingSink] = (),
 ) -> int:
-    """Run the worker until it is told to stop, or with `once` until nothing is due; its exit code."""
-    sink = open_outlets(settings, once=once, log=log, metrics=metrics)
-    try:
-        return _run_worker(settings, once=once, sink=sink)
-    finally:
-        sink.close()
+    """Run the worker until told to stop, or with `once` until nothing is due; return the exit status."""
+    _check_start(settings)
+    with open_sinks(settings, log, metrics=metrics) as emit:
+        lock = open_lock(settings)
+        running: list[Git] = []
+        stop = Stop(
+            emit,
+            limit=settings.worker_shutdown_timeout_ms / 1000,
+            abort=lambda: running[0].abort() if running else None,
+        )
+        # Before the lock is acquired: from then on, a signal means an orderly stop.
+        with stop.on_signals():
+            try:
+                lock.acquire(time.time())
+            except AnotherWorkerError as other:
+                emit(WorkerSkipped(message=_SKIPPED, holder_pid=other.holder.pid if other.holder else None))
+                return 0
+            except UnusableLockError as error:
+                fix = os_error_fix(error.__cause__) if isinstance(error.__cause__, OSError) else ""
+                raise PublishError(FailureCode.DISK, str(error), fix) from error
+            with heartbeat(lock, max(0.2, settings.worker_lock_stale_ms / 3000)):
+                running.append(open_git(settings, pass_fds=(lock.descriptor(),)))
+                with closing(_SitePublisher(settings, running[0], lock, emit)) as publisher:
+                    return _run(settings, publisher, lock, stop, emit, once=once)
 
 
-def _run_worker(settings: Settings, *, once: bool, sink: ConditionWatch) -> int:
+def _check_start(settings: Settings) -> None:
+    """Raise UsageError where the worker could never publish anything."""
     try:
         settings.queue_root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"the queue's folder {settings.queue_root} cannot be made: {error.strerror}. "
-            "Fix: make it, and give the worker's user write access, or set BRITER_QUEUE_ROOT"
+            f"the queue folder {settings.queue_root} cannot be created: {error.strerror}",
+            "create it and give the worker's user write access, or set BRITER_QUEUE_ROOT",
         ) from error
-    lock = open_lock(settings)
-    publishers = _Publishers(settings, lock, sink)
-    stop = Stop(sink, limit=settings.worker_shutdown_timeout_ms / 1000, abort=publishers.abort)
-    # Before the lock is taken: from then on, a signal means to end in order.
-    with stop.on_signals():
-        try:
-            lock.acquire(time.time())
-        except AnotherWorkerError as other:
-            skipped(sink, other.holder.pid if other.holder else None)
-            return 0
-        except UnusableLockError as error:
-            raise PublishError(Failure.DISK, str(error)) from error
-        with heartbeat(lock, max(0.2, settings.worker_lock_stale_ms / 3000)):
-            worker = _open_worker(settings, lock, publishers, stop, sink)
-            try:
-                return _run(worker, settings, once=once, sink=sink)
-            finally:
-                # A service goes on another time; for cron, this is the time.
-                publishers.close(stop.is_set, wait=_UPKEEP if once and lock.still_ours() else 0.0)
+    try:
+        open_repository(settings).check_push_address()
+    except PublishError as error:
+        if error.code is FailureCode.NOT_A_REPOSITORY or not settings.git_worktree.is_dir():
+            raise UsageError(error.message, error.fix) from error
+        # Any other failure may pass: the jobs' attempts report it.
 
 
-def _open_worker(
-    settings: Settings, lock: SiteLock, publishers: _Publishers, stop: Stop, sink: ConditionWatch
-) -> Worker:
-    queue = open_folder(settings)
-    desk = Desk(
+class _SitePublisher:
+    """The publisher of one site, opened when a drain first needs it."""
+
+    def __init__(self, settings: Settings, git: Git, lock: SiteLock, emit: EventSink) -> None:
+        self.plugins = Plugins(settings.plugins)
+        self._settings = settings
+        self._git = git
+        self._lock = lock
+        self._emit = emit
+        self._opened: GitPublisher | None = None
+
+    def open(self) -> GitPublisher:
+        """Return the publisher. Raises PublishError while a plugin is broken."""
+        if self._opened is None:
+            settings, emit = self._settings, self._emit
+            self._opened = open_disk_publisher(
+                self._git,
+                branch=settings.git_branch,
+                remote=settings.git_remote,
+                allowlist=Allowlist(
+                    (*settings.folders, *self.plugins.allowed_paths()), private=_private_folders(settings)
+                ),
+                identity=Person(settings.git_author_name, settings.git_author_email),
+                max_file_bytes=settings.worker_max_file_bytes,
+                dry_run=settings.worker_dry_run,
+                progress=lambda phase, done, total: emit(Progress(phase=phase, done=done, total=total)),
+                warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
+                still_ours=self._lock.still_ours,
+            )
+        return self._opened
+
+    def tidy(self) -> None:
+        """Sync the local branch and clean up; whatever prevents it now is tried again later."""
+        with suppress(PublishError, OSError, StoppedError):
+            self.open().tidy(time.time())
+
+    def close(self) -> None:
+        """End what git still runs."""
+        self._git.close()
+
+
+def _private_folders(settings: Settings) -> list[str]:
+    """Return the folders of the worker's storage that lie inside the repository."""
+    worktree = Path(os.path.realpath(settings.git_worktree))
+    roots = (settings.storage_root, settings.queue_root, settings.quarantine_root)
+    real = (Path(os.path.realpath(root)) for root in roots)
+    return [root.relative_to(worktree).as_posix() for root in real if worktree in root.parents]
+
+
+def _run(
+    settings: Settings,
+    publisher: _SitePublisher,
+    lock: SiteLock,
+    stop: Stop,
+    emit: EventSink,
+    *,
+    once: bool,
+) -> int:
+    queue = open_disk_queue(settings)
+    drain = Drain(
         queue=queue,
-        emit=sink,
+        publisher=publisher.open,
+        emit=emit,
+        extensions=publisher.plugins,
         backoff=open_backoff(settings),
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,
-        extensions=publishers.plugins,
-        keep=sink.keep,
+        stopping=stop.is_set,
     )
-    return Worker(
-        Drain(desk, publishers.open, stopping=stop.is_set),
-        sink,
-        stop,
-        FolderWaker(settings.queue_root, queue.notice, queue.rely_on_notice),
-        next_due=queue.next_due,
-        paused=queue.paused,
-        pending_flush=lambda: (
-            not settings.worker_dry_run and has_dry_run_commits(settings.git_worktree, settings.git_branch)
-        ),
-        still_ours=lock.still_ours,
-        tidy=publishers.tidy,
+    worker = Worker(
+        drain=drain,
+        queue=queue,
+        lock=lock,
+        emit=emit,
+        stop=stop,
+        waker=queue.watch(),
+        tidy=publisher.tidy,
         poll=settings.worker_poll_interval_ms / 1000,
-        in_the_way=queue.in_the_way,
     )
-
-
-def _run(worker: Worker, settings: Settings, *, once: bool, sink: EventSink) -> int:
-    started(sink, dry_run=settings.worker_dry_run)
-    if why := lacking(settings.git_worktree):
-        # Told now: whoever starts it in the wrong folder would wait in vain for a post to be published.
-        sink(Warned(error=why))
+    emit(WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
     try:
-        tally = worker.once() if once else worker.forever()
+        counts = worker.run_once() if once else worker.run_forever()
     except LockLostError as lost:
-        sink(Warned(error=str(lost)))
+        emit(Warned(error=str(lost), fix=lost.fix))
         return 1
     finally:
-        stopped(sink, worker.total)
-    return 1 if once and (tally.failed or tally.undecided) else 0
-
-
-def _open_publisher(settings: Settings, lock: SiteLock, sink: EventSink, plugins: Plugins) -> GitPublisher:
-    commands = open_commands(settings, pass_fds=(lock.descriptor(),))
-    from briter_worker.git.commits import Person  # noqa: PLC0415 - as in open_commands
-    from briter_worker.git.publisher import GitPublisher  # noqa: PLC0415
-
-    return GitPublisher(
-        commands,
-        branch=settings.git_branch,
-        remote=settings.git_remote,
-        allowlist=Allowlist((*settings.folders, *plugins.allowed_paths())),
-        identity=Person(settings.git_author_name, settings.git_author_email),
-        max_file_bytes=settings.worker_max_file_bytes,
-        dry_run=settings.worker_dry_run,
-        progress=lambda phase, done, total: sink(Progress(phase=phase, done=done, total=total)),
-        warn=lambda text: sink(Warned(error=text)),
-        still_ours=lock.still_ours,
-    )
+        emit(WorkerStopped(drained=worker.counts.completed))
+    return 1 if once and (counts.failed or counts.undecided) else 0

@@ -132,7 +132,7 @@ import sys
 import time
 from pathlib import Path
 
-from briter_worker.cluster.asking import enqueue
+from briter_worker.cluster.submit import enqueue
 
 demo, posts = Path(sys.argv[1]), int(sys.argv[2])
 for number in range(1, posts + 1):

@@ -1,7 +1,6 @@
 """Write docs/reference from the models: make_docs.py [--check].
 
-What a reader looks up is generated, so that it cannot say what the program does not do. `--check` writes
-nothing, and exits 1 with the differences when a page has fallen behind.
+`--check` writes nothing, and exits with 1 and the differences if a page is out of date.
 """
 
 from __future__ import annotations
@@ -10,18 +9,17 @@ import dataclasses
 import difflib
 import re
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-import typer
+import typer.main
 from pydantic.alias_generators import to_camel
 
 from briter_worker import events
-from briter_worker.adapters import folders_for, names
-from briter_worker.commands.app import app
-from briter_worker.contract import job_schema
-from briter_worker.errors import Failure, Kind
+from briter_worker.adapters import FOLDERS
+from briter_worker.cli import build_app
+from briter_worker.errors import FailureClass, FailureCode
+from briter_worker.job import job_schema
 from briter_worker.settings import settings_schema
 
 if TYPE_CHECKING:
@@ -32,24 +30,24 @@ MADE = "<!-- Made by scripts/docs from the models; change those. -->"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; a cell keeps its line."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 def page(title: str, *parts: str) -> str:
-    """A whole page."""
+    """Return a whole page."""
     return "\n\n".join([f"# {title}", MADE, *(part.strip() for part in parts)]) + "\n"
 
 
-def kind_of(schema: dict[str, Any]) -> str:
-    """A JSON Schema's type in words."""
+def type_text(schema: dict[str, Any]) -> str:
+    """Return the type of a JSON Schema as text."""
     if "anyOf" in schema:
-        return " or ".join(kind_of(part) for part in schema["anyOf"])
+        return " or ".join(type_text(part) for part in schema["anyOf"])
     if "$ref" in schema:
         return {"Author": "`{name, email}`", "Status": "`pending` or `failed`"}[schema["$ref"].split("/")[-1]]
     if schema["type"] == "array":
-        return f"list of {kind_of(schema['items'])}s"
+        return f"list of {type_text(schema['items'])}s"
     return "ISO-8601 time" if schema.get("format") == "date-time" else str(schema["type"])
 
 
@@ -68,90 +66,85 @@ EXAMPLE = """\
 
 
 def job_page() -> str:
-    """The job file, key by key."""
+    """Return the page about the job file."""
     schema = job_schema()
     rows: dict[bool, list[list[str]]] = {True: [], False: []}
-    for key, what in schema["properties"].items():
-        text = what["description"]
-        by_worker = text.endswith("Written by the worker.")
-        needed = " **Required.**" if key in schema["required"] else ""
-        words = text.removesuffix("Written by the worker.").strip() + needed
-        rows[by_worker].append([f"`{key}`", kind_of(what), words or "`pending`, or `failed`: a dead letter."])
+    for key, described in schema["properties"].items():
+        text = described["description"]
+        is_workers = text.endswith("Written by the worker.")
+        required = " **Required.**" if key in schema["required"] else ""
+        meaning = text.removesuffix("Written by the worker.").strip() + required
+        meaning = meaning or "`failed`: a dead letter."
+        rows[is_workers].append([f"`{key}`", type_text(described), meaning])
     return page(
         "The job file",
-        "One JSON object in one file, `*.json`, directly in the queue folder (`storage/queue/`). The name is "
-        "the writer's choice; `<id>.json` is recommended. A name that starts with a dot, or does not end in "
-        "`.json`, is never read. The file has at most 1 MiB.",
+        "One JSON object per file, `*.json`, directly in the queue folder (`storage/queue/`). The producer "
+        "chooses the name; `<id>.json` is recommended. The worker never reads names that start with a dot or "
+        "do not end in `.json`. The file has at most 1 MiB.",
         EXAMPLE,
-        "## What a writer writes",
+        "## Keys of the producer",
         table(["key", "type", "meaning"], rows[False]),
-        "## What the worker writes",
+        "## Keys of the worker",
         table(["key", "type", "meaning"], rows[True]),
-        "Keys that the worker does not know stay in the file through every rewrite. The older spellings "
-        "`commitMessage` (for `message`) and `attempt` (for `attempts`) are read, never written.",
-        "The JSON Schema: `briter-worker schema job`. How to write a job safely, in four languages: "
-        "[writing jobs](../how-to/write-jobs.md).",
+        "Unknown keys stay in the file through every rewrite. The worker reads the older spellings "
+        "`commitMessage` (for `message`) and `attempt` (for `attempts`), and never writes them.",
+        "Print the JSON Schema: `briter-worker schema job`. [Writing jobs](../how-to/write-jobs.md) shows "
+        "how to write a job safely in four languages.",
     )
 
 
 MEANINGS = {
-    Failure.NO_PATHS: "No declared path may be published: see `BRITER_ADAPTER`, `BRITER_ALLOWED_PATHS`.",
-    Failure.MALFORMED: "The file is JSON, but not a job as [its table](job.md) has it.",
-    Failure.UNREADABLE: "The file is no JSON; its bytes are kept in `storage/quarantine/`.",
-    Failure.UNKNOWN_TYPE: "Nothing here handles jobs of this `type`.",
-    Failure.TOO_LARGE: "A file is larger than `BRITER_WORKER_MAX_FILE_BYTES`.",
-    Failure.REJECTED: "The remote refuses this post alone (a hook, a size limit, a secret scan).",
-    Failure.CONFLICT: "The same lines were changed on the remote; both versions are kept.",
-    Failure.PLUGIN_BROKEN: "A plugin that is installed cannot be loaded.",
-    Failure.PLUGIN: "A plugin does not let this post through, and says why.",
-    Failure.LOST_RACE: "Somebody else pushed first, several times in a row.",
-    Failure.UNSETTLED: "A file kept changing while it was read.",
-    Failure.KILLED_WORKER: "The worker died while it published this job, time and again.",
-    Failure.INTERNAL: "A mistake in the worker itself; please report it.",
-    Failure.NETWORK: "The remote cannot be reached.",
-    Failure.TIMEOUT: "Git made no progress for `BRITER_GIT_TIMEOUT_MS`.",
-    Failure.AUTH: "The remote does not accept the credentials, or there are none.",
-    Failure.HOST_KEY: "The remote's SSH host key is unknown, or has changed.",
-    Failure.REMOTE_MISSING: "No such remote, or no such repository behind it.",
-    Failure.REMOTE_REFUSED: "The remote refuses every push (a protected branch, its own disk or locks).",
-    Failure.REMOTE_REWRITTEN: "The remote's branch was deleted, or moved back.",
-    Failure.DIVERGED: "A person's unpushed commits stand against the remote's.",
-    Failure.WRONG_BRANCH: "Another branch than `BRITER_GIT_BRANCH` is checked out, or none.",
-    Failure.UNFINISHED: "A merge, rebase, cherry-pick or bisect is under way in the site.",
-    Failure.LOCKED: "A lock file of git's is in the way, and is not provably ours to remove.",
-    Failure.CORRUPT: "The repository is damaged; nothing is reset by itself.",
-    Failure.OWNERSHIP: "The site's files belong to another user (git: dubious ownership).",
-    Failure.NOT_A_REPOSITORY: "The folder is not the top of a git repository.",
-    Failure.DISK: "The disk is full, read-only, or failing.",
-    Failure.GIT_MISSING: "Git is not installed, or too old.",
+    FailureCode.NO_PATHS: "No declared path may be published: see [adapters](configuration.md#adapters).",
+    FailureCode.MALFORMED: "The file is JSON, but breaks [the job file's table](job.md).",
+    FailureCode.UNREADABLE: "The file is not JSON. Its bytes are in `storage/quarantine/`.",
+    FailureCode.UNKNOWN_TYPE: "No installed plugin handles jobs of this `type`.",
+    FailureCode.TOO_LARGE: "A file is larger than `BRITER_WORKER_MAX_FILE_BYTES`.",
+    FailureCode.REJECTED: "The remote rejects this post alone (a hook, a size limit, a secret scan).",
+    FailureCode.CONFLICT: "The same lines were changed on the remote. Both versions are kept.",
+    FailureCode.PLUGIN: "A plugin refuses this post, and gives the reason.",
+    FailureCode.LOST_RACE: "Other pushes came first, several times in a row.",
+    FailureCode.UNSETTLED: "A file kept changing while the worker read it.",
+    FailureCode.KILLED_WORKER: "The worker died while it published this job, several times.",
+    FailureCode.INTERNAL: "An error in the worker itself. Please report it.",
+    FailureCode.NETWORK: "The remote cannot be reached.",
+    FailureCode.TIMEOUT: "A git command did not end within `BRITER_GIT_TIMEOUT_MS`.",
+    FailureCode.AUTH: "The remote does not accept the credentials, or there are none.",
+    FailureCode.HOST_KEY: "The remote's SSH host key is unknown, or has changed.",
+    FailureCode.REMOTE_MISSING: "There is no such remote, or no repository at its address.",
+    FailureCode.REMOTE_REFUSED: "The remote refuses every push (a protected branch, a full disk, locks).",
+    FailureCode.REMOTE_REWRITTEN: "The remote's branch was deleted, or set back.",
+    FailureCode.DIVERGED: "Only in the history of earlier versions: local commits were in the way of a push.",
+    FailureCode.WRONG_BRANCH: "The checked-out branch is not `BRITER_GIT_BRANCH`, or HEAD is detached.",
+    FailureCode.UNFINISHED: "A merge, rebase, cherry-pick or bisect is under way in the site.",
+    FailureCode.LOCKED: "A lock file of git is in the way, and may belong to a running command.",
+    FailureCode.CORRUPT: "The repository is damaged. The worker resets nothing by itself.",
+    FailureCode.OWNERSHIP: "The site's files belong to another user (git: dubious ownership).",
+    FailureCode.NOT_A_REPOSITORY: "The folder is not the top of a git repository.",
+    FailureCode.DISK: "The disk is full, read-only, or failing.",
+    FailureCode.PLUGIN_BROKEN: "An installed plugin cannot be loaded.",
+    FailureCode.GIT_MISSING: "Git is not installed, or too old.",
 }
-KINDS = {
-    Kind.REFUSED: (
-        "This job will never succeed as it is: it is dead-lettered at once. Mend the cause, then save the "
-        "post again, or `briter-worker retry`."
-    ),
-    Kind.TRANSIENT: (
-        "This batch was unlucky: the job is tried again after 1, 5, then every 30 minutes "
-        "(`BRITER_WORKER_BACKOFF_MS`), and dead-lettered after 8 attempts (`BRITER_WORKER_MAX_ATTEMPTS`)."
-    ),
-    Kind.ENVIRONMENT: (
-        "No post of the site could be published. Tried again as above; and once a push succeeds, the dead "
-        "letters it caused wait again by themselves. `briter-worker doctor` names the fix."
-    ),
+CONSEQUENCES = {
+    FailureClass.REFUSED: "The job can never succeed as it is, and becomes a dead letter at once. Fix the "
+    "cause, then save the post again or run `briter-worker retry`.",
+    FailureClass.TRANSIENT: "The worker retries the job after 1, 5, then every 30 minutes "
+    "(`BRITER_WORKER_BACKOFF_MS`). After 8 attempts (`BRITER_WORKER_MAX_ATTEMPTS`) the job is a dead letter.",
+    FailureClass.ENVIRONMENT: "No post of the site can be published. The worker retries as above. Once a "
+    "push succeeds, dead letters of these failures are pending again. `briter-worker doctor` names the fix.",
 }
 
 
 def failures_page() -> str:
-    """Every word of `failure`, by what it means for the job."""
+    """Return the page about failure codes."""
     parts = []
-    for kind, text in KINDS.items():
-        words = [failure for failure in Failure if failure.kind is kind]
-        parts += [f"## {kind.value.capitalize()}", text]
-        parts.append(table(["`failure`", "meaning"], [[f"`{word}`", MEANINGS[word]] for word in words]))
+    for failure_class, text in CONSEQUENCES.items():
+        codes = [code for code in FailureCode if code.failure_class is failure_class]
+        parts += [f"## {failure_class.value.capitalize()}", text]
+        parts.append(table(["`failure`", "meaning"], [[f"`{code}`", MEANINGS[code]] for code in codes]))
     return page(
         "Why a job fails",
-        "`failure` in a job file and in the log is one word of this closed set, for programs; `lastError` is "
-        "one line for a person, and says what to do. See [failed posts](../how-to/failed-posts.md).",
+        "`failure` in a job file and in the log is a code from this closed set, for programs. `lastError` "
+        "describes what happened, and `fix` what to do. See [failed posts](../how-to/failed-posts.md).",
         *parts,
     )
 
@@ -159,31 +152,34 @@ def failures_page() -> str:
 FIELDS = {
     "job_id": "the job's `id`",
     "slug": "the post",
-    "attempt": "which attempt, from 1",
+    "attempt": "number of the attempt, from 1",
     "commit": "the commit on the remote",
-    "dry_run": "whether nothing really reaches the remote",
-    "duration_ms": "how long the attempt took",
-    "rejected_paths": "declared paths that may not be published; only when there are any",
-    "error": "one line for a person",
-    "failure": "[why](failures.md), as one word",
-    "condition": "what keeps any post from being published, in words; absent once that has passed",
-    "retry_at": "when it is tried again",
+    "dry_run": "whether the worker runs dry",
+    "duration_ms": "duration of the attempt in milliseconds",
+    "rejected_paths": "declared paths that may not be published; absent if there are none",
+    "error": "what happened, as one line",
+    "failure": "the [failure code](failures.md)",
+    "fix": "what to do; absent if nothing is known",
+    "condition": "the environment failure that stops all posts; absent once it has passed",
+    "retry_at": "time of the next attempt",
     "superseded_by": "the `id` of the newer job",
     "file": "where the bytes are",
     "pid": "the worker's process",
-    "holder_pid": "the other worker's process, when it is known",
+    "holder_pid": "the other worker's process, if known",
     "message": "`another worker instance is active, skipping`",
-    "signal": "what asked it to stop",
-    "drained": "how many jobs were settled",
-    "reason": "why, in the words of whoever asked for it",
-    "until": "when it ends by itself",
-    "stale": "how many receipts are out of sight now",
-    "deleted": "how many receipts are gone",
+    "signal": "the signal that stopped the worker",
+    "drained": "number of completed jobs",
+    "reason": "the reason given with `pause`",
+    "until": "when the pause ends by itself",
+    "stale": "number of receipts that became stale",
+    "deleted": "number of deleted receipts",
+    "site": "in a cluster: the site",
+    "worker": "in a cluster: the number of the node that had the site",
 }
 
 
-def logged() -> list[type[events.Event]]:
-    """Every event that has a line in the log, in the order of the module."""
+def logged_events() -> list[type[events.Event]]:
+    """Return every event that has a log line, in the order of the module."""
     found = [
         value
         for value in vars(events).values()
@@ -192,24 +188,24 @@ def logged() -> list[type[events.Event]]:
     return [event for event in found if event is not events.Progress]
 
 
-def told(event: type[events.Event]) -> list[str]:
-    """The fields that the log shows."""
+def logged_fields(event: type[events.Event]) -> list[str]:
+    """Return the fields that the log shows."""
     return [field.name for field in dataclasses.fields(event) if field.name not in event.unlogged]
 
 
-def for_readers(docstring: str) -> str:
-    """A docstring with the log's spelling of fields and events instead of the code's."""
-    words = {event.__name__: event.name for event in logged()}
-    return re.sub(r"`(\w+)`", lambda m: f"`{words.get(m[1]) or to_camel(m[1])}`", docstring)
+def public_text(docstring: str) -> str:
+    """Return the docstring with the log's spelling of fields and events."""
+    public = {event.__name__: event.name for event in logged_events()}
+    return re.sub(r"`(\w+)`", lambda found: f"`{public.get(found[1]) or to_camel(found[1])}`", docstring)
 
 
 def log_page() -> str:
-    """Every event, with its fields."""
+    """Return the page about the log."""
     rows = []
-    for event in logged():
-        fields = [f"`{to_camel(name)}`" for name in told(event)]
-        rows.append([f"`{event.name}`", event.level, for_readers(event.__doc__ or ""), ", ".join(fields)])
-    used = {name for event in logged() for name in told(event)}
+    for event in logged_events():
+        fields = ", ".join(f"`{to_camel(name)}`" for name in logged_fields(event))
+        rows.append([f"`{event.name}`", event.level, public_text(event.__doc__ or ""), fields])
+    used = {name for event in logged_events() for name in logged_fields(event)}
     return page(
         "The log",
         "`briter-worker run` prints one line per event to standard output: `[briter-worker] ` and a JSON "
@@ -219,52 +215,49 @@ def log_page() -> str:
         '"jobId":"4f1c9b0e-hello","slug":"hello","attempt":1,'
         '"commit":"52ed5b9c2a5b45b9a7a0a6f8f1f7be9bd5b2d6b1","dryRun":false,"durationMs":96}\n'
         "```",
-        "Per attempt there is one `start`, then exactly one of `published`, `nochange`, `nopaths`, `failed` "
-        "and `dead-lettered`.",
+        "Each attempt has one `start`, then exactly one of `published`, `nochange`, `nopaths`, `failed`, "
+        "`dead-lettered`, `snoozed` and `handled`.",
         "## Events",
         table(["event", "level", "meaning", "fields"], rows),
         "## Fields",
         table(
-            ["field", "meaning"],
-            [[f"`{to_camel(name)}`", text] for name, text in FIELDS.items() if name in used],
+            ["field", "meaning"], [[f"`{to_camel(name)}`", FIELDS[name]] for name in FIELDS if name in used]
         ),
     )
 
 
-def spelled(value: object) -> str:
-    """A default as it would be written in the environment."""
+def default_text(value: object) -> str:
+    """Return a default as a variable would spell it."""
     if isinstance(value, list):
         return ",".join(str(item) for item in value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def bounds(what: dict[str, Any]) -> str:
-    """What numbers and words are accepted, where the schema says so."""
-    if "enum" in what:
-        return ""  # the adapters have a table of their own
-    high = what.get("maximum", what.get("exclusiveMaximum"))
-    return f" From {what['minimum']} to {high}." if "minimum" in what else ""
+def bounds_text(described: dict[str, Any]) -> str:
+    """Return the range of a number; empty for other types."""
+    return f" From {described['minimum']} to {described['maximum']}." if "minimum" in described else ""
 
 
 def configuration_page() -> str:
-    """Every setting, in both spellings, and the adapters."""
+    """Return the page about settings and adapters."""
     rows = []
-    for key, what in settings_schema()["properties"].items():
-        text, _, computed = what["description"].partition(" Default: ")
-        literal = spelled(what.get("default", ""))
+    for key, described in settings_schema()["properties"].items():
+        text, _, computed = described["description"].partition(" Default: ")
+        literal = default_text(described.get("default", ""))
         default = computed.rstrip(".") or (f"`{literal}`" if literal else "empty")
         if key == "appRoot":
             default = "the current folder"
-        rows.append([f"`{what['title']}`", f"`{key}`", default, text + bounds(what)])
+        rows.append([f"`{described['title']}`", f"`{key}`", default, text + bounds_text(described)])
     folders = [
-        [f"`{name}`", ", ".join(f"`{folder}/`" for folder in folders_for(name)) or "none of its own"]
-        for name in names()
+        [f"`{name}`", ", ".join(f"`{folder}/`" for folder in folders) or "none"]
+        for name, folders in FOLDERS.items()
     ]
     return page(
         "Configuration",
-        "Three layers, lowest first: defaults, `storage/config.json`, the environment. A variable that is "
-        "unset or empty hides no lower layer. A value that does not parse stops the start with exit 2 and "
-        "one line that names it and what is accepted. Relative folders resolve against `BRITER_APP_ROOT`.",
+        "Three layers, lowest first: defaults, `storage/config.json`, environment. A variable that is unset "
+        "or blank hides no lower layer. A value that is not accepted stops the start with exit status 2 and "
+        "one line that names the variable, the value and what is accepted. Relative folders start at "
+        "`BRITER_APP_ROOT`.",
         table(["variable", "in config.json", "default", "meaning"], rows),
         "```json\n"
         "{\n"
@@ -277,68 +270,69 @@ def configuration_page() -> str:
         "```",
         "Lists are comma-separated in the environment, and may be JSON lists in the file. Only an explicit "
         "false (`false`, `0`, `no`, `off`) turns the dry run off. "
-        "The JSON Schema: `briter-worker schema config`.",
+        "Print the JSON Schema: `briter-worker schema config`.",
         "## Adapters",
-        "`BRITER_ADAPTER` says which folders a job may publish, everything under them; "
-        "`BRITER_ALLOWED_PATHS` adds more.",
+        "`BRITER_ADAPTER` decides which folders a job may publish, with everything under them. "
+        "`BRITER_ALLOWED_PATHS` adds folders.",
         table(["adapter", "folders"], folders),
-        "A path that `.gitignore` excludes, a symlink, a special file or one inside a nested repository is "
-        "not published, wherever it is. See [kinds of sites](../how-to/sites.md).",
+        "A path that `.gitignore` excludes, a symlink, a special file and a file in a nested repository are "
+        "never published. See [kinds of sites](../how-to/sites.md).",
     )
 
 
 EXIT_CODES = [
     ["0", "done; also: another worker is active"],
-    ["1", "something that was asked for failed; `run --once`: any job failed, was dead-lettered or put off"],
+    ["1", "the command failed; `run --once`: a job failed, was dead-lettered or delayed"],
     ["2", "usage or configuration"],
 ]
 
 
-def leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - click's own tree
-    """Every command that can be run, by its full name."""
+def list_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - click's own tree
+    """Yield every command by its full name."""
     if not hasattr(command, "commands"):
         yield name, command
         return
-    for word, part in command.commands.items():
-        yield from leaves(part, f"{name} {word}")
+    for part_name, part in command.commands.items():
+        yield from list_commands(part, f"{name} {part_name}")
 
 
-def argument_of(parameter: Any) -> str:  # noqa: ANN401 - click's own
-    """How a parameter is written on the command line."""
+def parameter_text(parameter: Any) -> str:  # noqa: ANN401 - click's own
+    """Return how a parameter is written on the command line."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
-    words = ", ".join([*parameter.opts, *parameter.secondary_opts])
-    return words if parameter.is_flag else f"{words} {value_of(parameter)}"
+    flags = ", ".join([*parameter.opts, *parameter.secondary_opts])
+    return flags if parameter.is_flag else f"{flags} {value_text(parameter)}"
 
 
-def value_of(parameter: Any) -> str:  # noqa: ANN401 - click's own
-    """What an option takes: its own word, its choices, or any text."""
-    kind = parameter.type_descriptor.annotation
-    choices = list(kind) if isinstance(kind, type) and issubclass(kind, StrEnum) else []
-    return str(parameter.metavar or "|".join(choices) or "TEXT")
+def value_text(parameter: Any) -> str:  # noqa: ANN401 - click's own
+    """Return what an option takes: its metavar, its choices, or TEXT."""
+    return str(parameter.metavar or "|".join(get_args(parameter.type_descriptor.annotation)) or "TEXT")
 
 
 def commands_page() -> str:
-    """Every command, with what it takes."""
+    """Return the page about commands."""
     parts = []
-    for name, command in leaves(typer.main.get_command(app), "briter-worker"):
-        arguments = [p for p in command.params if p.param_type_name == "argument"]
-        usage = " ".join([name, *(argument_of(argument) for argument in arguments)])
-        rows = [[f"`{argument_of(p)}`", p.help or ""] for p in command.params if p.name != "help"]
+    for name, command in list_commands(typer.main.get_command(build_app()), "briter-worker"):
+        arguments = [each for each in command.params if each.param_type_name == "argument"]
+        usage = " ".join([name, *(parameter_text(argument) for argument in arguments)])
+        rows = [
+            [f"`{parameter_text(each)}`", each.help or ""] for each in command.params if each.name != "help"
+        ]
         parts += [f"## `{usage}`", command.help]
         if rows:
-            parts.append(table(["", ""], rows))
+            parts.append(table(["option", "meaning"], rows))
     return page(
         "The commands",
         "`python -m briter_worker …`, also installed as `briter-worker`. Every command that prints data "
-        "takes `--json`, and prints plain text when it does not write to a terminal.",
-        table(["exit code", "meaning"], EXIT_CODES),
+        "takes `--json`, and prints plain columns into a pipe. An error is one line on standard error, with "
+        "its fix at the end.",
+        table(["exit status", "meaning"], EXIT_CODES),
         *parts,
     )
 
 
 def pages() -> dict[str, str]:
-    """Every page of the reference, by file name."""
+    """Return every page of the reference, by file name."""
     return {
         "job.md": job_page(),
         "configuration.md": configuration_page(),
@@ -349,13 +343,13 @@ def pages() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the pages, or compare them."""
-    behind = []
+    """Write the pages, or compare them; return the exit status."""
+    outdated = []
     for name, text in pages().items():
         file = REFERENCE / name
         written = file.read_text() if file.exists() else ""
         if written != text:
-            behind.append(name)
+            outdated.append(name)
             if "--check" in sys.argv[1:]:
                 print(
                     *difflib.unified_diff(written.splitlines(), text.splitlines(), name, "models"), sep="\n"
@@ -363,10 +357,10 @@ def main() -> int:
             else:
                 REFERENCE.mkdir(parents=True, exist_ok=True)
                 file.write_text(text)
-    if "--check" in sys.argv[1:] and behind:
-        print(f"docs/reference has fallen behind ({', '.join(behind)}): run scripts/docs and commit")
+    if "--check" in sys.argv[1:] and outdated:
+        print(f"docs/reference is out of date ({', '.join(outdated)}): run scripts/docs and commit")
         return 1
-    print("docs/reference is up to date" if not behind else f"wrote {', '.join(behind)}")
+    print("docs/reference is up to date" if not outdated else f"wrote {', '.join(outdated)}")
     return 0
 
 

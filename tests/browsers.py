@@ -14,6 +14,8 @@ from dashboards import Dashboard, serving
 from machine import provide
 from playwright.sync_api import expect, sync_playwright
 
+from briter_worker.web.security import COOKIE
+
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator
@@ -32,7 +34,7 @@ FLAGS = (
     "--disable-sync",
 )
 PATIENCE = 20_000
-"""How long, in ms, a page may take for what it will do: longer than any busy machine needs."""
+"""Milliseconds that a page may take: longer than any busy machine needs."""
 PAGES = ("/", "/scheduled", "/failed", "/published", "/figures", "/site")
 PICTURES = Path(__file__).parents[1] / "docs" / "images"
 HOOK = """#!/bin/sh
@@ -48,8 +50,8 @@ while read -r old new ref; do
   fi
 done
 """
-"""The remote takes no post that says TODO, and tells why; for HOSTILE, there is markup in its words.
-While the file `gate` is there, it does not answer."""
+"""Rejects a post that says TODO, with the reason; for HOSTILE, the reason contains markup. Waits while the
+file `gate` exists."""
 
 
 @contextmanager
@@ -68,17 +70,12 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Visitor:
-    """A person at a page; `wrong` is all that a browser complains of, or that pops up."""
+    """A person at a page; `wrong` has the complaints of the browser, and the dialogs."""
 
     page: Page
     wrong: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.watch(self.page)
-
-    def watch(self, page: Page) -> None:
-        """Note what goes wrong in this page too."""
-
         def on_console(message: ConsoleMessage) -> None:
             if message.type in {"error", "warning"}:
                 self.wrong.append(f"console: {message.text} {message.location.get('url', '')}")
@@ -87,23 +84,34 @@ class Visitor:
             self.wrong.append(f"dialog: {dialog.message}")
             dialog.dismiss()
 
-        page.on("console", on_console)
-        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
-        page.on("dialog", on_dialog)
-
-    def another_tab(self) -> Page:
-        """A second page of the same person."""
-        page = self.page.context.new_page()
-        self.watch(page)
-        return page
+        self.page.on("console", on_console)
+        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        self.page.on("dialog", on_dialog)
 
 
 @contextmanager
-def visiting(browser: Browser, base: str, **options: Any) -> Iterator[Visitor]:  # noqa: ANN401 - of a context
-    """Somebody with a browser of their own; nothing may have gone wrong in it by the end."""
+def visiting(
+    browser: Browser,
+    dashboard: Dashboard,
+    *,
+    signed_in: bool = True,
+    **options: Any,  # noqa: ANN401 - of a context
+) -> Iterator[Visitor]:
+    """Open a browser's context, with a session; fail if the browser complained by the end."""
     options = {"viewport": {"width": 1100, "height": 780}, "color_scheme": "light", **options}
-    context = browser.new_context(base_url=base, **options)
+    context = browser.new_context(base_url=dashboard.base, **options)
     context.set_default_timeout(PATIENCE)
+    if signed_in:
+        context.add_cookies(
+            [
+                {
+                    "name": COOKIE,
+                    "value": dashboard.page.cookies[COOKIE],
+                    "url": dashboard.base,
+                    "sameSite": "Strict",
+                }
+            ]
+        )
     try:
         visitor = Visitor(context.new_page())
         yield visitor
@@ -124,7 +132,7 @@ class Running:
         return self.dashboard.base
 
     def save(self, slug: str, text: str = "", **keys: object) -> str:
-        """Write a post and its job, as the CMS does; the path."""
+        """Write a post and its job, as the CMS does; return the path."""
         path = f"content/posts/{slug}.md"
         self.site.write_post(path, f"# {slug}\n\n{text}\n")
         self.site.save(slug, [path], **keys)
@@ -132,7 +140,7 @@ class Running:
 
     @contextmanager
     def closed_gate(self) -> Iterator[None]:
-        """Meanwhile the remote takes its time."""
+        """Make the remote wait."""
         gate = self.site.remote / "gate"
         gate.touch()
         try:
@@ -141,13 +149,13 @@ class Running:
             gate.unlink()
 
     def knows(self, slug: str) -> bool:
-        """Whether the dashboard has seen the post's job."""
+        """Return True if the dashboard shows the post."""
         return self.dashboard.page.get("/post", params={"slug": slug}).status_code == 200
 
 
 @contextmanager
 def working(site: Site, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """The site's worker, whose log is read so that it never fills its pipe."""
+    """Run the site's worker; read its log, so that the pipe never fills."""
     with site.running("run", **env) as worker, ExitStack() as stack:
         assert worker.stdout is not None
         thread = threading.Thread(target=worker.stdout.read, daemon=True)
@@ -159,7 +167,7 @@ def working(site: Site, **env: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def open_site(site: Site, *, before: Callable[[Running], None] | None = None) -> Iterator[Running]:
-    """The site with its remote's rule, a dashboard, and a worker; `before` comes first."""
+    """Run a dashboard and a worker for the site; call `before` before the worker starts."""
     hook = site.remote / "hooks" / "pre-receive"
     hook.write_text(HOOK)
     hook.chmod(0o755)
@@ -172,14 +180,14 @@ def open_site(site: Site, *, before: Callable[[Running], None] | None = None) ->
 
 
 def follows(page: Page) -> None:
-    """From now on the page is told of what happens."""
+    """Wait until the page follows the live stream."""
     expect(page.locator("#live-state")).to_be_visible()
     expect(page.locator("#live-word")).to_have_text("live")
 
 
 def picture(page: Page, name: str, folder: Path) -> Path:
-    """What the window shows, in the folder; with BRITER_SCREENSHOTS=1, where the docs have theirs."""
+    """Save a screenshot in the folder; with BRITER_SCREENSHOTS=1, among the images of the docs."""
     file = (PICTURES if os.environ.get("BRITER_SCREENSHOTS") else folder) / name
-    # What Playwright would stop or hide, it does by a style that the page's policy refuses.
+    # Playwright stops animations by a style that the page's policy refuses.
     page.screenshot(path=file, animations="allow", caret="initial")
     return file

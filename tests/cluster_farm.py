@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cluster_processes import until
+from sites import eventually
 
 from briter_worker.cluster import sites
-from briter_worker.cluster.asking import enqueue
+from briter_worker.cluster.submit import enqueue
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Running:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        until(lambda: "worker-started" in self.text() or self.process.poll() is not None)
+        eventually(lambda: "worker-started" in self.text() or self.process.poll() is not None)
         assert self.process.poll() is None, self.text()
 
     def text(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import tempfile
@@ -24,13 +25,16 @@ _HERMETIC = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_T
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Seal the environment before anything of the worker is imported, in every process of the run."""
+    """Seal the environment in every process of the run."""
     home = tempfile.mkdtemp(prefix="briter-home-")
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     kept = ("BRITER_SOAK_", "BRITER_SCREENSHOTS")  # how much a proof repeats; whether pictures are kept
     for name in [n for n in os.environ if n.startswith(("GIT_", "BRITER_", "XDG_", "SSH_"))]:
         if name.startswith(kept):
             continue
+        del os.environ[name]
+    importlib.import_module("briter_worker.git.run")  # this deletes git's variables, and later would these
+    for name in [n for n in os.environ if n.startswith("GIT_")]:
         del os.environ[name]
     os.environ |= {**_HERMETIC, "HOME": home, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 

@@ -22,65 +22,72 @@ _CSRF = re.compile(r'name="csrf" value="([0-9a-f]+)"')
 
 @dataclass(frozen=True)
 class Dashboard:
-    """One that is running."""
+    """A dashboard that is running."""
 
     base: str
     process: subprocess.Popen[str]
     page: httpx.Client
-    """As a browser asks."""
+    """Requests pages as a browser, with a session."""
     api: httpx.Client
-    """As a program asks; with the CSRF token, or with Bearer where the dashboard has a token."""
+    """Sends the token as Bearer."""
+    link: str = ""
+    """The one-time link, where the token was not configured."""
 
     @property
     def port(self) -> int:
         return int(self.base.rpartition(":")[2])
 
-    def csrf(self, path: str = "/") -> str:
-        """What the page's forms carry."""
+    def csrf(self, path: str = "/site") -> str:
+        """Return the CSRF token of a page's forms."""
         found = _CSRF.search(self.page.get(path).text)
         assert found, path
         return found[1]
 
     def act(self, action: str, **fields: str) -> httpx.Response:
-        """Send the form of a page, and do not follow."""
-        data = {"csrf": self.csrf("/site"), "back": "/", **fields}
-        return self.page.post(f"/actions/{action}", data=data)
+        """Send the form of a page; do not follow the redirect."""
+        return self.page.post(f"/actions/{action}", data={"csrf": self.csrf(), "back": "/", **fields})
 
     def json(self, path: str, **query: str | int) -> Any:  # noqa: ANN401 - any JSON
-        """What the API says."""
+        """Return an answer of the API."""
         answer = self.api.get(path, params=query)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    def visitor(self) -> httpx.Client:
+        """Return a browser without a session."""
+        return httpx.Client(base_url=self.base, headers={"Accept": "text/html"}, timeout=30)
+
 
 @contextmanager
-def serving(site: Site, *arguments: str, token: str = "", **env: str) -> Iterator[Dashboard]:
-    """The dashboard of a site, at a port of its own."""
+def serving(site: Site, *arguments: str, token: str = TOKEN, **env: str) -> Iterator[Dashboard]:
+    """Serve the dashboard of a site at a free port. Without a token, `serve` makes one and prints a link."""
     env = {"BRITER_DASHBOARD_PORT": "0", **({"BRITER_DASHBOARD_TOKEN": token} if token else {}), **env}
     with site.running("serve", *arguments, **env) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "http://" in line, process.communicate(timeout=20)
         base = line.split()[-1]
+        link = "" if token else process.stdout.readline().split()[-1]
         with (
             httpx.Client(base_url=base, headers={"Accept": "text/html"}, timeout=30) as page,
             httpx.Client(base_url=base, timeout=30) as api,
         ):
+            dashboard = Dashboard(base, process, page, api, link)
             if token:
                 api.headers["Authorization"] = f"Bearer {token}"
-            else:
-                api.headers["X-CSRF-Token"] = api.get("/api/csrf").json()["token"]
-            yield Dashboard(base, process, page, api)
+                assert sign_in(page, token).status_code == 303
+            yield dashboard
 
 
-def sign_in(dashboard: Dashboard, token: str) -> httpx.Response:
-    """As a person does, with a token."""
-    csrf = dashboard.csrf("/sign-in")
-    return dashboard.page.post("/sign-in", data={"csrf": csrf, "token": token, "next": "/failed"})
+def sign_in(page: httpx.Client, token: str, target: str = "/failed") -> httpx.Response:
+    """Send the form of the sign-in page."""
+    found = _CSRF.search(page.get("/sign-in").text)
+    assert found
+    return page.post("/sign-in", data={"csrf": found[1], "token": token, "next": target})
 
 
 def events(response: httpx.Response) -> Iterator[tuple[str, int | None, Any]]:
-    """(name, id, data) of each event of a stream, as they come."""
+    """Yield (name, id, data) of each event of a stream."""
     name, number, data = "", None, ""
     for line in response.iter_lines():
         key, _, value = line.partition(": ")

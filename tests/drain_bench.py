@@ -1,4 +1,4 @@
-"""A drain on a real queue, with a publisher that does as it is told."""
+"""A drain on a real queue, with a publisher that follows a script."""
 
 from __future__ import annotations
 
@@ -8,93 +8,94 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
-from queue_engines import MAX_ATTEMPTS, NOW, Disk
+from queue_engines import NOW, Disk
 
-from briter_worker.backoff import Backoff
 from briter_worker.drain import Drain
 from briter_worker.events import Progress
 from briter_worker.plugins import Plugins
-from briter_worker.ports import Change, Outcome, Plan
-from briter_worker.settling import Desk
+from briter_worker.ports import Change, Outcome, Result
+from briter_worker.retry import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.events import Event
     from briter_worker.job import State
-    from briter_worker.ports import Request
+    from briter_worker.ports import Publisher, Request
 
 COMMIT = "c" * 40
+MAX_ATTEMPTS = 3
 
 
 class KilledError(BaseException):
     """The process is gone at this point."""
 
 
-def plan_of(requests: Sequence[Request]) -> Plan:
-    return Plan(
-        "0" * 40, COMMIT, "refs/briter/x", dict.fromkeys([r.key for r in requests], COMMIT), {}, False
-    )
-
-
 @dataclass
 class FakePublisher:
-    """Publishes all at once, unless a step raises; knows what it was asked whether it landed."""
+    """Publishes every request with one push, unless a step raises; keeps its plans across deaths."""
 
     steps: deque[BaseException | None] = field(default_factory=deque)
+    """What each push raises after its plan was recorded."""
     remote: deque[bool | Exception] = field(default_factory=deque)
-    asked: list[Plan] = field(default_factory=list)
+    """What the remote answers about each plan: whether the push landed."""
+    plans: list[tuple[str, ...]] = field(default_factory=list)
+    asked: int = 0
     requests: list[Request] = field(default_factory=list)
-    held: Collection[str] = ()
+    scheduled: Mapping[str, float] = field(default_factory=dict)
     now: float | None = None
     cancelled: Callable[[], Collection[str]] = tuple
-    outcome: Callable[[Request], Outcome] = lambda request: Outcome(request.key, COMMIT)
-    parts: int = 1
-    """In how many pushes it is published."""
-    flushed: str | None = None
+    outcome: Callable[[Request], Outcome] = lambda request: Outcome(request.key, Result.PUBLISHED, COMMIT)
+    refuses: Callable[[Request], Exception | None] = lambda _: None
+    """Raised for a whole batch that contains such a request."""
     published: list[list[str]] = field(default_factory=list)
-    before_push: Callable[[], None] = lambda: None
     while_reading: Callable[[], None] = lambda: None
+    before_push: Callable[[], None] = lambda: None
 
     def publish(
         self,
         requests: Sequence[Request],
         *,
-        held: Collection[str],
-        record: Callable[[Plan], None],
-        now: float,
-        examine: Callable[[str, Sequence[Change]], Outcome | None],
+        scheduled: Callable[[], Mapping[str, float]],
+        check: Callable[[str, Sequence[Change]], Outcome | None],
         cancelled: Callable[[], Collection[str]],
+        now: float,
     ) -> Iterator[Sequence[Outcome]]:
-        self.requests, self.held, self.now, self.cancelled = list(requests), held, now, cancelled
+        self.requests, self.now, self.cancelled = list(requests), now, cancelled
+        self.scheduled = scheduled()
         self.while_reading()
-        read = {
-            r.key: examine(r.key, [Change(path, "100644", COMMIT, None) for path in r.paths])
-            for r in requests
+        checked = {
+            r.key: check(r.key, [Change(path, "100644", COMMIT) for path in r.paths]) for r in requests
         }
-        if ended := [outcome for outcome in read.values() if outcome]:
+        for request in requests:
+            if error := self.refuses(request):
+                raise error
+        if ended := [outcome for outcome in checked.values() if outcome]:
             yield ended
-        requests = [request for request in requests if read[request.key] is None]
-        for part in range(self.parts if requests else 0):
-            pushed = requests[part :: self.parts]
-            record(plan_of(pushed))
-            self.before_push()
-            step = self.steps.popleft() if self.steps else None
-            if step is not None:
-                raise step
-            self.published.append(sorted(request.slug for request in pushed))
-            yield [self.outcome(request) for request in pushed]
+        pushed = [request for request in requests if checked[request.key] is None]
+        if not pushed:
+            return
+        plan = tuple(request.key for request in pushed)
+        self.plans.append(plan)
+        self.before_push()
+        step = self.steps.popleft() if self.steps else None
+        if step is not None:
+            raise step
+        self.published.append(sorted(request.slug for request in pushed))
+        yield [self.outcome(request) for request in pushed]
+        self.plans.remove(plan)
 
-    def landed(self, plan: Plan) -> bool:
-        self.asked.append(plan)
-        answer = self.remote.popleft() if self.remote else False
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def resolve(self) -> Iterator[Mapping[str, str]]:
+        for plan in list(self.plans):
+            self.asked += 1
+            answer = self.remote.popleft() if self.remote else False
+            if isinstance(answer, Exception):
+                raise answer
+            yield dict.fromkeys(plan, COMMIT) if answer else {}
+            self.plans.remove(plan)
 
-    def flush(self, now: float) -> str | None:
-        self.now = now
-        return self.flushed
+    def undecided(self) -> Collection[str]:
+        return {key for plan in self.plans for key in plan}
 
     def tidy(self, now: float) -> None:
         """Nothing to do."""
@@ -107,7 +108,7 @@ class Bench:
     disk: Disk
     publisher: FakePublisher = field(default_factory=FakePublisher)
     events: list[Event] = field(default_factory=list)
-    """What is told, but for the progress."""
+    """What was emitted, without the progress."""
     progress: list[tuple[str, int, int]] = field(default_factory=list)
     stopping: bool = False
     dry_run: bool = False
@@ -119,30 +120,40 @@ class Bench:
 
     def start(self) -> None:
         """A new worker on the same folder."""
-        self.disk.die()
-        desk = Desk(
+        self.disk.restart(dry_run=self.dry_run)
+        self.drain = Drain(
             queue=self.disk.queue,
-            emit=self.tell,
+            publisher=self.open_publisher,
+            emit=self,
+            extensions=Plugins({}, self.plugins),
             backoff=Backoff((60.0,)),
             max_attempts=MAX_ATTEMPTS,
-            extensions=Plugins({}, self.plugins),
             dry_run=self.dry_run,
+            stopping=lambda: self.stopping,
             clock=lambda: NOW,
-            timer=self.timer,
         )
-        self.drain = Drain(desk, lambda: self.publisher, stopping=lambda: self.stopping)
 
-    def tell(self, event: Event, /) -> None:
+    def open_publisher(self) -> Publisher:
+        return self.publisher
+
+    def __call__(self, event: Event, /) -> None:
         if isinstance(event, Progress):
             self.progress.append((event.phase, event.done, event.total))
         else:
             self.events.append(event)
 
+    def deliver(self, events: Sequence[Event], acknowledge: Callable[[], None], /) -> None:
+        acknowledge()
+        self.events.extend(events)
+
     def save(self, *slugs: str) -> None:
         for slug in slugs:
             self.disk.save(slug, [f"content/{slug}.md"])
 
-    def killed(self, step: Callable[[], object]) -> None:
+    def cancel(self, slug: str) -> None:
+        self.disk.queue.cancel(slug, NOW)
+
+    def kill(self, step: Callable[[], object]) -> None:
         """The worker dies in the middle of its push."""
         self.publisher.steps.append(KilledError())
         with pytest.raises(KilledError):
@@ -150,9 +161,9 @@ class Bench:
         self.start()
 
     def names(self) -> list[str]:
-        """What the log would tell."""
+        """The names of the events."""
         return [event.name for event in self.events]
 
     def state(self, slug: str) -> tuple[State, int]:
-        ((row),) = [row for row in self.disk.queue.jobs(NOW) if row.job.slug == slug]
+        (row,) = [row for row in self.disk.queue.jobs(NOW) if row.job.slug == slug]
         return row.state, row.job.attempts

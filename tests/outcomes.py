@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import Failure, Kind
+from briter_worker.errors import FailureClass, FailureCode
 
 if TYPE_CHECKING:
     from sites import Result, Site
@@ -20,10 +20,15 @@ def save(site: Site, *slugs: str) -> None:
 
 
 def assert_put_off(
-    site: Site, result: Result, failure: Failure, *, slug: str = "a", kind: Kind = Kind.ENVIRONMENT
+    site: Site,
+    result: Result,
+    failure: FailureCode,
+    *,
+    slug: str = "a",
+    kind: FailureClass = FailureClass.ENVIRONMENT,
 ) -> str:
     """It failed for the first time, of this class, and waits to be tried again; its reason."""
-    assert failure.kind is kind
+    assert failure.failure_class is kind
     told = [(e["event"], e["failure"], e["attempt"]) for e in result.of("failed") if e["slug"] == slug]
     assert told == [("failed", failure.value, 1)], result.stdout + result.stderr
     assert result.returncode == 1
@@ -35,10 +40,10 @@ def assert_put_off(
     return reason
 
 
-def assert_refused(site: Site, result: Result, failure: Failure, *, slug: str = "a") -> str:
+def assert_refused(site: Site, result: Result, failure: FailureCode, *, slug: str = "a") -> str:
     """It was dead-lettered at its first attempt; its reason."""
-    assert failure.kind is Kind.REFUSED
-    event = "nopaths" if failure is Failure.NO_PATHS else "dead-lettered"
+    assert failure.failure_class is FailureClass.REFUSED
+    event = "nopaths" if failure is FailureCode.NO_PATHS else "dead-lettered"
     told = [(e["event"], e["attempt"]) for e in result.of(event) if e["slug"] == slug]
     assert told == [(event, 1)], result.stdout + result.stderr
     job = site.job(slug)

@@ -1,4 +1,4 @@
-"""Each queue behind one face, so that one suite of behaviours runs against all of them."""
+"""Each queue behind one interface, so that one suite of behaviours runs against all of them."""
 
 from __future__ import annotations
 
@@ -7,51 +7,63 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from briter_worker.job import State, format_time
-from briter_worker.queues.disk import DiskQueue
-from briter_worker.queues.postgres import tokens
-from briter_worker.queues.postgres.queue import PostgresQueue
-from briter_worker.queues.postgres.writing import submit
+from briter_worker.queues.disk.queue import DiskQueue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from briter_worker.ports import ListedJob
     from briter_worker.queues.postgres.database import Database
+    from briter_worker.queues.postgres.queue import PostgresQueue
 
 NOW = 1_800_000_000.0
-MAX_ATTEMPTS = 3
 LONGEST_DELAY = 1800.0
 
 
 class Engine(Protocol):
-    """A queue, and what stands around it: writers, a worker that dies, a person who looks."""
+    """A queue with its surroundings: producers, a worker that dies, an operator who looks."""
 
     @property
     def queue(self) -> DiskQueue | PostgresQueue:
-        """What is under test."""
+        """The queue under test."""
         ...
 
     def save(
         self, slug: str, paths: list[str], *, created: float = NOW, name: str = "", **keys: object
     ) -> str:
-        """A CMS saves the post; the job's id. With a `name`, beside its other saves, not over one of them."""
+        """Save the post as a CMS does; return the job's id. `name`: beside the other saves, not over one."""
         ...
 
-    def die(self) -> None:
-        """The worker is killed and another one starts: only what was durable is left."""
+    def restart(self, *, dry_run: bool = False) -> None:
+        """Kill the worker and start another one: only what was durable is left."""
         ...
 
     def rows(self, slug: str, now: float = NOW) -> list[tuple[State, tuple[str, ...]]]:
-        """What a person sees of the slug."""
+        """List the jobs of the slug."""
         ...
 
     def document(self, slug: str, now: float = NOW) -> dict[str, Any]:
-        """The slug's only job, with all its keys."""
+        """Return the slug's only job, with all its keys."""
         ...
 
 
+class _Looking:
+    queue: Any
+
+    def _listed(self, slug: str, now: float) -> list[ListedJob]:
+        return [row for row in self.queue.jobs(now) if row.job.slug == slug]
+
+    def rows(self, slug: str, now: float = NOW) -> list[tuple[State, tuple[str, ...]]]:
+        return [(row.state, row.job.paths) for row in self._listed(slug, now)]
+
+    def document(self, slug: str, now: float = NOW) -> dict[str, Any]:
+        (row,) = self._listed(slug, now)
+        return row.read()
+
+
 @dataclass
-class Disk:
-    """The folder of files; a CMS may call them after ids, or after slugs and so write one over another."""
+class Disk(_Looking):
+    """The folder of files; a CMS may name them after ids, or after slugs and so write one over another."""
 
     folder: Path
     named_after_slugs: bool = False
@@ -61,14 +73,14 @@ class Disk:
     def __post_init__(self) -> None:
         self.root = self.folder / "queue"
         self.root.mkdir(parents=True, exist_ok=True)
-        self.die()
+        self.restart()
 
-    def die(self) -> None:
+    def restart(self, *, dry_run: bool = False) -> None:
         self.queue = DiskQueue(
             self.root,
             self.folder / "quarantine",
-            max_attempts=MAX_ATTEMPTS,
             longest_delay=LONGEST_DELAY,
+            dry_run=dry_run,
             clock=lambda: NOW,
         )
 
@@ -83,47 +95,29 @@ class Disk:
         temp.rename(self.root / f"{name or (slug if self.named_after_slugs else job_id)}.json")
         return str(job_id)
 
-    def rows(self, slug: str, now: float = NOW) -> list[tuple[State, tuple[str, ...]]]:
-        return [(row.state, row.job.paths) for row in self.queue.jobs(now) if row.job.slug == slug]
-
-    def document(self, slug: str, now: float = NOW) -> dict[str, Any]:
-        (row,) = (row for row in self.queue.jobs(now) if row.job.slug == slug)
-        return row.document
-
-
-class _Drain(PostgresQueue):
-    """Takes its token when it does a worker's work: a person who only looks takes nothing from anybody."""
-
-    taken: int | None = None
-
-    @property
-    def token(self) -> int:
-        if self.taken is None:
-            self.taken = tokens.take(self._database, self._site, "worker")
-        return self.taken
-
 
 @dataclass
-class Postgres:
+class Postgres(_Looking):
     """The rows of one site, beside another site's."""
 
     database: Database
     site: str = "site"
-    dry_run: bool = False
     queue: PostgresQueue = field(init=False)
     saves: int = 0
 
     def __post_init__(self) -> None:
-        self.die()
+        self.restart()
 
-    def die(self) -> None:
-        self.queue = _Drain(
+    def restart(self, *, dry_run: bool = False) -> None:
+        from briter_worker.queues.postgres.fencing import take_site  # noqa: PLC0415 - an extra
+        from briter_worker.queues.postgres.queue import PostgresQueue  # noqa: PLC0415 - an extra
+
+        self.queue = PostgresQueue(
             self.database,
             self.site,
-            token=None,
-            max_attempts=MAX_ATTEMPTS,
+            token=take_site(self.database, self.site, "worker", NOW)["token"],
             longest_delay=LONGEST_DELAY,
-            dry_run=self.dry_run,
+            dry_run=dry_run,
             clock=lambda: NOW,
         )
 
@@ -136,15 +130,11 @@ class Postgres:
         name: str = "",  # noqa: ARG002 - there are no files
         **keys: object,
     ) -> str:
+        from briter_worker.queues.postgres.producer import submit  # noqa: PLC0415 - an extra
+
         self.saves += 1
         job_id = str(keys.pop("id", f"job{self.saves:05}"))
         document = {"id": job_id, "slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
-        submit(self.database, self.site, document, now=NOW)
+        with self.database.transaction() as connection:
+            submit(connection, self.site, document, now=NOW)
         return job_id
-
-    def rows(self, slug: str, now: float = NOW) -> list[tuple[State, tuple[str, ...]]]:
-        return [(row.state, row.job.paths) for row in self.queue.jobs(now) if row.job.slug == slug]
-
-    def document(self, slug: str, now: float = NOW) -> dict[str, Any]:
-        (row,) = (row for row in self.queue.jobs(now) if row.job.slug == slug)
-        return row.document

@@ -1,8 +1,7 @@
-"""A real receiver of webhooks, which does what it is told to each POST, and remembers what came."""
+"""A real receiver of webhooks: answers each POST as the test says, and records it."""
 
 from __future__ import annotations
 
-import socket
 import ssl
 import threading
 from collections import deque
@@ -107,11 +106,10 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def receiving(certificate: Path | None = None, *, family: int = socket.AF_INET) -> Iterator[Receiver]:
+def receiving(certificate: Path | None = None) -> Iterator[Receiver]:
     """A receiver on this machine; by TLS with a certificate."""
     handler = type("Handler", (_Handler,), {})
-    server_class = type("Server", (_Server,), {"address_family": family})
-    server = server_class(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0), handler)
+    server = _Server(("127.0.0.1", 0), handler)
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)

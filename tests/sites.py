@@ -22,6 +22,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -214,6 +216,12 @@ def _template() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     Site(folder)._begin()  # noqa: SLF001 - of this module
     return folder
+
+
+def children() -> list[psutil.Process]:
+    """Return the processes that this one started, without the Postgres of other tests."""
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if process.name() != "postgres"]
 
 
 def eventually(condition: Callable[[], object], *, within: float = 20.0) -> None:

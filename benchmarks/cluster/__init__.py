@@ -1,1 +1,1 @@
-"""What a cluster costs, beside a job engine that publishes job by job, and beside a bare loop over rows."""
+"""Benchmarks of the cluster, beside Procrastinate in the same Postgres."""

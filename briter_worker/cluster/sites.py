@@ -1,6 +1,6 @@
-"""The register of a cluster's sites: where each is published to, and what it has of its own.
+"""The register of a cluster's sites: where each is published to, and its own settings.
 
-A site's row outlives what is published through it; what is taken out of the register is gone with its jobs.
+The row of a removed site stays, so that the site's fencing token goes on counting.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import dict_row
 
-from briter_worker.accepted import SITE_NAME
-from briter_worker.cluster.remotes import checked_credentials, checked_remote
-from briter_worker.errors import UsageError, for_people
+from briter_worker.cluster.remotes import check_credentials, check_remote
+from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.job import format_time
 from briter_worker.ports import Pause
-from briter_worker.queues.postgres import contents, tokens
+from briter_worker.queues.postgres.fencing import SiteMissingError
+from briter_worker.redaction import one_line
+from briter_worker.setting_types import SITE_NAME
 from briter_worker.settings import for_site
 
 if TYPE_CHECKING:
@@ -26,30 +27,39 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Connection, Database
     from briter_worker.settings import Settings
 
-
-_SILENCE = 15.0
-"""Seconds after which a host that has not shown that it lives is not counted."""
-
-
-class SiteError(Exception):
-    """What was asked of the register cannot be done; the text says why, and what to do instead."""
-
-
-class UnknownSiteError(SiteError):
-    """There is no such site."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            for_people(
-                f"there is no site {name!r}. Fix: briter-worker site list names them all, "
-                "and briter-worker site add makes one"
-            )
-        )
+_ALIVE_S = 15.0
+"""A node without a heartbeat for so long is not counted."""
+_OWN_ARGUMENTS = {"gitBranch": "--branch", "adapter": "--adapter", "allowedPaths": "--allow"}
+# Counts of a site's jobs by state.
+_SUMMARIES = """
+SELECT s.*, c.failure, c.condition, c.fix,
+  coalesce(n.pending, 0) AS pending, coalesce(n.retrying, 0) AS retrying, coalesce(n.tried, 0) AS tried,
+  coalesce(n.scheduled, 0) AS scheduled, coalesce(n.claimed, 0) AS claimed, coalesce(n.failed, 0) AS dead,
+  n.oldest
+FROM sites s
+LEFT JOIN conditions c ON c.site = s.name AND c.failure IS NOT NULL
+LEFT JOIN (
+  SELECT site,
+    count(*) FILTER (WHERE state = 'pending' AND NOT tried AND due_at <= %(now)s) AS pending,
+    count(*) FILTER (
+      WHERE state = 'pending' AND NOT tried AND due_at > %(now)s AND scheduled_for <= %(now)s
+    ) AS retrying,
+    count(*) FILTER (WHERE state = 'pending' AND tried AND scheduled_for <= %(now)s) AS tried,
+    count(*) FILTER (WHERE state = 'pending' AND scheduled_for > %(now)s) AS scheduled,
+    count(*) FILTER (WHERE state = 'claimed') AS claimed,
+    count(*) FILTER (WHERE state = 'failed') AS failed,
+    min(greatest(created_at, scheduled_for))
+      FILTER (WHERE state <> 'failed' AND scheduled_for <= %(now)s) AS oldest
+  FROM publications GROUP BY site
+) n ON n.site = s.name
+WHERE NOT s.removed
+ORDER BY s.name
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One site, as it stands in the database. What is None or not in `settings` is as the worker's is."""
+    """One site, as the database has it. What is absent from `settings` is as the node's settings say."""
 
     name: str
     remote: str
@@ -57,16 +67,33 @@ class Site:
     adapter: str
     allowed: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of its own, in the keys of config.json."""
+    """The site's own settings, with the keys of config.json."""
     credentials: Mapping[str, str] | None = None
-    """Where each worker finds what opens the remote; never the credential itself."""
+    """Where each node finds the credentials of the remote; never the credentials."""
     created_at: float = 0.0
     paused: Pause | None = None
     tip: str | None = None
-    """The remote branch's commit, as the last publication left it."""
+    """The remote branch's commit after the last publication."""
 
-    def as_json(self) -> dict[str, Any]:
-        """For programs, in camelCase."""
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Site:
+        """Return the site of a row of the table."""
+        pause = row["paused"]
+        return cls(
+            name=row["name"],
+            remote=row["remote"],
+            branch=row["branch"],
+            adapter=row["adapter"],
+            allowed=tuple(row["allowed"]),
+            settings=row["settings"],
+            credentials=row["credentials"] or None,
+            created_at=row["created_at"],
+            paused=pause and Pause(pause["since"], pause.get("until"), pause.get("reason", "")),
+            tip=row["tip"],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the site for programs, in camelCase."""
         return {
             "name": self.name,
             "remote": self.remote,
@@ -81,79 +108,120 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How much waits in a site."""
+class SiteSummary:
+    """One site among many: its jobs by state, and its condition."""
 
     site: Site
-    waiting: int
+    pending: int
+    scheduled: int
+    retrying: int
+    tried: int
     claimed: int
     failed: int
     oldest: float | None
-    """When what waits longest, and is due, was saved or became due."""
+    """When the job that waits longest was saved, or became due."""
+    failure: str | None = None
+    condition: str | None = None
+    fix: str = ""
+    paused: Pause | None = None
+    """The pause, if it is active."""
 
-    def as_json(self) -> dict[str, Any]:
-        """For programs, in camelCase."""
-        since = None if self.oldest is None else format_time(self.oldest)
-        counts = {"waiting": self.waiting, "claimed": self.claimed, "failed": self.failed}
-        return {**self.site.as_json(), "jobs": counts, "waitingSince": since}
+    @property
+    def name(self) -> str:
+        """Return the site's name."""
+        return self.site.name
+
+    @property
+    def jobs(self) -> dict[str, int]:
+        """Return the number of jobs in each state."""
+        states = ("pending", "scheduled", "retrying", "tried", "claimed", "failed")
+        return {state: getattr(self, state) for state in states}
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of jobs that are neither in flight nor failed."""
+        return self.pending + self.scheduled + self.retrying + self.tried
+
+    @property
+    def has_trouble(self) -> bool:
+        """Return True if the site needs attention."""
+        return self.failure is not None or self.failed > 0 or self.retrying > 0
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        """Return the summary for programs, in camelCase."""
+        pause = self.paused
+        until = None if pause is None or pause.until is None else format_time(pause.until)
+        return {
+            "name": self.site.name,
+            "remote": self.site.remote,
+            "branch": self.site.branch,
+            "jobs": self.jobs,
+            "oldestWaitingSeconds": None if self.oldest is None else max(0.0, now - self.oldest),
+            "paused": pause
+            and {"since": format_time(pause.since), "until": until, "reason": pause.reason or None},
+            "condition": self.condition,
+            "failure": self.failure,
+            "fix": self.fix or None,
+        }
 
 
-def settings_of(site: Site, worker: Settings) -> Settings:
-    """The worker's settings with the site's own over them. Raises UsageError."""
+def settings_of(site: Site, node: Settings) -> Settings:
+    """Return the node's settings with the site's own laid over them. Raises UsageError."""
     own = {
         **site.settings,
         "gitBranch": site.branch,
         "adapter": site.adapter,
         "allowedPaths": list(site.allowed),
     }
-    return replace(for_site(worker, own, source=f"the site {site.name}"), site=site.name)
+    settings = for_site(node, own, source=f"the site {site.name}")
+    return settings.model_copy(update={"site": site.name})
 
 
-def checked(site: Site, worker: Settings) -> Site:
-    """The site, if a worker could work with it. Raises UsageError, which says what is accepted."""
+def check_site(site: Site, node: Settings) -> Site:
+    """Return the site if a node can work with it. Raises UsageError, which says what is accepted."""
     if not re.fullmatch(SITE_NAME, site.name):
         raise UsageError(
-            for_people(
-                f"{site.name!r} is no name of a site; accepted: up to 100 letters and digits, "
-                "and after the first also . _ and -"
-            )
+            f"{site.name!r} is no name of a site; accepted: up to 100 letters and digits, "
+            "and after the first also . _ and -"
         )
-    remote = checked_remote(site.remote)
-    if taken := sorted({"gitBranch", "adapter", "allowedPaths"} & site.settings.keys()):
-        raise UsageError(f"{', '.join(taken)}: given by --branch, --adapter and --allow")
-    settings_of(site, worker)
-    return replace(site, credentials=checked_credentials(remote, site.credentials))
+    check_remote(site.remote)
+    if taken := [key for key in _OWN_ARGUMENTS if key in site.settings]:
+        raise UsageError(
+            f"{', '.join(taken)} cannot be set with --set",
+            f"use {', '.join(_OWN_ARGUMENTS[key] for key in taken)}",
+        )
+    settings_of(site, node)
+    return replace(site, credentials=check_credentials(site.remote, site.credentials))
 
 
-def add(database: Database, site: Site, worker: Settings) -> None:
-    """Have it in the register. Raises UsageError, and SiteError when there is one of that name."""
-    site = checked(site, worker)
+def add(database: Database, site: Site, node: Settings) -> None:
+    """Register the site. Raises UsageError, and DeclinedError when there is one of that name."""
+    site = check_site(site, node)
     with database.transaction() as connection:
-        made = connection.execute(
+        added = connection.execute(
             "INSERT INTO sites (name, remote, branch, adapter, allowed, settings, credentials, created_at)"
             " VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
-            # One that was removed left its row, so that its fence goes on counting.
             " ON CONFLICT (name) DO UPDATE SET remote = excluded.remote, branch = excluded.branch,"
             " adapter = excluded.adapter, allowed = excluded.allowed, settings = excluded.settings,"
             " credentials = excluded.credentials, created_at = excluded.created_at, removed = false,"
             " paused = NULL, tip = NULL WHERE sites.removed RETURNING name",
             (site.name, *_columns(site), site.created_at),
         ).fetchone()
-    if made is None:
-        raise SiteError(
-            f"there is a site {site.name!r} already: briter-worker site change {site.name} alters it"
+    if added is None:
+        raise DeclinedError(
+            f"there is a site {site.name!r} already", f"briter-worker site change {site.name} alters it"
         )
 
 
-def change(database: Database, site: Site, worker: Settings) -> None:
-    """Put this in the place of the site of that name, from its next publication on."""
-    site = checked(site, worker)
+def change(database: Database, site: Site, node: Settings) -> None:
+    """Replace the site of that name, from its next publication on."""
+    site = check_site(site, node)
     with database.transaction() as connection:
         row = connection.execute(
             "SELECT remote, branch FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (site.name,)
         ).fetchone()
         if row is None:
-            raise UnknownSiteError(site.name)
+            raise SiteMissingError(site.name)
         connection.execute(
             "UPDATE sites SET remote = %s, branch = %s, adapter = %s, allowed = %s, settings = %s,"
             " credentials = %s WHERE name = %s",
@@ -164,94 +232,86 @@ def change(database: Database, site: Site, worker: Settings) -> None:
 
 
 def _forget_published(connection: Connection, name: str) -> None:
-    """What was published is elsewhere. Whoever has the site in hand loses it."""
+    """Drop what is known of the old remote, and fence off a node that still publishes to it."""
     connection.execute("UPDATE sites SET tip = NULL, token = token + 1 WHERE name = %s", (name,))
-    for table in (b"versions", b"starts", b"start_contents", b"conditions"):
+    for table in (b"published", b"base_versions", b"conditions", b"plans"):
         connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
 
 def get(database: Database, name: str) -> Site:
-    """The site of that name. Raises UnknownSiteError."""
-    with database.asking() as connection:
+    """Return the site of that name. Raises SiteMissingError."""
+    with database.connection() as connection:
         rows = connection.cursor(row_factory=dict_row)
         row = rows.execute("SELECT * FROM sites WHERE name = %s AND NOT removed", (name,)).fetchone()
     if row is None:
-        raise UnknownSiteError(name)
-    return _site(row)
+        raise SiteMissingError(name)
+    return Site.from_row(row)
 
 
-def take(database: Database, name: str, worker: str) -> tuple[Site, int]:
-    """The site of that name, from now on this worker's, and what proves it. Raises LockLostError."""
-    row = tokens.taken(database, name, worker)
-    return _site(row), row["token"]
+def summaries(database: Database, now: float) -> list[SiteSummary]:
+    """Return every site by name, with its jobs and its condition."""
+    with database.connection() as connection:
+        rows = connection.cursor(row_factory=dict_row).execute(_SUMMARIES, {"now": now}).fetchall()
+    return [_summary(row, now) for row in rows]
 
 
-def standings(database: Database, now: float) -> list[Standing]:
-    """Every site, by name, with what waits in it."""
-    with database.transaction() as connection:
-        rows = connection.cursor(row_factory=dict_row).execute(
-            "SELECT sites.*, waiting, claimed, failed, oldest FROM sites LEFT JOIN ("
-            "SELECT site, count(*) FILTER (WHERE state IN ('waiting', 'tried')) AS waiting,"
-            " count(*) FILTER (WHERE state = 'claimed') AS claimed,"
-            " count(*) FILTER (WHERE state = 'failed') AS failed,"
-            " min(greatest(created_at, scheduled_for))"
-            "   FILTER (WHERE state IN ('waiting', 'tried') AND coalesce(scheduled_for, 0) <= %s) AS oldest"
-            " FROM publications GROUP BY site) AS counted ON counted.site = sites.name"
-            " WHERE NOT removed ORDER BY name",
-            (now,),
-        )
-        return [
-            Standing(_site(row), row["waiting"] or 0, row["claimed"] or 0, row["failed"] or 0, row["oldest"])
-            for row in rows
-        ]
+def _summary(row: Mapping[str, Any], now: float) -> SiteSummary:
+    site = Site.from_row(row)
+    counts = {state: row[state] for state in ("pending", "scheduled", "retrying", "tried", "claimed")}
+    return SiteSummary(
+        site,
+        **counts,
+        failed=row["dead"],
+        oldest=row["oldest"],
+        failure=row["failure"],
+        condition=None if row["condition"] is None else one_line(row["condition"]),
+        fix=row["fix"] or "",
+        paused=site.paused if site.paused is not None and site.paused.is_active(now) else None,
+    )
 
 
-def hosts(database: Database) -> int:
-    """How many hosts have lately shown that they live."""
-    with database.transaction() as connection:
+def count_nodes(database: Database) -> int:
+    """Return how many nodes have a recent heartbeat."""
+    with database.connection() as connection:
         row = connection.execute(
             "SELECT count(*) FROM procrastinate_workers"
             " WHERE last_heartbeat > now() - make_interval(secs => %s)",
-            (_SILENCE,),
+            (_ALIVE_S,),
         ).fetchone()
     return int(row[0]) if row else 0
 
 
 def published_at(database: Database, name: str) -> float:
-    """When something of the site's was published last; 0 when nothing was."""
-    with database.transaction() as connection:
-        row = connection.execute("SELECT max(published_at) FROM versions WHERE site = %s", (name,)).fetchone()
+    """Return when something of the site was published last; 0 when nothing was."""
+    with database.connection() as connection:
+        row = connection.execute(
+            "SELECT max(published_at) FROM published WHERE site = %s", (name,)
+        ).fetchone()
     return float(row[0] or 0.0) if row else 0.0
 
 
 def remove(database: Database, name: str, *, discard: bool) -> None:
-    """Take it out of the register; jobs it still has only with `discard`, which deletes them.
+    """Unregister the site; `discard` deletes the jobs that it still has.
 
-    A worker that has it in hand loses it: what it has not pushed yet, it will not push.
+    A node that publishes the site loses it, and pushes nothing more.
     """
     with database.transaction() as connection:
         known = connection.execute(
             "SELECT 1 FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (name,)
         ).fetchone()
         if known is None:
-            raise UnknownSiteError(name)
-        jobs = connection.execute("SELECT id FROM publications WHERE site = %s", (name,)).fetchall()
-        if jobs and not discard:
-            raise SiteError(
-                f"the site {name} still has {len(jobs)} jobs: let them be published, move them "
-                f"(briter-worker export --site {name}), or delete them with --discard"
+            raise SiteMissingError(name)
+        counted = connection.execute("SELECT count(*) FROM publications WHERE site = %s", (name,)).fetchone()
+        if counted and counted[0] and not discard:
+            raise DeclinedError(
+                f"the site {name} still has {counted[0]} jobs",
+                "let them be published, move them with "
+                f"briter-worker export --site {name}, or delete them with --discard",
             )
         connection.execute("UPDATE sites SET removed = true WHERE name = %s", (name,))
         _forget_published(connection, name)
-        connection.execute("DELETE FROM superseded WHERE site = %s", (name,))
-        connection.execute("DELETE FROM batches WHERE site = %s", (name,))
-        blobs = connection.execute(
-            "SELECT DISTINCT blob FROM delivered JOIN publications ON id = publication"
-            " WHERE site = %s AND blob IS NOT NULL",
-            (name,),
-        ).fetchall()
-        connection.execute("DELETE FROM publications WHERE site = %s", (name,))
-        contents.forget(connection, [blob for (blob,) in blobs])
+        for table in (b"superseded", b"publications"):
+            connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
 
 def _columns(site: Site) -> tuple[object, ...]:
@@ -262,20 +322,4 @@ def _columns(site: Site) -> tuple[object, ...]:
         list(site.allowed),
         json.dumps(dict(site.settings)),
         json.dumps(dict(site.credentials or {})),
-    )
-
-
-def _site(row: Mapping[str, Any]) -> Site:
-    pause = row["paused"]
-    return Site(
-        name=row["name"],
-        remote=row["remote"],
-        branch=row["branch"],
-        adapter=row["adapter"],
-        allowed=tuple(row["allowed"]),
-        settings=row["settings"],
-        credentials=row["credentials"] or None,
-        created_at=row["created_at"],
-        paused=None if pause is None else Pause(pause["since"], pause.get("until"), pause.get("reason", "")),
-        tip=row["tip"],
     )

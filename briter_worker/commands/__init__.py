@@ -1,68 +1,63 @@
-"""What each command does. Heavy imports wait until a command needs them."""
+"""The commands: one file per group. Here is what they share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from briter_worker.errors import UsageError
+from briter_worker.settings import load_settings
+from briter_worker.wiring import open_database
 
 if TYPE_CHECKING:
     from briter_worker.settings import Settings
 
-
-class DeclinedError(Exception):
-    """What was asked for cannot be done; the text says why: exit 1, one line."""
-
-
-def read_settings() -> Settings:
-    """The configuration. Raises UsageError."""
-    from briter_worker.settings import load_settings  # noqa: PLC0415
-
-    return load_settings()
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Wanted = Annotated[str, typer.Argument(metavar="ID-or-SLUG", help="Job id or post slug.")]
+SiteOption = Annotated[
+    str | None,
+    typer.Option("--site", metavar="NAME", help="Site to act on (cluster only). [env: BRITER_SITE]"),
+]
 
 
 def read_site(site: str | None) -> Settings:
-    """The configuration of one site: in a cluster, with what it has of its own.
+    """Return the configuration of one site; in a cluster, with the site's own values.
 
-    Raises UsageError, and DeclinedError when there is no such site.
+    Raises UsageError, and DeclinedError if there is no such site.
     """
-    settings = read_settings()
+    settings = load_settings()
     if not settings.database_url:
         if site is not None:
             raise UsageError(
-                "--site goes with a cluster, and there is none: BRITER_DATABASE_URL is not set, so the only "
-                f"site is that of {settings.storage_root}. Fix: leave --site out, or set BRITER_DATABASE_URL"
+                f"BRITER_DATABASE_URL is not set, so that the only site is that of {settings.storage_root}",
+                "leave --site out, or set BRITER_DATABASE_URL for a cluster",
             )
         return settings
     name = site or settings.site
     if not name:
         raise UsageError(
-            "which site? Fix: --site NAME or BRITER_SITE; briter-worker site list names them all"
+            "no site was given", "use --site NAME or BRITER_SITE; briter-worker site list shows the names"
         )
-    from briter_worker.cluster import sites  # noqa: PLC0415 - for a cluster only
-    from briter_worker.wiring import open_database  # noqa: PLC0415
+    from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
-    try:
-        return sites.settings_of(sites.get(open_database(settings), name), settings)
-    except sites.SiteError as error:
-        raise DeclinedError(str(error)) from None
+    return sites.settings_of(sites.get(open_database(settings), name), settings)
 
 
-def read_cluster(what: str) -> Settings:
-    """The configuration, for what only a cluster has. Raises UsageError."""
-    settings = read_settings()
+def read_cluster(command: str) -> Settings:
+    """Return the configuration for a command that only a cluster has. Raises UsageError."""
+    settings = load_settings()
     if not settings.database_url:
         raise UsageError(
-            f"{what} is for a cluster, and there is none. Fix: set BRITER_DATABASE_URL, such as "
-            "postgresql://db.example.org/briter"
+            f"{command} is for a cluster, and there is none",
+            "set BRITER_DATABASE_URL, such as postgresql://db.example.org/briter",
         )
     return settings
 
 
-def wake(settings: Settings) -> None:
-    """Have the site's jobs looked at at once; beside a folder, the worker watches it."""
+def wake_worker(settings: Settings) -> None:
+    """Have the site's queue looked at now. On disk, the worker notices changed files by itself."""
     if settings.database_url:
-        from briter_worker.cluster import waking  # noqa: PLC0415 - for a cluster only
-        from briter_worker.wiring import open_database  # noqa: PLC0415
+        from briter_worker.queues.postgres.producer import wake_sites  # noqa: PLC0415 - the extra [postgres]
 
-        waking.wake(open_database(settings), [settings.site])
+        wake_sites(open_database(settings), [settings.site])

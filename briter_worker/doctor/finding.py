@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""One finding: what was checked, its state, and one fix."""
 
 from __future__ import annotations
 
@@ -6,65 +6,63 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import PublishError, for_people
+from briter_worker.errors import FixableError, PublishError, os_error_fix, os_error_text
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 class State(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """Posts can be published, but not all, not for long, or not as was meant."""
+    """Posts can be published, with a restriction."""
     ERROR = "error"
-    """No post can be published until it is mended."""
+    """No post can be published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, how it is, and what to do about it. Safe to show."""
+    """One result of the doctor. Message and fix are safe to show."""
 
     check: str
     state: State
     message: str
     fix: str | None = None
 
-    def as_json(self) -> dict[str, str | None]:
-        """For programs."""
+    def to_json(self) -> dict[str, str | None]:
+        """Return the finding for programs."""
         return {"check": self.check, "state": self.state.value, "message": self.message, "fix": self.fix}
 
 
 def ok(check: str, message: str) -> Finding:
-    """All is well."""
-    return Finding(check, State.OK, for_people(message))
+    """Return a finding without a problem."""
+    return Finding(check, State.OK, one_line(message))
 
 
 def warning(check: str, message: str, fix: str) -> Finding:
-    """Publishing works, with this caveat."""
-    return Finding(check, State.WARNING, for_people(message), for_people(fix))
+    """Return a finding that restricts publishing."""
+    return Finding(check, State.WARNING, one_line(message), one_line(fix))
 
 
 def error(check: str, message: str, fix: str) -> Finding:
-    """Nothing can be published."""
-    return Finding(check, State.ERROR, for_people(message), for_people(fix))
+    """Return a finding that stops publishing."""
+    return Finding(check, State.ERROR, one_line(message), one_line(fix))
 
 
-def refused(check: str, failure: PublishError) -> Finding:
-    """What would fail every publication, in the words in which it would."""
-    message, _, fix = failure.text.partition(" Fix: ")
-    return error(check, message.rstrip("."), fix or "see the message")
+def from_failure(check: str, failure: PublishError | FixableError | OSError) -> Finding:
+    """Return the finding for a failure that every publication would meet."""
+    message = os_error_text(failure) if isinstance(failure, OSError) else failure.message
+    fix = getattr(failure, "fix", "") or (os_error_fix(failure) if isinstance(failure, OSError) else "")
+    return error(check, message, fix or "see the message")
 
 
-def tried(check: str, look: Callable[[], str]) -> Finding:
-    """What `look` says is well, or the failure that it raises."""
+def attempt(check: str, look: Callable[[], object], message: str) -> Finding:
+    """Return a finding without a problem, or the failure that `look` raises."""
     try:
-        return ok(check, look())
-    except PublishError as failure:
-        return refused(check, failure)
-    except OSError as problem:
-        where = f" ({problem.filename})" if problem.filename else ""
-        return error(
-            check, f"{problem.strerror or problem}{where}", "give the worker's user access, or mend the disk"
-        )
+        look()
+    except (PublishError, FixableError, OSError) as failure:
+        return from_failure(check, failure)
+    return ok(check, message)

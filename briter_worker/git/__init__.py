@@ -1,8 +1,19 @@
-"""Git: the publisher and what it is made of."""
+"""Publish through git: one worker, one branch, one remote.
 
+GitPython hands on the whole environment of this process, and obeys some of it itself. So variables of git are
+deleted before it is loaded.
+"""
+
+import logging
 import os
 
-# GitPython runs git as it is imported: never one that lies in the current folder, which may be the site's.
-_path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-if not all(map(os.path.isabs, _path)):
-    os.environ["PATH"] = os.pathsep.join(filter(os.path.isabs, _path)) or os.defpath
+INHERITED = tuple(name for name in os.environ if name.startswith("GIT_"))
+"""Variables of git in the environment of this process, which the worker does not use."""
+for _name in INHERITED:
+    del os.environ[_name]
+# GitPython would run the first git in PATH as it is loaded, and that may be one of the work tree.
+os.environ |= {"GIT_PYTHON_REFRESH": "quiet", "GIT_PYTHON_GIT_EXECUTABLE": "/nonexistent/git"}
+
+# GitPython logs git's output, which may hold credentials; without a handler Python prints such entries.
+logging.getLogger("git").addHandler(logging.NullHandler())
+logging.getLogger("git").propagate = False

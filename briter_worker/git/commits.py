@@ -1,28 +1,20 @@
-"""Writes blobs and commits: a whole batch with one git process.
-
-Nothing is written until the first blob or commit, so a batch without changes costs no process.
-"""
+"""Commits: write a batch of them with one `git fast-import`, and find the worker's own ones again."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from briter_worker.git.growing import Growing
-from briter_worker.git.packing import BLOB, COMMIT, Pack
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from briter_worker.git.command import Commands
-    from briter_worker.git.objects import Entry, Objects
+    from briter_worker.git.run import Git
 
-
-_TELL_EVERY = 100
-
-
-def _untold(_phase: str, _done: int, _total: int) -> None:
-    """Nobody wants to know how far it is."""
+_SHA1_DIGITS = 40
+_PROGRESS_STEP = 100
+_COMMIT = "\x01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,66 +25,129 @@ class Person:
     email: str
 
     def line(self, now: float) -> bytes:
-        """Name, address and moment, in git's raw format."""
-        return f"{self.name} <{self.email}> {int(now)} +0000".encode()
+        """Return name, address and time in git's raw format."""
+        return f"{self} {int(now)} +0000".encode()
+
+    def __str__(self) -> str:
+        """Return name and address, as git shows them."""
+        return f"{self.name} <{self.email}>"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a commit. `content` is given where the repository may lack the blob."""
+
+    mode: str
+    blob: str
+    content: bytes | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit to write. `entries` maps each path to what it becomes; None deletes it."""
+    """A commit to write. `files` maps each changed path to its new file; None deletes the path."""
 
     message: bytes
     author: bytes
     committer: bytes
-    entries: Mapping[str, Entry | None]
+    files: Mapping[str, File | None]
 
 
-class Writer:
-    """Writes blobs and commits into the repository; no ref points to them yet."""
+@dataclass(frozen=True, slots=True)
+class OwnCommit:
+    """A commit of the worker's on the remote, and the blobs of each path before and after it."""
 
-    def __init__(
-        self, commands: Commands, *, tip: str, progress: Callable[[str, int, int], None] = _untold
-    ) -> None:
-        self._progress = progress
-        self._commands = commands
-        self._pack = Pack(commands, len(tip) // 2)
+    sha: str
+    message: bytes
+    blobs: Mapping[str, tuple[str | None, str | None]]
 
-    def hash(self, content: bytes) -> str:
-        """The name that git gives this content."""
-        return self._pack.name(BLOB, content)
 
-    def blob(self, sha: str, content: bytes) -> None:
-        """Store a content under its name; the same content is sent once."""
-        if not self._pack.has(sha):
-            self._pack.add(sha, BLOB, content)
+def blob_id(content: bytes, like: str) -> str:
+    """Return git's object id of a file's content; `like` is any id of the same repository."""
+    kind = hashlib.sha1 if len(like) == _SHA1_DIGITS else hashlib.sha256
+    digest = kind(b"blob %d\0" % len(content), usedforsecurity=False)
+    digest.update(content)
+    return digest.hexdigest()
 
-    def commits(self, objects: Objects, parent: str, commits: Sequence[Commit]) -> list[str]:
-        """Write the commits, one upon the other; their names, in order.
 
-        Blobs and commits are durable when it returns.
-        """
-        tree = Growing(objects, self._pack, objects.tree(parent).sha)
-        names: list[str] = []
-        for done, commit in enumerate(commits):
-            if done % _TELL_EVERY == 0:
-                self._progress("commit", done, len(commits))
-            content = b"tree %s\nparent %s\nauthor %s\ncommitter %s\n\n%s" % (
-                tree.commit(commit.entries).encode(),
-                (names[-1] if names else parent).encode(),
-                commit.author,
-                commit.committer,
-                commit.message,
-            )
-            names.append(self._pack.name(COMMIT, content))
-            self._pack.add(names[-1], COMMIT, content)
-        self.close()
-        self._progress("commit", len(commits), len(commits))
-        return names
+def write_commits(
+    git: Git,
+    commits: Sequence[Commit],
+    *,
+    parent: str,
+    ref: str,
+    progress: Callable[[str, int, int], None],
+) -> list[str]:
+    """Write the commits on top of `parent`, point `ref` at the last one, and return their ids in order.
 
-    def close(self) -> None:
-        """What was sent is durable, and can be read, when it returns."""
-        self._pack.send()
+    Commits, trees, blobs and the ref are durable when this returns. Raises PublishError.
+    """
+    names: list[str] = []
+    # With core.ignoreCase, fast-import would write a file to another one whose name differs in case only.
+    command = ("-c", "core.ignoreCase=false", "fast-import", "--quiet", "--done")
+    with git.open(*command, what="the commits could not be written") as process:
+        send, answers = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+        for number, commit in enumerate(commits, start=1):
+            if number % _PROGRESS_STEP == 1:
+                progress("commit", number - 1, len(commits))
+            _send_commit(send, commit, ref=ref, mark=number, parent="" if names else parent)
+            name = answers.readline().decode().strip()
+            if not name:
+                raise EOFError
+            names.append(name)
+        send.write(b"done\n")
+    progress("commit", len(commits), len(commits))
+    return names
 
-    def give_up(self) -> None:
-        """Forget what has not been written."""
-        self._pack.give_up()
+
+def _send_commit(send: IO[bytes], commit: Commit, *, ref: str, mark: int, parent: str) -> None:
+    send.write(b"commit %s\nmark :%d\n" % (ref.encode(), mark))
+    send.write(b"author %s\ncommitter %s\n" % (commit.author, commit.committer))
+    _send_data(send, commit.message)
+    if parent:
+        send.write(b"from %s\n" % parent.encode())
+    # Deletions first, because a file may take a folder's place.
+    for path, file in sorted(commit.files.items(), key=lambda item: item[1] is not None):
+        if file is None:
+            send.write(b"D %s\n" % _quote(path))
+        elif file.content is None:
+            send.write(b"M %s %s %s\n" % (file.mode.encode(), file.blob.encode(), _quote(path)))
+        else:
+            send.write(b"M %s inline %s\n" % (file.mode.encode(), _quote(path)))
+            _send_data(send, file.content)
+    send.write(b"\nget-mark :%d\n" % mark)
+    send.flush()
+
+
+def _send_data(send: IO[bytes], data: bytes) -> None:
+    send.write(b"data %d\n" % len(data))
+    send.write(data)
+    send.write(b"\n")
+
+
+def _quote(path: str) -> bytes:
+    escaped = os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
+    return b'"%s"' % escaped
+
+
+def read_own_commits(git: Git, since: str, tip: str, identity: Person) -> list[OwnCommit]:
+    """Return the commits between `since` and `tip` whose committer is the worker, oldest first."""
+    out = git.run(
+        *("log", "--reverse", "--topo-order", "--no-merges", "--raw", "-z", "--no-renames", "--no-abbrev"),
+        *("--encoding=UTF-8", "--fixed-strings", f"--committer={identity}", f"--format={_COMMIT}%H%n%B"),
+        *(f"{since}..{tip}", "--"),
+        what="the remote's new commits could not be read",
+    )
+    found: list[OwnCommit] = []
+    blobs: dict[str, tuple[str | None, str | None]] = {}
+    fields = iter(out.split(b"\0"))
+    for part in fields:
+        text = part.lstrip(b"\n")
+        if text.startswith(_COMMIT.encode()):
+            sha, _, message = text[1:].partition(b"\n")
+            blobs = {}
+            found.append(OwnCommit(sha.decode(), message.strip(), blobs))
+        elif text.startswith(b":"):
+            old_mode, new_mode, old, new, _ = text[1:].decode().split(" ")
+            path = os.fsdecode(next(fields))
+            blobs[path] = (old if old_mode.strip("0") else None, new if new_mode.strip("0") else None)
+    return found

@@ -1,40 +1,62 @@
-"""The work tree's folders and files, opened part by part without ever following a link."""
+"""Open a work tree's folders and files part by part, without ever following a link."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from briter_worker.allowlist import PathRefusedError
+from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_fix, os_error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
-_OPEN_AT_ONCE = 64
-_NO_NAMES = frozenset({"", ".", ".."})
+    from briter_worker.allowlist import Allowlist
+
+_MAX_OPEN = 64
+_NOT_NAMES = frozenset({"", ".", ".."})
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_ACCESS = frozenset({errno.EACCES, errno.EPERM})
+"""Says something about one file; any other error that has a fix says something about the machine."""
+TRIES = 5
+PAUSE_S = 0.02
+_PIECE = 1 << 20
+
+
+class Stamp(NamedTuple):
+    """Distinguishes the states of a file."""
+
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+    mode: int
 
 
 class Refused(Exception):  # noqa: N818 - a decision, not an error
-    """What is there may not be published. `reason` says why, and what to do."""
+    """Refuse to publish what lies at a path. `reason` says why, and what to do."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(reason)
 
     @classmethod
-    def of(cls, mode: int) -> Refused:
-        """The refusal of what is neither a file nor a folder."""
+    def for_mode(cls, mode: int) -> Refused:
+        """Return the refusal of what is neither a file nor a folder."""
         if stat.S_ISLNK(mode):
             return cls("it is, or is below, a symbolic link; put the file itself there")
         return cls("it is no regular file; put a regular file there")
 
 
 class Folders:
-    """Folders of one work tree, kept open while a batch is staged. Close it after."""
+    """Folders of one work tree, kept open during a batch. Close it afterwards."""
 
     def __init__(self, root: Path) -> None:
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -42,11 +64,11 @@ class Folders:
 
     def close(self) -> None:
         """Close every folder."""
-        self._forget()
+        self._close_all()
         os.close(self._root)
 
     def open(self, folder: str) -> int:
-        """The descriptor of a folder, valid until the next call.
+        """Return the descriptor of a folder, valid until the next call.
 
         Raises Refused for a link, a special file, a nested repository or a way out of the work tree;
         FileNotFoundError or NotADirectoryError where there is no such folder.
@@ -57,31 +79,21 @@ class Folders:
         if known is not None:
             return known
         parent, _, name = folder.rpartition("/")
-        if name in _NO_NAMES:
+        if name in _NOT_NAMES:
             raise Refused("it has an empty part, or a part . or .., in it; write it in full")
-        above = self.open(parent)
+        fd = _open_at(self.open(parent), name, _FOLDER)
         try:
-            fd = os.open(name, _FOLDER, dir_fd=above)
-        except OSError:
-            mode = kind_of(above, name)
-            if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                raise Refused.of(mode) from None
-            raise
-        if _is_repository(fd):
+            _check_folder(fd, folder)
+        except Refused:
             os.close(fd)
-            raise Refused("it is inside a nested repository; publish it from there")
-        for rules in (".gitignore", ".gitattributes"):
-            mode = kind_of(fd, rules)
-            if mode is not None and stat.S_ISFIFO(mode):
-                os.close(fd)
-                raise Refused(f"{folder}/{rules} is a pipe, on which git would wait for ever; remove that")
-        if len(self._open) >= _OPEN_AT_ONCE:
-            self._forget()
+            raise
+        if len(self._open) >= _MAX_OPEN:
+            self._close_all()
         self._open[folder] = fd
         return fd
 
     def make(self, folder: str) -> int:
-        """As `open`, and what is missing on the way is made."""
+        """Return the descriptor as `open`, and create what is missing on the way."""
         try:
             return self.open(folder)
         except FileNotFoundError:
@@ -90,55 +102,190 @@ class Folders:
                 os.mkdir(name, dir_fd=self.make(parent))
             return self.open(folder)
 
-    def remove(self, folder: str) -> None:
-        """Remove an empty folder. Raises OSError for one that is not empty."""
-        parent, _, name = folder.rpartition("/")
-        os.rmdir(name, dir_fd=self.open(parent))
-        known = self._open.pop(folder, None)
-        if known is not None:
-            os.close(known)  # of what is gone: another folder may get the name
+    def mode(self, path: str) -> int | None:
+        """Return the `st_mode` of what is at the path, a link itself; None where nothing is."""
+        parent, _, name = path.rpartition("/")
+        try:
+            return _mode_at(self.open(parent), name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
-    def listing(self, folder: str) -> list[tuple[str, int]]:
-        """Names and kinds (`st_mode`) of what a folder holds."""
+    def stamp(self, path: str) -> Stamp | None:
+        """Return the state of a file; None where no regular file is."""
+        parent, _, name = path.rpartition("/")
+        try:
+            status = os.stat(name, dir_fd=self.open(parent), follow_symlinks=False)
+        except (OSError, Refused):
+            return None
+        return stamp_of(status) if stat.S_ISREG(status.st_mode) else None
+
+    def list(self, folder: str) -> list[tuple[str, int]]:
+        """Return the names and kinds (`st_mode`) of what a folder holds."""
         with os.scandir(self.open(folder)) as entries:
             return [(entry.name, _kind(entry)) for entry in entries]
 
     @contextmanager
-    def file(self, folder: str, name: str) -> Iterator[int]:
-        """A descriptor of a regular file, for reading."""
-        above = self.open(folder)
-        try:
-            fd = os.open(name, _FILE, dir_fd=above)
-        except OSError:
-            mode = kind_of(above, name)
-            if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                raise Refused.of(mode) from None
-            raise
+    def file(self, path: str) -> Iterator[int]:
+        """Open a regular file for reading; the descriptor is valid inside."""
+        parent, _, name = path.rpartition("/")
+        fd = _open_at(self.open(parent), name, _FILE)
         try:
             mode = os.fstat(fd).st_mode
             if stat.S_ISDIR(mode):
                 raise IsADirectoryError(errno.EISDIR, "a folder took its place meanwhile", name)
             if not stat.S_ISREG(mode):
-                raise Refused.of(mode)
+                raise Refused.for_mode(mode)
             yield fd
         finally:
             os.close(fd)
 
-    def _forget(self) -> None:
+    def read(self, path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
+        """Read a file that holds still. Raises PublishError when it is too large or keeps changing."""
+        for _ in range(TRIES):
+            with self.file(path) as fd:
+                before = os.fstat(fd)
+                check_size(path, before.st_size, max_bytes)
+                content = b"".join(read_pieces(fd, before.st_size + 1))
+                if stamp_of(os.fstat(fd)) == stamp_of(before) and len(content) == before.st_size:
+                    return content, before
+            time.sleep(PAUSE_S)
+        raise changing(path)
+
+    def _close_all(self) -> None:
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
 
 
-def _is_repository(folder: int) -> bool:
-    """Whether it is the top of a work tree, or a bare repository."""
-    return kind_of(folder, ".git") is not None or all(
-        kind_of(folder, name) is not None for name in ("HEAD", "objects", "refs")
-    )
+@dataclass(slots=True)
+class Expansion:
+    """What the declared paths of one job stand for in a work tree."""
+
+    places: dict[str, str] = field(default_factory=dict)
+    """The safe path of each declared path that the allowlist accepts."""
+    files: dict[str, None] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    """Declared paths that are folders."""
+    absent: list[str] = field(default_factory=list)
+    """Declared paths where nothing is."""
+    rejected: dict[str, str] = field(default_factory=dict)
+    """Reasons, by declared path, or by the path below a declared folder."""
+    closed: list[str] = field(default_factory=list)
+    """Those below a declared folder: what the branch has there stays."""
 
 
-def kind_of(folder: int, name: str) -> int | None:
-    """The `st_mode` of what is there, a link itself; None where nothing is."""
+def expand_paths(folders: Folders, allowlist: Allowlist, declared: Collection[str]) -> Expansion:
+    """Find the files that the declared paths stand for. Raises PublishError for an unreadable folder."""
+    found = Expansion()
+    for each in declared:
+        try:
+            path = found.places[each] = allowlist.resolve(each)
+            mode = folders.mode(path)
+            if mode is None:
+                found.absent.append(path)
+            elif stat.S_ISDIR(mode):
+                _expand_folder(folders, allowlist, path, found)
+                found.folders.append(path)
+            elif stat.S_ISREG(mode):
+                found.files[path] = None
+            else:
+                raise Refused.for_mode(mode)
+        except (PathRefusedError, Refused) as refusal:
+            found.rejected[each] = refusal.reason
+        except OSError as error:
+            raise unreadable(each, error) from error
+    return found
+
+
+def _expand_folder(folders: Folders, allowlist: Allowlist, top: str, found: Expansion) -> None:
+    todo = [top]
+    while todo:
+        folder = todo.pop()
+        try:
+            listing = folders.list(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except Refused as refusal:
+            if folder == top:
+                raise
+            found.rejected[folder] = refusal.reason
+            found.closed.append(folder)
+            continue
+        for name, mode in sorted(listing):
+            path = f"{folder}/{name}"
+            try:
+                allowlist.resolve(path)
+                if stat.S_ISDIR(mode):
+                    todo.append(path)
+                elif stat.S_ISREG(mode):
+                    found.files[path] = None
+                else:
+                    raise Refused.for_mode(mode)
+            except (PathRefusedError, Refused) as refusal:
+                found.rejected[path] = refusal.reason
+                found.closed.append(path)
+
+
+def unreadable(path: str, error: OSError | MemoryError) -> PublishError:
+    """Return the failure of one job whose file or folder cannot be read."""
+    if isinstance(error, MemoryError):
+        fix = "make the file smaller, or give the machine more memory"
+        return PublishError(FailureCode.UNSETTLED, f"{path} does not fit into memory", fix)
+    is_of_machine = error.errno in OS_FIXES and error.errno not in _NO_ACCESS
+    code = FailureCode.DISK if is_of_machine else FailureCode.UNSETTLED
+    reason = os_error_text(error, with_path=False)
+    return PublishError(code, f"{path} cannot be read: {reason}", os_error_fix(error))
+
+
+def changing(path: str) -> PublishError:
+    """Return the failure of one job whose file does not hold still."""
+    fix = "write it elsewhere, then rename"
+    return PublishError(FailureCode.UNSETTLED, f"{path} keeps changing while it is read", fix)
+
+
+def check_size(path: str, size: int, max_bytes: int) -> None:
+    """Raise PublishError if a file is larger than allowed."""
+    if size > max_bytes:
+        raise PublishError(
+            FailureCode.TOO_LARGE,
+            f"{path} has {size} bytes, more than the {max_bytes} allowed",
+            "make it smaller, or raise BRITER_WORKER_MAX_FILE_BYTES",
+        )
+
+
+def read_pieces(fd: int, size: int) -> Iterator[bytes]:
+    """Yield the next `size` bytes of a file, or what there is of them."""
+    while size > 0 and (piece := os.read(fd, min(size, _PIECE))):
+        size -= len(piece)
+        yield piece
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """Return the state of a file."""
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode)
+
+
+def _open_at(folder: int, name: str, flags: int) -> int:
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except OSError:
+        mode = _mode_at(folder, name)
+        if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise Refused.for_mode(mode) from None
+        raise
+
+
+def _check_folder(fd: int, folder: str) -> None:
+    bare = ("HEAD", "objects", "refs")
+    if _mode_at(fd, ".git") is not None or all(_mode_at(fd, name) is not None for name in bare):
+        raise Refused("it is inside a nested repository; publish it from there")
+    for rules in (".gitignore", ".gitattributes"):
+        mode = _mode_at(fd, rules)
+        if mode is not None and stat.S_ISFIFO(mode):
+            raise Refused(f"{folder}/{rules} is a pipe, on which git would wait for ever; remove it")
+
+
+def _mode_at(folder: int, name: str) -> int | None:
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -151,13 +298,3 @@ def _kind(entry: os.DirEntry[str]) -> int:
     if entry.is_dir(follow_symlinks=False):
         return stat.S_IFDIR
     return stat.S_IFREG if entry.is_file(follow_symlinks=False) else stat.S_IFIFO
-
-
-def read_all(fd: int, size: int) -> bytes:
-    """The whole file; a file that grows is read to one byte past `size`, which shows."""
-    parts: list[bytes] = []
-    left = size + 1
-    while left > 0 and (part := os.read(fd, min(left, 1 << 22))):
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)

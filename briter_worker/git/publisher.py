@@ -1,304 +1,407 @@
 """The publisher: a transaction whose commit point is the push.
 
-Look, stage, commit aside, push, adopt. Until the push nothing moves in the branch, the index or the work
-tree, so whatever happens before leaves the repository as it was.
+Check, stage, build the commits aside, record the plan, push, follow. Until the push, neither the branch nor
+the index nor the work tree changes, so every failure before it leaves the repository as it was.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from briter_worker.errors import PublishError
-from briter_worker.git.attributes import Attributes
-from briter_worker.git.building import Building, Item
-from briter_worker.git.commits import Person, Writer
-from briter_worker.git.objects import Objects
-from briter_worker.git.pending import has_late_adoption
-from briter_worker.git.place import WorkTree
-from briter_worker.git.remote import Remote
-from briter_worker.git.staging import Staging
-from briter_worker.git.transaction import Transaction
-from briter_worker.ports import Outcome, Plan
+from briter_worker.allowlist import is_inside
+from briter_worker.errors import (
+    FailureCode,
+    LockLostError,
+    PublishError,
+    UnavailableError,
+    os_error_fix,
+)
+from briter_worker.git.batch import Item, Tip, build_batch, find_receipt
+from briter_worker.git.commits import File, read_own_commits
+from briter_worker.git.conflicts import ConflictBranches
+from briter_worker.git.maintenance import tidy_repository
+from briter_worker.git.merge import Base, Edit
+from briter_worker.git.push import UncertainPushError, push, push_large_files
+from briter_worker.ports import Outcome, Plan, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from briter_worker.allowlist import Allowlist
-    from briter_worker.git.command import Commands
-    from briter_worker.git.place import Place
-    from briter_worker.git.site import Tips
-    from briter_worker.ports import Change, Request
+    from briter_worker.git.batch import Built
+    from briter_worker.git.commits import Person
+    from briter_worker.git.repository import Move, Repository
+    from briter_worker.git.staging import Staged
+    from briter_worker.ports import BaseVersions, Change, PlanStore, Request
 
-_LAST_WORDS = 10.0
-"""How long each command may take that asks what became of an aborted push."""
+_MAX_RACES = 5
+_LAST_COMMAND_TIMEOUT_S = 10.0
+"""After an abort: how long each command may take that asks what became of the push."""
+
+
+class Copies(Protocol):
+    """The authors' copies of the files: the CMS's checkout, or what came with the jobs of a cluster."""
+
+    def stage(
+        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
+    ) -> Mapping[str, Staged]:
+        """Return what each request changes, by its key."""
+        ...
+
+    def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
+        """Return the versions that the paths were edited from, where these may not be what `tip` has."""
+        ...
+
+    def read(self, blob: str) -> bytes:
+        """Return the content of a base version, or of a blob of the remote. Raises LookupError."""
+        ...
+
+    def sync(self, tip: str, blobs: Mapping[str, str | None]) -> object:
+        """Follow the remote to `tip`, now or later. `blobs`: by path, the author's version published."""
+        ...
+
+    def catch_up(self) -> None:
+        """Finish what an earlier sync could not."""
+        ...
 
 
 class GitPublisher:
-    """Publishes from one place to one branch of one remote. The worker holds the site meanwhile.
+    """Publishes to one branch of one remote. The worker holds the site meanwhile."""
 
-    The place is the work tree of `commands`, if no other is given.
-    """
-
-    def __init__(  # noqa: PLR0913 - all that a publication needs
+    def __init__(
         self,
-        commands: Commands,
+        repository: Repository,
         *,
-        branch: str,
-        remote: str,
-        allowlist: Allowlist,
+        copies: Copies,
+        plans: PlanStore,
+        bases: BaseVersions,
         identity: Person,
-        max_file_bytes: int,
         dry_run: bool,
         progress: Callable[[str, int, int], None],
-        warn: Callable[[str], None],
+        warn: Callable[[str, str], None],
         still_ours: Callable[[], bool],
-        place: Place | None = None,
     ) -> None:
-        self._commands = commands
-        self._place: Place = place or WorkTree(commands, branch=branch, remote=remote)
-        self._site = self._place.site
-        self._remote = Remote(self._site, progress=lambda done, total: progress("push", done, total))
-        self._allowlist = allowlist
+        self._repository = repository
+        self._copies = copies
+        self._plans = plans
         self._identity = identity
-        self._max_file_bytes = max_file_bytes
         self._dry_run = dry_run
         self._progress = progress
         self._warn = warn
         self._still_ours = still_ours
-        self._late: list[Plan] = []
+        self._scheduled: Mapping[str, float] = {}
+        self._conflicts = ConflictBranches(repository, bases, identity, copies.read)
 
     def publish(
         self,
         requests: Sequence[Request],
         *,
-        held: Collection[str],
-        examine: Callable[[str, Sequence[Change]], Outcome | None],
+        scheduled: Callable[[], Mapping[str, float]],
+        check: Callable[[str, Sequence[Change]], Outcome | None],
         cancelled: Callable[[], Collection[str]],
-        record: Callable[[Plan], None],
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
-        """See `ports.Publisher`."""
-        left = {request.key: request for request in requests}
-        known: dict[str, tuple[Sequence[Change], Outcome | None]] = {}
+        """Implement `ports.Publisher`."""
+        with self._repository.working():
+            self._repository.check()
+            if not self._dry_run:
+                self._copies.catch_up()
+            tip = self._first_tip()
+            items, outcomes = self._stage(requests, tip, scheduled, check)
+            self._repository.check_unmoved()
+            if outcomes:
+                yield outcomes
+            yield from self._build_and_push(items, tip, cancelled, now)
 
-        def once(key: str, changes: Sequence[Change]) -> Outcome | None:
-            """Nobody is asked the same again, should it have to be built anew."""
-            if key not in known or known[key][0] != changes:
-                known[key] = changes, examine(key, changes)
-            return known[key][1]
-
-        while True:
-            try:
-                for outcomes in self._publish(
-                    list(left.values()),
-                    held=held,
-                    examine=once,
-                    cancelled=cancelled,
-                    record=record,
-                    now=now,
-                ):
-                    for outcome in outcomes:
-                        left.pop(outcome.key, None)
-                    yield outcomes
-            except (PublishError, OSError) as failure:
-                if self._place.renewed(failure):
-                    continue
-                raise
+    def resolve(self) -> Iterator[Mapping[str, str]]:
+        """Implement `ports.Publisher`."""
+        plans = self._plans.plans()
+        if not plans:
             return
+        self._repository.git.allow_last_commands(_LAST_COMMAND_TIMEOUT_S)
+        with self._repository.working():
+            for plan in plans:
+                tip = self._find_landed(plan)
+                if tip is not None:
+                    self._conflicts.load(plan.blobs, tip)
+                    self._follow(plan, tip)
+                yield plan.commits if tip is not None else {}
+                self._discard(plan)
 
-    def _publish(
-        self,
-        requests: Sequence[Request],
-        *,
-        held: Collection[str],
-        examine: Callable[[str, Sequence[Change]], Outcome | None],
-        cancelled: Callable[[], Collection[str]],
-        record: Callable[[Plan], None],
-        now: float,
-    ) -> Iterator[Sequence[Outcome]]:
-        with self._looked() as (found, objects):
-            tips = found
-            if self.pending_flush() and not self._is_merged(tips):  # else it goes along with the posts
-                self._flush(objects, tips, now)
-                tips = self._site.look()
-            writer = Writer(self._commands, tip=tips.local, progress=self._progress)
-            try:
-                items, refused, large_files = self._stage(objects, writer, requests, tips.local, held, now)
-                items, unwanted = _examined(items, examine)
-                refused += unwanted
-                self._site.check_unmoved()
-                if refused:
-                    yield refused
-                transaction = self._transaction(objects, writer, record, now, large_files=large_files)
-                yield from transaction.settle(items, tips, lacked=found.remote, cancelled=cancelled)
-            finally:
-                writer.give_up()
-
-    def abort(self) -> None:
-        """Give up what is running, at once; `landed` then says what became of it. From any thread."""
-        self._commands.watch.abort()
-
-    def landed(self, plan: Plan) -> bool:
-        """See `ports.Publisher`."""
-        self._commands.watch.reopen(_LAST_WORDS)
-        self._place.make_way()
-        with self._site.finishing():
-            done = self._place.landed(plan, self._remote)
-            if done:
-                with Objects(self._commands) as objects:
-                    writer = Writer(self._commands, tip=plan.new)
-                    self._transaction(objects, writer, lambda _: None, 0.0).adopt(plan, None)
-        return done
-
-    def pending_flush(self) -> bool:
-        """Whether dry runs have left commits that a live run has to push."""
-        return not self._dry_run and self._site.ref(self._site.dry_run_ref) is not None
-
-    def flush(self, now: float) -> str | None:
-        """See `ports.Publisher`."""
-        with self._looked() as (tips, objects):
-            return self._flush(objects, tips, now)
+    def undecided(self) -> Collection[str]:
+        """Implement `ports.Publisher`."""
+        return {key for plan in self._plans.plans() for key in plan.commits}
 
     def tidy(self, now: float) -> None:
-        """See `ports.Publisher`."""
-        self._place.tidy(now, self._adopt_late)
-        self._place.rest()
+        """Implement `ports.Publisher`."""
+        repository = self._repository
+        with repository.working():
+            if not self._dry_run:
+                self._guard(self._copies.catch_up)
+            if repository.git.worktree is not None:  # a cluster's clone is thrown away instead
+                keep = [self._batch_ref(plan) for plan in self._plans.plans()]
+                tidy_repository(repository, now, keep, follow=not self._dry_run)
 
-    def close(self, stopping: Callable[[], bool], *, wait: float) -> None:
-        """Leave nothing running; housekeeping that was begun may take this long to end by itself."""
-        self._place.close(stopping, wait)
+    # Before the push
 
-    def _adopt_late(self) -> None:
-        """What was pushed and could not be adopted then, as the disk was full, say."""
-        site = self._site
-        late = self._late.copy()
-        if not late and not has_late_adoption(self._commands.worktree, site.branch, site.remote):
-            return
-        if not site.is_checked_out():
-            return  # somebody is away on another branch, maybe for days
-        self._late.clear()
-        with site.working() as tips, Objects(self._commands) as objects:
-            writer = Writer(self._commands, tip=tips.local)
-            transaction = self._transaction(objects, writer, lambda _: None, 0.0)
-            for plan in late:
-                transaction.adopt(replace(plan, commits={}), None)  # their journal is closed by now
-            now = site.tips()
-            if now.remote not in (None, now.local):
-                transaction.adopt_landed(now, str(now.remote))
+    def _first_tip(self) -> Tip:
+        """Return the remote's tip as the worker saw it last; ask the remote if it never saw it."""
+        repository = self._repository
+        pushed = repository.ref(repository.pushed_ref)
+        if pushed is not None:
+            return Tip(pushed, pushed, is_fresh=False)
+        local = repository.ref(repository.branch_ref)
+        # A branch that anybody has seen there was deleted since, and is not created again.
+        if local and repository.ref(repository.tracking_ref) is None and repository.remote_tip() is None:
+            return Tip(local, None, is_fresh=True)
+        return self._fetch_tip(None)
 
-    @contextmanager
-    def _looked(self) -> Iterator[tuple[Tips, Objects]]:
-        self._place.make_way()
-        with self._site.working() as tips, Objects(self._commands) as objects:
-            self._place.mend(objects)
-            yield tips, objects
-
-    def _flush(self, objects: Objects, tips: Tips, now: float) -> str | None:
-        dry = self._site.ref(self._site.dry_run_ref)
-        if dry is None:
-            return None
-        known = tips.remote is not None and self._site.is_ancestor(dry, tips.remote)
-        # What is not on the branch any more was taken back by a person.
-        if known or not self._site.is_ancestor(dry, tips.local):
-            self._site.update((self._site.dry_run_ref, None, None))
-            return None
-        writer = Writer(self._commands, tip=dry)
+    def _fetch_tip(self, since: Tip | None) -> Tip:
+        """Fetch the remote's tip, and find what of the worker's own has landed since."""
+        repository = self._repository
+        fetched = repository.fetch()
         try:
-            return self._transaction(objects, writer, lambda _: None, now).flush(tips, dry)
-        finally:
-            writer.give_up()
-
-    def _is_merged(self, tips: Tips) -> bool:
-        """Whether a person has put what the remote has on top of the commits of dry runs.
-
-        Those alone must not be pushed then: they would take the remote's back.
-        """
-        dry = self._site.ref(self._site.dry_run_ref)
-        return (
-            dry is not None
-            and tips.remote is not None
-            and not self._site.is_ancestor(tips.remote, dry)
-            and self._site.is_ancestor(dry, tips.local)
-            and self._site.is_ancestor(tips.remote, tips.local)
-        )
-
-    def _transaction(
-        self,
-        objects: Objects,
-        writer: Writer,
-        record: Callable[[Plan], None],
-        now: float,
-        *,
-        large_files: bool = False,
-    ) -> Transaction:
-        return Transaction(
-            self._site,
-            self._remote,
-            objects,
-            Building(self._site, objects, writer, identity=self._identity, now=now),
-            self._place.follower(objects),
-            record=record,
-            dry_run=self._dry_run,
-            progress=self._progress,
-            warn=self._warn,
-            still_ours=self._still_ours,
-            late=self._late,
-            large_files=large_files,
-        )
+            repository.check_not_rewritten(fetched)
+        except PublishError as error:
+            if repository.git.worktree is not None or error.code is not FailureCode.REMOTE_REWRITTEN:
+                raise
+            text = f"{error.message}. The next posts are published on what the remote has now"
+            self._warn(text, error.fix)
+        repository.update_refs((repository.pushed_ref, fetched, None))
+        tip = Tip(fetched, fetched, is_fresh=True)
+        if since is not None:
+            own = read_own_commits(repository.git, since.commit, fetched, self._identity)
+            tip.own_commits = [*since.own_commits, *own]
+        return tip
 
     def _stage(
         self,
-        objects: Objects,
-        writer: Writer,
         requests: Sequence[Request],
-        tip: str,
-        held: Collection[str],
-        now: float,
-    ) -> tuple[list[Item], list[Outcome], bool]:
-        tree = objects.tree(tip)
-        self._place.bring(requests, objects, tip)
-        attributes = Attributes(self._commands, tree)
-        file_mode = self._commands.config.get_value("core", "fileMode", default="true")
-        staged = Staging(
-            self._commands,
-            allowlist=self._allowlist,
-            attributes=attributes,
-            objects=objects,
-            tree=tree,
-            writer=writer,
-            max_file_bytes=self._max_file_bytes,
-            keep_modes=str(file_mode).lower() in ("false", "0", "no", "off"),
-            progress=self._progress,
-        ).stage(requests, held=held)
-        staged = dict(self._place.based(staged, objects, tree))
+        tip: Tip,
+        scheduled: Callable[[], Mapping[str, float]],
+        check: Callable[[str, Sequence[Change]], Outcome | None],
+    ) -> tuple[list[Item], list[Outcome]]:
+        """Read the requests' files; return what can be built, and the outcomes of the other requests."""
+        self._scheduled = scheduled()
+        read, outcomes = self._read(requests, tip)
+        # A post that was scheduled meanwhile may have been read, and its time has not come.
+        newly_scheduled = {path.strip("/") for path in scheduled().keys() - self._scheduled.keys()}
         items: list[Item] = []
-        refused: list[Outcome] = []
+        for item in read:
+            changes, released = item.staged.changes, item.outcome(Result.RELEASED)
+            if any(is_inside(folder, change.path) for change in changes for folder in newly_scheduled):
+                outcomes.append(released)
+            elif outcome := check(item.key, changes):
+                outcomes.append(replace(outcome, rejected_paths=released.rejected_paths))
+            else:
+                items.append(item)
+        return items, outcomes
+
+    def _read(self, requests: Sequence[Request], tip: Tip) -> tuple[list[Item], list[Outcome]]:
+        """Return the requests' changes as edits of their bases; and the failures of single requests."""
+        staged = self._copies.stage(requests, tip=tip.commit, scheduled=self._scheduled)
+        paths = {change.path for each in staged.values() for change in each.changes}
+        bases = self._copies.bases(paths, tip.commit) if paths else {}
+        self._conflicts.load(paths, tip.commit)
+        items: list[Item] = []
+        outcomes: list[Outcome] = []
         for request in requests:
             each = staged[request.key]
-            rejected = (*each.rejected, *each.missing)
-            if each.failure is not None:
-                refused.append(
-                    Outcome(request.key, failure=each.failure, text=each.text, rejected_paths=rejected)
-                )
+            edits = tuple(self._edit(change, each, bases) for change in each.changes)
+            item = Item(request, each, edits)
+            if each.failure is None:
+                items.append(item)
+            else:
+                outcomes.append(item.outcome(Result.FAILED, failure=each.failure))
+        return items, outcomes
+
+    def _edit(self, change: Change, staged: Staged, bases: Mapping[str, Base]) -> Edit:
+        path, blob = change.path, change.blob
+        file = File(change.mode, blob, staged.contents.get(path)) if blob else None
+        return Edit(path, file, self._conflicts.base_of(path, blob) or bases.get(path))
+
+    # The push
+
+    def _build_and_push(
+        self, items: Sequence[Item], tip: Tip, cancelled: Callable[[], Collection[str]], now: float
+    ) -> Iterator[Sequence[Outcome]]:
+        """Build and push until the remote is where it was last seen; yield the outcomes."""
+        waiting, settled, races = list(items), list[Outcome](), 0
+        while waiting := _without_cancelled(waiting, cancelled(), settled):
+            plan, built = self._build(waiting, tip, now)
+            if not plan.commits.keys().isdisjoint(cancelled()):
+                self._delete_ref(plan)
                 continue
-            author = Person(*request.author) if request.author else self._identity
-            message = request.message.encode()
-            items.append(Item(request.key, request.slug, message, author.line(now), each.changes, rejected))
-        return items, refused, attributes.uses_lfs
+            landed = self._push(plan, waiting) if plan.commits else self._confirm(tip)
+            if landed is None:
+                if races == _MAX_RACES:
+                    raise PublishError(
+                        FailureCode.LOST_RACE,
+                        f"others pushed {races + 1} times while the worker pushed",
+                        "none needed: the worker tries again by itself",
+                    )
+                races += 1
+                waiting, tip = self._move_on(waiting, tip, settled)
+                continue
+            settled += [
+                self._conflicts.settle(item, paths, built.merge, now=now, dry_run=self._dry_run)
+                for item, paths in built.conflicts
+            ]
+            settled += _outcomes(waiting, built, tip)
+            self._follow(plan, landed)
+            yield settled
+            self._discard(plan)
+            return
+        if settled:
+            yield settled
+
+    def _build(self, items: Sequence[Item], tip: Tip, now: float) -> tuple[Plan, Built]:
+        plan = Plan(uuid.uuid4().hex, tip.expect, tip.commit, {}, {})
+        built = build_batch(
+            self._repository,
+            items,
+            tip,
+            ref=self._batch_ref(plan),
+            identity=self._identity,
+            now=now,
+            read=self._copies.read,
+            progress=self._progress,
+        )
+        return replace(plan, tip=built.tip, commits=built.commits, blobs=built.blobs(items)), built
+
+    def _push(self, plan: Plan, items: Sequence[Item]) -> str | None:
+        """Push the plan's commits; return the remote's tip, or None if the remote has moved.
+
+        After an uncertain end the remote is asked. While it does not answer, the plan stays recorded.
+        """
+        ref = self._batch_ref(plan)
+        if any(item.staged.uses_lfs for item in items):
+            push_large_files(self._repository, ref, base=plan.base, dry_run=self._dry_run)
+        if not self._dry_run:
+            self._plans.record(plan)
+        try:
+            self._check_still_ours()
+            self._progress("push", 0, 0)
+            is_done = push(
+                self._repository,
+                f"{ref}:{self._repository.branch_ref}",
+                expect=plan.base,
+                dry_run=self._dry_run,
+                progress=self._progress,
+            )
+        except UncertainPushError as error:
+            try:
+                landed = self._find_landed(plan)
+            except PublishError:
+                raise error from None
+            if landed is None:
+                self._discard(plan)
+                raise
+            return landed
+        except (PublishError, LockLostError):
+            self._discard(plan)
+            raise
+        if not is_done:
+            self._discard(plan)
+        return plan.tip if is_done else None
+
+    def _check_still_ours(self) -> None:
+        if not self._still_ours():
+            raise LockLostError
+
+    def _find_landed(self, plan: Plan) -> str | None:
+        """Ask the remote. Return its tip if that contains the plan's commits, else None."""
+        repository = self._repository
+        there = repository.remote_tip()
+        if there is None and plan.base is not None:
+            raise repository.no_branch_error()
+        if there in (None, plan.base):
+            return None
+        if there == plan.tip and repository.ref(self._batch_ref(plan)) == plan.tip:
+            return plan.tip
+        fetched = repository.fetch()
+        return fetched if repository.is_ancestor(plan.tip, fetched) else None
+
+    def _confirm(self, tip: Tip) -> str | None:
+        """Return the tip if it is the remote's: what is unchanged must be there, and not only have been."""
+        if tip.is_fresh or self._repository.remote_tip() == tip.expect:
+            return tip.commit
+        return None
+
+    def _move_on(self, items: Sequence[Item], tip: Tip, settled: list[Outcome]) -> tuple[list[Item], Tip]:
+        """Return the items as edits of what they started from, and the remote's new tip."""
+        moved = self._fetch_tip(tip)
+        known = {edit.path: edit.base for item in items for edit in item.edits}
+        entries = self._repository.entries(tip.commit, known.keys())
+        bases = {path: base or Base.of(entries.get(path)) for path, base in known.items()}
+        if self._repository.git.worktree is None:  # a job may delete what only the new tip has
+            items, failed = self._read([item.request for item in items], moved)
+            settled += failed
+        return [item.rebased(bases, moved.own_commits) for item in items], moved
+
+    # After the push
+
+    def _follow(self, plan: Plan, tip: str) -> None:
+        """Have this side follow the remote. Nothing local fails a post that is on the remote."""
+        repository, batch = self._repository, self._batch_ref(plan)
+        moves: list[Move] = [(batch, None, None)] if repository.ref(batch) else []
+        if not self._dry_run and repository.ref(repository.pushed_ref) != tip:
+            moves.append((repository.pushed_ref, tip, None))
+        if moves:
+            self._guard(lambda: repository.update_refs(*moves))
+        if not self._dry_run:
+            self._guard(lambda: self._conflicts.close(plan.blobs))
+            self._guard(lambda: self._copies.sync(tip, self._published_blobs(plan, tip)))
+
+    def _published_blobs(self, plan: Plan, tip: str) -> Mapping[str, str | None]:
+        """Return the plan's blobs, and those of plans that have landed too and wait to be resolved."""
+        blobs = dict(plan.blobs)
+        for other in self._plans.plans():
+            if other.id != plan.id and self._repository.is_ancestor(other.tip, tip):
+                blobs = {**other.blobs, **blobs}
+        return blobs
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        """Run the action; warn of a local failure. Only a database that is away stops what follows."""
+        try:
+            action()
+        except UnavailableError:
+            raise
+        except (PublishError, OSError) as error:
+            self._warn(str(error), error.fix if isinstance(error, PublishError) else os_error_fix(error))
+
+    def _discard(self, plan: Plan) -> None:
+        """Forget a plan that did not land, or is complete."""
+        if plan.commits and not self._dry_run:
+            self._guard(lambda: self._plans.drop(plan))
+        self._delete_ref(plan)
+
+    def _delete_ref(self, plan: Plan) -> None:
+        ref = self._batch_ref(plan)
+        if self._repository.ref(ref) is not None:
+            self._guard(lambda: self._repository.update_refs((ref, None, None)))
+
+    def _batch_ref(self, plan: Plan) -> str:
+        return f"{self._repository.own_refs}/batch/{plan.id}"
 
 
-def _examined(
-    items: Sequence[Item], examine: Callable[[str, Sequence[Change]], Outcome | None]
-) -> tuple[list[Item], list[Outcome]]:
-    """What may be published, and what somebody else than git has refused or put off."""
-    kept: list[Item] = []
-    refused: list[Outcome] = []
+def _outcomes(items: Sequence[Item], built: Built, tip: Tip) -> Iterator[Outcome]:
+    """Yield the outcomes of what the remote has now."""
     for item in items:
-        outcome = examine(item.key, item.changes)
-        if outcome is None:
-            kept.append(item)
+        if commit := built.commits.get(item.key):
+            yield item.outcome(Result.PUBLISHED, commit=commit)
+    for item in built.unchanged:
+        if item.staged.withheld:
+            yield item.snoozed()
+        elif receipt := find_receipt(item, tip.own_commits):
+            yield item.outcome(Result.PUBLISHED, commit=receipt)
         else:
-            refused.append(replace(outcome, rejected_paths=item.rejected))
-    return kept, refused
+            yield item.outcome(Result.UNCHANGED)
+
+
+def _without_cancelled(
+    items: Sequence[Item], cancelled: Collection[str], settled: list[Outcome]
+) -> list[Item]:
+    settled += [item.outcome(Result.CANCELLED) for item in items if item.key in cancelled]
+    return [item for item in items if item.key not in cancelled]

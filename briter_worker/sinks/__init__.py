@@ -1,1 +1,1 @@
-"""Sinks: who is told what happened."""
+"""Sinks: what happens to events. They are stored, sent to receivers, counted and logged."""

@@ -1,4 +1,4 @@
-"""The log: one line for each event, `[briter-worker] ` and a JSON object, for people and programs alike."""
+"""The log: one line per event, `[briter-worker] ` and a JSON object."""
 
 from __future__ import annotations
 
@@ -13,42 +13,41 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from briter_worker.errors import for_people
 from briter_worker.events import Event, Progress, Warned
 from briter_worker.job import format_time
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PREFIX = "[briter-worker] "
-_GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EIO})
-"""Nobody reads any more, and nobody will."""
-_PATIENCE = 5.0
-"""How long a reader may take nothing before it is not waited for any more."""
-_AT_ONCE = 4096
-"""So much fits into a pipe that says it has room, on any system: writing it waits for nobody."""
-_SHORT = 100
+_CLOSED = frozenset({errno.EPIPE, errno.EBADF, errno.EIO})
+"""Nobody reads the stream any more, and nobody will."""
+_STALL_TIMEOUT_S = 5.0
+_PIPE_BYTES = 4096
+"""A pipe that is ready for writing takes at least this much without blocking, on any system."""
+_CACHED_LENGTH = 100
+_COLOURS = {"warning": "33", "error": "31"}
 _TIMES = frozenset({"retry_at", "until"})
 
 
 class Writer(Protocol):
-    """An unbuffered binary stream; `write` may take only a part, or nothing (None) when it would block."""
+    """An unbuffered binary stream; `write` may take a part, or nothing (None) when it would block."""
 
     def write(self, data: memoryview, /) -> int | None:
-        """How many bytes were taken."""
+        """Return the number of bytes that were written."""
         ...
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """Return the file descriptor."""
         ...
 
 
 class LogSink:
-    """Writes each event at once. Whatever becomes of the stream, nothing is raised and nobody waits in vain.
+    """Writes each event at once. Raises nothing, and never waits for long. Safe in several threads.
 
-    A line that cannot be written is lost; the first such loss is told to `complain`. A reader that stalls is
-    waited for once, then not before it has read on; it is told how many lines it missed. Safe to use from
-    several threads.
+    A line that cannot be written is lost; `complain` hears of the first one. A reader that stalls is waited
+    for once, then not before it reads on; it is told how many lines it missed.
     """
 
     def __init__(
@@ -56,105 +55,95 @@ class LogSink:
         stream: Writer | None,
         complain: Callable[[str], None] = lambda _: None,
         *,
-        patience: float = _PATIENCE,
+        has_colours: bool = False,
+        patience: float = _STALL_TIMEOUT_S,
     ) -> None:
         self._stream = stream
         self._complain = complain
+        self._has_colours = has_colours
         self._patience = patience
         self._lost = 0
-        """Lines that a reader which stalls has missed."""
-        self._torn = False
-        self._complained = False
+        """Lines that a stalled reader has missed."""
+        self._is_torn = False
+        self._has_complained = False
         self._guard = threading.Lock()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event, /, site: str | None = None) -> None:
         """Write the event's line; progress has none."""
-        if not isinstance(event, Progress):
-            self.write(line(event, time.time()))
+        if isinstance(event, Progress):
+            return
+        text = log_line(event, time.time(), site)
+        code = _COLOURS.get(event.level) if self._has_colours else None
+        self.write(f"\x1b[{code}m{text}\x1b[0m" if code else text)
 
     def of(self, site: str) -> Callable[[Event], None]:
-        """The same, whose lines name the site."""
-
-        def tell(event: Event) -> None:
-            if not isinstance(event, Progress):
-                self.write(line(event, time.time(), site))
-
-        return tell
+        """Return a sink whose lines name the site."""
+        return functools.partial(self, site=site)
 
     def write(self, text: str) -> None:
-        """Write one line, whole, or note that it was lost."""
+        """Write one whole line, or note that it is lost."""
         with self._guard:
             if self._stream is None:
                 return
             try:
                 if self._lost:
-                    self._catch_up(self._stream)
+                    self._report_lost(self._stream)
                 self._put(self._stream, text, self._patience)
             except _StalledError:
-                self._lost += 1  # not told to `complain`, which may speak to the same reader
+                self._lost += 1  # `complain` may write to the same reader
             except (OSError, ValueError) as error:
-                if isinstance(error, ValueError) or error.errno in _GONE:
+                if isinstance(error, ValueError) or error.errno in _CLOSED:
                     self._stream = None
-                self._tell(error)
+                if not self._has_complained:
+                    self._has_complained = True
+                    self._complain(f"the log cannot be written: {error}; publishing goes on without it")
 
-    def _catch_up(self, stream: Writer) -> None:
-        """Tell a reader that stalled, and reads on, what it has missed."""
-        lost = Warned(
-            error=f"{self._lost} lines of the log are lost: nobody read on for {self._patience:g} s"
-        )
-        self._put(stream, line(lost, time.time()), 0.0)
+    def _report_lost(self, stream: Writer) -> None:
+        text = f"{self._lost} lines of the log are lost: nobody read the log for {self._patience:g} s"
+        self._put(stream, log_line(Warned(error=text), time.time()), 0.0)
         self._lost = 0
 
     def _put(self, stream: Writer, text: str, patience: float) -> None:
-        # What was cut short stays a line of its own.
-        data = memoryview(f"{chr(10) if self._torn else ''}{text}\n".encode())
+        # A line that was cut short stays a line of its own.
+        data = memoryview(f"{chr(10) if self._is_torn else ''}{text}\n".encode())
         left = data
         try:
             while left:
                 _await_room(stream, patience)
-                # None: a parent has made the stream non-blocking, and another writer was quicker.
-                left = left[stream.write(left[:_AT_ONCE]) or 0 :]
-            self._torn = False
+                # None: a parent made the stream non-blocking, and another writer was quicker.
+                left = left[stream.write(left[:_PIPE_BYTES]) or 0 :]
+            self._is_torn = False
         except (OSError, ValueError, _StalledError):
-            self._torn = self._torn or 0 < len(left) < len(data)
+            self._is_torn = self._is_torn or 0 < len(left) < len(data)
             raise
-
-    def _tell(self, error: Exception) -> None:
-        if not self._complained:
-            self._complained = True
-            self._complain(f"the log cannot be written: {error}; publishing goes on without it")
 
 
 class _StalledError(Exception):
-    """Whoever reads the log does not read on."""
+    """The reader of the log does not read on."""
 
 
 def _await_room(stream: Writer, patience: float) -> None:
-    """Return as soon as the stream takes something. Raises _StalledError when patience is over before."""
     try:
         room = select.poll()
         room.register(stream.fileno(), select.POLLOUT)
     except io.UnsupportedOperation:
-        return  # no file, so there is nobody to wait for
+        return  # not a file, so there is nobody to wait for
     if not room.poll(1000 * patience):
         raise _StalledError
 
 
 def standard_output() -> Writer | None:
-    """The process's standard output without a buffer; None when it has none."""
+    """Return the process's standard output without a buffer; None if it has none."""
     return None if sys.stdout is None else io.FileIO(sys.stdout.fileno(), "w", closefd=False)
 
 
-def line(event: Event, now: float, site: str | None = None) -> str:
-    """The event as it stands in the log, without a line end."""
-    return PREFIX + json.dumps(entry(event, now, site), ensure_ascii=False, separators=(",", ":"))
+def log_line(event: Event, now: float, site: str | None = None) -> str:
+    """Return the line of the event, without a line feed."""
+    return PREFIX + json.dumps(log_entry(event, now, site), ensure_ascii=False, separators=(",", ":"))
 
 
-def entry(event: Event, now: float, site: str | None = None) -> dict[str, Any]:
-    """The event's keys and values; what it has nothing to say about is left out.
-
-    In a cluster, `site` says whose it is.
-    """
+def log_entry(event: Event, now: float, site: str | None = None) -> dict[str, Any]:
+    """Return the keys and values of the event, redacted, without those that do not apply."""
     found: dict[str, Any] = {"time": format_time(now), "level": event.level, "event": event.name}
     if site is not None:
         found["site"] = site
@@ -162,7 +151,7 @@ def entry(event: Event, now: float, site: str | None = None) -> dict[str, Any]:
         if field.name in event.unlogged:
             continue
         value = _shown(field.name, getattr(event, field.name))
-        if value is not None and value != []:
+        if value is not None and value != [] and (value or field.name != "fix"):
             found[_camel(field.name)] = value
     return found
 
@@ -170,9 +159,9 @@ def entry(event: Event, now: float, site: str | None = None) -> dict[str, Any]:
 def _shown(name: str, value: object) -> object:
     match value:
         case str():
-            return _for_people_again(value) if len(value) <= _SHORT else for_people(value)
+            return _one_line_cached(value) if len(value) <= _CACHED_LENGTH else one_line(value)
         case tuple():
-            return [for_people(str(item)) for item in value]
+            return [one_line(str(item)) for item in value]
         case float() | int() if name in _TIMES:
             return format_time(value)
         case _:
@@ -180,9 +169,9 @@ def _shown(name: str, value: object) -> object:
 
 
 @functools.lru_cache(maxsize=4096)
-def _for_people_again(text: str) -> str:
-    """A job's id and slug come with each of its events, and each event to several sinks."""
-    return for_people(text)
+def _one_line_cached(text: str) -> str:
+    """Return one redacted line. A job's id and slug come with each of its events, to several sinks."""
+    return one_line(text)
 
 
 @functools.cache

@@ -1,292 +1,296 @@
-"""The API: what the pages can do, for programs. `/openapi.json` describes it."""
+"""The API of one site. `/openapi.json` describes it. Errors are problem documents (RFC 9457)."""
 
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
 from fastapi import Path as InPath
 from fastapi.responses import Response
-from starlette.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
-from briter_worker.job import State
-from briter_worker.queues.steering import Listed
-from briter_worker.standing import ailments, pause_as_json
-from briter_worker.views import document_of
-from briter_worker.web import models
-from briter_worker.web.actions import until_of
-from briter_worker.web.dashboard import Dashboard
-from briter_worker.web.live import MOST_READERS, Missed
+from briter_worker.job import Author, Job, State, parse_time
+from briter_worker.status import job_to_json, pause_to_json
 from briter_worker.web.problems import MEDIA_TYPE, ProblemError
+from briter_worker.web.site import Site
 
+_PROBLEM = {"type": "object", "required": ["type", "title", "status", "detail"]}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    code: {"description": text, "content": {MEDIA_TYPE: {"schema": models.Problem.model_json_schema()}}}
-    for code, text in (("4XX", "What is wrong with the request."), ("5XX", "What is wrong here."))
+    code: {"description": text, "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}
+    for code, text in (("4XX", "The request is refused."), ("5XX", "The dashboard cannot answer."))
 }
-router = APIRouter(responses=PROBLEMS)
-MEANT = {
+EVENT_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+OUTCOMES = {
     "published": ("published",),
     "nochange": ("nochange",),
     "failed": ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
     "cancelled": ("cancelled", "superseded"),
 }
-_BIGGEST = 2**63 - 1
-_GLANCE = 0.05
+_ORDER = (State.CLAIMED, State.PENDING, State.TRIED, State.RETRYING, State.SCHEDULED, State.FAILED)
+_MAX_ID = 2**63 - 1
+_CHECKS_POLL_S = 0.05
+_TEXT = r"^[^\x00-\x1f\x7f]+$"
+_TIME: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
+
+router = APIRouter(responses=PROBLEMS)
+"""Below `/api`, in a cluster below `/api/sites/{site}`."""
+folder_router = APIRouter(responses=PROBLEMS)
+"""The same, for a site with a queue folder."""
+live_router = APIRouter(responses=PROBLEMS)
+"""Below `/`, in a cluster below `/sites/{site}`."""
+
+
+class NewJob(BaseModel):
+    """A post to publish. Other keys are kept in the job as they are."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="allow")
+
+    slug: Annotated[str, Field(min_length=1, max_length=1000, pattern=_TEXT, description="The post.")]
+    paths: Annotated[
+        list[str],
+        Field(
+            max_length=10_000, description="What to publish, relative to the repository, `/` between parts."
+        ),
+    ]
+    message: Annotated[
+        str | None, Field(max_length=100_000, pattern=r"^[^\x00]*$", description="Absent: `Publish <slug>`.")
+    ] = None
+    scheduled_for: Annotated[
+        str | None, Field(description="Not published before. Absent: now.", json_schema_extra=_TIME)
+    ] = None
+    author: Author | None = None
+
+
+class NewUpload(NewJob):
+    """A post to publish, with its files. Other keys are kept in the job as they are."""
+
+    paths: Annotated[
+        list[str],
+        Field(max_length=10_000, description="If present, the paths of `contents`.", default_factory=list),
+    ]
+    contents: Annotated[
+        dict[str, str | None],
+        Field(
+            min_length=1,
+            max_length=10_000,
+            description="The files to publish: for each path, relative to the repository, the content in "
+            "base64, or null to delete the file.",
+        ),
+    ]
+
+
+class PauseRequest(BaseModel):
+    """The length of a pause: with neither `seconds` nor `until`, the pause lasts until `resume`."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
+
+    seconds: Annotated[int | None, Field(ge=1, le=366 * 86400, description="Length of the pause.")] = None
+    until: Annotated[
+        str | None,
+        Field(
+            description="End of the pause; with `seconds`, the earlier end counts.", json_schema_extra=_TIME
+        ),
+    ] = None
+    reason: Annotated[str, Field(max_length=500)] = ""
 
 
 class Json(Response):
-    """JSON that any text survives."""
+    """JSON in ASCII, so that a lone surrogate in a file's name stays an escape."""
 
     media_type = "application/json"
 
     def render(self, content: object) -> bytes:
-        """In ASCII: what a file has that is no text stays an escape."""
+        """Encode the content."""
         return json.dumps(content, separators=(",", ":")).encode()
 
 
-def dashboard_of(request: Request) -> Dashboard:
-    """The dashboard that is asked; who reads is shown what was saved before they asked."""
-    # Of a cluster's sites, each has its own.
-    dashboard: Dashboard = getattr(request.state, "dashboard", None) or request.app.state.dashboard
-    if request.method == "GET":
-        dashboard.keeper.catch_up()
-    return dashboard
+def current_site(request: Request) -> Site:
+    """Return the site that the address names, or the only one."""
+    site: Site = request.app.state.open_site(request.path_params.get("site"))
+    request.state.site = site
+    return site
 
 
-Asked = Annotated[Dashboard, Depends(dashboard_of)]
-Id = Annotated[str, InPath(min_length=1, max_length=2000, description="A job's id, or a post's slug.")]
+CurrentSite = Annotated[Site, Depends(current_site)]
+JobId = Annotated[str, InPath(min_length=1, max_length=2000, description="A job's id, or a post's slug.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
 
 
-@router.get("/api/queue", response_model=models.Queue)
-def queue(dashboard: Asked, limit: Annotated[int, Query(ge=1, le=5000)] = 200) -> Response:
-    """What is on hold, soonest first, and what failed: what Briter's dashboard shows."""
-    snapshot = dashboard.keeper.snapshot
+@router.get("/queue")
+def queue(site: CurrentSite, limit: Annotated[int, Query(ge=1, le=5000)] = 200) -> Response:
+    """Return scheduled jobs, soonest first, and failed ones."""
+    jobs = site.snapshot().jobs
+    scheduled, failed = jobs[State.SCHEDULED], jobs[State.FAILED]
     return Json(
         {
-            "scheduled": [document_of(row) for row in snapshot.scheduled[:limit]],
-            "failed": [document_of(row) for row in snapshot.failed[:limit]],
-            "scheduledTotal": len(snapshot.scheduled),
-            "failedTotal": len(snapshot.failed),
+            "scheduled": [job_to_json(row) for row in scheduled[:limit]],
+            "failed": [job_to_json(row) for row in failed[:limit]],
+            "scheduledTotal": len(scheduled),
+            "failedTotal": len(failed),
         }
     )
 
 
-@router.get("/api/jobs", response_model=models.Jobs)
+@router.get("/jobs")
 def jobs(
-    dashboard: Asked,
+    site: CurrentSite,
     state: State | None = None,
     slug: Annotated[str | None, Query(max_length=2000)] = None,
-    offset: Annotated[int, Query(ge=0, le=_BIGGEST)] = 0,
+    offset: Annotated[int, Query(ge=0, le=_MAX_ID)] = 0,
     limit: Limit = 50,
 ) -> Response:
-    """The jobs in the queue: in flight, waiting by due time, dead letters."""
-    snapshot = dashboard.keeper.snapshot
-    states = list(State) if state is None else [state]
-    order = [State.CLAIMED, State.PENDING, State.RETRYING, State.SCHEDULED, State.FAILED]
-    parts = [snapshot.of(each) for each in order if each in states]
+    """Return the jobs in the queue: in flight, waiting by due time, dead letters."""
+    snapshot = site.snapshot()
+    rows = [row for each in _ORDER if state in {None, each} for row in snapshot.jobs[each]]
     if slug is not None:
-        known = snapshot.of_slug(slug)
-        parts = [[row for row in known if row.state in states]]
-    total = sum(map(len, parts))
-    rows = _slice(parts, offset, limit)
-    following = offset + len(rows)
-    items = [document_of(row) for row in rows]
-    return Json({"items": items, "total": total, "next": following if rows and following < total else None})
+        rows = [row for row in snapshot.of_slug(slug) if state in {None, row.state}]
+    items = [job_to_json(row) for row in rows[offset : offset + limit]]
+    return Json({"items": items, "total": len(rows), "next": next_offset(offset, len(items), len(rows))})
 
 
-def _slice(parts: list[Any], offset: int, limit: int) -> list[Listed]:
-    rows: list[Listed] = []
-    for part in parts:
-        if len(rows) < limit and offset < len(part):
-            rows += part[offset : offset + limit - len(rows)]
-        offset = max(0, offset - len(part))
-    return rows
+def next_offset(offset: int, shown: int, total: int) -> int | None:
+    """Return the offset of the next page of a list."""
+    return offset + shown if shown and offset + shown < total else None
 
 
-@router.post("/api/jobs", status_code=201, response_model=models.Enqueued)
+@folder_router.post("/jobs", status_code=201)
 def enqueue(
-    dashboard: Asked,
-    job: Annotated[models.NewJob, Body()],
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+    site: CurrentSite,
+    job: Annotated[NewJob, Body()],
+    idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Ask for a post to be published. The same Idempotency-Key is the same job, however often it comes."""
-    body = job.model_dump(by_alias=True)
-    job_id, replayed = dashboard.actions.enqueue(body, idempotency_key)
-    answer = {
-        "id": job_id,
-        "slug": job.slug,
-        "replayed": replayed,
-        "warnings": dashboard.actions.refused(job.paths),
-    }
-    return Json(answer, status_code=201)
+    """Enqueue a post. Requests with the same Idempotency-Key are one job."""
+    job_id, replayed = site.enqueue(job.model_dump(by_alias=True), idempotency_key)
+    warnings = site.warnings(job.paths)
+    return Json({"id": job_id, "slug": job.slug, "replayed": replayed, "warnings": warnings}, 201)
 
 
-@router.post("/api/jobs/{job_id:path}/retry", response_model=models.Steered)
-def retry(dashboard: Asked, job_id: Id) -> Response:
-    """Try a dead letter again at once, or what waits for a retry."""
-    return _steered(dashboard.actions.retry(job_id))
+@router.post("/jobs/{job_id:path}/retry")
+def retry(site: CurrentSite, job_id: JobId) -> Response:
+    """Retry a failed or retrying job at once."""
+    return _changed(site.change(lambda queue, now: queue.retry(job_id, now)))
 
 
-@router.post("/api/jobs/{job_id:path}/publish-now", response_model=models.Steered)
-def publish_now(dashboard: Asked, job_id: Id) -> Response:
-    """Publish what is on hold at once."""
-    return _steered(dashboard.actions.publish_now(job_id))
+@router.post("/jobs/{job_id:path}/publish-now")
+def publish_now(site: CurrentSite, job_id: JobId) -> Response:
+    """Publish a scheduled or retrying job at once."""
+    return _changed(site.change(lambda queue, now: queue.publish_now(job_id, now)))
 
 
-@router.post("/api/jobs/{job_id:path}/cancel", response_model=models.Cancellation)
-def cancel(dashboard: Asked, job_id: Id) -> Response:
-    """Take a job out of the queue; one in flight ends unless its push has begun."""
-    done = dashboard.actions.cancel(job_id)
-    rows = [(job, True) for job in done.gone] + [(job, False) for job in done.asked]
+@router.post("/jobs/{job_id:path}/cancel")
+def cancel(site: CurrentSite, job_id: JobId) -> Response:
+    """Remove a job from the queue; a job in flight ends unless its push has begun."""
+    done = site.cancel(job_id)
+    rows = [(job, True) for job in done.removed] + [(job, False) for job in done.requested]
     return Json({"jobs": [{"id": job.id, "slug": job.slug, "cancelled": gone} for job, gone in rows]})
 
 
-@router.get("/api/jobs/{job_id:path}", response_model=models.JobInFull)
-def job(dashboard: Asked, job_id: Id) -> Response:
-    """One post: its job with every key of its file, how far it is, and what became of each attempt."""
-    rows = dashboard.keeper.snapshot.find(job_id)
-    receipts = dashboard.readers.read(
-        lambda history: history.attempts(job_id) or history.receipts(slug=job_id, limit=20, stale=True)
-    )
-    if not rows and not receipts:
-        raise ProblemError(404, f"neither the queue nor the history has a job with the id or slug {job_id!r}")
+@router.get("/jobs/{job_id:path}")
+def job(site: CurrentSite, job_id: JobId) -> Response:
+    """Return one job with every key of its file, its progress, and the receipts of its attempts."""
+    rows = site.snapshot().find(job_id)
+    receipts = site.history.attempts(job_id) or site.history.receipts(slug=job_id, limit=20, stale=True)
     if rows:
-        document = document_of(rows[0])
+        document = job_to_json(rows[0])
+    elif receipts:
+        last = receipts[0]
+        document = {"id": last.job_id, "slug": last.slug, "state": last.outcome or "claimed"}
     else:
-        document = {
-            "id": receipts[0].job_id,
-            "slug": receipts[0].slug,
-            "state": receipts[0].outcome or "claimed",
-        }
-    under_way = next((each for each in receipts if each.outcome is None), None)
+        raise ProblemError(404, f"neither the queue nor the history has a job with the id or slug {job_id!r}")
+    running = next((each for each in receipts if each.outcome is None), None)
     return Json(
         {
             **document,
-            "progress": under_way and under_way.as_json(),
-            "receipts": [each.as_json() for each in receipts if each.outcome],
+            "progress": running and running.to_json(),
+            "receipts": [each.to_json() for each in receipts if each.outcome],
         }
     )
 
 
-@router.post("/api/retry-all", response_model=models.Steered)
-def retry_all(dashboard: Asked) -> Response:
-    """Try every dead letter again that it can help."""
-    return _steered(dashboard.actions.retry_all())
+@router.post("/retry-all")
+def retry_all(site: CurrentSite) -> Response:
+    """Retry every failed job that a retry can help."""
+    return _changed(site.change(lambda queue, now: queue.retry_all(now)))
 
 
-def _steered(jobs: Any) -> Response:  # noqa: ANN401 - jobs of any kind
+def _changed(jobs: Sequence[Job]) -> Response:
     return Json({"jobs": [{"id": job.id, "slug": job.slug} for job in jobs]})
 
 
-@router.post("/api/pause", response_model=models.Pause)
-def pause(dashboard: Asked, wanted: Annotated[models.PauseRequest | None, Body()] = None) -> Response:
-    """Publish nothing for a time, or until somebody resumes. What is being pushed ends first."""
-    wanted = wanted or models.PauseRequest()
-    return Json(pause_as_json(dashboard.actions.pause(until_of(wanted.seconds, wanted.until), wanted.reason)))
+@router.post("/pause")
+def pause(site: CurrentSite, wanted: Annotated[PauseRequest | None, Body()] = None) -> Response:
+    """Pause publishing for a time, or until `resume`. A push that has begun ends first."""
+    wanted = wanted or PauseRequest()
+    now = time.time()
+    ends = [] if wanted.seconds is None else [now + wanted.seconds]
+    if wanted.until is not None:
+        try:
+            ends.append(parse_time(wanted.until))
+        except ValueError as error:
+            raise ProblemError(422, str(error)) from None
+        if ends[-1] <= now:
+            raise ProblemError(409, f"{wanted.until} is in the past")
+    return Json(pause_to_json(site.pause(min(ends, default=None), wanted.reason)))
 
 
-@router.post("/api/resume", response_model=models.Resumed)
-def resume(dashboard: Asked) -> Response:
-    """End a pause."""
-    return Json({"resumed": dashboard.actions.resume()})
+@router.post("/resume")
+def resume(site: CurrentSite) -> Response:
+    """End the pause."""
+    return Json({"resumed": site.resume()})
 
 
-@router.get("/api/history", response_model=models.History)
+@router.get("/history")
 def history(
-    dashboard: Asked,
+    site: CurrentSite,
     slug: Annotated[str | None, Query(max_length=2000)] = None,
     outcome: Literal["published", "nochange", "failed", "cancelled"] | None = None,
     search: Annotated[str | None, Query(max_length=200)] = None,
-    before: Annotated[int | None, Query(ge=1, le=_BIGGEST)] = None,
+    before: Annotated[int | None, Query(ge=1, le=_MAX_ID)] = None,
     limit: Limit = 50,
     *,
     stale: bool = False,
 ) -> Response:
-    """What became of each attempt, newest first."""
-    receipts = dashboard.readers.read(
-        lambda history: history.receipts(
-            slug=slug,
-            outcomes=() if outcome is None else MEANT[outcome],
-            search=search,
-            before=before,
-            limit=limit + 1,
-            stale=stale,
-        )
+    """Return receipts, newest first."""
+    receipts = site.history.receipts(
+        slug=slug,
+        outcomes=() if outcome is None else OUTCOMES[outcome],
+        search=search,
+        before=before,
+        limit=limit + 1,
+        stale=stale,
     )
     more = receipts[limit - 1].id if len(receipts) > limit else None
-    return Json({"items": [each.as_json() for each in receipts[:limit]], "next": more})
+    return Json({"items": [each.to_json() for each in receipts[:limit]], "next": more})
 
 
-@router.get("/api/status", response_model=models.Status)
-def status(dashboard: Asked) -> Response:
-    """How many jobs wait and since when, who publishes, what is wrong."""
-    return Json(dashboard.status())
+@router.get("/status")
+def status(site: CurrentSite) -> Response:
+    """Return the status: jobs by state, the worker, and what is wrong."""
+    return Json(site.status_json())
 
 
-@router.get("/api/doctor", response_model=models.Findings)
-async def doctor(dashboard: Asked) -> Response:
-    """Check everything a publication needs. Whoever asks meanwhile shares the examination."""
-    examination = dashboard.examination
-    running = examination.start()
-    # A thread that waited for it would be one fewer for the pages.
-    while running.is_alive():  # noqa: ASYNC110 - a thread sets no asyncio.Event
-        await asyncio.sleep(_GLANCE)
-    findings = [finding.as_json() for finding in examination.findings]
-    return Json({"ok": examination.is_sound, "findings": findings})
+@router.get("/doctor")
+async def doctor(site: CurrentSite) -> Response:
+    """Run the checks of `doctor`. Requests at the same time share one run."""
+    running = site.checks.start()
+    while running.is_alive():  # noqa: ASYNC110 - waiting in a thread would leave one fewer for the pages
+        await asyncio.sleep(_CHECKS_POLL_S)
+    return Json({"ok": site.checks.is_ok, "findings": [each.to_json() for each in site.checks.findings]})
 
 
-@router.get("/api/csrf", response_model=models.Csrf)
+@router.get("/csrf")
 def csrf(request: Request) -> Response:
-    """What a change without Bearer has to send as X-CSRF-Token."""
+    """Return the value of X-CSRF-Token, which a change without Bearer needs."""
     return Json({"token": request.state.visit.csrf})
 
 
-@router.get("/healthz", response_model=models.Health)
-def healthz(dashboard: Asked) -> Response:
-    """Whether the dashboard itself is alive."""
-    if not dashboard.is_alive:
-        raise ProblemError(503, "the queue has not been looked at for a minute")
-    return Json({"status": "ok"})
-
-
-@router.get("/readyz", response_model=models.Health)
-def readyz(dashboard: Asked) -> Response:
-    """Whether the queue can be used. What is wrong is told to those who are signed in: /api/doctor."""
-    if dashboard.keeper.snapshot.is_first and dashboard.keeper.queue_problem is None:
-        raise ProblemError(
-            503, "the queue is being looked at for the first time", headers={"Retry-After": "1"}
-        )
-    if ailments(dashboard.settings, time.time(), expect_worker=False) or dashboard.keeper.queue_problem:
-        raise ProblemError(503, "the queue cannot be used. Fix: briter-worker doctor, on the server")
-    return Json({"status": "ok"})
-
-
-@router.get("/metrics", response_class=Response)
-def metrics(dashboard: Asked) -> Response:
-    """For Prometheus."""
-    rendered = dashboard.metrics()
-    if rendered is None:
-        raise ProblemError(404, "metrics are not installed. Fix: pip install 'briter-worker[metrics]'")
-    text, media_type = rendered
-    return Response(text, headers={"Content-Type": media_type})
-
-
-@router.get("/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+@live_router.get("/events", response_class=Response, responses=EVENT_STREAM)
 async def events(
-    dashboard: Asked, last_event_id: Annotated[str | None, Header(max_length=40)] = None
+    site: CurrentSite, last_event_id: Annotated[str | None, Header(max_length=40)] = None
 ) -> Response:
-    """A `snapshot`, then everything that happens, each with its id; `status` when the standing changes."""
-    if dashboard.hub.is_full():
-        raise ProblemError(503, f"there are {MOST_READERS} readers already", headers={"Retry-After": "30"})
-    seen = (
-        int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else None
-    )
-
-    async def missed(after: int, number: int) -> Missed:
-        return await run_in_threadpool(
-            dashboard.readers.read, lambda past: (*past.latest(), past.moments(after, number))
-        )
-
-    return dashboard.hub.stream(seen, missed, dashboard.status, dashboard.keeper.status)
+    """Stream a `snapshot`, then every event with its id, and `status` when the status changes."""
+    return site.feed.stream(last_event_id)

@@ -1,222 +1,157 @@
-"""The live stream: what happens, sent to everybody who stays. One text is made for all of them.
+"""The live stream (server-sent events): a snapshot, then the events of the history and changes of the status.
 
-A reader gets a `snapshot`, then every moment of the history with its id, and `status` whenever the site's
-standing changes. One that comes back says what it saw last, and gets what it missed. One that does not read
-is dropped: nobody waits for it, and it never holds more than its queue.
+One task per site reads for all readers, while there are any. A reader that reconnects with `Last-Event-ID`
+gets the events that it missed if they are few, else a snapshot. A reader that does not keep up is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
 
 from briter_worker.job import format_time
-from briter_worker.sinks.history.reading import HistoryUnreadableError
+from briter_worker.web.problems import ProblemError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from briter_worker.sinks.history.reading import Moment
+    from briter_worker.sinks.history import Moment
 
-PING = 15
-SEND_TIMEOUT = 10.0
-RECONNECT_MS = 2000
-MOST_READERS = 2000
-_QUEUE = 64
-_FOR_EACH_READER = 0.0005
-_MOST_GATHERED = 0.5
-_MOST_MISSED = 5000
-_PAGE = 500
-
-Missed = tuple[int, int, list["Moment"]]
-"""The newest and the oldest moment that there are, and those that a reader missed."""
+MAX_READERS = 500
+MAX_MISSED = 500
+PING_S = 15
+_SEND_TIMEOUT_S = 10.0
+_RECONNECT_MS = 2000
+_POLL_S = 0.5
+_MAX_WAITING_CHUNKS = 64
 
 
-def event(name: str, data: Any, number: int | None = None) -> bytes:  # noqa: ANN401 - any JSON value
-    """One event, as it is sent."""
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a poll found: the status, and the moments after the given one (at most MAX_MISSED)."""
+
+    status: dict[str, Any]
+    latest: int = 0
+    """Id of the newest moment."""
+    moments: Sequence[Moment] = ()
+
+
+def encode_event(name: str, data: Any, number: int | None = None) -> bytes:  # noqa: ANN401 - any JSON value
+    """Return one server-sent event."""
     text = json.dumps(data, separators=(",", ":"))
-    shown = ServerSentEvent(text, event=name, id=None if number is None else str(number), sep="\n")
-    return shown.encode()
+    event_id = None if number is None else str(number)
+    return ServerSentEvent(text, event=name, id=event_id, sep="\n").encode()
 
 
-def moment_event(moment: Moment) -> bytes:
-    """A moment of the history, under its own name."""
+def _encode_moment(moment: Moment) -> bytes:
     data = {"id": moment.id, "at": format_time(moment.at), **moment.data, "event": moment.event}
-    return event(moment.event, data, moment.id)
+    return encode_event(moment.event, data, moment.id)
 
 
-class Reader:
-    """One connection. What does not fit into its queue ends it."""
+class Feed:
+    """The readers of one site. Use it in the event loop only.
 
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUE)
-        self.dropped = False
+    `read(after)` runs in a thread and raises nothing; `after` None asks for the status and `latest` alone.
+    `snapshot` returns what a new reader gets first.
+    """
 
-    def offer(self, chunk: bytes | None) -> bool:
-        """Whether it still keeps up."""
-        try:
-            self._queue.put_nowait(chunk)
-        except asyncio.QueueFull:
-            self.dropped = True
-            return False
-        return True
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """What it is to be sent, until there is no more."""
-        while not self.dropped:
-            chunk = await self._queue.get()
-            if chunk is None:
-                return
-            yield chunk
-
-
-class Hub:
-    """All readers. `publish` may be called from any thread, all else from the loop's."""
-
-    def __init__(self, ping: float = PING) -> None:
+    def __init__(
+        self,
+        read: Callable[[int | None], News],
+        snapshot: Callable[[], dict[str, Any]],
+        *,
+        poll: float = _POLL_S,
+        ping: float = PING_S,
+    ) -> None:
+        self._read = read
+        self._snapshot = snapshot
+        self._poll_seconds = poll
         self._ping = ping
-        self._readers: set[Reader] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
-        self._gathered: list[bytes] = []
-        self._telling: asyncio.TimerHandle | None = None
-        self.cursor = 0
-        """The newest moment that was sent to readers."""
-        self._next = 0
-
-    def open(self, loop: asyncio.AbstractEventLoop, cursor: int) -> None:
-        """From now on there may be readers."""
-        self._loop = loop
-        self.cursor = self._next = cursor
+        self._readers: set[asyncio.Queue[bytes | None]] = set()
+        self._joining = asyncio.Lock()
+        self._poller: asyncio.Task[None] | None = None
+        self._cursor = 0
+        """The newest moment that readers were sent."""
+        self._status: dict[str, Any] = {}
 
     def __len__(self) -> int:
         return len(self._readers)
 
-    def publish(self, moments: Sequence[Moment], status: dict[str, Any] | None) -> None:
-        """Tell everybody."""
-        parts = [moment_event(moment) for moment in moments]
-        if status is not None:
-            parts.append(event("status", status))
-        self._soon(b"".join(parts), moments[-1].id if moments else None)
-
-    def restart(self, cursor: int) -> None:
-        """The history began anew: everybody is to come again, and to be given a snapshot."""
-        self._soon(None, cursor)
-
-    def _soon(self, chunk: bytes | None, cursor: int | None) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._gather, self._loop, chunk, cursor)
-
-    def _gather(self, loop: asyncio.AbstractEventLoop, chunk: bytes | None, cursor: int | None) -> None:
-        """Tell it in a moment, with what comes meanwhile: later, the more readers there are.
-
-        To tell many takes the processor from the publication that it is about, and that makes six moments.
-        """
-        if cursor is not None:
-            self._next = cursor
-        if chunk is None:
-            self._tell()
-            self._fan_out(None)
-            return
-        self._gathered.append(chunk)
-        if self._telling is None:
-            wait = min(len(self._readers) * _FOR_EACH_READER, _MOST_GATHERED)
-            self._telling = loop.call_later(wait, self._tell)
-
-    def _tell(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
-        chunk = b"".join(self._gathered)
-        self._gathered.clear()
-        self.cursor = self._next
-        if chunk:
-            self._fan_out(chunk)
-
-    def _fan_out(self, chunk: bytes | None) -> None:
-        for reader in [reader for reader in self._readers if not reader.offer(chunk)]:
-            self._readers.discard(reader)
-
-    def close(self) -> None:
-        """Every reader's stream ends."""
-        self._closed = True
-        self._tell()
-        for reader in self._readers:
-            if not reader.offer(None):
-                reader.dropped = True
-
-    def is_full(self) -> bool:
-        """Whether nobody else can be let in."""
-        return self._closed or len(self._readers) >= MOST_READERS
-
-    def stream(
-        self,
-        seen: int | None,
-        missed: Callable[[int, int], Awaitable[Missed]],
-        snapshot: Callable[[], dict[str, Any]],
-        status: Callable[[], dict[str, Any]],
-    ) -> EventSourceResponse:
-        """The answer for a reader who has seen everything up to `seen`, or nothing."""
+    def stream(self, last_event_id: str | None = None) -> EventSourceResponse:
+        """Return the response for a new reader. Raises ProblemError when there are too many."""
+        if len(self._readers) >= MAX_READERS:
+            text = f"the live stream has {MAX_READERS} readers already"
+            raise ProblemError(503, text, headers={"Retry-After": "30"})
+        last = last_event_id if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else ""
         return EventSourceResponse(
-            self._chunks(seen, missed, snapshot, status),
+            self._chunks(int(last[:18]) if last else None),
             ping=self._ping,
-            send_timeout=SEND_TIMEOUT,
+            send_timeout=_SEND_TIMEOUT_S,
             ping_message_factory=lambda: ServerSentEvent("{}", event="ping", sep="\n"),
         )
 
-    async def _chunks(
-        self,
-        seen: int | None,
-        missed: Callable[[int, int], Awaitable[Missed]],
-        snapshot: Callable[[], dict[str, Any]],
-        status: Callable[[], dict[str, Any]],
-    ) -> AsyncIterator[bytes]:
-        reader = Reader()
-        # Before the past is read: what happens meanwhile waits in the reader's queue.
-        cursor = self.cursor
-        self._readers.add(reader)
-        if self._closed:
-            return
+    async def _chunks(self, last_id: int | None) -> AsyncIterator[bytes]:
+        reader: asyncio.Queue[bytes | None] = asyncio.Queue(_MAX_WAITING_CHUNKS)
+        cursor = await self._join(reader)
         try:
-            yield f"retry: {RECONNECT_MS}\n\n".encode()
-            caught_up = seen is not None
-            if seen is not None:
-                async for page in _missed_pages(seen, cursor, missed):
-                    if page is None:
-                        caught_up = False
-                        break
-                    yield page
-            if caught_up:
-                yield event("status", status())
-            else:
-                yield event("snapshot", {"latest": cursor, **snapshot()}, cursor)
-            async for chunk in reader.chunks():
+            yield f"retry: {_RECONNECT_MS}\n\n".encode()
+            yield await self._first_chunk(last_id, cursor)
+            while (chunk := await reader.get()) is not None:
                 yield chunk
         finally:
             self._readers.discard(reader)
 
+    async def _join(self, reader: asyncio.Queue[bytes | None]) -> int:
+        """Add the reader, and return the moment after which its queue has everything."""
+        async with self._joining:
+            if self._poller is None or self._poller.done():
+                news = await run_in_threadpool(self._read, None)
+                self._cursor, self._status = news.latest, news.status
+                self._poller = asyncio.create_task(self._poll())
+            self._readers.add(reader)
+            return self._cursor
 
-async def _missed_pages(
-    seen: int, cursor: int, missed: Callable[[int, int], Awaitable[Missed]]
-) -> AsyncIterator[bytes | None]:
-    """All moments after `seen`, up to `cursor`; None where they are not known any more.
+    async def _first_chunk(self, last_id: int | None, cursor: int) -> bytes:
+        if last_id is not None and 0 <= cursor - last_id <= MAX_MISSED:
+            news = await run_in_threadpool(self._read, last_id)
+            missed = [moment for moment in news.moments if moment.id <= cursor]
+            if not missed or missed[0].id == last_id + 1:
+                return b"".join([*map(_encode_moment, missed), encode_event("status", news.status)])
+        return encode_event("snapshot", {**await run_in_threadpool(self._snapshot), "latest": cursor}, cursor)
 
-    Page by page: after a restart, everybody comes back at once, and each would hold all of it.
-    """
-    if not 0 <= seen <= cursor or cursor - seen > _MOST_MISSED:
-        yield None
-        return
-    while seen < cursor:
-        try:
-            _newest, oldest, moments = await missed(seen, _PAGE)
-        except HistoryUnreadableError:
-            yield None
-            return
-        if not moments or oldest > seen + 1:
-            yield None
-            return
-        yield b"".join(moment_event(moment) for moment in moments if moment.id <= cursor)
-        seen = moments[-1].id
+    async def _poll(self) -> None:
+        behind = False
+        while self._readers:
+            if not behind:
+                await asyncio.sleep(self._poll_seconds)
+            news = await run_in_threadpool(self._read, self._cursor)
+            behind = len(news.moments) >= MAX_MISSED
+            parts = list(map(_encode_moment, news.moments))
+            if news.latest < self._cursor:  # the history was replaced
+                parts = [encode_event("snapshot", {**news.status, "latest": news.latest}, news.latest)]
+                self._cursor = news.latest
+            elif news.moments:
+                self._cursor = news.moments[-1].id
+            if news.status != self._status:
+                self._status = news.status
+                parts.append(encode_event("status", news.status))
+            if parts:
+                self._send(b"".join(parts))
+
+    def _send(self, chunk: bytes) -> None:
+        for reader in list(self._readers):
+            try:
+                reader.put_nowait(chunk)
+            except asyncio.QueueFull:
+                self._drop(reader)
+
+    def _drop(self, reader: asyncio.Queue[bytes | None]) -> None:
+        self._readers.discard(reader)
+        while not reader.empty():
+            reader.get_nowait()
+        reader.put_nowait(None)

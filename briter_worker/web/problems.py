@@ -1,4 +1,4 @@
-"""What went wrong, as RFC 9457 has it for programs, and as a page for people. Never a traceback."""
+"""Errors as RFC 9457 problem documents for programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from briter_worker.errors import for_people
+from briter_worker.errors import os_error_fix, os_error_text
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,30 +18,31 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class ProblemError(Exception):
-    """A request that cannot be done: its status, and what to do instead."""
+    """Refuse a request with this HTTP status, message and fix."""
 
     def __init__(
-        self, status: int, detail: str, *, headers: Mapping[str, str] | None = None, **more: object
+        self, status: int, detail: str, fix: str = "", *, headers: Mapping[str, str] | None = None
     ) -> None:
         self.status = status
-        self.detail = for_people(detail)
+        self.detail = one_line(detail)
+        self.fix = fix
         self.headers = dict(headers or {})
-        self.more = more
         super().__init__(self.detail)
 
 
-def title_of(status: int) -> str:
-    """The status in words."""
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Error"
-
-
 def problem(
-    status: int, detail: str, *, headers: Mapping[str, str] | None = None, **more: object
+    status: int, detail: str, fix: str = "", *, headers: Mapping[str, str] | None = None, **more: object
 ) -> Response:
-    """The answer to a program."""
-    body: dict[str, Any] = {"type": "about:blank", "title": title_of(status), "status": status}
-    body |= {"detail": for_people(detail), **more}
+    """Return the problem document as a response; `fix` is present only if there is one."""
+    title = HTTPStatus(status).phrase
+    body: dict[str, Any] = {"type": "about:blank", "title": title, "status": status}
+    body |= {"detail": one_line(detail), **({"fix": fix} if fix else {}), **more}
     return Response(json.dumps(body), status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {}))
+
+
+def explain(error: OSError) -> tuple[str, str]:
+    """Return the message and the fix of an operating system's or a database's error."""
+    fix = getattr(error, "fix", None)
+    if isinstance(fix, str):
+        return one_line(str(error)), fix
+    return os_error_text(error), os_error_fix(error)

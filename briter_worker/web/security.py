@@ -1,48 +1,52 @@
-"""Who may come in, and what may be changed: the first that a request meets, and the last to touch the answer.
+"""Authentication, protection against forged requests, and security headers, around the whole application.
 
-A machine of one's own needs no password: listening on loopback, everybody on the machine may look and steer.
-So then only names of this machine are answered (a web page elsewhere may have a name that leads here), and
-nothing that a proxy has forwarded. With a token, nobody comes in without it.
-
-A change needs more than a cookie that a browser sends by itself: the page's CSRF token, from the page's own
-origin. A program that sends the token as Bearer needs neither.
+Every path but the health checks, the sign-in page and static files needs a session or the token. A change by
+session also needs the CSRF token of the session, from a page of the same origin; a program that sends the
+token as Bearer needs neither, because no browser sends that header by itself.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 
+from briter_worker.web.access import is_same
 from briter_worker.web.problems import problem
-from briter_worker.web.sessions import Sessions, Tries, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from briter_worker.web.access import Access
+
 COOKIE = "briter_session"
 CSRF_HEADER = "x-csrf-token"
 CSRF_FIELD = "csrf"
 SIGN_IN = "/sign-in"
-MOST_BYTES = 2 << 20
-MOST_BYTES_OF_STRANGERS = 16 << 10
+MAX_BYTES = 2 << 20
+MAX_PUBLIC_BYTES = 16 << 10
+MAX_UPLOAD_BYTES = 48 << 20
+"""For a job that is submitted with its files in base64."""
+_UPLOAD = re.compile(r"/api/sites/[^/]+/jobs")
 _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
 _FOR_PROGRAMS = ("/api/", "/events", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM = "application/x-www-form-urlencoded"
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="briter-worker"'}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Not `no-referrer`: with that, a browser's own forms would come from the origin `null`.
+    # Not `no-referrer`: with that, a browser sends its own forms with the origin `null`.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -50,60 +54,37 @@ _HEADERS = {
 }
 
 
-class _LeftError(Exception):
-    """The visitor was gone before all was said."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
-    if host.casefold() == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Who asks."""
+    """Who sent the request: the valid session's cookie, if any, and the CSRF token for forms."""
 
     cookie: str | None
-    signed_in: bool
-    """By a session; not by Bearer."""
     csrf: str
-    """For this visitor's forms."""
 
-
-@dataclass(frozen=True, slots=True)
-class Door:
-    """What the dashboard was told about who may come in."""
-
-    token: str
-    host: str
-    most_bytes: Callable[[str], int | None] = lambda _path: None
-    """How much may be sent to an address, where that is not as everywhere."""
+    @property
+    def signed_in(self) -> bool:
+        """Return True for a session; a program that sends the token has none."""
+        return self.cookie is not None
 
 
 class Guard:
-    """Around the application: refuses what must not reach it."""
+    """ASGI middleware that refuses what must not reach the application."""
 
     def __init__(
         self,
         app: ASGIApp,
-        door: Door,
-        complain: Callable[[str], None],
+        access: Access,
+        *,
         error_page: Callable[[int, str], Response],
+        complain: Callable[[str], None],
     ) -> None:
         self._app = app
-        self._door = door
-        self._complain = complain
+        self._access = access
         self._error_page = error_page
-        self.sessions = Sessions()
-        self.tries = Tries()
+        self._complain = complain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or pass on."""
+        """Answer the request, or pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -113,88 +94,70 @@ class Guard:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                _protect(message, scope["path"])
+                _add_headers(message, scope["path"])
             await send(message)
 
         try:
-            answer = self._admit(scope)
-            if answer is None and not _reads(scope):
-                # Not before: who has no business here does not get to fill the memory.
-                path = scope["path"]
-                usual = MOST_BYTES_OF_STRANGERS if _is_public(path) else MOST_BYTES
-                limit = self._door.most_bytes(path) or usual
-                body = await _read(receive, limit)
-                answer = problem(413, f"at most {limit} bytes") if body is None else self._change(scope, body)
-                receive = _again(body or b"", receive)
-            if answer is None:
-                await self._app(scope, receive, protected)
-            else:
-                await answer(scope, receive, protected)
-        except _LeftError:
-            pass  # nobody is there to be answered
+            answer = self._refuse_visitor(scope)
+            if answer is None and scope["method"] not in _READING:
+                # Not before: only an admitted visitor may fill the memory.
+                limit = _body_limit(scope["path"])
+                body = await _read_body(scope, receive, limit)
+                answer = (
+                    problem(413, f"the request has more than {limit} bytes")
+                    if body is None
+                    else self._refuse_change(scope, body)
+                )
+                receive = _replay(body or b"", receive)
+            await (answer or self._app)(scope, receive, protected)
+        except ClientDisconnect:
+            pass
         except Exception as error:
             self._complain(f"{scope['method']} {scope['path']}: {type(error).__name__}: {error}")
             if started:
-                raise  # so that the server ends the connection
-            text = "The dashboard made a mistake; its log says more"
-            await self._refuse(scope, 500, text)(scope, receive, protected)
+                raise  # the server then closes the connection
+            text = "The dashboard failed to answer; its log has the error"
+            await self._refusal(scope, 500, text)(scope, receive, protected)
 
-    def _admit(self, scope: Scope) -> Response | None:
-        """The refusal of who may not come in, told by the headers alone; None when the visitor may."""
+    def _refuse_visitor(self, scope: Scope) -> Response | None:
+        """Return the refusal of a visitor who may not enter, decided by the headers alone."""
         headers = Headers(scope=scope)
-        cookie = _cookie(headers)
-        signed_in = bool(self._door.token) and self.sessions.knows(cookie)
-        if not signed_in:
+        cookie = Request(scope).cookies.get(COOKIE)
+        if not self._access.has_session(cookie):
             cookie = None
-        visit = Visit(cookie, signed_in, self.sessions.csrf(cookie))
-        scope.setdefault("state", {})["visit"] = visit
-        if not self._door.token:
-            refusal = self._stranger(headers)
-            if refusal is not None:
-                return refusal
+        scope.setdefault("state", {})["visit"] = Visit(cookie, self._access.csrf_token(cookie))
         bearer = _bearer(headers)
-        if bearer is not None and self._door.token:
-            return self._let_program_in(scope, bearer)
-        if self._door.token and not signed_in and not _is_public(scope["path"]):
-            return _sign_in_first(scope, headers)
+        if bearer is not None:
+            return self._refuse_bearer(scope, bearer)
+        if cookie is None and not _is_public(scope["path"]):
+            return _ask_to_sign_in(scope, headers)
         return None
 
-    def _change(self, scope: Scope, body: bytes) -> Response | None:
-        """The refusal of a change that somebody else may have sent in the visitor's name."""
+    def _refuse_bearer(self, scope: Scope, bearer: str) -> Response | None:
+        if self._access.is_token(bearer):
+            return None
+        address = client_address(scope)
+        wait = self._access.seconds_to_wait(address)
+        self._access.count_failure(address)
+        if wait:
+            return problem(429, "too many wrong tokens", headers={"Retry-After": str(wait)})
+        return problem(401, "the token is wrong", headers=_CHALLENGE)
+
+    def _refuse_change(self, scope: Scope, body: bytes) -> Response | None:
+        """Return the refusal of a change that a page of another site may have sent."""
         headers = Headers(scope=scope)
-        if self._door.token and _bearer(headers) is not None:
-            return None  # no browser sends it by itself
-        return self._forged(scope, headers, body, scope["state"]["visit"])
-
-    def _refuse(self, scope: Scope, status: int, text: str) -> Response:
-        return (self._error_page if wants_page(scope["path"], Headers(scope=scope)) else problem)(
-            status, text
-        )
-
-    def _stranger(self, headers: Headers) -> Response | None:
-        name = _host_name(headers.get("host", ""))
-        if not (is_loopback(name) or name == self._door.host.casefold()):
-            text = (
-                "this dashboard answers to localhost only. Fix: for another name, set BRITER_DASHBOARD_TOKEN"
-            )
-            return problem(421, text)
-        if any(header in headers for header in _FORWARDED):
-            text = "a proxy forwarded this, and there is no token. Fix: set BRITER_DASHBOARD_TOKEN"
-            return problem(403, text)
-        return None
-
-    def _forged(self, scope: Scope, headers: Headers, body: bytes, visit: Visit) -> Response | None:
-        """The refusal of a change that a page of another site may have sent."""
+        if _bearer(headers) is not None:
+            return None
         origin = headers.get("origin")
         foreign = (
             origin is not None and urlsplit(origin).netloc.casefold() != headers.get("host", "").casefold()
         )
         if foreign or headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
-            return self._refuse(scope, 403, "This change was asked for by a page of another site")
+            return self._refusal(scope, 403, "This change was requested by a page of another site")
         given = headers.get(CSRF_HEADER)
         if given is None and headers.get("content-type", "").startswith(_FORM):
             given = parse_qs(body.decode("utf-8", "replace")).get(CSRF_FIELD, [""])[0]
-        if given is not None and same(given, visit.csrf):
+        if given is not None and is_same(given, scope["state"]["visit"].csrf):
             return None
         if wants_page(scope["path"], headers):
             text = (
@@ -202,27 +165,16 @@ class Guard:
                 "Go back, load it again, and try again"
             )
             return self._error_page(403, text)
-        return problem(403, "X-CSRF-Token is missing or old. Fix: take it from GET /api/csrf, or send Bearer")
+        fix = "take it from GET /api/csrf, or send the token as Authorization: Bearer"
+        return problem(403, "X-CSRF-Token is missing or out of date", fix)
 
-    def _let_program_in(self, scope: Scope, bearer: str) -> Response | None:
-        if same(bearer, self._door.token):
-            return None
-        address = address_of(scope)
-        wait = self.tries.wait(address)
-        self.tries.failed(address)
-        if wait:
-            return problem(429, "too many wrong tokens", headers={"Retry-After": str(wait)})
-        return problem(
-            401, "the token is wrong", headers={"WWW-Authenticate": 'Bearer realm="briter-worker"'}
-        )
+    def _refusal(self, scope: Scope, status: int, text: str) -> Response:
+        is_page = wants_page(scope["path"], Headers(scope=scope))
+        return self._error_page(status, text) if is_page else problem(status, text)
 
 
-def _reads(scope: Scope) -> bool:
-    return scope["method"] in _READING
-
-
-def address_of(scope: Scope) -> str:
-    """Who asks, for counting failures: of IPv6 the network, as each visitor has 2^64 addresses."""
+def client_address(scope: Scope) -> str:
+    """Return the address that failures are counted by: for IPv6 the /64 network, which one visitor has."""
     client = scope.get("client")
     text = str(client[0]) if client else "unknown"
     try:
@@ -235,7 +187,7 @@ def address_of(scope: Scope) -> str:
 
 
 def wants_page(path: str, headers: Headers) -> bool:
-    """Whether a person asks, with a browser."""
+    """Return True if a person asks, with a browser."""
     return not path.startswith(_FOR_PROGRAMS) and "text/html" in headers.get("accept", "")
 
 
@@ -243,21 +195,23 @@ def _is_public(path: str) -> bool:
     return path in _PUBLIC or path.startswith("/static/")
 
 
-def _sign_in_first(scope: Scope, headers: Headers) -> Response:
-    if wants_page(scope["path"], headers):
-        wanted = scope["path"] + (
-            f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""
-        )
-        target = f"{SIGN_IN}?next={quote(wanted, safe='')}" if scope["method"] == "GET" else SIGN_IN
-        return RedirectResponse(target, status_code=303)
-    return problem(
-        401,
-        "sign in, or send BRITER_DASHBOARD_TOKEN as Authorization: Bearer",
-        headers={"WWW-Authenticate": 'Bearer realm="briter-worker"'},
-    )
+def _body_limit(path: str) -> int:
+    if _is_public(path):
+        return MAX_PUBLIC_BYTES
+    return MAX_UPLOAD_BYTES if _UPLOAD.fullmatch(path) else MAX_BYTES
 
 
-def _protect(message: Message, path: str) -> None:
+def _ask_to_sign_in(scope: Scope, headers: Headers) -> Response:
+    if not wants_page(scope["path"], headers):
+        fix = "sign in, or send the dashboard's token as Authorization: Bearer"
+        return problem(401, "this needs a session or the token", fix, headers=_CHALLENGE)
+    query = scope["query_string"].decode("latin-1")
+    wanted = scope["path"] + (f"?{query}" if query else "")
+    target = f"{SIGN_IN}?next={quote(wanted, safe='')}" if scope["method"] == "GET" else SIGN_IN
+    return RedirectResponse(target, status_code=303)
+
+
+def _add_headers(message: Message, path: str) -> None:
     headers = MutableHeaders(scope=message)
     for name, value in _HEADERS.items():
         headers[name] = value
@@ -266,46 +220,26 @@ def _protect(message: Message, path: str) -> None:
     del headers["server"]
 
 
-def _host_name(host: str) -> str:
-    try:
-        return (urlsplit(f"//{host}").hostname or "").casefold()
-    except ValueError:
-        return ""
-
-
 def _bearer(headers: Headers) -> str | None:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.casefold() == "bearer" else None
 
 
-def _cookie(headers: Headers) -> str | None:
-    for line in headers.getlist("cookie"):
-        for pair in line.split(";"):
-            name, _, value = pair.strip().partition("=")
-            if name == COOKIE:
-                return value
-    return None
+async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+    """Return the whole body, or None if it is longer than the limit.
 
-
-async def _read(receive: Receive, limit: int) -> bytes | None:
-    """The body of a change, which is checked before it is believed; None when it is too long.
-
-    Raises _LeftError when it did not come to its end: half of it might be another change.
+    Raises ClientDisconnect when its end did not come: half of a form can be another change.
     """
-    parts = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _LeftError
-        parts += message.get("body", b"")
-        if len(parts) > limit:
+    body = bytearray()
+    async for part in Request(scope, receive).stream():
+        body += part
+        if len(body) > limit:
             return None
-        if not message.get("more_body", False):
-            return bytes(parts)
+    return bytes(body)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, then whatever comes."""
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body that was read, then whatever follows."""
     given = False
 
     async def replay() -> Message:

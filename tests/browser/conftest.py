@@ -37,12 +37,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.fixture
 def visitor(browser: Browser, running: Running) -> Iterator[Visitor]:
     """An editor with JavaScript."""
-    with visiting(browser, running.base) as person:
+    with visiting(browser, running.dashboard) as person:
         yield person
 
 
 @pytest.fixture
 def plain_visitor(browser: Browser, running: Running) -> Iterator[Visitor]:
     """An editor without JavaScript."""
-    with visiting(browser, running.base, java_script_enabled=False) as person:
+    with visiting(browser, running.dashboard, java_script_enabled=False) as person:
         yield person

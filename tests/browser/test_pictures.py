@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from browsers import Running, follows, open_site, picture, visiting
@@ -67,10 +67,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     ],
 )
 def test_the_docs_show_the_dashboard_as_it_is(
-    browser: Browser, running: Running, tmp_path: Path, name: str, place: str, options: dict[str, object]
+    browser: Browser, running: Running, tmp_path: Path, name: str, place: str, options: dict[str, Any]
 ) -> None:
     slug = f"a-walk-along-the-harbour-{name[:-4]}" if place == "/" else ""
-    with visiting(browser, running.base, reduced_motion="reduce", **options) as visitor:
+    with visiting(browser, running.dashboard, reduced_motion="reduce", **options) as visitor:
         page = visitor.page
         page.goto(place)
         follows(page)
@@ -78,7 +78,7 @@ def test_the_docs_show_the_dashboard_as_it_is(
         with running.closed_gate():
             if slug:
                 running.save("a-walk-along-the-harbour", slug, message="Describe the new path")
-                expect(page.locator(".phase")).to_contain_text("sending it to the remote")
+                expect(page.locator(".phase")).to_contain_text("pushing to the remote")
             file = picture(page, name, tmp_path)
         if slug:
             expect(page.locator(".progress")).to_have_count(0)

@@ -1,11 +1,10 @@
-"""The engines under test. Another one is another parameter here, and nothing else."""
+"""The queues under test. Another one is another parameter here, and nothing else."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from postgres import add_site
 from queue_engines import Disk, Engine, Postgres
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
     """An empty queue."""
     if request.param == "postgres":
+        from postgres import add_site  # noqa: PLC0415 - an extra
+
         database: Database = request.getfixturevalue("database")
         return Postgres(database, add_site(database))
     return Disk(tmp_path, named_after_slugs=request.param == "disk-named-after-slugs")

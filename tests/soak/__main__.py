@@ -10,20 +10,19 @@ import sys
 import time
 from typing import TYPE_CHECKING, Protocol, cast
 
-from soak import record
-from soak.report import Options, Report
+from soak.report import Options, Report, keep, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PARTS = {
-    "kills": "kills of the worker while everything around it moves",
-    "lock": "many processes at one lock, killed and stopped, across PID namespaces",
-    "sweep": "a kill and each error of a disk at every system call of a publication",
-    "machine": "random histories of CMS, worker, person, remote and clock against a model",
-    "oracle": "what is published of random path lists, against git itself",
-    "fuzz": "random bytes as jobs",
-    "cluster": "hosts of a cluster killed, stopped, cut off, and a Postgres that goes and comes",
+    "kills": "kill the worker while everything around it moves",
+    "lock": "let many processes race for one lock, killed and stopped, across PID namespaces",
+    "sweep": "kill, or fail the disk, at every system call of a publication",
+    "machine": "hold random histories of CMS, worker, operator, remote and clock against a model",
+    "oracle": "compare what is published of random path lists with git itself",
+    "fuzz": "feed random bytes as jobs",
+    "cluster": "kill, stop and cut off the nodes of a cluster, and restart Postgres",
 }
 
 
@@ -31,36 +30,31 @@ class Part(Protocol):
     """A module of this package that proves something."""
 
     def run(self, options: Options, tell: Callable[[str], None]) -> Report:
-        """Do it; `tell` a line now and then."""
+        """Run the part; `tell` a line now and then."""
         ...
 
 
 def main() -> int:
-    """Run what was asked for; 1 when anything that was promised did not hold."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/soak", description="Prove what is promised, at full scale."
-    )
+    """Run the parts that were asked for; return 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="scripts/soak", description="Prove the guarantees at full scale.")
     parser.add_argument("what", nargs="?", default="all", choices=[*PARTS, "all"])
     parser.add_argument("--quick", action="store_true", help="a minute of each; keeps nothing")
-    parser.add_argument("--seed", type=int, help="repeat a run; without it, a fresh one")
-    parser.add_argument("--scale", type=float, help="this fraction of a full run; keeps nothing")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 2, help="how much at once")
+    parser.add_argument("--seed", type=int, help="repeat a run [default: random]")
+    parser.add_argument("--scale", type=float, help="run this fraction of a full run; keeps nothing")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 2, help="how many at once")
     asked = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if asked.seed is None else asked.seed
     options = Options(full=not asked.quick, seed=seed, processes=asked.processes, scale=asked.scale)
-    names = list(PARTS) if asked.what == "all" else [asked.what]
     print(f"seed {seed}", flush=True)
-    reports = [_run(name, options) for name in names]
-    print()
-    for line in record.table(reports):
-        print(line)
+    reports = [_run(name, options) for name in (PARTS if asked.what == "all" else [asked.what])]
+    print("", *table(reports), sep="\n")
     for report in reports:
         for failure in report.failures:
             print(f"FAILED {report.name}: {failure}")
     if options.full and options.scale is None:
-        for file in record.keep(reports, seed):
+        for file in keep(reports, seed):
             print(f"    written: {file}")
-    return 0 if all(report.ok for report in reports) else 1
+    return 1 if any(report.failures for report in reports) else 0
 
 
 def _run(name: str, options: Options) -> Report:
@@ -70,8 +64,7 @@ def _run(name: str, options: Options) -> Report:
     def tell(line: str) -> None:
         print(f"    {time.monotonic() - began:6.0f} s  {line}", flush=True)
 
-    part = cast("Part", importlib.import_module(f"soak.{name}"))
-    report = part.run(options, tell)
+    report = cast("Part", importlib.import_module(f"soak.{name}")).run(options, tell)
     took = round(time.monotonic() - began)
     return Report(name, {**report.figures, "seconds": took}, report.failures)
 

@@ -105,8 +105,7 @@ class Oracle:
                 else:
                     shut.add(path)
         wanted.rejected |= shut
-        wanted.on_hold |= {path for path in here if self._is_held(path)}
-        wanted.files |= here - wanted.on_hold
+        wanted.files |= here
         for path in (*self._below(top), *([top] if top in self.tip else [])):
             if (
                 path not in here
@@ -116,8 +115,6 @@ class Oracle:
                 wanted.gone.add(path)
 
     def _may_go(self, path: str, wanted: Wanted) -> bool:
-        if self._is_held(path):
-            return False
         if proper(path) is None:
             wanted.rejected.add(path)
             return False
@@ -127,9 +124,6 @@ class Oracle:
         return [
             path for path, (mode, _) in self.tip.items() if path.startswith(f"{folder}/") and mode != GITLINK
         ]
-
-    def _is_held(self, path: str) -> bool:
-        return not self.held.isdisjoint((*above(path), path))
 
     def _in_tip(self, path: str) -> str | None:
         return self.tip[path][0] if path in self.tip else None
@@ -181,8 +175,15 @@ class Oracle:
             found[path] = (mode, sha)
         return found
 
-    def settle(self, wanted: Wanted, ignored: set[str]) -> None:
-        """Drop what is ignored or left out."""
+    def settle(self, wanted: Wanted, ignored: set[str], places: Collection[str]) -> None:
+        """Drop what is ignored or left out, and from folders what a scheduled job declares."""
+        for path in (wanted.files | wanted.gone) - set(places):
+            lines = [*above(path), path]
+            held = max((len(each) for each in lines if each in self.held), default=-1)
+            if held >= max((len(each) for each in lines if each in places), default=0):
+                wanted.on_hold.add(path)
+        wanted.files -= wanted.on_hold
+        wanted.gone -= wanted.on_hold
         wanted.ignored = wanted.files & ignored
         wanted.files -= ignored
         wanted.gone -= self.left_out

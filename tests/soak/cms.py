@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ FLEETING = [f"fleeting{number}" for number in range(4)]
 """Posts that are deleted and written again."""
 BUNDLES = [f"bundle{number}" for number in range(2)]
 """Folders, declared as such."""
-_FILLER = [f"line {number}" for number in range(8)]
+FILLER = [f"line {number}" for number in range(8)]
 
 
 def post_path(slug: str) -> str:
@@ -34,39 +33,18 @@ def post_path(slug: str) -> str:
     return f"content/posts/{slug}.md"
 
 
-class Gate:
-    """What a person does with the service stopped and the authors told: nobody else acts meanwhile."""
-
-    def __init__(self) -> None:
-        self.worker = threading.Lock()
-        self.cms = threading.Lock()
-        self.wanted = threading.Event()
-
-    def __enter__(self) -> None:
-        self.wanted.set()
-        self.worker.acquire()
-        self.cms.acquire()
-        self.wanted.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self.cms.release()
-        self.worker.release()
-
-
 class Cms:
     """Writes posts and jobs, and looks at nothing else."""
 
-    def __init__(self, site: Site, ledger: Ledger, dice: random.Random, gate: Gate) -> None:
+    def __init__(self, site: Site, ledger: Ledger, dice: random.Random) -> None:
         self._site = site
         self._ledger = ledger
         self._dice = dice
-        self._gate = gate
         self._count = 0
 
     def act(self) -> None:
         """One save."""
-        with self._gate.cms:
-            self.save(self._dice.choice([*TITLED, *TITLED, CONTESTED, *FLEETING, *BUNDLES, "new", "new"]))
+        self.save(self._dice.choice([*TITLED, *TITLED, CONTESTED, *FLEETING, *BUNDLES, "new", "new"]))
         time.sleep(self._dice.choice([0, 0.02, 0.1, 0.4]))
 
     def save(self, slug: str) -> None:
@@ -94,7 +72,7 @@ class Cms:
         try:
             lines = file.read_text().splitlines()
         except FileNotFoundError:
-            lines = ["title: -", *_FILLER, "body: -"]
+            lines = ["title: -", *FILLER, "body: -"]
         lines[-1] = f"body: {slug} {marker}"
         return ("\n".join(lines) + "\n").encode()
 

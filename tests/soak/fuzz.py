@@ -1,4 +1,4 @@
-"""Atheris: random bytes, guided by coverage, as job files, as words to be shown, and as declared paths.
+"""Atheris: random bytes, guided by coverage, as job files, as texts of git, and as declared paths.
 
 Each share of a target is a process of its own (`fuzz_target`), as libFuzzer ends the process it runs in.
 """
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from soak.report import Report
+from soak.report import IN_MEMORY, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
 def fuzz(target: str, runs: int, seed: int) -> tuple[str, int, float, str]:
     """One process's share: the target, the runs it made, the seconds, and what went wrong, if anything."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="briter-fuzz-", dir=_memory()) as folder:
+    with tempfile.TemporaryDirectory(prefix="briter-fuzz-", dir=IN_MEMORY) as folder:
         done = subprocess.run(
             [sys.executable, "-m", "soak.fuzz_target", target, folder, f"-runs={runs}", f"-seed={seed or 1}"],
             capture_output=True,
@@ -87,7 +87,3 @@ def fuzz(target: str, runs: int, seed: int) -> tuple[str, int, float, str]:
             trouble = f"{target}: {' | '.join(cause) or said[-2000:]}; input {inputs!r}"[:6000]
         made = int(counted[1]) if counted else 0
         return target, made, time.monotonic() - began, trouble
-
-
-def _memory() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -1,4 +1,4 @@
-"""What is promised of random bytes: each check takes some, and raises when the promise does not hold."""
+"""The promises about random bytes: each check takes some, and raises when a promise does not hold."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.allowlist import Allowlist, PathRefusedError
-from briter_worker.errors import MAX_TEXT, Failure, PublishError, for_people
-from briter_worker.git.causes import from_git, from_refusal, remote_moved
-from briter_worker.job import Job, State, Status, rewritten
-from briter_worker.jobfile import parse_job
-from briter_worker.queues.disk import DiskQueue
-from briter_worker.strictjson import (
+from briter_worker.errors import Failure, FailureCode, PublishError
+from briter_worker.git.messages import from_git, from_rejection, is_remote_moved
+from briter_worker.job import (
+    WORKERS_KEYS,
+    Job,
     MalformedJobError,
-    Number,
+    State,
+    Status,
     UnreadableJobError,
-    encode,
+    encode_document,
     read_document,
+    with_state,
 )
+from briter_worker.queues.disk.queue import DiskQueue
+from briter_worker.redaction import MAX_TEXT, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,43 +35,54 @@ NOW = 1_800_000_000.0
 LONGEST = 1800.0
 CANARY = "Hunter2CanarySecret"
 _FOLDERS = ("content", "public/uploads")
-_WRITERS = {"id", "slug", "paths", "message", "commitMessage", "scheduledFor", "createdAt", "author", "type"}
-_WORKERS = {"status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "updatedAt"}
+_PRODUCERS = {
+    "id",
+    "slug",
+    "paths",
+    "message",
+    "commitMessage",
+    "scheduledFor",
+    "createdAt",
+    "author",
+    "type",
+}
 
 
 def job(data: bytes) -> None:
-    """Bytes → job → plan: accepted or refused, never anything else; and nothing of its writer's is lost."""
+    """Bytes → job → plan: accepted or refused, and nothing of the producer's is lost."""
     if data[:1] >= b"\x80":
         data = _composed(data[1:])
     try:
         document = read_document(data)
-        found = parse_job(document, name="the-file.json", modified=NOW)
+        found = Job.from_document(document, name="the-file.json", modified=NOW)
     except (UnreadableJobError, MalformedJobError) as refusal:
-        _is_for_people(for_people(str(refusal)))
+        _check_line(one_line(str(refusal)))
         return
     _plan(found)
+    failure = Failure(FailureCode.NETWORK, one_line(found.last_error or found.slug), "wait")
     attempts = min(found.attempts + 1, 2**53 - 1)
-    text = for_people(found.last_error or found.slug)
-    again = rewritten(
+    again = with_state(
         document,
+        NOW,
         status=Status.FAILED,
         attempts=attempts,
-        now=NOW,
+        failure=failure,
         next_attempt_at=NOW + LONGEST,
-        last_error=text,
-        failure=Failure.NETWORK.value,
     )
-    written = encode(again)
-    assert encode(read_document(written)) == written, "rewriting what the worker wrote changes it"
+    written = encode_document(again)
     read = read_document(written)
+    assert encode_document(read) == written, "rewriting what the worker wrote changes it"
     for key, value in document.items():
-        if key not in _WRITERS | _WORKERS:
+        if key not in _PRODUCERS | WORKERS_KEYS:
             assert _same(read[key], value), f"the unknown key {key!r} was {value!r} and is {read[key]!r}"
-    after = parse_job(read, name="the-file.json", modified=NOW)
-    assert _of_its_writer(after) == _of_its_writer(found)
-    assert (after.status, after.attempts, after.last_error) == (Status.FAILED, attempts, text)
+    after = Job.from_document(read, name="the-file.json", modified=NOW)
+    assert _producers_part(after) == _producers_part(found)
+    assert (after.status, after.attempts, after.last_error) == (
+        Status.FAILED,
+        attempts,
+        failure.message or "",
+    )
     assert after.next_attempt_at == NOW + LONGEST
-    _is_for_people(text)
 
 
 def _plan(found: Job) -> None:
@@ -79,13 +93,13 @@ def _plan(found: Job) -> None:
     assert found.id
     state = found.state(NOW)
     if due > NOW and found.status is Status.PENDING:
-        assert state in {State.SCHEDULED, State.RETRYING, State.PENDING}
+        assert state in {State.SCHEDULED, State.RETRYING, State.PENDING, State.TRIED}
     found.commit_message.encode()
     for declared in found.paths:
         _resolve(declared)
 
 
-def _of_its_writer(found: Job) -> tuple[object, ...]:
+def _producers_part(found: Job) -> tuple[object, ...]:
     return (
         *(found.id, found.type, found.slug, found.paths, found.message, found.author),
         *(found.created_at, found.scheduled_for),
@@ -93,9 +107,7 @@ def _of_its_writer(found: Job) -> tuple[object, ...]:
 
 
 def _same(one: object, other: object) -> bool:
-    """Equal, numbers to the letter, and a truth value is no number."""
-    if isinstance(one, Number) or isinstance(other, Number):
-        return isinstance(one, Number) and isinstance(other, Number) and one.text == other.text
+    """Return True if both are the same JSON: a truth value is no number."""
     if isinstance(one, dict) and isinstance(other, dict):
         return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -109,7 +121,7 @@ def _composed(data: bytes) -> bytes:
     document: dict[str, Any] = {"slug": "a", "paths": ["content/a.md"]}
     for _ in range(dice.ConsumeIntInRange(0, 8)):
         known = dice.ConsumeBool()
-        key = dice.PickValueInList(sorted(_WRITERS | _WORKERS)) if known else _text(dice)
+        key = dice.PickValueInList(sorted(_PRODUCERS | WORKERS_KEYS)) if known else _text(dice)
         document[key] = _value(dice, 3)
     indent = dice.PickValueInList([None, 1, 4])
     made = json.dumps(document, ensure_ascii=dice.ConsumeBool(), indent=indent)
@@ -163,20 +175,21 @@ _SHAPES = (
 
 
 def text(data: bytes) -> None:
-    """Whatever git or a job says: shown as one line, without the secrets, and sorted without a hitch."""
+    """Whatever git or a job says: one line without secrets, and a failure of a known code."""
     said = data[1:].decode("utf-8", "surrogateescape")
     shape = _SHAPES[data[0] % len(_SHAPES)] if data else _SHAPES[0]
     cut = len(said) // 2
-    shown = for_people(f"{said[:cut]}\n{shape}\n{said[cut:]}")
-    _is_for_people(shown)
+    shown = one_line(f"{said[:cut]}\n{shape}\n{said[cut:]}")
+    _check_line(shown)
     assert CANARY not in shown, f"shown: {shown!r}"
-    for failure in (from_git("it failed", said), from_refusal(said[:cut], said[cut:])):
+    for failure in (from_git("it failed", said), from_rejection(said[:cut], said[cut:])):
         assert isinstance(failure, PublishError)
-        _is_for_people(failure.text)
-    remote_moved(said[:cut], said[cut:])
+        _check_line(failure.message)
+        _check_line(failure.fix)
+    is_remote_moved(said[:cut], said[cut:])
 
 
-def _is_for_people(shown: str) -> None:
+def _check_line(shown: str) -> None:
     assert len(shown) <= MAX_TEXT
     assert shown.isprintable(), f"shown: {shown!r}"
     assert shown == " ".join(shown.split(" ")).strip(" ")
@@ -186,7 +199,7 @@ _ALLOWED = Allowlist(_FOLDERS)
 
 
 def path(data: bytes) -> None:
-    """What passes the allowlist is under an allowed folder on every system, and nothing of git's."""
+    """A path that passes the allowlist is under an allowed folder on every system, and none of git's."""
     declared = data.decode("utf-8", "surrogateescape")
     _resolve(declared)
     _resolve(f"content/{declared}")
@@ -196,7 +209,7 @@ def _resolve(declared: str) -> None:
     try:
         resolved = _ALLOWED.resolve(declared)
     except PathRefusedError as refusal:
-        _is_for_people(refusal.reason)
+        _check_line(refusal.reason)
         return
     assert resolved in {declared, declared.removesuffix("/")}
     assert any(resolved == folder or resolved.startswith(folder + "/") for folder in _FOLDERS)
@@ -211,47 +224,42 @@ def _resolve(declared: str) -> None:
 
 
 class _Queue:
-    """A queue folder into which the bytes are put, as a careless writer would."""
+    """A queue folder into which the bytes are put, as a careless producer would."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "queue"
-        self.aside = folder / "quarantine"
+        self.quarantine = folder / "quarantine"
         self.root.mkdir()
         self.queue = DiskQueue(
-            self.root, self.aside, max_attempts=3, longest_delay=LONGEST, clock=lambda: NOW
+            self.root, self.quarantine, longest_delay=LONGEST, dry_run=False, clock=lambda: NOW
         )
 
     def put(self, data: bytes) -> None:
-        """Claimed as a job, or put aside with its bytes kept; a job that fails can be claimed again."""
+        """Claimed as a job, or quarantined with its bytes kept; a job that fails can be claimed again."""
         file = self.root / "the-file.json"
         file.write_bytes(data)
         found = self.queue.claim(sys.maxsize)
-        if found.batch is None:
-            self._is_aside_or_waits(data, bool(found.put_aside))
-        else:
-            (claim,) = found.batch.claims
-            self.queue.put_off(found.batch, claim, Failure.NETWORK, "it failed", NOW)
-            self.queue.close(found.batch)
+        if found.claims:
+            (claim,) = found.claims
+            self.queue.retry_later(claim, Failure(FailureCode.NETWORK, "it failed"), at=NOW)
             (row,) = self.queue.jobs(NOW)
             assert row.job.attempts == claim.attempt
-            assert _of_its_writer(row.job) == _of_its_writer(claim.job)
-            row.path.unlink()
-        self.queue.notice()
+            assert _producers_part(row.job) == _producers_part(claim.job)
+        else:
+            (row,) = self.queue.jobs(NOW)
+            assert row.state is State.FAILED
+            if found.quarantined:
+                assert row.job.failure in {"unreadable", "malformed"}
+                _check_line(row.job.last_error or "\n")
+                (kept,) = self.quarantine.iterdir()
+                assert kept.read_bytes() == data
+                kept.unlink()
+            else:
+                assert file.read_bytes() == data
+        (left,) = self.root.glob("[!.]*")
+        left.unlink()
         assert not self.queue.jobs(NOW)
         assert [each.name for each in (self.root / ".claimed").iterdir()] == [".lock"]
-
-    def _is_aside_or_waits(self, data: bytes, put_aside: bool) -> None:  # noqa: FBT001
-        (row,) = self.queue.jobs(NOW)
-        assert row.state is State.FAILED
-        if put_aside:
-            assert row.job.failure in {Failure.UNREADABLE, Failure.MALFORMED}
-            _is_for_people(row.job.last_error or "\n")
-            (kept,) = self.aside.iterdir()
-            assert kept.read_bytes() == data
-            kept.unlink()
-        else:
-            assert row.path.read_bytes() == data
-        row.path.unlink()
 
 
 _FULL = {
@@ -269,56 +277,35 @@ _FULL = {
     "lastError": "x",
     "failure": "network",
     "updatedAt": None,
-    "other": [1, 1.50, 1e400, {"deep": [True, None]}],
+    "other": [1, 1.50, 1e300, {"deep": [True, None]}],
 }
-_JSON = json.dumps(_FULL).replace("Infinity", "1e400").encode()
-TARGETS: dict[str, tuple[int, list[bytes]]] = {
-    "job": (
-        1200,
-        [
-            *(_JSON, b"{}", b"\xef\xbb\xbf{}", b'{"slug":"a","paths":["content/a"]}', b"[" * 70),
-            *(b'{"slug":"\\ud800","paths":[]}', b'{"slug":"a","slug":"b"}', b'{"slug":NaN}', b"\x80" * 90),
-            *(b'{"slug":"a\\u0000","paths":[]}', b'{"slug":"a","paths":[],"commitMessage":"x","attempt":1}'),
-        ],
-    ),
-    "text": (
-        9000,
-        [
-            *(b"\0fatal: unable to access 'https://u:p@h/': The requested URL returned error: 403",),
-            *(b"\1remote: error: GH013: no\n ! [remote rejected] main -> main (pre-receive hook declined)",),
-            *(b"\2\x1b[31mred\x1b[0m \xe2\x80\xae", b"\3remote: x" * 40, b"\4" + b"a:b@" * 200),
-            b"\xff:auth\xff:authoor*",
-        ],
-    ),
-    "path": (
-        300,
-        [
-            *(b"content/a.md", b"a/../b", b".git/config", b"GIT~1", b".g\xe2\x80\x8cit", b".gitmodules "),
-            *(
-                b"public/uploads/a b",
-                b"-x",
-                b":(glob)*",
-                b"a//b",
-                b"c\\d",
-                b".git::$INDEX_ALLOCATION",
-                *(b"\xff", b"\xcd\x96.git/\xc9\xb5"),
-            ),
-        ],
-    ),
-    "queue": (1200, [_JSON, b"", b"{", b'{"slug":"a","paths":["content/a"]}', b'{"slug":1}', b"[]"]),
+_JSON = json.dumps(_FULL).encode()
+_JOBS = (
+    *(b"{}", b"\xef\xbb\xbf{}", b"[" * 70, b"\x80" * 90, b"", b"{", b"[]", b'{"slug":1}', b'{"slug":NaN}'),
+    *(b'{"slug":"a","paths":["content/a"]}', b'{"slug":"\\ud800","paths":[]}', b'{"slug":"a","slug":"b"}'),
+    *(b'{"slug":1e400}', b'{"slug":"a\\u0000","paths":[]}', b'{"slug":"a","commitMessage":"x","attempt":1}'),
+)
+_TEXT_SEEDS = (
+    b"\0fatal: unable to access 'https://u:p@h/': The requested URL returned error: 403",
+    b"\1remote: error: GH013: no\n ! [remote rejected] main -> main (pre-receive hook declined)",
+    *(b"\2\x1b[31mred\x1b[0m \xe2\x80\xae", b"\3remote: x" * 40, b"\4" + b"a:b@" * 200),
+    b"\xff:auth\xff:authoor*",
+)
+_PATH_SEEDS = (
+    *(b"content/a.md", b"a/../b", b".git/config", b"GIT~1", b".g\xe2\x80\x8cit", b".gitmodules ", b"-x"),
+    *(b"public/uploads/a b", b":(glob)*", b"a//b", b"c\\d", b".git::$INDEX_ALLOCATION", b"\xff"),
+    b"\xcd\x96.git/\xc9\xb5",
+)
+TARGETS: dict[str, tuple[int, tuple[bytes, ...]]] = {
+    "job": (1200, (_JSON, *_JOBS)),
+    "text": (9000, _TEXT_SEEDS),
+    "path": (300, _PATH_SEEDS),
+    "queue": (1200, (_JSON, *_JOBS)),
 }
-WORDS = [
-    *sorted(_WRITERS | _WORKERS),
-    "pending",
-    "failed",
-    "name",
-    "email",
-    "null",
-    "true",
-    "1e999",
-    "\\\\u0000",
-]
+"""For each target the longest input, and the seeds."""
+WORDS = [*sorted(_PRODUCERS | WORKERS_KEYS), "pending", "failed", "name", "email", "null", "true", "1e999"]
 WORDS += [
+    "\\\\u0000",
     "\\\\ud83d",
     "content/",
     ".git",
@@ -328,9 +315,7 @@ WORDS += [
     "fatal:",
     "https://",
     "@",
-    "Fix:",
     "..",
-    "//",
 ]
 
 

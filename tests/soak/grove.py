@@ -16,76 +16,24 @@ if TYPE_CHECKING:
 
 FOLDERS = ("content", "public/uploads")
 LARGE = 5_001
-GOOD = (
-    *("a", "b", "x.txt", "y.dos", "z.bin", "i.id", "b c", "-x", "--all", "*.md", "q?", "[z]", "UPPER", "..a"),
-    *(
-        "caf\u00e9",
-        "cafe\u0301",
-        ":(glob)q",
-        "~t",
-        "a&b;c",
-        "$HOME",
-        "'q'",
-        '"r"',
-        ".hidden",
-        "git",
-        "gitx~1",
-    ),
-    *(
-        "A",
-        "X.txt",
-        "upper",
-        "\U0001f389",
-        "x.log",
-        "keep.log",
-        "ignored",
-        ".gitignore",
-        "HEAD",
-        "a:b",
-        "#c",
-        "!d",
-        "e ",
-        " f",
-    ),
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split("|"))
+
+
+GOOD = _names(
+    "a|b|x.txt|y.dos|z.bin|i.id|b c|-x|--all|*.md|q?|[z]|UPPER|..a|caf\u00e9|cafe\u0301|:(glob)q|~t|a&b;c"
+    "|$HOME|'q'|\"r\"|.hidden|git|gitx~1|A|X.txt|upper|\U0001f389|x.log|keep.log|ignored|.gitignore|HEAD|a:b"
+    "|#c|!d|e | f"
 )
-"""Names that are nobody's business; some of them git ignores."""
-BAD = (
-    *(
-        ".GIT",
-        ".Git ",
-        "git~1",
-        "GIT~2",
-        ".g\u200cit",
-        ".gitmodules",
-        ".GITMODULES",
-        ".gitattributes",
-        "GITATT~1",
-    ),
-    *(
-        "gi7eba~1",
-        ".git::$INDEX_ALLOCATION",
-        "...",
-        ". .",
-        "a\\b",
-        "new\nline",
-        "tab\there",
-        "\x7f",
-        "\u0085",
-    ),
+"""Names of all kinds that may be published; git ignores some of them."""
+BAD = _names(
+    ".GIT|.Git |git~1|GIT~2|.g\u200cit|.gitmodules|.GITMODULES|.gitattributes|GITATT~1|gi7eba~1"
+    "|.git::$INDEX_ALLOCATION|...|. .|a\\b|new\nline|tab\there|\x7f|\u0085"
 )
 """Names that no job may publish."""
-ODD = (
-    "",
-    "/",
-    "/content/a",
-    "../a",
-    "content/../a",
-    "content/./a",
-    "content//a",
-    ".",
-    "content/a/../../b",
-    "content\\a",
-)
+ODD = _names("|/|/content/a|../a|content/../a|content/./a|content//a|.|content/a/../../b|content\\a")
 """No relative paths."""
 IGNORE = "*.log\n!keep.log\n/content/ignored\nignored/\n"
 RULES = (b"*\n", b"a\n", b"!x.log\n", b"/b/\n", b"*.txt\n", b"!*/\n", b"[A-Z]\n", b"sub/**\n")

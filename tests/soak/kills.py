@@ -1,43 +1,57 @@
-"""Kills at random moments while everything around the worker moves: nothing lost, twice, extra, or wedged."""
+"""Kill the worker at random moments while everything around it moves."""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
-from soak.ledger import Found
-from soak.report import Report
-from soak.world import World
+import psutil
+from sites import Site, events_in, eventually
+
+from soak import ledger
+from soak.cms import CONTESTED, Cms
+from soak.ledger import PROMISES, Found, Ledger
+from soak.outages import Outages
+from soak.people import Colleague, Operator
+from soak.report import IN_MEMORY, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from soak.report import Options
 
 _PER_SITE = 30
-"""A site's history and its figures stay small enough to be read by a person when something is wrong."""
-_PROMISES = ("lost", "twice", "extra", "wedged", "unsound")
-_IN_MEMORY = Path("/dev/shm")
+"""A site's history stays small enough to be read when something is wrong."""
+_FAST = {"BRITER_WORKER_BACKOFF_MS": "50", "BRITER_WORKER_POLL_INTERVAL_MS": "100"}
+_RUNS = 8
+"""This many undisturbed runs must empty the queue."""
+_MOMENT_S = 2.0
 
 
 def run(options: Options, tell: Callable[[str], None]) -> Report:
     """Kill workers, two thirds of them alone, the others with their process group."""
     sites = list(_plan(options))
-    total, done = Found(), 0
+    total = Found()
 
     def one(number: int, seed: int, kills: list[bool]) -> Found:
-        where = _IN_MEMORY if _IN_MEMORY.is_dir() else None
-        root = Path(tempfile.mkdtemp(prefix="briter-soak-", dir=where))
+        root = Path(tempfile.mkdtemp(prefix="briter-soak-", dir=IN_MEMORY))
         try:
             found = World(root, seed, kills).live()
         except BaseException:
             tell(f"site {number} of seed {seed} broke the soak itself; it is kept in {root}")
             raise
-        broken = [f"{name}: {line}" for name in _PROMISES for line in getattr(found, name)]
+        broken = found.lines()
         for line in broken:
             tell(f"site {number} of seed {seed}: {line}")
         if broken:
@@ -47,24 +61,291 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
         return found
 
     with ThreadPoolExecutor(options.processes) as pool:
-        for found in pool.map(lambda each: one(*each), sites):
+        for done, found in enumerate(pool.map(lambda each: one(*each), sites), 1):
             total.add(found)
-            done += 1
-            tell(
-                f"{done} of {len(sites)} sites: {len(total.lost)} lost, {len(total.twice)} twice, "
-                f"{len(total.extra)} extra, {len(total.wedged)} wedged"
-            )
-    named = {name: getattr(total, name) for name in _PROMISES}
-    figures = {name: len(lines) for name, lines in named.items()} | dict(sorted(total.figures.items()))
-    failures = [f"{name}: {line}" for name, lines in named.items() for line in lines]
-    return Report("kills", figures, failures)
+            counts = ", ".join(f"{len(getattr(total, name))} {name}" for name in PROMISES)
+            tell(f"{done} of {len(sites)} sites: {counts}")
+    return Report("kills", total.counts(), total.lines())
 
 
 def _plan(options: Options) -> list[tuple[int, int, list[bool]]]:
-    workers, groups = options.of(1_000, 12), options.of(500, 6)
+    workers, groups = options.of(1_000, 10), options.of(500, 6)
     dice = random.Random(options.seed)
     kills = [False] * workers + [True] * groups
     dice.shuffle(kills)
-    # In a quick run, too, no processor waits for the last site.
+    # In a quick run, too, no core waits for the last site.
     count = max(options.processes, len(kills) // _PER_SITE)
     return [(number, dice.randrange(2**32), kills[number::count]) for number in range(count)]
+
+
+class Actor(Protocol):
+    """Somebody or something around the worker."""
+
+    def act(self) -> None:
+        """Do one small thing."""
+        ...
+
+
+class World:
+    """One site with everybody around it. `kills`: for each worker, whether its process group dies too."""
+
+    def __init__(self, root: Path, seed: int, kills: list[bool]) -> None:
+        self._dice = random.Random(seed)
+        self._kills = kills
+        self._ledger = Ledger(contested={CONTESTED})
+        self._no_worker = threading.Lock()
+        """Held by the worker's supervisor while a worker runs, and by whoever needs none to run."""
+        self._over = threading.Event()
+        self._errors: list[BaseException] = []
+        self._log = root / "worker.log"
+        self.found = Found()
+        self._site = site = Site.make(root)
+        notes = {f"notes/{name}.txt": f"{name}\n" for name in ("a", "b", "c", "unstaged")}
+        for path, text in notes.items():
+            site.write_post(path, text)
+        site.git("add", "notes")
+        site.git("commit", "--quiet", "--message=Start the notes")
+        site.git("push", "--quiet", "origin", "main")
+        self._ledger.persons["Start the notes"] = frozenset(notes)
+        self._cms = Cms(site, self._ledger, self._new_dice())
+        self._operator = Operator(site, self._ledger, self._new_dice(), self._no_worker)
+        # Some sites begin with dry runs, and go live in the middle of it all.
+        self._dry_until = len(kills) // 2 if self._dice.random() < 0.4 else 0
+
+    def live(self) -> Found:
+        """Kill every worker, come to rest, and return which promises were broken."""
+        site = self._site
+        colleague = Colleague(
+            site.remote, site.root / "colleague", self._ledger, self._new_dice(), contest=True
+        )
+        outages = Outages(site, self._new_dice())
+        with self._acting(self._cms, self._operator, colleague, outages):
+            for number, whole_group in enumerate(self._kills):
+                mode = {"BRITER_WORKER_DRY_RUN": "true" if number < self._dry_until else "false"}
+                self._kill_one(mode, whole_group=whole_group)
+                if self._errors:
+                    break
+        if self._errors:
+            raise self._errors[0]
+        self._come_to_rest()
+        self._audit()
+        return self.found
+
+    def _new_dice(self) -> random.Random:
+        return random.Random(self._dice.random())
+
+    @contextmanager
+    def _acting(self, *actors: Actor) -> Iterator[None]:
+        threads = [threading.Thread(target=self._repeat, args=(actor,)) for actor in actors]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join(_MOMENT_S)
+                while thread.is_alive():
+                    # It may wait for a killed worker's stale index lock, which the next worker removes.
+                    with self._no_worker:
+                        self._site.run_once(**_FAST)
+                    thread.join(_MOMENT_S)
+
+    def _repeat(self, actor: Actor) -> None:
+        try:
+            while not self._over.is_set():
+                actor.act()
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for this one
+            self._errors.append(error)
+
+    # Kills
+
+    def _kill_one(self, mode: dict[str, str], *, whole_group: bool) -> None:
+        """Start workers until one of them is killed as planned."""
+        while not self._errors:
+            time.sleep(0.005)  # whoever waits for `no_worker` gets it now
+            with self._no_worker, self._log.open("ab") as log, self._worker(log, mode) as worker:
+                if self._approach(worker) and self._stall(worker, log, mode):
+                    self.found.figures["kills while work was in flight"] += self._is_in_flight()
+                    self.found.figures["kills while a push was planned"] += self._is_planned()
+                    if whole_group:
+                        _send(_everything_of(worker), signal.SIGKILL)
+                    else:
+                        worker.kill()
+                    worker.wait()
+                    self.found.figures["group kills" if whole_group else "worker kills"] += 1
+                    return
+                self.found.figures["kept out by an orphan"] += 1
+
+    @contextmanager
+    def _worker(self, log: IO[bytes], mode: dict[str, str], *args: str) -> Iterator[subprocess.Popen[bytes]]:
+        with subprocess.Popen(
+            [sys.executable, "-m", "briter_worker", "run", *args],
+            cwd=self._site.root,
+            env=self._site.environment(**_FAST, **mode),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        ) as worker:
+            try:
+                yield worker
+            finally:
+                if worker.poll() is None:
+                    worker.kill()
+
+    def _approach(self, worker: subprocess.Popen[bytes]) -> bool:
+        """Wait for a random moment. Return True if the worker still runs then."""
+        # By the clock alone, most kills would hit the start, which takes longer than the rest.
+        moment, spread = self._dice.choice(
+            [(None, 0.6), (self._is_in_flight, 0.5), (self._is_planned, 0.03), (self._is_planned, 0.3)]
+        )
+        deadline = time.monotonic() + 2
+        while moment and worker.poll() is None and time.monotonic() < deadline and not moment():
+            time.sleep(0.002)
+        return self._lasts(worker, self._dice.uniform(0, spread))
+
+    def _lasts(self, worker: subprocess.Popen[bytes], seconds: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(seconds)
+        return worker.poll() is None
+
+    def _stall(self, worker: subprocess.Popen[bytes], log: IO[bytes], mode: dict[str, str]) -> bool:
+        """Now and then stop the worker for a while, and start a second one. Return True if it still runs."""
+        if self._dice.random() < 0.15:
+            stopped = _everything_of(worker) if self._dice.random() < 0.5 else [psutil.Process(worker.pid)]
+            _send(stopped, signal.SIGSTOP)
+            if self._dice.random() < 0.3:
+                with self._worker(log, mode, "--once") as second:
+                    # The lock keeps it out; or it was quicker than the first, and is killed at work.
+                    self._lasts(second, 1.5)
+            else:
+                time.sleep(self._dice.uniform(0, 0.3))
+            self.found.figures["stopped for a while"] += 1
+            goes_on = self._dice.random() < 0.5
+            _send(stopped if goes_on else stopped[1:], signal.SIGCONT)
+            if goes_on:
+                return self._lasts(worker, self._dice.uniform(0, 0.2))
+        return True
+
+    def _is_in_flight(self) -> bool:
+        return any(not name.startswith(".") for name in _names(self._site.queue / ".claimed"))
+
+    def _is_planned(self) -> bool:
+        return any((self._site.worktree / ".git" / "briter").glob("*/plans/*.json"))
+
+    # Rest
+
+    def _come_to_rest(self) -> None:
+        site = self._site
+        # A killed worker leaves its git for a moment, and its locks until there is something to do.
+        self._save_one()
+        eventually(lambda: site.run_once(**_FAST).names() != ["worker-skipped"], within=30)
+        time.sleep(max(0.0, *(save.held_until - time.time() for save in self._ledger.saves[-50:])))
+        self._drain()
+        if any(job.get("status") == "failed" for job in site.jobs()):
+            site.command("retry", "--all")
+            self._drain()
+        self._operator.finish()
+        # A last post brings the site up to the remote. What is removed by its age only, is old by then.
+        for path in self._debris():
+            os.utime(path, (0, 0))
+        self._save_one()
+        self._drain()
+
+    def _save_one(self) -> None:
+        self._cms.save("new")
+        time.sleep(max(0.0, self._ledger.saves[-1].held_until - time.time()))
+
+    def _drain(self) -> None:
+        for _ in range(_RUNS):
+            last = self._site.run_once(**_FAST)
+            with self._log.open("a") as log:
+                log.write(last.stdout + last.stderr)
+            if not self._waiting():
+                return
+            time.sleep(0.06)  # longer than the backoff
+        self.found.wedged.append(f"after {_RUNS} runs there wait {self._waiting()}: {last.stdout[-1500:]}")
+
+    def _waiting(self) -> list[str]:
+        claimed = [name for name in _names(self._site.queue / ".claimed") if name != ".lock"]
+        return claimed + [job["slug"] for job in self._site.jobs() if job.get("status") != "failed"]
+
+    # The audit
+
+    def _audit(self) -> None:
+        site, found = self._site, self.found
+        dead = [job for job in site.jobs() if job.get("status") == "failed"]
+        # For whoever has to find out what happened, should a promise be broken.
+        notes = [*map(str, self._ledger.saves), str(self._ledger.titles), str(dead)]
+        (site.root / "ledger.txt").write_text("\n".join(notes))
+        commits = ledger.history(site.remote)
+        found.add(ledger.judge(self._ledger, commits, ledger.contents(site.remote), dead))
+        found.extra += self._operator.disturbed()
+        if site.git("rev-parse", "main") != site.git("rev-parse", "main", cwd=site.remote):
+            found.wedged.append("the site is not where the remote is")
+        found.unsound += ledger.fsck(site.worktree) + ledger.fsck(site.remote)
+        found.unsound += self._left_over()
+        figures = found.figures
+        figures["sites"] += 1
+        figures["saves"] += len(self._ledger.saves)
+        messages = {save.message for save in self._ledger.saves}
+        figures["commits of the worker"] += sum(commit.message in messages for commit in commits)
+        figures["commits of people"] += sum(commit.message not in messages for commit in commits)
+        figures["dead letters of true conflicts"] += len(dead)
+        events = events_in(self._log.read_text(errors="replace"))
+        for event in ("published", "failed", "dead-lettered", "revived"):
+            figures[f"times {event}"] += sum(entry.get("event") == event for entry in events)
+
+    def _debris(self) -> list[Path]:
+        git = self._site.worktree / ".git"
+        state = [path for path in (git / "briter").rglob("*") if not path.is_dir()]
+        return [*git.glob("fast_import_crash_*"), *git.glob("objects/pack/tmp_*"), *state]
+
+    def _left_over(self) -> Iterator[str]:
+        site = self._site
+        left = [path for path in self._debris() if path.name != "conflicts.json"]
+        left += [*(site.worktree / ".git").rglob("*.lock"), *(site.worktree / ".git").glob("worktrees/*")]
+        left += [*(site.remote / "refs").rglob("*.lock"), *site.storage.rglob("*.tmp")]
+        for each in left:
+            yield f"{each.relative_to(site.root)} is left over"
+        mine = ("notes/", "drafts/", "side/")
+        dead = {path for job in site.jobs() for path in job["paths"]}
+        for line in site.git("status", "--porcelain", "--untracked-files=all").splitlines():
+            path = line.split(maxsplit=1)[1]
+            if not path.startswith(mine) and path not in dead:
+                yield f"git status reports {line!r}"
+        private = site.git("for-each-ref", "--format=%(refname)", "refs/briter").splitlines()
+        yield from (f"{ref} is left over" for ref in private if "/batch/" in ref)
+
+
+def _everything_of(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Stop the worker, and return it with all it has started, as a container has them.
+
+    The processes that serve the remote are another machine's, though here git started them.
+    """
+    found = [psutil.Process(worker.pid)]
+    _send(found, signal.SIGSTOP)
+    for process in found:  # it grows
+        with suppress(psutil.NoSuchProcess):
+            if not _serves_remote(process):
+                found += process.children()
+    return [each for each in found if not _serves_remote(each)]
+
+
+def _serves_remote(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return any("receive-pack" in word for word in process.cmdline()[:3])
+    return False
+
+
+def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - names alone, and often
+    except FileNotFoundError:
+        return []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORKER = "Briter Worker <briter-worker@localhost>"
-_PERSON = "A Person <person@example.org>"
+PROMISES = ("lost", "twice", "extra", "wedged", "unsound")
 _MODES = {"100644", "100755", "000000"}
 
 
@@ -86,9 +86,17 @@ class Found:
 
     def add(self, other: Found) -> None:
         """The other's, too."""
-        for name in ("lost", "twice", "extra", "wedged", "unsound"):
+        for name in PROMISES:
             getattr(self, name).extend(getattr(other, name))
         self.figures.update(other.figures)
+
+    def counts(self) -> dict[str, int]:
+        """Return how often each promise was broken, then the other figures."""
+        return {name: len(getattr(self, name)) for name in PROMISES} | dict(sorted(self.figures.items()))
+
+    def lines(self) -> list[str]:
+        """Return one line for each broken promise."""
+        return [f"{name}: {line}" for name in PROMISES for line in getattr(self, name)]
 
 
 def history(repository: Path, branch: str = "main") -> list[Commit]:
@@ -111,6 +119,13 @@ def contents(repository: Path, branch: str = "main") -> dict[str, bytes]:
     shas = [head.split()[2] for head, _, _ in pairs]
     blobs = dict(_objects(_git(repository, "cat-file", "--batch", stdin=b"\n".join(shas) + b"\n")))
     return {path.decode(): blobs[sha.decode()] for (_, _, path), sha in zip(pairs, shas, strict=True)}
+
+
+def fsck(repository: Path) -> list[str]:
+    """Return what git finds wrong with a repository."""
+    command = ["git", "fsck", "--strict", "--no-dangling"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    return [f"fsck of {repository.name}: {done.stdout} {done.stderr}"] if done.returncode else []
 
 
 def judge(
@@ -217,8 +232,7 @@ def _judge_ours(commit: Commit, save: Save, ledger: Ledger) -> Iterator[str]:
         yield f"{name} is empty"
     if len(commit.parents) != 1:
         yield f"{name} has {len(commit.parents)} parents"
-    # A person who rebases commits of dry runs, as the worker tells them to, commits them anew.
-    if commit.committer not in (WORKER, _PERSON):
+    if commit.committer != WORKER:
         yield f"{name} was committed by {commit.committer}"
     if commit.author != (save.author or WORKER):
         yield f"{name} says that {commit.author} wrote it"

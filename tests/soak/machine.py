@@ -1,8 +1,8 @@
-"""Random histories of a CMS, a worker, a person, a remote and a clock, held against a small model.
+"""Random histories of a CMS, a worker, an operator, a remote and a clock, held against a small model.
 
 Everything but the clock and the worker's death is real: the queue's folder, git, the remote. The worker
 dies at any call of a port, before it or after it, and at any start of git; what it would have done on its
-way out is not done either. `model` says what must be true, and knows nothing of how the worker decides.
+way out is not done either. `model` says what must be true, independent of how the worker decides.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import shutil
 import time
 import traceback
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from briter_worker.queues.steering import SteeringError
+from briter_worker.errors import DeclinedError, PublishError
+from soak.checks import CheckedHistory
 from soak.model import FOLDER_SLUG, Fate, Model, Save
 from soak.place import DiedError, Fuse, Place, in_memory
 from soak.report import Report
@@ -29,14 +31,13 @@ from soak.surroundings import (
     POSTS,
     Cms,
     Elsewhere,
-    Human,
+    Operator,
     first_line,
     iso,
     last_line,
     template_files,
     text,
 )
-from soak.watched import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +54,7 @@ _HOUR = 3600.0
 _SLUGS = range(len(POSTS))
 
 
-class Machine(Watched):
+class Machine(CheckedHistory):
     """One history."""
 
     template: Place
@@ -67,7 +68,7 @@ class Machine(Watched):
         shutil.rmtree(root, ignore_errors=True)
         self.place = self.template.copy(root)
         (self.place.site / LINK).symlink_to("../../config.toml")
-        self.cms, self.human = Cms(self.place), Human(self.place)
+        self.cms, self.operator = Cms(self.place), Operator(self.place)
         self.elsewhere = Elsewhere(self.place)
         self.model = Model()
         self.first = self.elsewhere.tip()
@@ -81,14 +82,13 @@ class Machine(Watched):
         self.torn = {}
         self.flying = set()
         self.known = {True: {self.first}, False: {self.first}}
-        self.said = Counter()
-        self.rejected = set()
+        self.messages = Counter()
 
     def teardown(self) -> None:
         """Calm comes, and everything that was promised is there."""
         if hasattr(self, "place"):
             self._calm()
-            self._all_is_well()
+            self.check_end()
 
     # What the CMS does.
 
@@ -186,12 +186,12 @@ class Machine(Watched):
     @rule(slug=st.sampled_from([*(f"p{number}" for number in _SLUGS), FOLDER_SLUG]))
     def cancel(self, slug: str) -> None:
         """What waits or has failed is taken out; what is in flight is not."""
-        before = self._files()
+        before = self.files()
         try:
             self.place.open_queue(lambda: self.now).cancel(slug, self.now)
-        except SteeringError:
+        except DeclinedError:
             return
-        after, flying = self._files(), self._in_flight()
+        after, flying = self.files(), self.in_flight()
         for job_id, document in before.items():
             if document["slug"] == slug:
                 assert job_id not in after or job_id in flying, f"{job_id} was cancelled and is there"
@@ -204,13 +204,13 @@ class Machine(Watched):
         """What failed is due at once, as if never tried."""
         try:
             jobs = self.place.open_queue(lambda: self.now).retry(slug, self.now)
-        except SteeringError:
+        except DeclinedError:
             return
         for job in jobs:
             self.model.saves[job.id].attempts = 0
         assert not any(
             document["slug"] == slug and document.get("status") == "failed"
-            for document in self._files().values()
+            for document in self.files().values()
         )
 
     # What time does.
@@ -250,9 +250,9 @@ class Machine(Watched):
         self.worker = None
 
     def _drain(self, steps: int | None) -> None:
-        before = self._files()
+        before = self.files()
         secrets = self.model.secrets(self.now, before.keys() & self.model.saves.keys())
-        mine = self.human.state()
+        mine = self.operator.state()
         if self.worker is None:
             self.fuse = Fuse()
             self.worker = self.place.worker(
@@ -263,78 +263,75 @@ class Machine(Watched):
         self.figures["drains"] += 1
         died = False
         try:
-            self.worker.once()
+            self.worker.run_once()
         except DiedError:
             died = True
             self.worker = None
-            self.fuse.leave_behind()
+            self.fuse.restore()
             self.figures["deaths"] += 1
         self.fuse.left = None
-        self._told_rightly(died=died)
-        self._git_is_right(secrets)
-        self._excuse_rejected()
-        assert self.human.state() == mine, "the worker touched what is a person's"
+        self.check_events(died=died)
+        self.check_commits(secrets)
+        assert self.operator.state() == mine, "the worker touched the operator's files"
 
-    # What a person does in the repository.
+    # What the operator does in the repository.
 
     @rule()
-    def human_edits(self) -> None:
-        """An unstaged change."""
-        self.human.edits()
+    def operator_edits(self) -> None:
+        """Change a file, and leave it unstaged."""
+        self.operator.edits()
 
-    @precondition(lambda self: not self.human.is_merging() and not self.human.is_locked_out())
+    @precondition(lambda self: not self.operator.is_merging() and not self.operator.is_locked_out())
     @rule(stages=st.booleans())
-    def human_stages(self, stages: bool) -> None:  # noqa: FBT001
-        """A staged change, or not any more."""
-        (self.human.stages if stages else self.human.unstages)()
+    def operator_stages(self, stages: bool) -> None:  # noqa: FBT001
+        """Stage a change, or unstage it."""
+        (self.operator.stages if stages else self.operator.unstages)()
 
-    @precondition(lambda self: self._human_may_commit())
+    @precondition(lambda self: not self.operator.is_merging() and not self.operator.is_away())
     @rule(pushes=st.booleans())
-    def human_commits(self, pushes: bool) -> None:  # noqa: FBT001
-        """A commit on the branch, pushed or not."""
-        self.human.commits_something()
-        if pushes and not self.elsewhere.is_gone() and not self._unpushed_dry_runs():
+    def operator_commits(self, pushes: bool) -> None:  # noqa: FBT001
+        """Commit on the branch; push it, unless the remote has moved on."""
+        if self.operator.is_locked_out():
+            return
+        self.operator.commits_something()
+        if pushes and not self.elsewhere.is_gone():
             self.elsewhere.is_well_again()
-            self.place.git("push", "--quiet", "origin", "main")
+            with suppress(AssertionError):
+                self.place.git("push", "--quiet", "origin", "main")
 
-    @precondition(lambda self: not self.human.is_merging() and not self.human.is_locked_out())
-    @rule()
-    def human_switches(self) -> None:
-        """To another branch, or back."""
-        (self.human.comes_back if self.human.is_away() else self.human.leaves)()
+    @rule(pushes=st.booleans(), steps=st.one_of(st.none(), st.integers(1, 30)))
+    def operator_pulls(self, pushes: bool, steps: int | None) -> None:  # noqa: FBT001
+        """Run `pull --rebase`; the command may die."""
+        mine = self.operator.state()
+        fuse = Fuse()
+        fuse.left = steps
+        self.worker = None
+        try:
+            with suppress(DeclinedError, PublishError):
+                self.place.pull(fuse, push=pushes)
+        except DiedError:
+            fuse.restore()
+            self.figures["deaths"] += 1
+        assert self.operator.state() == mine, "the pull touched the operator's files"
 
-    @precondition(lambda self: not self.human.is_away() and not self.human.is_locked_out())
+    @precondition(lambda self: not self.operator.is_merging() and not self.operator.is_locked_out())
     @rule()
-    def human_merges(self) -> None:
-        """A merge begins, or is given up."""
-        if self.human.is_merging():
-            self.human.aborts_the_merge()
+    def operator_switches(self) -> None:
+        """Switch to another branch, or back."""
+        (self.operator.comes_back if self.operator.is_away() else self.operator.leaves)()
+
+    @precondition(lambda self: not self.operator.is_away() and not self.operator.is_locked_out())
+    @rule()
+    def operator_merges(self) -> None:
+        """Begin a merge, or abort it."""
+        if self.operator.is_merging():
+            self.operator.aborts_the_merge()
         else:
-            self.human.unstages()
-            self.human.begins_a_merge()
-
-    def _human_may_commit(self) -> bool:
-        """Not where it would diverge from the remote: that is for the person to mend, and nothing moves."""
-        if self.human.is_merging() or self.human.is_away() or self.human.is_locked_out():
-            return False
-        return self._remote_is_behind()
-
-    def _remote_is_behind(self) -> bool:
-        """Whether the local branch has all that the remote has."""
-        tip = self.elsewhere.tip()
-        return tip in self.place.git("rev-list", "main").split()
-
-    def _unpushed_dry_runs(self) -> bool:
-        return bool(self.place.git("for-each-ref", "refs/briter/branches/main/dry-run"))
-
-    def _deleted_by_dry_runs(self, path: str) -> bool:
-        """Whether a commit that the remote has not got deletes the file, for now or for good."""
-        log = ("log", "--format=%H", "--diff-filter=D", "refs/remotes/origin/main..main", "--", path)
-        return bool(self.place.git(*log))
+            self.operator.unstages()
+            self.operator.begins_a_merge()
 
     # What happens elsewhere.
 
-    @precondition(lambda self: not self._unpushed())
     @rule(slug=st.sampled_from(_SLUGS), what=st.sampled_from(["foot", "foot", "other", "head", "gone"]))
     def somebody_else_pushes(self, slug: int, what: str) -> None:
         """A commit on the remote: to another file, to another line, or to what the CMS writes, too."""
@@ -342,9 +339,7 @@ class Machine(Watched):
         self.number += 1
         version = f"o{self.number}"
         content = self.elsewhere.file(path)
-        # What a dry run has committed has no job any more that could fail alone: then everything waits.
-        overlaps = what in ("head", "gone") or (what == "foot" and self._deleted_by_dry_runs(path))
-        if what == "other" or content is None or (overlaps and self._unpushed_dry_runs()):
+        if what == "other" or content is None:
             self.elsewhere.changes(f"others/{self.number}.txt", version)
             return
         self.model.touched.add(path)
@@ -370,14 +365,15 @@ class Machine(Watched):
     def _calm(self) -> None:
         """Everything is as it should be again, and all the time there is has passed."""
         self.elsewhere.is_well_again()
-        if self.human.is_locked_out():
-            self._drain(None)
-        if self.human.is_merging():
-            self.human.aborts_the_merge()
-        if self.human.is_away():
-            self.human.comes_back()
         self.live, self.worker = True, None
+        if self.operator.is_locked_out():
+            self._drain(None)
+        if self.operator.is_merging():
+            self.operator.aborts_the_merge()
+        if self.operator.is_away():
+            self.operator.comes_back()
         self._until_nothing_is_due()
+        self.place.pull(Fuse(), push=True)
         self.cms.write("content/last.md", "the last one")
         self.model.write("content/last.md", "the last one")
         self._job("last", ["content/last.md"])
@@ -390,8 +386,8 @@ class Machine(Watched):
         for _ in range(8):
             self.latest = self.now = max(self.now, self.latest) + 2 * _HOUR
             self._drain(None)
-            waiting = [each for each in self._files().values() if each.get("status") != "failed"]
-            if not waiting and not self._in_flight():
+            waiting = [each for each in self.files().values() if each.get("status") != "failed"]
+            if not waiting and not self.in_flight():
                 return
         raise AssertionError(f"it never ends: {waiting}")
 

@@ -1,7 +1,7 @@
-"""What must be true of a site, told without a word of how the worker decides.
+"""What must be true of a site, independent of how the worker decides.
 
-The model knows what was asked for: which version of each file the CMS wrote, which saves were made, held,
-cancelled, and what others did on the remote. It knows nothing of batches, pushes or settling.
+The model knows what was asked for: which version of each file the CMS wrote, which saves were made, scheduled
+and cancelled, and what others did on the remote. It knows nothing of batches and pushes.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ FOLDER_SLUG = "all"
 REFUSED = frozenset(
     {"nopaths", "malformed", "unreadable", "unknown-type", "too-large", "rejected", "conflict"}
 )
-SURROUNDINGS = frozenset(
+ENVIRONMENT = frozenset(
     {"network", "timeout", "remote-missing", "remote-refused", "wrong-branch", "unfinished-operation"}
 )
-"""What can go wrong around these sites; anything else that is told is a defect, here or there."""
+"""Failures of what is around these sites; any other failure is a defect, here or there."""
 
 
 class Fate(Enum):
-    """What became of a save, as far as anybody was told."""
+    """What became of a save, as far as events say."""
 
     OPEN = "open"
     DONE = "published, or nothing to publish"
     SUPERSEDED = "superseded"
     CANCELLED = "cancelled"
-    UNTOLD = "gone while a worker died"
+    UNKNOWN = "gone while a worker died"
 
 
 @dataclass(slots=True)
@@ -39,15 +39,17 @@ class Save:
     created: float
     until: float
     refused: str = ""
-    """The word with which it must be refused."""
+    """The failure code with which it must be refused."""
     fate: Fate = Fate.OPEN
     attempts: int = 0
     deaths: int = 0
+    is_tried: bool = False
+    """A dry run has built it."""
 
 
 @dataclass(slots=True)
 class Model:
-    """Everything that was asked of the site."""
+    """Everything that the site was asked for."""
 
     saves: dict[str, Save] = field(default_factory=dict)
     versions: dict[str, list[str | None]] = field(default_factory=dict)
@@ -66,17 +68,17 @@ class Model:
     """Whether the remote has ever refused what it was sent."""
 
     def write(self, path: str, version: str | None) -> None:
-        """The CMS wrote this version."""
+        """Note that the CMS wrote this version."""
         self.versions.setdefault(path, []).append(version)
 
     def save(self, save: Save, now: float, existing: list[str]) -> None:
-        """The CMS asks for the save; `existing` are the posts that a folder stands for."""
+        """Note the save; `existing` are the posts that a folder stands for."""
         self.saves[save.id] = save
         if save.refused:
             return
-        on_hold = self.on_hold(now)
+        scheduled_paths = self.scheduled_paths(now)
         for path in existing if save.slug == FOLDER_SLUG else save.paths:
-            if path in self.versions and path not in on_hold:
+            if path in self.versions and path not in scheduled_paths:
                 self.owed[save.slug, path] = len(self.versions[path]) - 1
         if save.slug != FOLDER_SLUG:
             for path in save.paths:
@@ -86,26 +88,17 @@ class Model:
                     self.owed.pop((FOLDER_SLUG, path), None)  # no folder may carry it now
 
     def excuse(self, slug: str) -> None:
-        """What this slug asked for need not come: it was cancelled, or refused with a reason."""
+        """Expect nothing of this slug any more: it was cancelled, or refused with a reason."""
         for key in [key for key in self.owed if key[0] == slug]:
             del self.owed[key]
 
-    def leave_out(self, path: str, version: str | None) -> None:
-        """A dry run committed this version, and the remote has rejected it: it is kept, and told of.
-
-        The job had left the queue as published, by the contract; so nobody is owed it who is not waiting.
-        """
-        for slug, number in [(slug, number) for (slug, each), number in self.owed.items() if each == path]:
-            if version in self.versions[path][number:] and not self.open(slug):
-                del self.owed[slug, path]
-
     def open(self, slug: str) -> list[Save]:
-        """The slug's saves of which nobody has been told the end, newest first."""
+        """Return the slug's saves of which no event told the end, newest first."""
         found = [save for save in self.saves.values() if save.slug == slug and save.fate is Fate.OPEN]
         return sorted(found, key=lambda save: save.created, reverse=True)
 
-    def on_hold(self, now: float, waiting: set[str] | None = None) -> set[str]:
-        """The paths that only a save on hold declares: the newest save of a slug counts for all of them."""
+    def scheduled_paths(self, now: float, waiting: set[str] | None = None) -> set[str]:
+        """Return the paths of scheduled saves: the newest save of a slug counts for all of them."""
         paths: set[str] = set()
         for slug in {save.slug for save in self.saves.values()} - {FOLDER_SLUG}:
             saves = [save for save in self.open(slug) if waiting is None or save.id in waiting]
@@ -114,17 +107,19 @@ class Model:
         return paths
 
     def secrets(self, now: float, waiting: set[str]) -> set[str]:
-        """The versions that may not get into git before their time."""
-        latest = {self.versions[path][-1] for path in self.on_hold(now, waiting) if path in self.versions}
+        """Return the versions that may not be in git before their time."""
+        latest = {
+            self.versions[path][-1] for path in self.scheduled_paths(now, waiting) if path in self.versions
+        }
         return {version for version in latest if version is not None} - self.seen
 
     def is_contested(self, path: str) -> bool:
-        """Whether a conflict over this file would be a true one."""
+        """Return True if a conflict over this file would be a true one."""
         return path in self.disputed or (path in self.touched and None in self.versions.get(path, ()))
 
-    def may_fail_with(self, save: Save, word: str) -> bool:
-        """Whether this word can be the truth about this save."""
-        match word:
+    def may_fail_with(self, save: Save, code: str) -> bool:
+        """Return True if this failure code can be right for this save."""
+        match code:
             case "conflict":
                 return save.slug == FOLDER_SLUG or any(self.is_contested(path) for path in save.paths)
             case "rejected":
@@ -132,8 +127,8 @@ class Model:
             case "killed-worker":
                 return save.deaths > 0  # with failures before it, the first may be one too many
             case _:
-                return word == save.refused or word in SURROUNDINGS
+                return code == save.refused or code in ENVIRONMENT
 
     def is_settled(self, path: str, number: int, first_line: str | None) -> bool:
-        """Whether the remote's first line of a file is that version of the CMS's, or a later one."""
+        """Return True if the remote's first line is that version of the CMS's, or a later one."""
         return first_line in self.versions[path][number:]

@@ -1,8 +1,7 @@
-"""Hosts with a network of their own, which can be cut; Postgres and the remotes are at the hub between them.
+"""Nodes with a network of their own, which can be cut; Postgres and the remotes are at the hub between them.
 
-Where that is allowed, each is a network namespace, joined to the hub's by a veth pair. They last as long as
-the process that holds each, and so no longer than this one. Elsewhere a relay stands before Postgres for
-each host, and the way to the remotes cannot be cut.
+Each is a network namespace, joined to the hub's by a veth pair. A namespace lasts as long as the process that
+holds it, and so no longer than this process.
 """
 
 from __future__ import annotations
@@ -10,69 +9,29 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+HUB = "198.18.0.1"  # of a range that is set aside for such tests
 _PROGRAMS = ("ip", "nsenter", "setpriv", "unshare")
-_HUB = "198.18.0.1"  # of a range that is set aside for such tests
 
 
-class Way(Protocol):
-    """What joins one host to the hub."""
-
-    @property
-    def within(self) -> Sequence[str]:
-        """A command that runs another on this host."""
-        ...
-
-    def port(self, port: int) -> int:
-        """At which port of the hub's address this host finds what listens there at `port`."""
-        ...
-
-    def cut(self, *, noticed: bool) -> None:
-        """Nothing gets through, which the host's own kernel notices or not."""
-        ...
-
-    def mend(self) -> None:
-        """What was on its way goes on."""
-        ...
+def why_no_networks() -> str:
+    """Return why this machine can have no network namespaces; empty if it can."""
+    if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
+        return f"not installed: {', '.join(missing)}"
+    try:
+        network = Network()
+    except subprocess.CalledProcessError as error:
+        return str(error.stderr or error)
+    network.close()
+    return ""
 
 
-class Network(Protocol):
-    """The hub and the ways to it."""
-
-    address: str
-    within: Sequence[str]
-    """A command that runs another at the hub."""
-    kind: str
-
-    def join(self) -> Way:
-        """A host more."""
-        ...
-
-    def close(self) -> None:
-        """All of it is gone."""
-        ...
-
-
-def open_network() -> Network:
-    """Of namespaces where they can be had."""
-    if os.geteuid() == 0 and all(map(shutil.which, _PROGRAMS)):
-        with suppress(subprocess.CalledProcessError):
-            return Namespaces()
-    return Relays()
-
-
-class _Namespace:
+class Namespace:
     """A network namespace, with the process that holds it."""
 
     def __init__(self) -> None:
@@ -92,166 +51,76 @@ class _Namespace:
         raise subprocess.CalledProcessError(1, "unshare --net")
 
     def ip(self, *words: str) -> None:
+        """Run `ip` in the namespace."""
         subprocess.run([*self.within, "ip", *words], check=True, capture_output=True)
 
     def end(self) -> None:
+        """Remove the namespace."""
         self._holder.kill()
         self._holder.wait()
 
 
-class Namespaces:
-    """Each host as a machine of its own, as far as the network goes."""
-
-    address = _HUB
-    kind = "network namespaces"
+class Network:
+    """The hub, and a link to it for each node."""
 
     def __init__(self) -> None:
-        self._hub = _Namespace()
-        self._all = [self._hub]
-        self.within: Sequence[str] = self._hub.within
+        self.hub = Namespace()
+        self._all = [self.hub]
         try:
-            self._hub.ip("link", "set", "lo", "up")
-            self._hub.ip("link", "add", "hub", "type", "bridge")
-            self._hub.ip("addr", "add", f"{_HUB}/24", "dev", "hub")
-            self._hub.ip("link", "set", "hub", "up")
+            self.hub.ip("link", "set", "lo", "up")
+            self.hub.ip("link", "add", "hub", "type", "bridge")
+            self.hub.ip("addr", "add", f"{HUB}/24", "dev", "hub")
+            self.hub.ip("link", "set", "hub", "up")
         except subprocess.CalledProcessError:
             self.close()
             raise
 
-    def join(self) -> Way:
-        """See `Network`."""
-        host = _Namespace()
+    def join(self) -> Link:
+        """Add a node's network."""
+        node = Namespace()
         number = len(self._all)
-        self._all.append(host)
-        port = f"host{number}"
-        self._hub.ip(*f"link add {port} type veth peer name eth0 netns {host.pid}".split())
-        self._hub.ip("link", "set", port, "master", "hub", "up")
-        host.ip("link", "set", "lo", "up")
-        host.ip("addr", "add", f"198.18.0.{number + 1}/24", "dev", "eth0")
-        host.ip("link", "set", "eth0", "up")
-        return _Veth(self._hub, port, host)
+        self._all.append(node)
+        port = f"node{number}"
+        self.hub.ip(*f"link add {port} type veth peer name eth0 netns {node.pid}".split())
+        self.hub.ip("link", "set", port, "master", "hub", "up")
+        node.ip("link", "set", "lo", "up")
+        node.ip("addr", "add", f"198.18.0.{number + 1}/24", "dev", "eth0")
+        node.ip("link", "set", "eth0", "up")
+        return Link(self.hub, port, node)
 
     def close(self) -> None:
-        """See `Network`."""
+        """Remove all of it."""
         for each in self._all:
             each.end()
 
 
 @dataclass
-class _Veth:
-    hub: _Namespace
+class Link:
+    """The link between one node and the hub."""
+
+    hub: Namespace
     name: str
-    host: _Namespace
-
-    @property
-    def within(self) -> Sequence[str]:
-        return self.host.within
-
-    def port(self, port: int) -> int:
-        return port
+    node: Namespace
 
     def cut(self, *, noticed: bool) -> None:
+        """Let nothing through; the node's own kernel notices or not."""
         if noticed:
-            self.host.ip("link", "set", "eth0", "down")
+            self.node.ip("link", "set", "eth0", "down")
         else:
-            # As a cable that is cut behind the next switch: the host's own link is up.
+            # As a cable that is cut behind the next switch: the node's own link is up.
             self.hub.ip("link", "set", self.name, "nomaster")
 
-    def mend(self) -> None:
+    def restore(self) -> None:
+        """Let everything through again."""
         self.hub.ip("link", "set", self.name, "master", "hub", "up")
-        self.host.ip("link", "set", "eth0", "up")
-
-
-class Relays:
-    """All in the network of this process."""
-
-    address = "127.0.0.1"
-    within: Sequence[str] = ()
-    kind = "relays"
-
-    def __init__(self) -> None:
-        self._ways: list[_Relayed] = []
-
-    def join(self) -> Way:
-        """See `Network`."""
-        way = _Relayed()
-        self._ways.append(way)
-        return way
-
-    def close(self) -> None:
-        """See `Network`."""
-        for way in self._ways:
-            way.close()
-
-
-@dataclass
-class _Relayed:
-    within: Sequence[str] = ()
-    _flows: threading.Event = field(default_factory=threading.Event)
-    _servers: dict[int, socket.socket] = field(default_factory=dict)
-    _sockets: list[socket.socket] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._flows.set()
-
-    def port(self, port: int) -> int:
-        if port not in self._servers:
-            self._servers[port] = server = socket.create_server(("127.0.0.1", 0))
-            threading.Thread(target=self._serve, args=(server, port), daemon=True).start()
-        found: int = self._servers[port].getsockname()[1]
-        return found
-
-    def cut(self, *, noticed: bool) -> None:
-        self._flows.clear()
-        if noticed:
-            self._hang_up()
-
-    def mend(self) -> None:
-        self._flows.set()
-
-    def close(self) -> None:
-        for server in self._servers.values():
-            with suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)
-            server.close()
-        self._hang_up()
-        self._flows.set()
-
-    def _hang_up(self) -> None:
-        while self._sockets:
-            with suppress(OSError):
-                self._sockets.pop().shutdown(socket.SHUT_RDWR)
-
-    def _serve(self, server: socket.socket, port: int) -> None:
-        with suppress(OSError):  # it is closed
-            while True:
-                ours = server.accept()[0]
-                threading.Thread(target=self._join, args=(ours, port), daemon=True).start()
-
-    def _join(self, ours: socket.socket, port: int) -> None:
-        self._flows.wait()
-        with suppress(OSError), ours, socket.create_connection(("127.0.0.1", port)) as theirs:
-            self._sockets += [ours, theirs]
-            back = threading.Thread(target=self._pump, args=(theirs, ours), daemon=True)
-            back.start()
-            self._pump(ours, theirs)
-            back.join()
-
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                self._flows.wait()
-                target.sendall(data)
-        for each in (source, target):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        self.node.ip("link", "set", "eth0", "up")
 
 
 @dataclass
 class Daemon:
     """`git daemon` over the repositories in a folder, at the hub."""
 
-    network: Network
+    hub: Namespace
     folder: Path
     port: int
 
@@ -259,20 +128,20 @@ class Daemon:
         with (self.folder / "daemon.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(*self.network.within, "setpriv", "--pdeathsig", "TERM", "git", "daemon"),
+                    *(*self.hub.within, "setpriv", "--pdeathsig", "TERM", "git", "daemon"),
                     *("--export-all", "--enable=receive-pack", "--reuseaddr", "--max-connections=0"),
                     *("--init-timeout=10", "--timeout=20", f"--base-path={self.folder}"),
-                    *(f"--listen={self.network.address}", f"--port={self.port}"),
+                    *(f"--listen={HUB}", f"--port={self.port}"),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        return f"git://{self.network.address}:{self.port}"
+        return f"git://{HUB}:{self.port}"
 
     def __exit__(self, *_: object) -> None:
-        # With those that still wait for a client that was cut off.
+        # With its processes that still wait for a client that was cut off.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

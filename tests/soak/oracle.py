@@ -13,7 +13,7 @@ import traceback
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from briter_worker import events as told
+from briter_worker import events as seen
 from soak.bystander import (
     GITLINK,
     LAX,
@@ -27,7 +27,7 @@ from soak.bystander import (
     tree_of,
 )
 from soak.grove import ATTRIBUTES, BAD, FOLDERS, IGNORE, LARGE, Grove
-from soak.overtaking import Colleague, merged, put
+from soak.overtaking import Colleague, put
 from soak.place import Place, in_memory
 from soak.report import Report
 from soak.surroundings import Cms, iso
@@ -113,15 +113,11 @@ class Trial:
         every = {path for each in expected.values() if isinstance(each, Wanted) for path in each.files}
         blobs = oracle.blobs(every)
         before = _snapshot(self._place)
-        here = self._here() if overtaken else {}
-        ground = self._overtake(oracle.tip, here) if overtaken else oracle.tip
-        events: list[told.Event] = []
-        self._place.worker(clock=lambda: _START * 1.5, emit=events.append, folders=FOLDERS).once()
+        ground = self._overtake(oracle.tip) if overtaken else oracle.tip
+        events: list[seen.Event] = []
+        self._place.worker(clock=lambda: _START * 1.5, emit=events.append, folders=FOLDERS).run_once()
         self._compare(expected, events, ground, blobs, tip=oracle.tip)
-        if overtaken:
-            self._taken_over(before, here, oracle.tip, ground)
-            self._again(lists, here, oracle.tip, ground)
-        else:
+        if not overtaken:
             assert _snapshot(self._place) == before, "the work tree was changed"
         staged = self._place.ask("diff-index", "--cached", "--name-only", "-z", "HEAD")
         # Git puts none of its own names into an index, from where they would be checked out unasked.
@@ -133,65 +129,11 @@ class Trial:
         for file in self._place.queue.glob("*.json"):
             file.unlink()
 
-    def _here(self) -> Tree:
-        """What git would record of each file that lies in the allowed folders."""
-        index = {"GIT_INDEX_FILE": str(self._place.root / "here.index")}
-        tracked = tree_of(self._place, "main", self._place.site)
-        modules = {path for path, (mode, _) in tracked.items() if mode == GITLINK}
-        files = [
-            name
-            for path in self._grove.everything()
-            if path.is_file()
-            and not path.is_symlink()
-            and ".git" not in (name := os.fspath(path.relative_to(self._place.site))).lower().split("/")
-            and not any(
-                each in modules or (self._place.site / each / ".git").exists() for each in above(name)
-            )
-        ]
-        self._place.git(*LAX, "read-tree", "main", env=index)
-        self._place.git(
-            *LAX, "update-index", "--add", "--replace", "-z", "--stdin", stdin=lines(files), env=index
-        )
-        out = os.fsdecode(self._place.ask("ls-files", "--stage", "-z", env=index))
-        found = {}
-        for line in out.split("\0")[:-1]:
-            about, _, path = line.partition("\t")
-            found[path] = (about.split()[0], about.split()[1])
-        return {path: found[path] for path in files}
-
-    def _overtake(self, tip: Tree, here: Tree) -> Tree:
+    def _overtake(self, tip: Tree) -> Tree:
+        here = [os.fspath(path.relative_to(self._place.site)) for path in self._grove.everything()]
         Colleague(self._place, self._dice).push(tip, sorted(here))
         self._figures["overtaken"] += 1
         return tree_of(self._place, "main", self._place.remote)
-
-    def _taken_over(self, before: dict[str, tuple[int, str]], was: Tree, tip: Tree, theirs: Tree) -> None:
-        """The work tree has changed only where nobody had touched it, and has there what the remote has."""
-        after, now = _snapshot(self._place), self._here()
-        there = tree_of(self._place, "main", self._place.remote)
-        for path in before.keys() | after.keys():
-            old, new = before.get(path), after.get(path)
-            name = os.path.relpath(path, self._place.site)
-            if old == new or (old and stat.S_ISDIR(old[0])) or (new and stat.S_ISDIR(new[0])):
-                continue
-            versions = [tree.get(name) for tree in (was, tip, now, there)]
-            contents = [version and version[1] for version in versions]
-            if contents[0] != contents[1]:  # an edit: then it is in what was published
-                mine = versions[0]
-                both = mine and merged(self._place, mine, versions[1], theirs.get(name))
-                assert both, f"an edit is gone: {name}, {versions}"
-                assert both[1] == contents[3], f"an edit is gone: {name}, {versions}"
-            assert versions[2] == versions[3] != versions[1], f"not what the remote has: {name}, {versions}"
-            self._figures["files taken over"] += 1
-
-    def _again(self, lists: dict[str, list[str]], was: Tree, tip: Tree, theirs: Tree) -> None:
-        """The same is published once more: what nobody has touched here is not taken back."""
-        for name, paths in lists.items():
-            self._cms.save(f"{name}again", name, paths, createdAt=iso(_START + self._number + 1))
-        self._place.worker(clock=lambda: _START * 1.5, emit=lambda _: None, folders=FOLDERS).once()
-        there = tree_of(self._place, "main", self._place.remote)
-        for path in theirs.keys() | tip.keys():
-            if theirs.get(path) != tip.get(path) and tip.get(path) == was.get(path):
-                assert there.get(path) == theirs.get(path), f"taken back: {path}, {theirs.get(path)}"
 
     def swap(self) -> None:
         """While it is published, files and folders become links to what no job may publish."""
@@ -211,7 +153,7 @@ class Trial:
 
         self._place.worker(
             clock=lambda: _START * 1.5, emit=lambda _: None, folders=FOLDERS, progress=progress
-        ).once()
+        ).run_once()
         there = tree_of(self._place, "main", self._place.remote)
         for path in there.keys() - tracked.keys():
             assert there[path][0] in {"100644", "100755"}, f"published: {path}, {there[path]}"
@@ -260,12 +202,13 @@ class Trial:
         for name, found in looked.items():
             merged[name] = Wanted()
             for each in (each for each in found.values() if each is not None):
-                for kind in ("files", "gone", "rejected", "folders", "on_hold"):
+                for kind in ("files", "gone", "rejected", "folders"):
                     getattr(merged[name], kind).update(getattr(each, kind))
         ignored = oracle.ignored({path for wanted in merged.values() for path in wanted.files})
         expected: dict[str, Wanted | str] = {}
         for name, wanted in merged.items():
-            oracle.settle(wanted, ignored)
+            places = [path for declared in looked[name] if (path := proper(declared)) is not None]
+            oracle.settle(wanted, ignored, places)
             refused = [
                 each is None
                 or proper(declared) in wanted.rejected | wanted.ignored
@@ -276,7 +219,6 @@ class Trial:
             if any(size >= LARGE for size in sizes):
                 expected[name] = "too-large"
                 continue
-            places = [path for declared in looked[name] if (path := proper(declared)) is not None]
             clashes = oracle.clashes(wanted, places)
             refused = [
                 no or proper(declared) in clashes for no, declared in zip(refused, looked[name], strict=True)
@@ -287,7 +229,7 @@ class Trial:
     def _compare(
         self,
         expected: dict[str, Wanted | str],
-        events: list[told.Event],
+        events: list[seen.Event],
         tree: Tree,
         blobs: Tree,
         *,
@@ -297,7 +239,11 @@ class Trial:
             event.job_id: event
             for event in events
             if isinstance(
-                event, (told.Published, told.NoChange, told.NoPaths, told.DeadLettered, told.Failed)
+                event,
+                (
+                    *(seen.Published, seen.NoChange, seen.NoPaths, seen.DeadLettered, seen.Failed),
+                    seen.Snoozed,
+                ),
             )
         }
         commits = self._commits()
@@ -305,7 +251,7 @@ class Trial:
             outcome = outcomes[name]
             about = f"{name}, {outcome}"
             if isinstance(wanted, str):
-                word = "nopaths" if isinstance(outcome, told.NoPaths) else getattr(outcome, "failure", None)
+                word = "nopaths" if isinstance(outcome, seen.NoPaths) else getattr(outcome, "failure", None)
                 assert word == wanted, f"expected {wanted}: {about}"
                 assert name not in commits, f"refused, and yet a commit: {about}"
                 self._figures[wanted] += 1
@@ -316,15 +262,18 @@ class Trial:
                 assert name not in commits, f"a conflict, and yet a commit: {about}"
                 self._figures["conflicts"] += 1
                 continue
-            assert isinstance(outcome, (told.Published, told.NoChange)), f"expected {wanted}: {about}"
             changed = {
                 path: after.get(path)
                 for path in tree.keys() | after.keys()
                 if tree.get(path) != after.get(path)
             }
+            snoozed = bool(wanted.on_hold) and not changed
+            # Another job of the batch may have published the same: then there is a commit.
+            kinds = (seen.Snoozed if snoozed else seen.NoChange, seen.Published)
+            assert isinstance(outcome, kinds), f"expected {wanted}: {about}"
             found = commits.pop(name, {})
             assert found == changed, f"expected {changed}, found {found}: {about}"
-            self._figures["commits" if changed else "nothing to publish"] += 1
+            self._figures["commits" if changed else "snoozed" if snoozed else "nothing to publish"] += 1
             tree = after
         assert not commits, f"commits of nobody: {commits}"
         assert tree_of(self._place, "main", self._place.remote) == tree, "the remote has another tree"

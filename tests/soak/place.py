@@ -5,30 +5,33 @@ Everything is real (the queue's folder, git, a bare remote); only process and cl
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.backoff import Backoff
 from briter_worker.drain import Drain
-from briter_worker.git.command import Commands
+from briter_worker.errors import PublishError
+from briter_worker.git.checkout import Checkout
 from briter_worker.git.commits import Person
-from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.copies import open_disk_publisher
+from briter_worker.git.pull import pull
+from briter_worker.git.repository import Repository
+from briter_worker.git.run import Git
 from briter_worker.plugins import Plugins
-from briter_worker.queues.disk import DiskQueue
-from briter_worker.settling import Desk
+from briter_worker.queues.disk.queue import DiskQueue
+from briter_worker.retry import Backoff
 from briter_worker.worker import Stop, Worker
+from soak.report import IN_MEMORY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from briter_worker.events import Event
-    from briter_worker.ports import Queue
 
 MAX_ATTEMPTS = 3
 DELAYS = (60.0, 300.0, 1800.0)
@@ -38,13 +41,12 @@ PERSON = {
     for role in ("AUTHOR", "COMMITTER")
     for key, value in (("NAME", "A Person"), ("EMAIL", "person@example.org"))
 }
-_MAX_FILE = 5_000
+_MAX_FILE_BYTES = 5_000
 
 
 def in_memory() -> Path:
-    """A new folder, in memory where the system has such."""
-    fast = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="briter-proof-", dir=fast if os.access(fast, os.W_OK) else None))
+    """Return a new folder, in memory where the system has such."""
+    return Path(tempfile.mkdtemp(prefix="briter-proof-", dir=IN_MEMORY))
 
 
 class DiedError(BaseException):
@@ -52,47 +54,63 @@ class DiedError(BaseException):
 
 
 class Fuse:
-    """Kills the worker when it has gone so many steps; a step is a call of a port or a start of git."""
+    """Kills the worker after a number of steps. A step is a call of a port, or a start of git."""
 
-    def __init__(self, steps: int | None = None) -> None:
-        self.left = steps
-        self.blown = False
-        self.git_dir: Path | None = None
-        self._left_behind: dict[Path, tuple[bytes, int]] = {}
+    def __init__(self) -> None:
+        self.left: int | None = None
+        self._is_blown = False
+        self._git_dir: Path | None = None
+        self._aside: Path | None = None
+
+    def watch(self, git_dir: Path, aside: Path) -> None:
+        """Keep the worker's own files in the git folder as they were when it died."""
+        self._git_dir, self._aside = git_dir, aside
 
     def step(self) -> None:
-        """One more step; raises DiedError at the last, and ever after."""
+        """Count one more step. Raises DiedError at the last, and ever after."""
         if self.left is not None:
             self.left -= 1
-            if self.left <= 0 and not self.blown:
-                self.blown = True
-                self._left_behind = dict(self._marks())
-        if self.blown:
+            if self.left <= 0 and not self._is_blown:
+                self._is_blown = True
+                for number, file in enumerate(self._files()):
+                    os.link(file, self._link(number, file))
+        if self._is_blown:
             raise DiedError
 
-    def _marks(self) -> Iterator[tuple[Path, tuple[bytes, int]]]:
-        for pattern in ("*.lock", "briter-*") if self.git_dir else ():
-            for file in self.git_dir.glob(pattern):  # type: ignore[union-attr] # there is one
-                yield file, (file.read_bytes(), file.stat().st_mtime_ns)
+    def _files(self) -> list[Path]:
+        if self._git_dir is None:
+            return []
+        state = [path for path in (self._git_dir / "briter").rglob("*") if path.is_file()]
+        return [*self._git_dir.glob("index.lock"), *state]
 
-    def leave_behind(self) -> None:
-        """Put back what the worker had in git's folder when it died: a dead one takes nothing away.
+    def _link(self, number: int, file: Path) -> Path:
+        assert self._aside is not None
+        self._aside.mkdir(exist_ok=True)
+        name = str(file.relative_to(self._git_dir or file)).replace("/", "%")
+        return self._aside / f"{number}%{name}"
 
-        Here it is an exception that ends it, so that it has let go of the index and of its marker. While a
-        dead worker's lock is there, nobody commits what its index says.
+    def restore(self) -> None:
+        """Put back what the worker had in the git folder when it died, inode by inode.
+
+        An exception ended it, on whose way out it removed its mark and let go of the index. A killed worker
+        removes nothing.
         """
-        for file, (content, moment) in self._left_behind.items():
-            file.write_bytes(content)
-            os.utime(file, ns=(moment, moment))
-        self._left_behind = {}
+        if self._aside is None or self._git_dir is None or not self._aside.exists():
+            return
+        for link in self._aside.iterdir():
+            file = self._git_dir / link.name.partition("%")[2].replace("%", "/")
+            file.unlink(missing_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            os.link(link, file)
+        shutil.rmtree(self._aside)
 
 
-class _MortalCommands(Commands):
+class _MortalGit(Git):
     fuse: Fuse
 
-    def spawn(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as the one it stands for
+    def _start(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as the method it stands for
         self.fuse.step()
-        return super().spawn(*args, **options)
+        return super()._start(*args, **options)
 
 
 class _MortalQueue:
@@ -114,6 +132,39 @@ class _MortalQueue:
         return mortal
 
 
+class _Sink:
+    """Emits events at once."""
+
+    def __init__(self, emit: Callable[[Event], None], fuse: Fuse) -> None:
+        self._emit = emit
+        self._fuse = fuse
+
+    def __call__(self, event: Event) -> None:
+        self._fuse.step()
+        self._emit(event)
+
+    def deliver(self, events: Sequence[Event], acknowledge: Callable[[], None]) -> None:
+        acknowledge()
+        for event in events:
+            self(event)
+
+
+class _Undisturbed:
+    """The lock of a worker that is alone, and the waker of one that never waits."""
+
+    def still_ours(self) -> bool:
+        return True
+
+    def beat(self, now: float) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def wait(self, seconds: float, stop: Stop) -> None:
+        raise AssertionError(f"waited {seconds} s, {stop}")
+
+
 class Place:
     """A site under `root`: the work tree, its bare remote, the queue; copied from a template."""
 
@@ -126,7 +177,7 @@ class Place:
 
     @classmethod
     def make(cls, root: Path, files: Mapping[str, str]) -> Place:
-        """A site with these files, committed and pushed."""
+        """Make a site with these files, committed and pushed."""
         place = cls(root)
         root.mkdir(parents=True, exist_ok=True)
         bare = ("--quiet", "--template=", "--initial-branch=main")
@@ -147,7 +198,7 @@ class Place:
         return place
 
     def copy(self, root: Path) -> Place:
-        """Another one like this."""
+        """Make another one like this."""
         shutil.copytree(self.root, root, symlinks=True)
         return Place(root)
 
@@ -158,7 +209,7 @@ class Place:
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
     ) -> str:
-        """Run git as a person would; its output, stripped of the last line end."""
+        """Run git as a person would; return its output without the last line ending."""
         return os.fsdecode(self.ask(*args, cwd=cwd, stdin=stdin, env=env)).rstrip("\n")
 
     def ask(
@@ -169,7 +220,7 @@ class Place:
         ok: tuple[int, ...] = (0,),
         env: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Run git; the bytes that it prints."""
+        """Run git; return the bytes that it prints."""
         done = subprocess.run(
             ["git", *args],
             cwd=cwd or self.site,
@@ -191,65 +242,63 @@ class Place:
         folders: tuple[str, ...] = ("content",),
         progress: Callable[[str, int, int], None] = lambda _phase, _done, _total: None,
     ) -> Worker:
-        """A worker that has just started; `once()` drains what is due by `clock`."""
-        logging.getLogger("git.remote").disabled = True  # as `wiring` has it: it prints what git said
+        """Return a worker that has just started; `run_once()` drains what is due by `clock`."""
         fuse = fuse or Fuse()
-        fuse.git_dir = self.site / ".git"
-        commands = _MortalCommands(self.site, remote="origin", timeout=60.0)
-        commands.fuse = fuse
-        publisher = GitPublisher(
-            commands,
+        fuse.watch(self.site / ".git", self.root / "aside")
+        git = _MortalGit(self.site, remote="origin", timeout=60.0, durable=False)
+        git.fuse = fuse
+        publisher = open_disk_publisher(
+            git,
             branch="main",
             remote="origin",
             allowlist=Allowlist(folders),
             identity=Person(*WORKER),
-            max_file_bytes=_MAX_FILE,
+            max_file_bytes=_MAX_FILE_BYTES,
             dry_run=dry_run,
             progress=progress,
-            warn=lambda _text: None,
+            warn=lambda _text, _fix: None,
             still_ours=lambda: True,
         )
-        queue = self.open_queue(clock)
-
-        def tell(event: Event) -> None:
-            fuse.step()
-            emit(event)
-
-        desk = Desk(
-            queue=cast("Queue", _MortalQueue(queue, fuse)),
-            emit=tell,
+        queue: Any = _MortalQueue(self.open_queue(clock, dry_run=dry_run), fuse)
+        sink, alone = _Sink(emit, fuse), _Undisturbed()
+        drain = Drain(
+            queue=queue,
+            publisher=lambda: publisher,
+            emit=sink,
+            extensions=Plugins({}),
             backoff=Backoff(DELAYS),
             max_attempts=MAX_ATTEMPTS,
-            extensions=Plugins({}),
             dry_run=dry_run,
+            stopping=lambda: False,
             clock=clock,
         )
+
+        def tidy() -> None:
+            with suppress(PublishError):
+                publisher.tidy(clock())
+
         return Worker(
-            Drain(desk, lambda: publisher, stopping=lambda: False),
-            tell,
-            Stop(emit, limit=60.0, abort=publisher.abort),
-            _NeverWaits(),
-            next_due=queue.next_due,
-            paused=queue.paused,
-            pending_flush=publisher.pending_flush,
-            still_ours=lambda: True,
-            tidy=lambda: publisher.tidy(clock()),
+            drain=drain,
+            queue=queue,
+            lock=alone,
+            emit=sink,
+            stop=Stop(emit, limit=60.0, abort=git.abort),
+            waker=alone,
+            tidy=tidy,
             poll=5.0,
         )
 
-    def open_queue(self, clock: Callable[[], float]) -> DiskQueue:
-        """The queue, for a person's commands."""
-        return DiskQueue(
-            self.queue,
-            self.quarantine,
-            max_attempts=MAX_ATTEMPTS,
-            longest_delay=max(DELAYS),
-            clock=clock,
+    def pull(self, fuse: Fuse, *, push: bool) -> None:
+        """Run `pull --rebase`, perhaps with `--push`. Raises DeclinedError and PublishError."""
+        fuse.watch(self.site / ".git", self.root / "aside")
+        git = _MortalGit(self.site, remote="origin", timeout=60.0, durable=False)
+        git.fuse = fuse
+        repository = Repository(git, branch="main", remote="origin")
+        is_posts = lambda path: path.startswith("content/")  # noqa: E731 - as the worker's allowlist says
+        pull(
+            repository, Checkout(repository, lambda _, __: None, is_cms_path=is_posts), rebase=True, push=push
         )
 
-
-class _NeverWaits:
-    """A worker that drains once has nothing to wait for."""
-
-    def wait(self, seconds: float, stop: Stop) -> None:
-        raise AssertionError(f"waited {seconds} s, {stop}")
+    def open_queue(self, clock: Callable[[], float], *, dry_run: bool = False) -> DiskQueue:
+        """Return the queue, for an operator's commands."""
+        return DiskQueue(self.queue, self.quarantine, longest_delay=max(DELAYS), dry_run=dry_run, clock=clock)

@@ -1,17 +1,28 @@
-"""What a part of the soak is asked for, and what it found."""
+"""Options and results of the soak's parts; results of full runs are kept as JSON and as one page."""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import subprocess
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).with_name("results")
+PAGE = ROOT / "docs" / "explanation" / "soak.md"
+IN_MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How much, and with which dice."""
+    """How much to run, and with which seed."""
 
     full: bool
     seed: int
@@ -21,7 +32,7 @@ class Options:
     """A fraction of the full run, in place of what `full` says."""
 
     def of(self, full: int, quick: int) -> int:
-        """How often: the full count, the quick one, or the fraction of the full one that was asked for."""
+        """Return the full count, the quick one, or the fraction of the full one that was asked for."""
         if self.scale is not None:
             return max(1, round(full * self.scale))
         return full if self.full else quick
@@ -29,13 +40,81 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One part's figures, and one line for each thing that must not be."""
+    """One part's figures, and one line for each broken promise."""
 
     name: str
     figures: Mapping[str, float | int | str] = field(default_factory=dict)
     failures: Sequence[str] = ()
 
-    @property
-    def ok(self) -> bool:
-        """Whether all that was promised held."""
-        return not self.failures
+
+def table(reports: Sequence[Report]) -> Iterator[str]:
+    """Yield every figure on a line of its own, aligned."""
+    rows: list[tuple[str, str, str]] = []
+    for report in reports:
+        rows += [(report.name, name, _number(value)) for name, value in report.figures.items()]
+        rows.append((report.name, "", "FAILED" if report.failures else "held"))
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    for part, name, value in rows:
+        yield f"{part:{widths[0]}}  {name:{widths[1]}}  {value}"
+
+
+def keep(reports: Sequence[Report], seed: int) -> list[Path]:
+    """Write each part's result beside those of the other parts, and the page of all; return the files."""
+    RESULTS.mkdir(exist_ok=True)
+    about = _surroundings() | {"seed": seed}
+    written = []
+    for report in reports:
+        file = RESULTS / f"{report.name}.json"
+        found = {"name": report.name, "figures": dict(report.figures), "failures": list(report.failures)}
+        file.write_text(json.dumps(found | about, indent=2) + "\n", encoding="utf-8")
+        written.append(file)
+    PAGE.write_text("\n".join(_page()) + "\n", encoding="utf-8")
+    return [*written, PAGE]
+
+
+def _surroundings() -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "git": _output("git", "version").removeprefix("git version "),
+        "commit": _version(),
+    }
+
+
+def _version() -> str:
+    """Return the tested commit, marked if anything but other parts' results was changed since."""
+    in_place = ("git", "-C", str(ROOT))
+    own = [f":!{path.relative_to(ROOT)}" for path in (RESULTS, PAGE)]
+    commit = _output(*in_place, "rev-parse", "--short", "HEAD") or "unknown"
+    changed = _output(*in_place, "status", "--porcelain", "--untracked-files=no", "--", ".", *own)
+    return f"{commit}-dirty" if changed else commit
+
+
+def _page() -> Iterator[str]:
+    yield "# The last full soak"
+    yield ""
+    yield "Written by `scripts/soak`. What each part proves: [guarantees](guarantees.md)."
+    for file in sorted(RESULTS.glob("*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        yield f"\n## {found['name']}\n"
+        yield (
+            f"{found['date']}, commit {found['commit']}, {found['machine']}, Python {found['python']}, "
+            f"git {found['git']}, seed {found['seed']}."
+        )
+        yield "\n| figure | |"
+        yield "|---|---|"
+        for name, value in found["figures"].items():
+            yield f"| {name} | {_number(value)} |"
+        for failure in found["failures"]:
+            yield f"\nFailed: {failure}"
+
+
+def _number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -89,13 +90,14 @@ def iso(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class Human:
+class Operator:
     """Works in the site's own repository, on files that are no posts."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._git = place.git
         self.commits: list[str] = []
+        """The messages of commits on the branch."""
         self._number = 0
 
     def edits(self) -> None:
@@ -119,7 +121,7 @@ class Human:
         (self._place.site / f"human/{self._number}.txt").write_text("by hand\n", encoding="utf-8")
         self._git("add", f"human/{self._number}.txt")
         self._git("commit", "--quiet", f"--message=by hand {self._number}")
-        self.commits.append(self._git("rev-parse", "HEAD"))
+        self.commits.append(f"by hand {self._number}")
 
     def leaves(self) -> None:
         """Switches to a new branch, from where the old one is."""
@@ -138,7 +140,8 @@ class Human:
         """A merge that waits to be committed."""
         self._number += 1
         path, branch = f"human/merged-{self._number}.txt", f"feature-{self._number}"
-        made = f"commit refs/heads/{branch}\ncommitter A Person <person@example.org> 1 +0000\ndata 1\nx\n"
+        made = f"commit refs/heads/{branch}\n"
+        made += f"committer A Person <person@example.org> {int(time.time())} +0000\ndata 1\nx\n"
         made += f"from refs/heads/main^0\nM 100644 inline {path}\ndata 1\nx\n\n"
         self._git("fast-import", "--quiet", stdin=made.encode())
         try:
@@ -189,7 +192,7 @@ class Elsewhere:
     def changes(self, path: str, content: str | None) -> None:
         """Somebody else pushes a commit that changes or deletes the file."""
         self._number += 1
-        made = f"commit refs/heads/main\ncommitter Somebody <s@example.org> {self._number} +0000\n"
+        made = f"commit refs/heads/main\ncommitter Somebody <s@example.org> {int(time.time())} +0000\n"
         made += "data 14\nby another one\nfrom refs/heads/main^0\n"
         if content is None:
             made += f"D {path}\n"

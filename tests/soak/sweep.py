@@ -52,13 +52,14 @@ _TRIES = 30
 _HISTORY = "storage/history"
 _RUNS = 2
 DELICATE = {
-    "the claim": ("worker", "rename storage/queue/"),
-    "the plan": ("worker", "write storage/queue/.claimed/.journal-"),
-    "the plan's flush": ("worker", "fsync storage/queue/.claimed/.journal-"),
+    "the claim": ("worker", "renameat storage/queue/"),
+    "the commits": ("fast-import", "link site/.git/objects/pack/"),
+    "the plan": ("worker", "write site/.git/briter/"),
+    "the plan's name": ("worker", "rename site/.git/briter/"),
     "the branch": ("update-ref", "rename site/.git/refs/heads/main.lock"),
-    "the index": ("worker", "rename site/.git/briter-new-#"),
-    "the settled job": ("worker", "unlink storage/queue/.claimed/"),
-    "the settled plan": ("worker", "unlink storage/queue/.claimed/.journal-"),
+    "the index": ("worker", "rename site/.git/index.lock"),
+    "the completed job": ("worker", "unlinkat storage/queue/.claimed/"),
+    "the completed plan": ("worker", "unlink site/.git/briter/0d6e4079e36703eb/plans/"),
 }
 """What a sample always has: the process, and how the call begins."""
 
@@ -229,7 +230,7 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
             calls += len(found)
             tell(f"{len(found)} calls{' where the remote is ahead' * moved}: {_by_process(found)}")
             cases += [Case(call, fault, moved) for call in found for fault in FAULTS]
-        size = options.of(len(cases), 18)
+        size = options.of(len(cases), 14)
         if size < len(cases):
             cases = sample(cases, size, chance)
         else:

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING
 
 from sites import Site
 
-from briter_worker.git.command import Commands
-from briter_worker.git.site import Site as Repository
+from briter_worker.git.maintenance import tidy_repository
+from briter_worker.git.repository import Repository
+from briter_worker.git.run import Git
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 _NOWHERE = "git://nowhere/"
-_BASES = "refs/briter/branches/main/bases"
+_BASES = "refs/briter/branches/main/mirror"
 _DAYS = 3 * 24 * 3600.0
-"""Longer than anything is kept for a while."""
+"""Longer than any file is kept because of its age."""
 _POSTS = "content/posts"
 BEFORE = {
     f"{_POSTS}/welcome.md": "# Welcome\n",
@@ -250,15 +251,20 @@ def _queue(site: Site, moved: bool) -> Iterator[str]:  # noqa: ARG001, FBT001
 
 
 def leftovers(site: Site) -> list[str]:
-    """What is in the git folder that no clean publication leaves there."""
+    """Return what is in the git folder that no clean publication leaves there."""
     git_dir = site.worktree / ".git"
     names = [str(path.relative_to(git_dir)) for path in git_dir.rglob("*") if path.is_file()]
-    marks = (".lock", "tmp_", "fast_import_crash_", "briter-new-", "briter-worker.busy", "refs/briter/")
-    kept = ("refs/briter/branches/main/fetched", _BASES, "logs/")
-    return sorted(name for name in names if any(mark in name for mark in marks) and not name.startswith(kept))
+    marks = (".lock", "tmp_", "fast_import_crash_", "briter/", "refs/briter/")
+    kept = tuple(f"refs/briter/branches/main/{name}" for name in ("fetched", "pushed", "mirror"))
+    return sorted(
+        name
+        for name in names
+        if any(mark in name for mark in marks) and not name.startswith((*kept, "logs/"))
+    )
 
 
 def tidy_later(site: Site) -> None:
-    """What the worker does when it is idle, days from now: some leftovers might be a living process's."""
-    commands = Commands(site.worktree, remote="origin", timeout=60.0)
-    Repository(commands, branch="main", remote="origin").tidy(time.time() + _DAYS)
+    """Tidy as an idle worker does, days from now: some files might be a living process's."""
+    repository = Repository(Git(site.worktree, remote="origin", timeout=60.0), branch="main", remote="origin")
+    with repository.working():
+        tidy_repository(repository, time.time() + _DAYS)

@@ -46,7 +46,7 @@ _RANDOM = (
     (re.compile(r"objects/[0-9a-f]{2}(/[0-9a-f]{38,62})?"), "objects/#"),
     (re.compile(r"[0-9a-f]{32,64}"), "#"),
     (re.compile(r"(tmp_(?:obj|pack|idx|rev)_)\w+"), r"\1#"),
-    (re.compile(r"(briter-new-)\w+"), r"\1#"),
+    (re.compile(r"\.briter-[0-9a-f]{16}\.swp"), ".briter-#.swp"),
 )
 
 _SHIM = """#!/bin/sh

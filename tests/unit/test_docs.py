@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from briter_worker.adapters import folders_for, names
+from briter_worker.adapters import FOLDERS
 from briter_worker.allowlist import Allowlist
-from briter_worker.errors import Failure
+from briter_worker.errors import FailureCode
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "storage" / "README.md"])
@@ -91,7 +91,7 @@ def test_every_word_of_a_failure_that_is_named_exists() -> None:
     rows = [line for line in text.splitlines() if line.startswith("| `failed`: ")]
     words = {word for row in rows for word in re.findall(r"`([a-z-]+)`", row.split("|")[1])} - {"failed"}
     assert rows
-    assert words <= {failure.value for failure in Failure}
+    assert words <= {code.value for code in FailureCode}
 
 
 def test_the_example_of_each_kind_of_site_may_be_published() -> None:
@@ -105,10 +105,10 @@ def test_the_example_of_each_kind_of_site_may_be_published() -> None:
         name = re.findall(r"`([\w-]+)`", adapter)[0]
         shown[name] = re.findall(r"`([^`]+/[^`]+)`", declared)
     del shown["BRITER_ADAPTER"]
-    assert set(shown) == set(names())
+    assert set(shown) == set(FOLDERS)
     for name, paths in shown.items():
         for path in paths:
-            assert Allowlist(folders_for(name)).resolve(path)
+            assert Allowlist(FOLDERS[name]).resolve(path)
 
 
 def test_every_dependency_has_its_reason() -> None:

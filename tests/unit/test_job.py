@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from briter_worker.job import Job, State, Status, format_time, joined, parse_time, rewritten
-from briter_worker.jobfile import parse_job
-from briter_worker.strictjson import MalformedJobError, UnreadableJobError, encode, read_document
+from briter_worker.errors import Failure, FailureCode
+from briter_worker.job import (
+    Job,
+    MalformedJobError,
+    State,
+    Status,
+    UnreadableJobError,
+    encode_document,
+    format_time,
+    job_schema,
+    join_paths,
+    parse_time,
+    read_document,
+    with_state,
+)
 
-_LEAST: dict[str, Any] = {"slug": "a", "paths": ["a.md"]}
+LEAST: dict[str, Any] = {"slug": "a", "paths": ["a.md"]}
+
+
+def parse(document: object) -> Job:
+    return Job.from_document(document, name="file.json", modified=7.0)
 
 
 def test_what_a_job_does_not_say_has_its_default() -> None:
-    job = parse_job(_LEAST, name="file.json", modified=7.0)
+    job = parse(LEAST)
     assert (job.id, job.type, job.created_at, job.status, job.attempts) == (
         "file", "git-sync", 7.0, Status.PENDING, 0,
     )  # fmt: skip
     assert job.commit_message == "Publish a"
-    assert parse_job({**_LEAST, "message": ""}, name="f.json", modified=0).commit_message == ""
+    assert parse({**LEAST, "message": ""}).commit_message == ""
+    assert parse({**LEAST, "id": None, "scheduledFor": None, "attempts": None}) == job
 
 
 @pytest.mark.parametrize(
@@ -59,74 +75,118 @@ def test_what_is_not_json_may_still_be_being_written(data: bytes) -> None:
     [
         (b'{"a": 1, "a": 1}', "twice"),
         (b'{"a": Infinity}', "Infinity"),
+        (b'{"a": 1e400}', "too large"),
         (b'{"a": "\\ud83d"}', "surrogate"),
         (b'{"a": "\\u0000"}', "NUL"),
         (b"[" * 65 + b"]" * 65, "deep"),
         (b" " * ((1 << 20) + 1), "bytes"),
     ],
 )
-def test_json_that_no_careful_writer_writes_is_malformed(data: bytes, reason: str) -> None:
+def test_json_that_programs_disagree_about_is_malformed(data: bytes, reason: str) -> None:
     with pytest.raises(MalformedJobError, match=reason):
         read_document(data)
 
 
-def test_a_byte_order_mark_and_brackets_in_texts_are_no_offence() -> None:
-    value = {"text": "[" * 500, "emoji": "\N{GRINNING FACE}"}
+def test_a_byte_order_mark_and_texts_about_json_are_no_offence() -> None:
+    value = {"text": "[" * 500, "emoji": "\N{GRINNING FACE}", "escapes": ["\\u0000 \\ud800", "\\\\u0000"]}
     assert read_document(b"\xef\xbb\xbf" + json.dumps(value).encode()) == value
 
 
-def test_a_text_about_escapes_has_no_nul_in_it() -> None:
-    value = {"text": "\\u0000 and \\ud800", "more": ["\\\\u0000"]}
-    assert read_document(json.dumps(value).encode()) == value
-    with pytest.raises(MalformedJobError, match="NUL"):
-        read_document(json.dumps({"text": "\\\0"}).encode())
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"paths": "x"}, "paths: Input should be a valid tuple"),
+        ({"paths": ["x", 3]}, "paths.1: Input should be a valid string"),
+        ({"paths": None}, "paths: Field required"),
+        ({"slug": ""}, "slug: String should have at least 1 character"),
+        ({"slug": "a\nb"}, "slug: String should match"),
+        ({"message": "a\0b"}, "message: String should match"),
+        ({"attempts": 1.5}, "attempts: Input should be a valid integer"),
+        ({"attempts": True}, "attempts: Input should be a valid integer"),
+        ({"status": "done"}, "status: Input should be 'pending' or 'failed'"),
+        ({"author": "Ada"}, "author: Input should be"),
+        ({"author": {"name": "<a>", "email": "a@b"}}, "author.name: String should match"),
+        ({"createdAt": 7}, "createdAt: expected an ISO-8601 time"),
+        ({"scheduledFor": "soon"}, "scheduledFor: 'soon' is no ISO-8601 time"),
+    ],
+)
+def test_a_malformed_job_names_the_key_and_what_is_expected(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(MalformedJobError) as refused:
+        parse({**LEAST, "note": 1, **change})
+    assert refused.value.reason.startswith(reason)
+    assert "note" in refused.value.document
+    assert not change.keys() & refused.value.document.keys() or None in change.values()
 
 
-def test_a_malformed_job_brings_its_document_and_names_the_key() -> None:
-    with pytest.raises(MalformedJobError, match="paths") as caught:
-        parse_job({"slug": "a", "paths": "x"}, name="f.json", modified=0)
-    assert caught.value.document == {"slug": "a", "paths": "x"}
+@pytest.mark.parametrize("value", [None, [], "x", 1])
+def test_what_is_no_object_is_refused(value: object) -> None:
+    with pytest.raises(MalformedJobError, match="a JSON object"):
+        parse(value)
+
+
+@pytest.mark.parametrize("value", ["x" * 60_000, f"https://u:{'x' * 80}@h"], ids=["long", "half a secret"])
+def test_a_long_bad_value_is_named_by_its_length(value: str) -> None:
+    with pytest.raises(MalformedJobError) as refused:
+        parse({**LEAST, "createdAt": value})
+    assert refused.value.reason.startswith(f"createdAt: '…' ({len(value)} characters)")
+
+
+def test_the_names_of_python_are_not_keys_of_a_job_file() -> None:
+    job = parse({**LEAST, "scheduled_for": "x", "created_at": []})
+    assert (job.scheduled_for, job.created_at) == (None, 7.0)
 
 
 def test_a_rewrite_keeps_what_it_does_not_know_and_drops_old_spellings() -> None:
-    document = {**_LEAST, "attempt": 1, "commitMessage": "M", "mine": [1]}
-    after = rewritten(document, status=Status.FAILED, attempts=2, now=0, last_error="e", failure="busy")
+    document = {**LEAST, "attempt": 1, "commitMessage": "M", "mine": [1], "dryRunAt": "2026-01-01"}
+    failure = Failure(FailureCode.REJECTED, "no", "ask")
+    after = with_state(document, 0.0, status=Status.FAILED, attempts=2, failure=failure)
     assert (after["message"], after["attempts"], after["mine"]) == ("M", 2, [1])
-    assert not {"attempt", "commitMessage"} & after.keys()
-    again = parse_job(read_document(encode(after)), name="f.json", modified=0)
-    assert (again.status, again.attempts, again.message, again.failure) == (Status.FAILED, 2, "M", "busy")
+    assert not {"attempt", "commitMessage", "dryRunAt"} & after.keys()
+    again = parse(read_document(encode_document(after)))
+    assert (again.status, again.attempts, again.message) == (Status.FAILED, 2, "M")
+    assert (again.failure, again.last_error, again.fix) == ("rejected", "no", "ask")
 
 
-def test_a_new_spelling_counts_more_than_the_old_one() -> None:
-    job = parse_job({**_LEAST, "attempts": 3, "attempt": 1}, name="f.json", modified=0)
-    assert job.attempts == 3
-
-
-def test_joined_paths_are_the_newer_ones_first_and_each_once() -> None:
-    assert joined(["b", "a"], ["a", "c"], ["c", "d"]) == ("b", "a", "c", "d")
-
-
-def test_where_a_job_stands_while_it_waits() -> None:
-    job = Job(id="j", slug="s", paths=(), created_at=0.0)
-    assert job.state(10.0) is State.PENDING
-    assert replace(job, scheduled_for=10.0).state(10.0) is State.PENDING
-    assert replace(job, scheduled_for=11.0, attempts=1, next_attempt_at=12.0).state(10.0) is State.SCHEDULED
-    assert replace(job, attempts=1, next_attempt_at=12.0).state(10.0) is State.RETRYING
-    assert replace(job, attempts=1, next_attempt_at=10.0).state(10.0) is State.PENDING
-    assert replace(job, next_attempt_at=12.0).state(10.0) is State.RETRYING
-    assert replace(job, status=Status.FAILED, scheduled_for=11.0).state(10.0) is State.FAILED
-
-
-def test_of_two_spellings_in_a_file_a_rewrite_keeps_the_new_one() -> None:
-    document = {"commitMessage": "old", "message": "new", "attempt": 7, "slug": "s"}
-    written = rewritten(document, status=Status.PENDING, attempts=2, now=0.0)
+def test_of_two_spellings_the_new_one_counts_and_is_kept() -> None:
+    document = {**LEAST, "commitMessage": "old", "message": "new", "attempts": 3, "attempt": 7}
+    assert (parse(document).attempts, parse(document).message) == (3, "new")
+    written = with_state(document, 0.0, status=Status.PENDING, attempts=2)
     assert (written["message"], written["attempts"]) == ("new", 2)
     assert not {"commitMessage", "attempt"} & written.keys()
 
 
-def test_numbers_are_written_as_their_writer_spelled_them() -> None:
-    data = b'{"a": 1.10, "b": 1e400, "c": [-0.0, {"d": 12345678901234567890.5}], "e": 7}'
-    written = encode(read_document(data)).decode()
-    for spelling in ("1.10", "1e400", "-0.0", "12345678901234567890.5", "7"):
-        assert f" {spelling}" in written
-    assert read_document(written.encode()) == read_document(data)
+def test_a_written_file_has_nothing_that_a_terminal_obeys_or_an_editor_hides() -> None:
+    value = {"slug": "a\u202eb\x9b\u200b", "n": "ü"}
+    data = encode_document(value)
+    assert "ü".encode() in data
+    assert not {"\u202e", "\x9b", "\u200b"} & set(data.decode())
+    assert read_document(data) == value
+
+
+def test_joined_paths_are_the_newer_ones_first_and_each_once() -> None:
+    assert join_paths(["b", "a"], ["a", "c"], ["c", "d"]) == ("b", "a", "c", "d")
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, State.PENDING),
+        ({"scheduled_for": 10.0}, State.PENDING),
+        ({"scheduled_for": 11.0, "attempts": 1, "next_attempt_at": 12.0}, State.SCHEDULED),
+        ({"attempts": 1, "next_attempt_at": 12.0}, State.RETRYING),
+        ({"attempts": 1, "next_attempt_at": 10.0}, State.PENDING),
+        ({"next_attempt_at": 12.0}, State.RETRYING),
+        ({"dry_run_at": 9.0}, State.TRIED),
+        ({"status": Status.FAILED, "scheduled_for": 11.0}, State.FAILED),
+    ],
+)
+def test_the_state_of_a_waiting_job(changes: dict[str, Any], state: State) -> None:
+    assert Job(id="j", slug="s", paths=()).model_copy(update=changes).state(10.0) is state
+
+
+def test_the_schema_has_the_keys_of_the_contract() -> None:
+    properties = job_schema()["properties"]
+    assert {"id", "slug", "paths", "scheduledFor", "createdAt", "fix", "dryRunAt", "lastError"} <= set(
+        properties
+    )
+    assert set(job_schema()["required"]) == {"slug", "paths"}

@@ -124,12 +124,8 @@ def test_the_first_line_is_the_pid_alone_and_the_second_a_json_object(path: Path
         "heartbeat": NOW,
     }
     assert rest == ""
-    assert path.stat().st_size == 512  # always: what comes next overwrites it without truncating
-
-
-def test_the_parent_folder_is_made_and_the_file_is_private(path: Path, lock: SiteLock) -> None:
-    lock.acquire(NOW)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.stat().st_size == 512  # always: what comes next overwrites it without truncating
 
 
 def test_a_heartbeat_changes_the_time_alone_in_place(path: Path, lock: SiteLock) -> None:
@@ -166,62 +162,21 @@ def test_a_reader_in_the_middle_of_heartbeats_always_finds_the_holder(path: Path
     assert len({holder.heartbeat for holder in seen if holder}) > 1
 
 
-def test_release_leaves_the_same_file_empty_and_free(path: Path, lock: SiteLock) -> None:
+def test_release_by_any_thread_leaves_the_same_file_empty_and_free(path: Path, lock: SiteLock) -> None:
     lock.acquire(NOW)
     inode = path.stat().st_ino
 
-    lock.release()
+    thread = threading.Thread(target=lock.release)
+    thread.start()
+    thread.join()
 
     assert path.read_bytes() == b""
     assert path.stat().st_ino == inode
     assert not lock.still_ours()
     with kernel_locked(path):
         pass
-
-
-def test_a_released_lock_can_be_taken_again(path: Path, lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    lock.release()
     lock.release()
     assert_taken(path, lock, NOW + 1)
-
-
-def test_releasing_what_was_never_acquired_touches_nothing(path: Path, lock: SiteLock) -> None:
-    record(path, DEAD)
-    before = path.read_bytes()
-    lock.release()
-    lock.beat(NOW)
-    assert path.read_bytes() == before
-
-
-def test_acquiring_again_while_holding_changes_nothing(path: Path, lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    before = path.read_bytes()
-    lock.acquire(NOW + 1)
-    assert path.read_bytes() == before
-
-
-def test_a_heartbeat_from_another_thread_counts(path: Path, lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    thread = threading.Thread(target=lock.beat, args=(NOW + 7,))
-    thread.start()
-    thread.join()
-    holder = read_holder(path)
-    assert holder is not None
-    assert holder.heartbeat == NOW + 7
-
-
-def test_any_thread_may_release_the_lock(path: Path, lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    thread = threading.Thread(target=lock.release)
-    thread.start()
-    thread.join()
-    with kernel_locked(path):
-        pass
-
-
-def test_a_lock_taken_in_the_first_second_of_1970_says_so(path: Path, lock: SiteLock) -> None:
-    assert_taken(path, lock, 0.0)
 
 
 @contextmanager
@@ -327,18 +282,6 @@ def test_there_is_no_descriptor_to_pass_on_without_the_lock(lock: SiteLock) -> N
         lock.descriptor()
 
 
-def test_there_is_none_after_the_release_either(lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    lock.release()
-    with pytest.raises(RuntimeError, match="not held"):
-        lock.descriptor()
-
-
-def test_the_descriptor_is_not_inherited_by_accident(lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    assert not os.get_inheritable(lock.descriptor())
-
-
 def test_the_descriptor_never_takes_the_place_of_a_closed_stdio(path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from briter_worker.lock import SiteLock;"
@@ -372,35 +315,16 @@ def test_a_held_kernel_lock_is_never_broken_whatever_the_file_says(
         assert_respected(path, lock)
 
 
-def test_the_refusal_says_who_is_in_the_way(path: Path, lock: SiteLock) -> None:
-    record(path, 4242, host="elsewhere", boot="another")
-    with pytest.raises(AnotherWorkerError, match="another worker instance is active: PID 4242 on elsewhere"):
-        lock.acquire(NOW)
-
-
-def test_the_refusal_says_no_more_than_it_knows(
-    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
-) -> None:
-    write(path, f"{other.pid}\n".encode())
-    with pytest.raises(AnotherWorkerError) as bare:
-        lock.acquire(NOW)
-    assert str(bare.value) == f"another worker instance is active: PID {other.pid}"
-    write(path, b"")
-    with kernel_locked(path), pytest.raises(AnotherWorkerError) as unknown:
-        lock.acquire(NOW)
-    assert str(unknown.value) == "another worker instance is active"
-
-
-def test_a_held_lock_is_refused_at_once(path: Path, lock: SiteLock) -> None:
-    write(path, b"")
-    waits = []
-    with kernel_locked(path):
-        for _ in range(3):  # the machine may be busy
-            began = time.monotonic()
-            with pytest.raises(AnotherWorkerError):
-                lock.acquire(NOW)
-            waits.append(time.monotonic() - began)
-    assert min(waits) < 0.5
+def test_the_refusal_names_what_the_record_names(path: Path, lock: SiteLock) -> None:
+    for content, words in {
+        '4242\n{"host": "elsewhere"}': ": PID 4242 on elsewhere",
+        "4242\n": ": PID 4242",
+        "": "",
+    }.items():
+        write(path, content.encode())
+        with kernel_locked(path), pytest.raises(AnotherWorkerError) as refusal:
+            lock.acquire(NOW)
+        assert str(refusal.value) == f"another worker instance is active{words}"
 
 
 # With the kernel's lock free: free at once
@@ -419,29 +343,13 @@ def test_a_held_lock_is_refused_at_once(path: Path, lock: SiteLock) -> None:
         b"4294967297\n",
         b"\0" * 512,
         b'{"pid": 1}\n',
-        b"\xff\xfe\x00",
+        f"{2**31}\n".encode(),
+        b"x" * 5000,
     ],
 )
 def test_an_empty_or_unreadable_record_is_free_at_once(path: Path, lock: SiteLock, content: bytes) -> None:
     write(path, content)
     assert read_holder(path) is None
-    assert_taken(path, lock)
-
-
-def test_a_record_with_our_own_pid_is_free_at_once(path: Path, lock: SiteLock) -> None:
-    write(path, f"{os.getpid()}\n".encode())
-    assert_taken(path, lock)
-
-
-def test_our_own_record_with_our_own_start_time_is_free_at_once(path: Path, lock: SiteLock) -> None:
-    record(path, os.getpid(), started=ticks(os.getpid()))
-    assert_taken(path, lock)
-
-
-@pytest.mark.parametrize("bare", [True, False])
-def test_a_dead_process_is_free_at_once(path: Path, lock: SiteLock, *, bare: bool) -> None:
-    write(path, f"{DEAD}\n".encode()) if bare else record(path, DEAD)
-    assert not is_held(path)
     assert_taken(path, lock)
 
 
@@ -455,12 +363,6 @@ def test_a_zombie_is_free_at_once(path: Path, lock: SiteLock, *, bare: bool) -> 
             record(path, zombie.pid, started=ticks(zombie.pid))
         assert not is_held(path)
         assert_taken(path, lock)
-
-
-def test_a_reused_pid_is_free_at_once(path: Path, lock: SiteLock, other: subprocess.Popen[bytes]) -> None:
-    record(path, other.pid, started=ticks(other.pid) - 1)
-    assert not is_held(path)
-    assert_taken(path, lock)
 
 
 def test_a_process_whose_name_looks_like_the_end_of_one_is_known_by_its_start(
@@ -479,86 +381,68 @@ def test_a_process_whose_name_looks_like_the_end_of_one_is_known_by_its_start(
             process.kill()
 
 
-def test_a_record_from_before_a_reboot_is_free_at_once(
-    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
+# With the kernel's lock free: respected for a while, or free at once
+
+
+@pytest.mark.parametrize(
+    ("who", "facts", "is_respected", "held"),
+    [
+        ("dead", None, False, False),
+        ("dead", {}, False, False),
+        ("dead", {"namespace": None}, False, False),
+        ("me", None, False, True),
+        ("other", None, True, True),
+        ("other", {}, True, True),
+        ("other", {"started": 1}, False, False),
+        ("other", {"boot": "an earlier boot"}, False, False),
+        ("other", {"boot": None}, True, True),
+        ("other", {"namespace": "pid:[1]"}, False, True),
+        ("other", {"namespace": "pid:[1]", "host": "a-container-made-anew"}, False, True),
+        ("dead", {"host": "elsewhere", "boot": "another"}, True, True),
+        ("dead", {"host": "elsewhere", "boot": None}, True, True),
+        ("dead", {"host": None, "boot": "another"}, True, True),
+    ],
+)
+def test_a_record_is_respected_while_its_holder_may_live_and_its_heartbeat_is_fresh(
+    path: Path,
+    lock: SiteLock,
+    other: subprocess.Popen[bytes],
+    who: str,
+    facts: dict[str, Any] | None,
+    *,
+    is_respected: bool,
+    held: bool,
 ) -> None:
-    record(path, other.pid, boot="an earlier boot", started=ticks(other.pid))
-    assert not is_held(path)
-    assert_taken(path, lock)
+    pid = {"dead": DEAD, "me": os.getpid(), "other": other.pid}[who]
+    if facts is None:
+        write(path, f'{pid}\n{{"host": "torn'.encode())
+    else:
+        record(path, pid, **({"started": ticks(pid) if who == "other" else 1} | facts))
+    assert is_held(path) == held
+    if is_respected:
+        holder = assert_respected(path, lock, NOW + TTL)
+        assert holder is not None
+        assert holder.pid == pid
+        assert_taken(path, lock, NOW + TTL + 1)
+    else:
+        assert_taken(path, lock)
 
 
-@pytest.mark.parametrize("host", [HOST, "a-container-made-anew"])
-def test_a_record_from_another_container_of_this_kernel_is_free_at_once(
-    path: Path, lock: SiteLock, other: subprocess.Popen[bytes], host: str
+@pytest.mark.parametrize("heartbeat", [NOW + 365 * 86400, NOW - 365 * 86400])
+def test_a_wrong_clock_neither_wedges_the_lock_nor_gives_it_away(
+    path: Path, lock: SiteLock, heartbeat: float
 ) -> None:
-    record(path, other.pid, host=host, namespace="pid:[1]", started=ticks(other.pid))
-    assert_taken(path, lock)
+    """The time of the file counts, which is the server's on a network file system."""
+    record(path, DEAD, host="elsewhere", boot="another", heartbeat=heartbeat)
+    assert_respected(path, lock, NOW - TTL)
+    assert_taken(path, lock, NOW + TTL + 1)
 
 
-def test_a_longer_record_of_another_program_leaves_nothing_behind(path: Path, lock: SiteLock) -> None:
-    write(path, f"{DEAD}\n".encode() + b"x" * 5000)
-    lock.acquire(NOW)
-    assert b"x" * 10 not in path.read_bytes()
-
-
-# With the kernel's lock free: respected for a while
-
-
-def test_a_bare_live_pid_is_respected_until_the_file_is_old(
-    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
-) -> None:
-    write(path, f"{other.pid}\n".encode(), touched=NOW)
-    holder = assert_respected(path, lock, NOW + TTL - 1)
-    assert holder == Holder(other.pid, None, None, None, None, None, None)
+def test_a_holder_that_cannot_be_seen_is_held_while_its_heartbeat_is_fresh(path: Path) -> None:
+    record(path, DEAD, namespace="pid:[1]")
     assert is_held(path)
-    assert_taken(path, lock, NOW + TTL + 1)
-
-
-def test_a_torn_second_line_counts_as_a_bare_pid(
-    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
-) -> None:
-    write(path, f'{other.pid}\n{{"host": "he'.encode(), touched=NOW)
-    assert_respected(path, lock)
-    assert_taken(path, lock, NOW + TTL + 1)
-
-
-def test_another_hosts_record_is_respected_until_its_heartbeat_is_old(path: Path, lock: SiteLock) -> None:
-    record(path, DEAD, host="elsewhere", boot="another", touched=NOW + 2 * TTL)
-    assert_respected(path, lock, NOW + TTL)
-    assert_taken(path, lock, NOW + TTL + 1)
-
-
-def test_another_host_whose_name_is_unknown_is_respected_too(path: Path, lock: SiteLock) -> None:
-    record(path, DEAD, host=None, boot="another")
-    assert_respected(path, lock, NOW + TTL - 1)
-    assert_taken(path, lock, NOW + TTL + 1)
-
-
-def test_without_a_boot_the_name_tells_another_host_from_this_one(
-    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
-) -> None:
-    record(path, DEAD, host="elsewhere", boot=None)
-    assert is_held(path)
-    assert_respected(path, lock)
-    record(path, other.pid, boot=None, started=ticks(other.pid))
-    assert is_held(path)
-    assert_respected(path, lock)
-    record(path, DEAD, boot=None)
-    assert not is_held(path)
-    assert_taken(path, lock)
-
-
-def test_a_record_that_does_not_name_its_namespace_is_taken_to_be_of_this_one(path: Path) -> None:
-    record(path, DEAD, namespace=None)
-    assert not is_held(path)
-
-
-def test_a_live_worker_that_lost_the_kernels_lock_is_respected_until_its_heartbeat_is_old(
-    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
-) -> None:
-    record(path, other.pid, started=ticks(other.pid))
-    assert_respected(path, lock, NOW + TTL - 1)
-    assert_taken(path, lock, NOW + TTL + 1)
+    assert is_held(path, now=NOW + TTL, stale_after=TTL)
+    assert not is_held(path, now=NOW + TTL + 1, stale_after=TTL)
 
 
 def test_a_worker_under_whose_feet_the_file_is_replaced_stops_and_is_not_joined(
@@ -571,57 +455,17 @@ def test_a_worker_under_whose_feet_the_file_is_replaced_stops_and_is_not_joined(
     assert_respected(path, SiteLock(path, stale_after=TTL))
 
 
-# Clocks
-
-
-@pytest.mark.parametrize("facts", [{}, {"host": "elsewhere", "boot": "another"}])
-def test_a_heartbeat_from_the_far_future_does_not_wedge(
-    path: Path, lock: SiteLock, other: subprocess.Popen[bytes], facts: dict[str, object]
-) -> None:
-    far = NOW + 365 * 86400
-    record(path, other.pid, touched=far, heartbeat=far, **({"started": ticks(other.pid)} | facts))
-    assert_taken(path, lock)
-
-
-def test_a_host_whose_clock_is_ahead_is_respected_by_the_time_of_the_file(path: Path, lock: SiteLock) -> None:
-    record(path, DEAD, touched=NOW, host="elsewhere", boot="another", heartbeat=NOW + 3600)
-    assert_respected(path, lock, NOW + TTL - 1)
-    assert_taken(path, lock, NOW + TTL + 1)
-
-
-def test_a_clock_a_little_behind_the_holders_respects_it(path: Path, lock: SiteLock) -> None:
-    record(path, DEAD, host="elsewhere", boot="another", heartbeat=NOW + 5)
-    assert_respected(path, lock, NOW)
-
-
-def test_a_clock_behind_by_no_more_than_a_heartbeat_lasts_respects_it_whatever_the_files_time(
-    path: Path, lock: SiteLock
-) -> None:
-    record(path, DEAD, host="elsewhere", boot="another", heartbeat=NOW + TTL, touched=NOW - 9 * TTL)
-    assert_respected(path, lock)
-
-
 # still_ours
 
 
-def test_the_lock_is_not_ours_when_its_file_is_gone(path: Path, lock: SiteLock) -> None:
+@pytest.mark.parametrize("way", ["gone", "a copy", "a link"])
+def test_the_lock_is_not_ours_when_its_file_is_replaced(path: Path, lock: SiteLock, way: str) -> None:
     lock.acquire(NOW)
-    path.unlink()
-    assert not lock.still_ours()
-
-
-def test_the_lock_is_not_ours_when_a_copy_takes_its_files_place(path: Path, lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    copy = path.with_name("copy")
-    copy.write_bytes(path.read_bytes())
-    copy.replace(path)
-    assert not lock.still_ours()
-
-
-def test_the_lock_is_not_ours_through_a_symlink_to_its_file(path: Path, lock: SiteLock) -> None:
-    lock.acquire(NOW)
-    path.rename(path.with_name("moved"))
-    path.symlink_to("moved")
+    moved = path.rename(path.with_name("moved"))
+    if way == "a copy":
+        shutil.copy(moved, path)
+    elif way == "a link":
+        path.symlink_to(moved.name)
     assert not lock.still_ours()
 
 
@@ -635,15 +479,6 @@ def test_the_lock_is_not_ours_when_another_program_wrote_over_it_and_a_heartbeat
     assert not lock.still_ours()
     lock.release()
     assert path.read_bytes() == content
-
-
-def test_the_record_is_ours_by_its_token_whatever_the_pid_is_in_another_namespace(
-    path: Path, lock: SiteLock
-) -> None:
-    lock.acquire(NOW)
-    second = path.read_bytes().partition(b"\n")[2]
-    path.write_bytes(b"7\n" + second)
-    assert lock.still_ours()
 
 
 def test_the_lock_is_not_ours_when_the_kernels_lock_was_lost_to_someone(path: Path, lock: SiteLock) -> None:
@@ -687,14 +522,6 @@ def test_a_symlink_is_refused_and_its_target_is_untouched(path: Path, lock: Site
     assert target.read_text() == f"{DEAD}\n"
 
 
-def test_a_dangling_symlink_makes_no_file_elsewhere(path: Path, lock: SiteLock, tmp_path: Path) -> None:
-    path.parent.mkdir()
-    path.symlink_to(tmp_path / "nothing")
-    with pytest.raises(UnusableLockError):
-        lock.acquire(NOW)
-    assert not (tmp_path / "nothing").exists()
-
-
 def test_a_folder_is_refused_with_a_clear_error(path: Path, lock: SiteLock) -> None:
     path.mkdir(parents=True)
     assert read_holder(path) is None
@@ -710,12 +537,6 @@ def test_a_fifo_is_refused_and_blocks_nobody(path: Path, lock: SiteLock) -> None
     assert not is_held(path)
     with pytest.raises(UnusableLockError, match=r"cannot be locked: not a regular file$"):
         lock.acquire(NOW)
-
-
-def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UnusableLockError, match="cannot be locked"):
-        SiteLock(tmp_path / "file" / "worker.lock", stale_after=TTL).acquire(NOW)
 
 
 def test_a_full_disk_is_a_clear_error_and_leaves_the_lock_free(
@@ -749,6 +570,7 @@ def test_readers_report_no_holder_where_there_is_no_file(path: Path) -> None:
         b'{"host": 5, "boot": [], "started": "x", "namespace": {}, "token": null, "heartbeat": NaN}',
         b'{"heartbeat": 1e999, "host": "\\u001b[31m", "started": 1.5}',
         b'{"heartbeat": -1, "host": ""}',
+        b'{"heartbeat": 100000000001, "host": "' + b"h" * 256 + b'"}',
         b'{"heartbeat": ' + b"9" * 400 + b"}",
         b"\xff\xfe",
     ],
@@ -758,61 +580,11 @@ def test_a_hostile_second_line_is_as_good_as_none(path: Path, second: bytes) -> 
     assert read_holder(path) == Holder(4242, None, None, None, None, None, None)
 
 
-@pytest.mark.parametrize("pid", [1, 2**31 - 1])
-def test_every_pid_that_there_can_be_is_read(path: Path, pid: int) -> None:
-    write(path, f"{pid}\n".encode())
-    assert read_holder(path) == Holder(pid, None, None, None, None, None, None)
-
-
-def test_a_pid_that_there_cannot_be_is_not_read(path: Path) -> None:
-    write(path, f"{2**31}\n".encode())
-    assert read_holder(path) is None
-
-
-@pytest.mark.parametrize("length", [1, 255])
-def test_facts_at_their_limits_are_read(path: Path, length: int) -> None:
-    record(path, DEAD, host="h" * length, heartbeat=1e11)
-    holder = read_holder(path)
-    assert holder is not None
-    assert (holder.host, holder.heartbeat) == ("h" * length, 1e11)
-
-
-def test_facts_beyond_their_limits_are_as_good_as_absent(path: Path) -> None:
-    record(path, DEAD, host="h" * 256, heartbeat=1e11 + 1)
-    holder = read_holder(path)
-    assert holder is not None
-    assert (holder.host, holder.heartbeat, holder.boot) == (None, None, BOOT)
-
-
-def test_what_follows_the_second_line_is_not_read(path: Path) -> None:
-    record(path, DEAD)
-    with path.open("ab") as file:
-        file.write(b"remarks\nand more\n")
-    holder = read_holder(path)
-    assert holder is not None
-    assert holder.token == "theirs"  # noqa: S105 - a word, no password
-
-
-def test_a_file_that_cannot_be_read_names_nobody() -> None:
-    assert read_holder(Path("/proc/self/mem")) is None
-
-
 def test_a_held_lock_reads_as_held_and_a_released_one_as_free(path: Path, lock: SiteLock) -> None:
     lock.acquire(NOW)
     assert is_held(path)
     lock.release()
     assert not is_held(path)
-
-
-def test_a_holder_that_cannot_be_seen_is_held_while_its_heartbeat_is_fresh(path: Path) -> None:
-    unseen: list[dict[str, Any]] = [{"namespace": "pid:[1]"}, {"host": "elsewhere", "boot": "another"}]
-    for facts in unseen:
-        record(path, DEAD, **facts)
-        assert is_held(path)
-        assert is_held(path, now=NOW + TTL, stale_after=TTL)
-        assert not is_held(path, now=NOW + TTL + 1, stale_after=TTL)
-        assert is_held(path, now=NOW + 60.0)
-        assert not is_held(path, now=NOW + 60.5)
 
 
 def test_asking_who_holds_the_lock_never_turns_a_starting_worker_away(path: Path, lock: SiteLock) -> None:
@@ -836,11 +608,3 @@ def test_asking_who_holds_the_lock_never_turns_a_starting_worker_away(path: Path
         stop.set()
         for thread in asking:
             thread.join()
-
-
-def test_reading_the_lock_imports_neither_filelock_nor_psutil(path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from briter_worker.lock import read_holder;"
-        f"read_holder(Path({str(path)!r})); sys.exit('filelock' in sys.modules or 'psutil' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -1,4 +1,4 @@
-"""The log: whole lines, only what applies, and never the reason why a post is not published."""
+"""The log: whole lines, only keys that apply, and no failure of the stream stops a publication."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from briter_worker import events
-from briter_worker.errors import MAX_TEXT
-from briter_worker.sinks.log import PREFIX, LogSink, line
+from briter_worker.redaction import MAX_TEXT
+from briter_worker.sinks.log import PREFIX, LogSink, log_line
 
 NOW = 1769850000.4125
 HOSTILE = "a\x1b[31mred\x1b[0m\nb\r\x9b2J\u202ec\ud800 https://me:hunter2@example.org/x"
@@ -73,7 +73,7 @@ class Pipe:
 
 
 def test_an_entry_has_exactly_the_keys_of_the_contract() -> None:
-    entry = parsed(line(published(rejected_paths=("../x",)), NOW))
+    entry = parsed(log_line(published(rejected_paths=("../x",)), NOW))
     assert entry == {
         "time": "2026-01-31T09:00:00.412Z",
         "level": "info",
@@ -88,15 +88,18 @@ def test_an_entry_has_exactly_the_keys_of_the_contract() -> None:
     }
 
 
-def test_what_does_not_apply_is_left_out() -> None:
-    assert "rejectedPaths" not in parsed(line(published(), NOW))
+def test_keys_that_do_not_apply_are_left_out() -> None:
+    assert "rejectedPaths" not in parsed(log_line(published(), NOW))
     skipped = events.WorkerSkipped(message="another worker instance is active, skipping", holder_pid=None)
-    assert set(parsed(line(skipped, NOW))) == {"time", "level", "event", "message"}
+    assert set(parsed(log_line(skipped, NOW))) == {"time", "level", "event", "message"}
 
 
-def test_a_retry_is_told_as_a_time() -> None:
+def test_a_failure_has_the_time_of_its_retry_and_its_fix_apart_from_the_error() -> None:
     failed = next(event for event in every_event() if isinstance(event, events.Failed))
-    assert parsed(line(failed, NOW))["retryAt"] == "2026-01-31T09:00:00.412Z"
+    entry = parsed(log_line(dataclasses.replace(failed, error="no route", fix="plug it in"), NOW))
+    assert entry["retryAt"] == "2026-01-31T09:00:00.412Z"
+    assert (entry["error"], entry["fix"]) == ("no route", "plug it in")
+    assert "fix" not in parsed(log_line(dataclasses.replace(failed, fix=""), NOW))
 
 
 @pytest.mark.parametrize("event", every_event(), ids=lambda event: event.name)
@@ -108,22 +111,22 @@ def test_no_text_of_any_event_can_forge_a_line_or_show_a_secret(event: events.Ev
         elif isinstance(value, tuple):
             fields[name] = (HOSTILE,)
 
-    text = line(type(event)(**fields), NOW)
+    text = log_line(type(event)(**fields), NOW)
 
     assert text.isprintable()
     assert "hunter2" not in text
     assert parsed(text.encode().decode())["event"] == event.name
 
 
-def test_a_text_is_never_longer_than_a_job_file_allows() -> None:
-    assert len(parsed(line(published(slug="x" * 5000), NOW))["slug"]) == MAX_TEXT
+def test_a_text_is_at_most_as_long_as_in_a_job_file() -> None:
+    assert len(parsed(log_line(published(slug="x" * 5000), NOW))["slug"]) == MAX_TEXT
 
 
 def test_other_scripts_stay_readable() -> None:
-    assert "日本語-é" in line(published(slug="日本語-é"), NOW)
+    assert "日本語-é" in log_line(published(slug="日本語-é"), NOW)
 
 
-def test_progress_is_for_the_eyes_only() -> None:
+def test_progress_is_not_logged() -> None:
     pipe = Pipe()
     log = LogSink(pipe.stream)
     log(events.Progress(phase="push", done=1, total=2))
@@ -180,7 +183,7 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_loses_nothing() -> None:
     assert complaints == []
 
 
-def test_a_reader_that_stalls_is_waited_for_once_and_then_told_what_it_missed() -> None:
+def test_a_stalled_reader_is_waited_for_once_and_then_told_how_many_lines_it_missed() -> None:
     pipe = Pipe()
     complaints: list[str] = []
     log = LogSink(pipe.stream, complaints.append, patience=0.05)
@@ -207,7 +210,7 @@ def _some(reader: int) -> bytes:
         return b""
 
 
-def test_a_reader_that_went_away_is_told_once_and_stops_nobody() -> None:
+def test_a_closed_pipe_is_reported_once_and_stops_nothing() -> None:
     pipe = Pipe()
     os.close(pipe.reader)
     complaints: list[str] = []
@@ -219,7 +222,7 @@ def test_a_reader_that_went_away_is_told_once_and_stops_nobody() -> None:
     assert "publishing goes on" in complaints[0]
 
 
-def test_a_stream_that_was_closed_or_never_there_stops_nobody() -> None:
+def test_a_stream_that_is_closed_or_missing_stops_nothing() -> None:
     pipe = Pipe()
     pipe.stream.close()
     os.close(pipe.reader)

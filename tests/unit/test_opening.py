@@ -38,24 +38,9 @@ def test_however_many_folders_are_opened_few_are_open_at_once(folders: Folders, 
     for number in range(200):
         (tmp_path / "a" / str(number)).mkdir(parents=True)
         (tmp_path / "a" / str(number) / "file").write_text(f"{number}")
-        with folders.file(f"a/{number}", "file") as fd:
+        with folders.file(f"a/{number}/file") as fd:
             assert os.read(fd, 10) == str(number).encode()
     assert open_here() - before < 70
-
-
-def test_a_folder_that_takes_a_removed_ones_name_is_the_one_that_is_opened(
-    folders: Folders, tmp_path: Path
-) -> None:
-    for known in (False, True):
-        (tmp_path / "a" / "b").mkdir(parents=True, exist_ok=True)
-        if known:
-            folders.open("a/b")
-        folders.remove("a/b")
-        assert not (tmp_path / "a" / "b").exists()
-        (tmp_path / "a" / "b").mkdir()
-        (tmp_path / "a" / "b" / "new").touch()
-        assert [name for name, _ in folders.listing("a/b")] == ["new"]
-        (tmp_path / "a" / "b" / "new").unlink()
 
 
 def test_only_a_regular_file_is_opened_as_one(folders: Folders, tmp_path: Path) -> None:
@@ -65,9 +50,9 @@ def test_only_a_regular_file_is_opened_as_one(folders: Folders, tmp_path: Path) 
         server.bind(str(tmp_path / "socket"))
         (tmp_path / "folder").mkdir()
         for name, reason in (("link", "symbolic link"), ("pipe", "regular file"), ("socket", "regular file")):
-            with pytest.raises(Refused, match=reason), folders.file("", name):
+            with pytest.raises(Refused, match=reason), folders.file(name):
                 pass
-        with pytest.raises(IsADirectoryError), folders.file("", "folder"):
+        with pytest.raises(IsADirectoryError), folders.file("folder"):
             pass
-        with pytest.raises(FileNotFoundError), folders.file("", "nothing"):
+        with pytest.raises(FileNotFoundError), folders.file("nothing"):
             pass

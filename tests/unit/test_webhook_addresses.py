@@ -1,4 +1,4 @@
-"""Which numbers lead into our own network, and what is shown of an address."""
+"""Which IP addresses are inside our own network, and what is shown of an address."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from briter_worker.sinks.webhooks.endpoints import (
+from briter_worker.sinks.webhook_addresses import (
     TOPICS,
     Address,
     AddressRefusedError,
     Endpoint,
-    check,
+    check_public,
     origin_of,
 )
 
@@ -22,12 +22,12 @@ INSIDE = {
     "private networks": ["10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "fd00::1", "fec0::1"],
     "the link, and clouds' metadata": ["169.254.169.254", "fe80::1", "fe80::1%eth0", "fd00:ec2::254"],
     "clouds' platforms": ["168.63.129.16", "192.0.0.192", "100.100.100.200"],
-    "carriers": ["100.64.0.1", "100.127.255.255"],
-    "many at once": ["224.0.0.1", "239.255.255.250", "255.255.255.255", "ff02::1", "ff0e::1"],
+    "carrier-grade NAT": ["100.64.0.1", "100.127.255.255"],
+    "multicast": ["224.0.0.1", "239.255.255.250", "255.255.255.255", "ff02::1", "ff0e::1"],
     "reserved": ["240.0.0.1", "192.0.2.1", "198.18.0.1", "203.0.113.1", "2001:db8::1"],
-    "one protocol in another": ["::ffff:8.8.8.8", "::ffff:127.0.0.1", "2002:7f00:1::", "2001:0:1::1"],
-    "one protocol in another, as it once was": ["::127.0.0.1", "::10.0.0.1", "::ffff:0:10.0.0.1"],
-    "translated": ["64:ff9b::127.0.0.1", "64:ff9b::10.0.0.1"],
+    "IPv4 in IPv6": ["::ffff:8.8.8.8", "::ffff:127.0.0.1", "2002:7f00:1::", "2001:0:1::1"],
+    "IPv4 in IPv6, in the old way": ["::127.0.0.1", "::10.0.0.1", "::ffff:0:10.0.0.1"],
+    "NAT64": ["64:ff9b::127.0.0.1", "64:ff9b::10.0.0.1"],
 }
 OUTSIDE = [
     "8.8.8.8",
@@ -43,24 +43,24 @@ OUTSIDE = [
 @pytest.mark.parametrize(
     ("kind", "number"), [(kind, each) for kind, numbers in INSIDE.items() for each in numbers]
 )
-def test_what_is_inside_is_refused(kind: str, number: str) -> None:  # noqa: ARG001 - names the case
+def test_a_private_address_is_refused(kind: str, number: str) -> None:  # noqa: ARG001 - names the case
     with pytest.raises(AddressRefusedError, match="inside this machine's network"):
-        check([number])
+        check_public([number])
     with pytest.raises(AddressRefusedError):
-        check(["8.8.8.8", number])
+        check_public(["8.8.8.8", number])
 
 
 @pytest.mark.parametrize("number", OUTSIDE)
-def test_what_is_outside_may_be_called(number: str) -> None:
-    check([number])
+def test_a_public_address_may_be_called(number: str) -> None:
+    check_public([number])
 
 
 @given(st.ip_addresses())
-def test_nothing_that_python_calls_private_passes(
+def test_no_address_that_python_calls_private_passes(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> None:
     try:
-        check([str(address)])
+        check_public([str(address)])
     except AddressRefusedError:
         return
     translated = address in ipaddress.ip_network("64:ff9b::/96") if address.version == 6 else False
@@ -72,9 +72,9 @@ def test_nothing_that_python_calls_private_passes(
     [
         ("https://hooks.example.org/services/T0/B0/SECRET?token=x", "https://hooks.example.org"),
         ("https://ada:pa55@example.org:8443/x", "https://example.org:8443"),
-        ("nonsense SECRET", "an address that is none"),
-        ("https://[::1", "an address that is none"),
-        ("https://example.org:SECRET/", "an address that is none"),
+        ("nonsense SECRET", "an invalid address"),
+        ("https://[::1", "an invalid address"),
+        ("https://example.org:SECRET/", "an invalid address"),
     ],
 )
 def test_only_the_host_of_an_address_is_shown(url: str, said: str) -> None:
@@ -84,15 +84,15 @@ def test_only_the_host_of_an_address_is_shown(url: str, said: str) -> None:
 @pytest.mark.parametrize(
     "url", ["https://e.org/a b", "https://e.org/\n", "https://e.org/é", f"https://e.org/{'x' * 2000}"]
 )
-def test_what_would_break_a_request_is_no_address(url: str) -> None:
+def test_a_text_that_would_break_a_request_is_no_address(url: str) -> None:
     with pytest.raises(AddressRefusedError):
-        Address.of(url, allow_http=True)
+        Address.parse(url, allow_http=True)
 
 
 @given(st.text())
 def test_any_text_is_an_address_or_refused(text: str) -> None:
     try:
-        address = Address.of(text, allow_http=False)
+        address = Address.parse(text, allow_http=False)
     except AddressRefusedError as refused:
         assert text not in str(refused) or len(text) < 5  # noqa: PT017 - either is right
     else:
@@ -101,8 +101,8 @@ def test_any_text_is_an_address_or_refused(text: str) -> None:
     assert origin_of(text).isprintable() or "://" in text
 
 
-def test_what_an_endpoint_wants_stands_behind_its_address() -> None:
-    assert Endpoint.of("https://e.org/x#published+condition") == Endpoint(
+def test_the_topics_of_an_endpoint_follow_its_address() -> None:
+    assert Endpoint.parse("https://e.org/x#published+condition") == Endpoint(
         "https://e.org/x", frozenset({"published", "condition"})
     )
-    assert Endpoint.of("https://e.org/x").topics == TOPICS
+    assert Endpoint.parse("https://e.org/x").topics == TOPICS

@@ -1,1 +1,1 @@
-"""The queue as rows in Postgres, for many sites and many hosts."""
+"""The queue in Postgres: publications as rows, for many sites and nodes. Needs the extra `[postgres]`."""

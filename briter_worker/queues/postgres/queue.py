@@ -1,336 +1,339 @@
-"""The queue of one site as rows in Postgres. See `migrations/` for the tables, `tokens` for the fence."""
+"""The queue of one site as rows, for one drain; and the plans of its pushes."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection
-from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+import json
+import time
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING
 
-import psycopg
-
-from briter_worker.errors import Failure, Kind, LockLostError, Loss, for_people
-from briter_worker.job import Status, rewritten
-from briter_worker.ports import Batch, Claim, Found, Superseding
-from briter_worker.queues.postgres import contents, joining, journal
-from briter_worker.queues.postgres.joining import FAILED, TRIED, WAITING
-from briter_worker.queues.postgres.recovery import PostgresRecovery, ids_of
-from briter_worker.queues.postgres.rows import COLUMNS, Save
+from briter_worker.errors import FailureClass, FailureCode, LockLostError, LossReason
+from briter_worker.job import Status, with_state
+from briter_worker.ports import Claim, ClaimResult, Plan, SupersededJob
+from briter_worker.queues.postgres.control import PostgresControl, as_new
+from briter_worker.queues.postgres.fencing import fenced
+from briter_worker.queues.postgres.rows import (
+    FAILED,
+    PENDING,
+    delete,
+    delete_files,
+    is_covered,
+    put_back,
+    select,
+    update,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
-    from briter_worker.job import Job
-    from briter_worker.ports import Plan
-    from briter_worker.queues.postgres.database import Connection
-    from briter_worker.queues.quarantine import Quarantined
+    from briter_worker.errors import Failure
+    from briter_worker.job import Document, Job
+    from briter_worker.queues.postgres.database import Connection, Database
+    from briter_worker.queues.postgres.rows import Row
 
-_REVIVABLE = [failure.value for failure in Failure if failure.kind is Kind.ENVIRONMENT]
-_DUE = f"""
-due AS (
-    SELECT id, at, created_at FROM (
-        (SELECT id, due_at AS at, created_at FROM publications
-         WHERE site = %(site)s AND state = 'waiting' AND due_at <= %(now)s
-         ORDER BY due_at, created_at, id LIMIT %(most)s)
-        UNION ALL
-        (SELECT id, scheduled_for, created_at FROM publications
-         WHERE site = %(site)s AND state = 'waiting' AND next_attempt_at > 0
-         AND next_attempt_at > %(furthest)s AND scheduled_for <= %(now)s
-         LIMIT %(most)s)
-    ) AS either ORDER BY at, created_at, id LIMIT %(most)s
-),
-claimed AS (
-    UPDATE publications SET state = 'claimed', token = %(token)s, batch = %(batch)s, attempt = attempts + 1,
-        cancel = false, changed_at = %(now)s
-    WHERE id IN (SELECT id FROM due)
-    RETURNING {COLUMNS}, slug
-)"""  # noqa: S608 - no values, here and below
-# Superseded saves are told once; a batch begins with its claim; older dead letters join what is claimed.
-_CLAIM = f"""
-WITH told AS (DELETE FROM superseded WHERE site = %(site)s RETURNING id, job_id, slug, by_job),
-{_DUE},
-begun AS (
-    INSERT INTO batches (key, site, token, started)
-    SELECT %(batch)s, %(site)s, %(token)s, true WHERE EXISTS (SELECT FROM claimed)
+_ENVIRONMENT = [code.value for code in FailureCode if code.failure_class is FailureClass.ENVIRONMENT]
+_OF_ENVIRONMENT = "site = %(site)s AND failure = ANY(%(codes)s)"
+_CLAIM = """
+WITH due AS (
+    SELECT id FROM publications
+    WHERE site = %(site)s AND state = 'pending' AND due_at <= %(now)s AND NOT (tried AND %(dry_run)s)
+    ORDER BY due_at, created_at, id LIMIT %(limit)s
 )
-SELECT 'claimed', {COLUMNS}, NULL FROM claimed
-UNION ALL SELECT 'letter', {COLUMNS}, NULL FROM publications
-WHERE site = %(site)s AND state = 'failed' AND slug = ANY(ARRAY(SELECT slug FROM claimed))
-UNION ALL SELECT 'told', id, slug, job_id, NULL, by_job FROM told
-""".encode()  # noqa: S608
-_LETTERS = """
-SELECT letter.id FROM done JOIN publications letter
-    ON letter.site = %(site)s AND letter.state = 'failed' AND letter.slug = done.slug
-WHERE letter.created_at <= done.created_at
+UPDATE publications SET state = 'claimed', attempt = attempts + 1, cancelled = false,
+    alone = (SELECT count(*) FROM due) = 1
+WHERE id IN (SELECT id FROM due) RETURNING id
 """
-# What of their contents nobody is just about to need is locked here, and may go.
-_FINISH = f"""
-WITH done AS (
-    SELECT id, slug, created_at FROM publications WHERE id = ANY(%(ids)s) AND state = 'claimed'
-),
-noted AS (
-    INSERT INTO versions AS v (site, path, saved_at, published_at)
-    SELECT %(site)s, path, max(saved_at), %(now)s FROM delivered
-    WHERE publication = ANY(ARRAY(SELECT id FROM done)) GROUP BY path
-    ON CONFLICT (site, path) DO UPDATE
-    SET saved_at = greatest(v.saved_at, excluded.saved_at), published_at = excluded.published_at
-),
-gone AS (SELECT id FROM done UNION {_LETTERS}),
-free AS (
-    SELECT blob FROM contents WHERE blob = ANY(ARRAY(
-        SELECT blob FROM delivered WHERE publication = ANY(ARRAY(SELECT id FROM gone)) AND blob IS NOT NULL
-    )) ORDER BY blob FOR UPDATE SKIP LOCKED
-),
-deleted AS (DELETE FROM publications WHERE id = ANY(ARRAY(SELECT id FROM gone)))
-SELECT blob FROM free
-""".encode()  # noqa: S608 - no values
+_RECORD_PUBLISHED = """
+INSERT INTO published AS p (site, path, saved_at, published_at)
+SELECT %(site)s, path, max(saved_at), %(now)s FROM files WHERE publication = ANY(%(ids)s) GROUP BY path
+ON CONFLICT (site, path) DO UPDATE
+SET saved_at = greatest(p.saved_at, excluded.saved_at), published_at = excluded.published_at
+"""
 
 
-class _Later(Collection[str]):
-    """What is asked for when it is first read: only a folder's publication does."""
+class PostgresQueue(PostgresControl):
+    """Implements `ports.Queue` and `ports.QueueControl` for one site.
 
-    def __init__(self, ask: Callable[[], set[str]]) -> None:
-        self._ask = ask
-
-    @cached_property
-    def _all(self) -> set[str]:
-        return self._ask()
-
-    def __contains__(self, path: object) -> bool:
-        return path in self._all
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-
-class PostgresQueue(PostgresRecovery):
-    """Implements `ports.Queue` for one drain of one site, beside any number of writers and steerers.
-
-    Every change is one transaction under the site's lock; a worker's looks at its token first and raises
-    LockLostError when that is not the site's last one. With `token` None it is for looking and steering.
+    Each change of a drain is one transaction, which raises LockLostError unless `token` is the site's last
+    one. `token` None is for commands and pages.
     """
 
-    def claim(self, now: float) -> Found:
-        """Take what is due, newest of its slug, but not more than `most`; count the attempt."""
-        key = uuid4().hex
-        # Before anything of it is pushed, its plan is recorded, and flushed, and with that all of this.
-        with self._working(flushed=False) as connection:
-            if self._may_have_tried:
-                self._take_tried(connection, now)
-            facts = {
-                "site": self._site,
-                "now": now,
-                "furthest": now + self._longest_delay,
-                "most": self._most,
-                "token": self.token,
-                "batch": key,
-            }
-            found: dict[str, list[tuple[Any, ...]]] = {"claimed": [], "letter": [], "told": []}
-            for what, *columns in connection.execute(_CLAIM, facts):
-                found[what].append(tuple(columns))
-            superseded = tuple(
-                Superseding(job_id, slug, by) for _, slug, job_id, _, by in sorted(found["told"])
-            )
-            saves = [Save.read(columns) for *columns, _ in found["claimed"]]
-            if not saves:
-                return Found(superseded=superseded)
-            letters = [Save.read(columns) for *columns, _ in found["letter"]]
-            saves = self._with_lost(connection, saves, letters)
-            saves = sorted(saves, key=lambda save: self._order(save, now))
-        claims = tuple(Claim(str(save.id), save.job, save.job.attempts + 1) for save in saves)
-        return Found(Batch(key, claims), superseded)
+    def __init__(
+        self,
+        database: Database,
+        site: str,
+        *,
+        token: int | None,
+        longest_delay: float,
+        dry_run: bool,
+        limit: int = 500,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(database, site)
+        self._token = token
+        self._longest_delay = longest_delay
+        self._dry_run = dry_run
+        self._limit = limit
+        """Maximum number of jobs that one drain claims at once."""
+        self._clock = clock
 
-    def _take_tried(self, connection: Connection, now: float) -> None:
-        """What dry runs have published waits again: this host may have none of their commits."""
-        found = connection.execute(
-            f"SELECT {COLUMNS} FROM publications WHERE site = %s AND state = 'tried' LIMIT %s".encode(),  # noqa: S608
-            (self._site, self._most),
+    def claim(self, now: float) -> ClaimResult:
+        """Claim the due jobs, at most `limit`, and count the attempt."""
+        values = {"site": self._site, "now": now, "dry_run": self._dry_run, "limit": self._limit}
+        with self._fenced() as connection:
+            # A retry further away than any backoff was written before the clock was set back.
+            connection.execute(
+                "UPDATE publications SET next_attempt_at = 0 WHERE site = %s AND state = 'pending'"
+                " AND next_attempt_at > 0 AND next_attempt_at > %s",
+                (self._site, now + self._longest_delay),
+            )
+            ids = [number for (number,) in connection.execute(_CLAIM, values)]
+            rows = select(connection, "id = ANY(%(ids)s)", {"ids": ids}) if ids else []
+            superseded = connection.execute(
+                "DELETE FROM superseded WHERE site = %s RETURNING id, job_id, slug, by_job", (self._site,)
+            ).fetchall()
+        return ClaimResult(
+            tuple(self._claims(rows, now)),
+            tuple(SupersededJob(*record) for _, *record in sorted(superseded)),
         )
-        joining.place(connection, self._site, [Save.read(row) for row in found], WAITING, now)
 
-    def _with_lost(self, connection: Connection, saves: list[Save], failed: list[Save]) -> list[Save]:
-        if not failed:
-            return saves
-        letters: dict[str, list[Save]] = defaultdict(list)
-        for letter in failed:
-            letters[letter.job.slug].append(letter)
-        pairs = []
-        found = []
-        for save in saves:
-            lost = joining.lost_by(save, letters.get(save.job.slug, ()))
-            pairs += [(letter.id, save.id) for letter in lost]
-            found.append(joining.declaring(save, lost))
-        if pairs:
-            joining.hand_over(connection, pairs)
-            joining.redeclare(
-                connection, [new for new, old in zip(found, saves, strict=True) if new is not old]
+    def recover(self, now: float) -> Sequence[Claim]:
+        """Return everything in flight: nobody but the caller works on the site's jobs."""
+        with self._fenced() as connection:
+            rows = select(connection, "site = %(site)s AND state = 'claimed'", {"site": self._site})
+            return self._claims(rows, now)
+
+    def reclaim(self, claim: Claim, now: float) -> Claim:  # noqa: ARG002 - the port's signature
+        """Claim a recovered job again, to be published alone; a crash while it was alone counts."""
+        with self._fenced() as connection:
+            connection.execute(
+                "UPDATE publications SET attempt = attempt + alone::int, alone = true"
+                " WHERE id = %s AND state = 'claimed'",
+                (int(claim.key),),
             )
-        return found
+            rows = self._claimed_rows(connection, [claim])
+            if not rows:
+                raise LockLostError(LossReason.DONE, f"a job of the site {self._site} is gone", "")
+            return _claim(rows[0])
 
-    def record(self, batch: Batch, plan: Plan) -> None:
-        """Remember durably what the next push is about to do."""
-        try:
-            journal.record(self._database, self._site, self.token, batch.key, plan)
-        except psycopg.errors.ForeignKeyViolation:
-            raise LockLostError(
-                Loss.DONE, f"the site {self._site}: what was about to be pushed is settled already"
-            ) from None
-
-    def close(self, batch: Batch) -> None:
-        """The batch is settled: forget its plans."""
-        journal.settled(self._database, self._site, self.token, batch.key)
-
-    def finish(self, batch: Batch, claims: Sequence[Claim]) -> None:  # noqa: ARG002 - the port's signature
-        """These are on the remote: they leave the queue, with any older dead letter of their slugs.
-
-        What a dry run has published is kept, out of sight, for the first live run.
-        """
-        facts = {"site": self._site, "now": self._clock(), "ids": ids_of(claims)}
-        with self._working() as connection:
-            if self._dry_run:
-                self._try(connection, claims, facts)
-            else:
-                free = connection.execute(_FINISH, facts).fetchall()
-                contents.drop(connection, [blob for (blob,) in free])
-
-    def _try(self, connection: Connection, claims: Sequence[Claim], facts: Mapping[str, Any]) -> None:
-        saves = [save for save, _ in self._claimed(connection, claims).values()]
-        done = "WITH done AS (SELECT slug, created_at FROM publications WHERE id = ANY(%(ids)s))"
-        letters = connection.execute(f"{done} {_LETTERS}".encode(), facts).fetchall()
-        joining.place(connection, self._site, saves, TRIED, facts["now"])
-        joining.discard(connection, [number for (number,) in letters])
-
-    def drop(self, batch: Batch, claims: Sequence[Claim]) -> None:  # noqa: ARG002 - the port's signature
-        """These leave the queue as if they had never been asked for; a newer save of theirs stays."""
-        with self._working() as connection:
-            joining.discard(connection, [save.id for save, _ in self._claimed(connection, claims).values()])
-
-    def put_off(self, batch: Batch, claim: Claim, failure: Failure, text: str, until: float) -> bool:  # noqa: ARG002
-        """Back to waiting, to be tried again at `until`; a newer save has taken it over by then."""
-        return self._settle(claim, Status.PENDING, failure, text, until)
-
-    def snooze(self, batch: Batch, claim: Claim, text: str, until: float) -> bool:  # noqa: ARG002
-        """Back to waiting until then, this attempt not counted."""
-        return self._settle(replace(claim, attempt=claim.attempt - 1), Status.PENDING, None, text, until)
-
-    def bury(self, batch: Batch, claim: Claim, failure: Failure, text: str) -> bool:  # noqa: ARG002
-        """Dead-letter it, with its reason; but if a newer save waits, that takes it over."""
-        return self._settle(claim, Status.FAILED, failure, text, None)
-
-    def _settle(
-        self, claim: Claim, status: Status, failure: Failure | None, text: str, until: float | None
-    ) -> bool:
+    def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
+        """Remove published jobs, and older dead letters of their slugs as far as they are published now."""
         now = self._clock()
-        with self._working() as connection:
-            held = self._claimed(connection, [claim]).get(claim.key)
-            if held is None:
-                return True  # done already, and the answer was lost
-            save, is_unwanted = held
-            if is_unwanted:
-                return False
-            slug = save.job.slug
-            if status is Status.FAILED and joining.rivals(connection, self._site, [slug], WAITING):
-                status = Status.PENDING
-            document = rewritten(
-                save.document,
-                status=status,
-                attempts=claim.attempt,
-                now=now,
-                next_attempt_at=until,
-                last_error=for_people(text),
-                failure=None if failure is None else failure.value,
+        with self._fenced() as connection:
+            rows = self._claimed_rows(connection, claims)
+            for row in rows:
+                left_out = {path.rstrip("/") for path in rejected.get(str(row.id), ())}
+                if left_out:
+                    delete_files(connection, row.id, partial(is_covered, declared=left_out))
+            ids = [row.id for row in rows]
+            connection.execute(_RECORD_PUBLISHED, {"site": self._site, "now": now, "ids": ids})
+            for letter in self._rows_of_slugs(connection, FAILED, rows):
+                published = {
+                    path.rstrip("/")
+                    for row in rows
+                    if row.job.slug == letter.job.slug and row.job.created_at >= letter.job.created_at
+                    for path in row.job.paths
+                    if path not in rejected.get(str(row.id), ())
+                }
+                if published:
+                    self._shorten(connection, letter, published, now)
+            delete(connection, ids)
+
+    def _shorten(self, connection: Connection, letter: Row, published: Collection[str], now: float) -> None:
+        """Leave a dead letter only the paths that are not published."""
+        paths = [path for path in letter.job.paths if not is_covered(path, published)]
+        if not paths:
+            delete(connection, [letter.id])
+        elif len(paths) < len(letter.job.paths):
+            update(connection, self._site, [letter.with_paths(paths, now)])
+            left = {path.rstrip("/") for path in paths}
+            delete_files(connection, letter.id, lambda path: not is_covered(path, left))
+
+    def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
+        """Put jobs that a dry run has built back as tried; remove those that somebody cancelled."""
+
+        def as_tried(row: Row, claim: Claim) -> Document:
+            attempts = claim.attempt - 1
+            return with_state(row.document, now, status=Status.PENDING, attempts=attempts, dry_run_at=now)
+
+        with self._fenced() as connection:
+            self._put_back_claims(connection, claims, as_tried, now)
+
+    def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
+        """Put the job back until `at`. Return False, and remove the job, if somebody cancelled it."""
+        now = self._clock()
+        status, attempts = Status.PENDING, claim.attempt if counts else claim.attempt - 1
+
+        def as_retrying(row: Row, _: Claim) -> Document:
+            return with_state(
+                row.document, now, status=status, attempts=attempts, failure=failure, next_attempt_at=at
             )
-            state = FAILED if status is Status.FAILED else WAITING
-            joining.place(connection, self._site, [save.rewritten(document)], state, now)
-            return True
 
-    def release(self, batch: Batch, claims: Sequence[Claim]) -> None:  # noqa: ARG002 - the port's signature
-        """Back to waiting as if they had not been claimed, but for those that are to be cancelled."""
-        attempts = {claim.key: claim.attempt - 1 for claim in claims}
-        with self._working() as connection:
-            back = []
-            for key, (save, is_unwanted) in self._claimed(connection, claims).items():
-                if is_unwanted:
-                    continue
-                # Deaths of earlier workers were counted in the journal only.
-                counted = save.job.attempts >= attempts[key]
-                back.append(save if counted else save.rewritten({**save.document, "attempts": attempts[key]}))
-            joining.place(connection, self._site, back, WAITING, self._clock())
+        with self._fenced() as connection:
+            return not self._put_back_claims(connection, [claim], as_retrying, now)
 
-    def cancelled(self, batch: Batch) -> Collection[str]:
-        """Of these claims, by their keys, those that a person wants cancelled."""
-        with self._database.asking() as connection:
-            rows = connection.execute(
-                "SELECT id FROM publications WHERE id = ANY(%s) AND cancel AND state = 'claimed'",
-                (ids_of(batch.claims),),
+    def dead_letter(self, claim: Claim, failure: Failure) -> bool:
+        """Store the job as failed; while another save of the post is pending, the job joins that one instead.
+
+        Return False, and remove the job, if somebody cancelled it.
+        """
+        now = self._clock()
+
+        def as_failed(row: Row, claim: Claim) -> Document:
+            others = self._rows_of_slugs(connection, PENDING, [row])
+            status = Status.PENDING if others else Status.FAILED
+            return with_state(row.document, now, status=status, attempts=claim.attempt, failure=failure)
+
+        with self._fenced() as connection:
+            return not self._put_back_claims(connection, [claim], as_failed, now)
+
+    def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        """Put jobs back as if they had not been claimed. Remove and return those that somebody cancelled."""
+
+        def as_before(row: Row, claim: Claim) -> Document:
+            # Earlier attempts that ended in a crash were counted in the claim only.
+            attempts = claim.attempt - 1
+            return row.document if row.job.attempts >= attempts else {**row.document, "attempts": attempts}
+
+        with self._fenced() as connection:
+            return self._put_back_claims(connection, claims, as_before, self._clock())
+
+    def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
+        """Return the keys of the claims whose cancellation was requested."""
+        with self._database.connection() as connection:
+            found = connection.execute(
+                "SELECT id FROM publications WHERE id = ANY(%s) AND cancelled AND state = 'claimed'",
+                (_ids(claims),),
             )
-            return {str(number) for (number,) in rows}
+            return {str(number) for (number,) in found}
 
-    def overtaken(self, batch: Batch, now: float) -> Collection[str]:  # noqa: ARG002 - the port's signature
-        """None: what is published is what came with the job, whatever has been saved since."""
-        return ()
+    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+        """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
+        with self._database.connection() as connection:
+            found = connection.execute(
+                "SELECT claimed.id FROM publications AS claimed JOIN publications AS newer USING (site, slug)"
+                " WHERE claimed.id = ANY(%s) AND claimed.state = 'claimed' AND newer.state = 'pending'"
+                " AND newer.created_at >= claimed.created_at AND newer.scheduled_for > %s",
+                (_ids(claims), now),
+            )
+            return {str(number) for (number,) in found}
 
-    def revive(self, now: float) -> Sequence[Job]:
-        """Dead letters that the site's surroundings caused wait again, with no attempts."""
-        query = (
-            f"SELECT {COLUMNS} FROM publications WHERE site = %s AND state = 'failed' AND failure = ANY(%s)"  # noqa: S608
-            " ORDER BY created_at, id"
-        ).encode()
-        with self._database.asking() as connection:
-            if connection.execute(query, (self._site, _REVIVABLE)).fetchone() is None:
-                return ()
-        with self._working() as connection:
-            saves = [Save.read(row) for row in connection.execute(query, (self._site, _REVIVABLE))]
-            back = [
-                save.rewritten(rewritten(save.document, status=Status.PENDING, attempts=0, now=now))
-                for save in saves
+    def drop(self, claims: Sequence[Claim]) -> None:
+        """Remove cancelled jobs."""
+        with self._fenced() as connection:
+            delete(connection, [row.id for row in self._claimed_rows(connection, claims)])
+
+    def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
+        """Make dead letters of environment failures pending again, and their retries due at once."""
+        values = {"site": self._site, "now": now, "codes": _ENVIRONMENT}
+        with self._fenced() as connection:
+            letters = select(connection, f"state = 'failed' AND {_OF_ENVIRONMENT}", values)
+            delayed = "state = 'pending' AND next_attempt_at > 0 AND next_attempt_at > %(now)s"
+            retries = select(connection, f"{delayed} AND {_OF_ENVIRONMENT}", values)
+            ids = frozenset(except_for)
+            revived = [as_new(row, now) for row in letters if row.job.id not in ids]
+            hurried = [
+                row.with_keys({"nextAttemptAt": None}, now) for row in retries if row.job.id not in ids
             ]
-            joining.place(connection, self._site, back, WAITING, now)
-            return [save.job for save in back]
+            put_back(connection, self._site, [*revived, *hurried], now)
+        return [row.job for row in revived]
 
-    def held_paths(self, now: float) -> Collection[str]:
-        """What jobs that are still on hold declare: asked when it is read."""
+    def scheduled_paths(self, now: float) -> Mapping[str, float]:
+        """Return the paths that scheduled jobs declare, each with the earliest time it is scheduled for."""
+        with self._database.connection() as connection:
+            found = connection.execute(
+                "SELECT path, min(scheduled_for) FROM publications, unnest(paths) AS path"
+                " WHERE site = %(site)s AND state = 'pending' AND due_at > %(now)s"
+                " AND scheduled_for > %(now)s GROUP BY path",
+                {"site": self._site, "now": now},
+            )
+            return dict(found.fetchall())
 
-        def ask() -> set[str]:
-            with self._database.asking() as connection:
-                rows = connection.execute(
-                    "SELECT DISTINCT unnest(paths) FROM publications WHERE site = %(site)s"
-                    " AND state = 'waiting' AND due_at > %(now)s AND scheduled_for > %(now)s",
-                    {"site": self._site, "now": now},
-                )
-                return {path for (path,) in rows}
-
-        return _Later(ask)
-
-    def held_since(self, held: Collection[str], now: float) -> Collection[str]:  # noqa: ARG002 - as above
-        """None: see `overtaken`."""
-        return ()
-
-    def next_due(self, now: float) -> float | None:
-        """When the next waiting job becomes due."""
-        with self._database.asking() as connection:
+    def next_due(self, now: float) -> float | None:  # noqa: ARG002 - the port's signature
+        """Return when the next pending job is due, or None if none waits."""
+        with self._database.connection() as connection:
             row = connection.execute(
-                "SELECT (SELECT min(due_at) FROM publications WHERE site = %(site)s AND state = 'waiting'),"
-                " (SELECT min(scheduled_for) FROM publications WHERE site = %(site)s AND state = 'waiting'"
-                "  AND next_attempt_at > 0 AND next_attempt_at > %(furthest)s),"
-                " EXISTS (SELECT FROM publications WHERE site = %(site)s AND state = 'tried')",
-                {"site": self._site, "furthest": now + self._longest_delay},
+                "SELECT min(due_at) FROM publications"
+                " WHERE site = %s AND state = 'pending' AND NOT (tried AND %s)",
+                (self._site, self._dry_run),
             ).fetchone()
-        first, set_back, has_tried = row or (None, None, False)
-        moments = [moment for moment in (first, set_back) if moment is not None]
-        if has_tried and not self._dry_run:
-            moments.append(now)
-        return min(moments, default=None)
+        return row[0] if row else None
 
-    def stuck(self, now: float) -> dict[str, str]:  # noqa: ARG002 - as a folder's
-        """A row is always a job."""
-        return {}
+    def _fenced(self) -> AbstractContextManager[Connection]:
+        if self._token is None:
+            raise LockLostError(LossReason.TAKEN, f"this program never took the site {self._site}", "")
+        return fenced(self._database, self._site, self._token)
 
-    def quarantined(self) -> list[Quarantined]:
-        """Nor is anything put aside."""
-        return []
+    def _claimed_rows(self, connection: Connection, claims: Sequence[Claim]) -> list[Row]:
+        return select(connection, "id = ANY(%(ids)s) AND state = 'claimed'", {"ids": _ids(claims)})
+
+    def _put_back_claims(
+        self,
+        connection: Connection,
+        claims: Sequence[Claim],
+        change: Callable[[Row, Claim], Document],
+        now: float,
+    ) -> list[Claim]:
+        """Change the jobs that are still in flight; delete and return those that somebody cancelled."""
+        by_key = {claim.key: claim for claim in claims}
+        found = [(row, by_key[str(row.id)]) for row in self._claimed_rows(connection, claims)]
+        cancelled = [(row, claim) for row, claim in found if row.is_cancelled]
+        delete(connection, [row.id for row, _ in cancelled])
+        back = [row.rewritten(change(row, claim)) for row, claim in found if not row.is_cancelled]
+        put_back(connection, self._site, back, now)
+        return [claim for _, claim in cancelled]
+
+    def _rows_of_slugs(self, connection: Connection, state: str, rows: Sequence[Row]) -> list[Row]:
+        """Return the site's rows in this state that are saves of the same slugs as `rows`."""
+        return select(
+            connection,
+            f"site = %(site)s AND state = '{state}' AND slug = ANY(%(slugs)s)",
+            {"site": self._site, "slugs": [row.job.slug for row in rows]},
+        )
+
+    def _claims(self, rows: Sequence[Row], now: float) -> list[Claim]:
+        in_order = sorted(rows, key=lambda row: (row.job.due_at(now, self._longest_delay), *row.order))
+        return [_claim(row) for row in in_order]
+
+
+def _claim(row: Row) -> Claim:
+    return Claim(str(row.id), row.job, row.attempt, row.alone)
+
+
+def _ids(claims: Sequence[Claim]) -> list[int]:
+    return [int(claim.key) for claim in claims]
+
+
+class PostgresPlans:
+    """Implements `ports.PlanStore` for one drain of one site."""
+
+    def __init__(self, database: Database, site: str, *, token: int) -> None:
+        self._database = database
+        self._site = site
+        self._token = token
+
+    def record(self, plan: Plan) -> None:
+        """Store the plan durably. Raises LockLostError."""
+        # In ASCII: JSON's escapes can hold paths that are not UTF-8, and Postgres's text cannot.
+        text = json.dumps(asdict(plan))
+        with fenced(self._database, self._site, self._token) as connection:
+            connection.execute(
+                "INSERT INTO plans (site, id, plan) VALUES (%s, %s, %s)"
+                " ON CONFLICT (site, id) DO UPDATE SET plan = excluded.plan",
+                (self._site, plan.id, text),
+            )
+
+    def plans(self) -> Sequence[Plan]:
+        """Return the recorded plans, oldest first."""
+        with self._database.connection() as connection:
+            found = connection.execute(
+                "SELECT plan FROM plans WHERE site = %s ORDER BY number", (self._site,)
+            )
+            return [Plan(**json.loads(text)) for (text,) in found]
+
+    def drop(self, plan: Plan) -> None:
+        """Delete the plan durably. Raises LockLostError."""
+        with fenced(self._database, self._site, self._token) as connection:
+            connection.execute("DELETE FROM plans WHERE site = %s AND id = %s", (self._site, plan.id))

@@ -1,187 +1,284 @@
-"""A publication as a row: the job file to the letter, and beside it what is asked for by itself."""
+"""A publication as a row: the job file as written, and beside it the columns that queries need.
+
+`join_saves` keeps at most one pending job and one dead letter per slug. Its callers hold the site's lock, so
+that nobody else changes the site's rows meanwhile.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from briter_worker.job import format_time
-from briter_worker.jobfile import parse_job
-from briter_worker.strictjson import MAX_BYTES, MalformedJobError, encode, has_nul, read_document
+from briter_worker.job import (
+    MAX_FILE_BYTES,
+    Job,
+    MalformedJobError,
+    encode_document,
+    format_time,
+    join_paths,
+    read_document,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from briter_worker.job import Job, State
+    from briter_worker.job import Document
     from briter_worker.queues.postgres.database import Connection
-    from briter_worker.strictjson import Document
 
-_MAX_NAME = 1_000
-"""So many bytes of a slug or an id still fit an index."""
-_BIG = 2**53
-COLUMNS = "id, document, job_id, created_at"
-"""What `Save.read` reads, in this order."""
+PENDING, CLAIMED, FAILED = "pending", "claimed", "failed"
+_MAX_NAME_BYTES = 1_000  # an index entry has at most 2,700 bytes
+_MAX_BIGINT = 2**53
+_COLUMNS = "id, document, job_id, created_at, state, attempt, alone, cancelled"
+_FIELDS = (
+    "job_id, slug, document, paths, created_at, scheduled_for, next_attempt_at, attempts, failure, tried,"
+    " state"
+)
+# The state is not a parameter, so that every plan can use the partial index for it.
+_CROWDED = f"""
+SELECT {_COLUMNS} FROM (
+    SELECT *, count(*) OVER (PARTITION BY slug) AS saves FROM publications
+    WHERE site = %s AND slug = ANY(%s) AND {{condition}}
+) AS crowd WHERE saves > 1
+"""  # noqa: S608 - column names only, here and below
+_CROWDED_IN = {
+    PENDING: _CROWDED.format(condition="state = 'pending'"),
+    # A dead letter that names a quarantined file stands for that file alone.
+    FAILED: _CROWDED.format(
+        condition="state = 'failed' AND coalesce(failure, '') NOT IN ('malformed', 'unreadable')"
+    ),
+}
+_MOVE_FILES = """
+INSERT INTO files AS f (publication, path, mode, blob, base, has_base, saved_at)
+SELECT DISTINCT ON (m.newer, o.path) m.newer, o.path, o.mode, o.blob, o.base, o.has_base, o.saved_at
+FROM unnest(%(older)s::bigint[], %(newer)s::bigint[]) AS m (older, newer)
+JOIN files o ON o.publication = m.older
+ORDER BY m.newer, o.path, o.saved_at DESC, o.publication DESC
+ON CONFLICT (publication, path) DO UPDATE SET
+    mode = CASE WHEN excluded.saved_at > f.saved_at THEN excluded.mode ELSE f.mode END,
+    blob = CASE WHEN excluded.saved_at > f.saved_at THEN excluded.blob ELSE f.blob END,
+    base = CASE WHEN excluded.has_base AND (excluded.saved_at > f.saved_at OR NOT f.has_base)
+                THEN excluded.base ELSE f.base END,
+    has_base = f.has_base OR excluded.has_base,
+    saved_at = greatest(f.saved_at, excluded.saved_at)
+"""
+_MOVE_FOLDERS = """
+INSERT INTO folders AS f (publication, path, saved_at)
+SELECT m.newer, o.path, max(o.saved_at)
+FROM unnest(%(older)s::bigint[], %(newer)s::bigint[]) AS m (older, newer)
+JOIN folders o ON o.publication = m.older
+GROUP BY m.newer, o.path
+ON CONFLICT (publication, path) DO UPDATE SET saved_at = greatest(f.saved_at, excluded.saved_at)
+"""
+# A folder came with all its files: an older file below the folder was deleted before.
+_DROP_DELETED_FILES = """
+DELETE FROM files d USING folders f
+WHERE d.publication = ANY(%(newer)s) AND f.publication = d.publication AND d.saved_at < f.saved_at
+AND substring(d.path FROM 1 FOR length(rtrim(f.path, '/')) + 1) = rtrim(f.path, '/') || '/'
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
-    """One save of a post, in its row."""
+class Row:
+    """One row of `publications`."""
 
     id: int
     job: Job
     text: str
     """The job file."""
+    state: str
+    """`pending`, `claimed` or `failed`."""
+    attempt: int = 0
+    """While the job is claimed: the running attempt, counted from 1."""
+    alone: bool = False
+    is_cancelled: bool = False
 
-    @staticmethod
-    def read(row: Sequence[Any]) -> Save:
-        """From the values of `COLUMNS`."""
-        number, text, job_id, created_at = row
-        return Save(number, parse_job(read_document(text.encode()), name=job_id, modified=created_at), text)
+    @classmethod
+    def from_record(cls, record: Sequence[Any]) -> Row:
+        """Return the row of a record with the columns that `select` reads."""
+        number, text, job_id, created_at, *rest = record
+        return cls(number, _job(text, job_id, created_at), text, *rest)
 
-    @staticmethod
-    def new(document: Mapping[str, Any], *, name: str, now: float) -> Save:
-        """From what a writer wants published; `name` is its id where it has none. No row has it yet.
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], *, name: str, now: float) -> Row:
+        """Return a row, without a number yet, for a producer's document; `name` is the id where it has none.
 
         Raises MalformedJobError and UnreadableJobError.
         """
-        if has_nul(json.dumps(document)):
-            raise MalformedJobError("a text has a NUL character in it")
-        text = _text(dict(document))
-        job = parse_job(read_document(text.encode()), name=name, modified=now)
+        try:
+            text = _encode(dict(document))
+        except UnicodeEncodeError:
+            raise MalformedJobError("a text contains half of a surrogate pair") from None
+        job = _job(text, name, now)
         for value in (job.id, job.slug):
-            if len(value.encode()) > _MAX_NAME:
-                raise MalformedJobError(f"{value[:40]}… is longer than {_MAX_NAME} bytes")
-        return Save(0, job, text)
+            if len(value.encode()) > _MAX_NAME_BYTES:
+                raise MalformedJobError(f"{value[:40]}… is longer than {_MAX_NAME_BYTES} bytes")
+        return cls(0, job, text, job.status.value)
 
     @property
     def document(self) -> Document:
-        """The job file, with every key its writer gave it."""
+        """Return the job file, with every key that its producer wrote."""
         document: Document = read_document(self.text.encode())
         return document
 
     @property
     def order(self) -> tuple[float, int]:
-        """Of two saves of a slug, the greater is the newer."""
+        """Return a sort key: of two saves of a slug, the newer one has the greater key."""
         return (self.job.created_at, self.id)
 
-    def rewritten(self, document: Document) -> Save:
-        """The same save with another job file."""
-        text = _text(document)
-        job = parse_job(read_document(text.encode()), name=self.job.id, modified=self.job.created_at)
-        return Save(self.id, job, text)
+    def rewritten(self, document: Document) -> Row:
+        """Return the row with another job file, in the state that the job file says."""
+        text = _encode(document)
+        job = _job(text, self.job.id, self.job.created_at)
+        return Row(self.id, job, text, job.status.value)
 
-    def with_paths(self, paths: Sequence[str]) -> Save:
-        """The same save, declaring these; itself where it does."""
+    def with_paths(self, paths: Collection[str], now: float) -> Row:
+        """Return the row with these declared paths; a dry run has then not tried it yet."""
         if set(paths) == set(self.job.paths):
             return self
-        return self.rewritten({**self.document, "paths": list(paths)})
+        return self.with_keys({"paths": list(paths), "dryRunAt": None}, now)
+
+    def with_keys(self, keys: Document, now: float) -> Row:
+        """Return the row with these keys replaced in the job file."""
+        return self.rewritten({**self.document, **keys, "updatedAt": format_time(now)})
+
+    def fields(self, site: str) -> dict[str, object]:
+        """Return the values of the row's columns."""
+        job = self.job
+        return {
+            "site": site,
+            "job_id": job.id,
+            "slug": job.slug,
+            "document": self.text,
+            "paths": job.paths,
+            "created_at": job.created_at,
+            "scheduled_for": job.scheduled_for or 0.0,
+            "next_attempt_at": job.next_attempt_at or 0.0,
+            "attempts": min(job.attempts, _MAX_BIGINT),
+            "failure": job.failure,
+            "tried": job.dry_run_at is not None,
+            "state": self.state,
+        }
 
 
-def _text(document: Document) -> str:
-    data = encode(document)
-    if len(data) > MAX_BYTES and "updatedAt" not in document:
-        # By this it is known as the worker's writing, which may be larger than a writer's.
-        data = encode({**document, "updatedAt": format_time(0.0)})
+def _job(text: str, name: str, modified: float) -> Job:
+    return Job.from_document(read_document(text.encode()), name=name, modified=modified)
+
+
+def _encode(document: Document) -> str:
+    data = encode_document(document)
+    if len(data) > MAX_FILE_BYTES and "updatedAt" not in document:
+        # The key marks a file that the worker wrote, which may be larger than a producer's.
+        data = encode_document({**document, "updatedAt": format_time(0.0)})
     return data.decode()
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A job as a person sees it. Implements `steering.Shown`."""
-
-    id: int
-    job: Job
-    """In flight, with the running attempt."""
-    state: State
-    site: str
-    changed_at: float
-    text: str
-
-    @property
-    def place(self) -> str:
-        """Where a person finds it."""
-        return f"site {self.site}, row {self.id}"
-
-    @property
-    def document(self) -> Document:
-        """The job file with every key its writer gave it."""
-        document = read_document(self.text.encode())
-        return {"id": self.job.id, **document, "paths": list(self.job.paths), "attempts": self.job.attempts}
+def encode_path(path: str) -> bytes:
+    """Return the path as git has it; bytes that are not UTF-8 survive."""
+    return path.encode("utf-8", "surrogateescape")
 
 
-def values_of(save: Save) -> tuple[Any, ...]:
-    """The save in the order of `_TYPES`."""
-    job = save.job
-    return (
-        save.id,
-        job.id,
-        job.slug,
-        save.text,
-        json.dumps(job.paths),
-        job.created_at,
-        job.scheduled_for or 0.0,
-        job.next_attempt_at or 0.0,
-        min(job.attempts, _BIG),
-        job.failure,
+def decode_path(path: bytes) -> str:
+    """Return the path as the worker has it."""
+    return bytes(path).decode("utf-8", "surrogateescape")
+
+
+def path_field(path: str) -> str:
+    """Return the path as `insert` takes it for a column of bytes."""
+    return f"\\x{encode_path(path).hex()}"
+
+
+def is_covered(path: str, declared: Collection[str]) -> bool:
+    """Return True if the path, or a folder above it, is declared. `declared` has no trailing slashes."""
+    path = path.rstrip("/")
+    while path and path not in declared:
+        path = path.rpartition("/")[0]
+    return bool(path)
+
+
+def select(connection: Connection, condition: str, values: Mapping[str, object]) -> list[Row]:
+    """Return the rows of a condition."""
+    records = connection.execute(f"SELECT {_COLUMNS} FROM publications WHERE {condition}", values)  # noqa: S608
+    return [Row.from_record(record) for record in records]
+
+
+def insert(
+    connection: Connection, table: str, records: Sequence[Mapping[str, object]], returning: str = "NULL"
+) -> list[Any]:
+    """Insert records, which have the same keys, in one statement. Return one value of each."""
+    if not records:
+        return []
+    fields = ", ".join(records[0])
+    inserted = connection.execute(
+        f"INSERT INTO {table} ({fields}) SELECT {fields} FROM json_populate_recordset(NULL::{table}, %s)"  # noqa: S608
+        f" RETURNING {returning}",
+        (json.dumps(records),),
+    )
+    return [value for (value,) in inserted]
+
+
+def update(connection: Connection, site: str, rows: Iterable[Row]) -> None:
+    """Store the rows as they are now; none of them is claimed any more."""
+    connection.execute(
+        f"UPDATE publications p SET ({_FIELDS}) = (n.{_FIELDS.replace(', ', ', n.')}),"  # noqa: S608
+        " attempt = 0, alone = false, cancelled = false"
+        " FROM json_populate_recordset(NULL::publications, %s) n WHERE p.id = n.id",
+        (json.dumps([{"id": row.id, **row.fields(site)} for row in rows]),),
     )
 
 
-def values_as_new(save: Save, state: str) -> dict[str, Any]:
-    """As `NEW_VALUES` wants them."""
-    return {**dict(zip(_TYPES, (*values_of(save), state), strict=True)), "paths": list(save.job.paths)}
+def put_back(connection: Connection, site: str, rows: Sequence[Row], now: float) -> None:
+    """Store rows that were claimed or failed in their new states, and join them with other saves."""
+    if rows:
+        update(connection, site, rows)
+        join_saves(connection, site, rows, now)
 
 
-_TYPES = {
-    "id": "bigint",
-    "job_id": "text",
-    "slug": "text",
-    "document": "text",
-    "paths": "text",
-    "created_at": "float8",
-    "scheduled_for": "float8",
-    "next_attempt_at": "float8",
-    "attempts": "bigint",
-    "failure": "text",
-    "state": "text",
-}
-_NEW_TYPES = {"paths": "text[]"}
-_NAMES = ", ".join(_TYPES)
-_UNNEST = f"unnest({', '.join(f'%s::{kind}[]' for kind in _TYPES.values())}) AS n ({_NAMES})"
-# Arrays of arrays have to be of one length in SQL, so that paths come as JSON.
-_VALUES = ", ".join(
-    "ARRAY(SELECT json_array_elements_text(n.paths::json))" if name == "paths" else f"n.{name}"
-    for name in _TYPES
-)
-_INSERT = f"INSERT INTO publications (site, {_NAMES}) SELECT %s, {_VALUES} FROM {_UNNEST}"  # noqa: S608 - no values
-_UPDATE = (
-    f"UPDATE publications p SET ({_NAMES}) = ({_VALUES}), cancel = false, batch = NULL, attempt = 0,"  # noqa: S608
-    f" changed_at = %s FROM {_UNNEST} WHERE p.id = n.id"
-)
-NEW = ", ".join(name for name in _TYPES if name != "id")
-NEW_VALUES = ", ".join(
-    f"%(job_{name})s::{_NEW_TYPES.get(name, kind)}" for name, kind in _TYPES.items() if name != "id"
-)
-"""For one new row, which gets its id from the table."""
-COPY = f"COPY publications (site, {_NAMES}) FROM STDIN"
-"""For very many new rows; the paths are an array here."""
+def delete(connection: Connection, ids: Sequence[int]) -> None:
+    """Delete rows with their files. Their blobs stay until the garbage collection."""
+    if ids:
+        connection.execute("DELETE FROM publications WHERE id = ANY(%s)", (list(ids),))
 
 
-def insert(connection: Connection, site: str, rows: Iterable[tuple[Save, str]]) -> None:
-    """New rows, each in its state."""
-    connection.execute(_INSERT.encode(), (site, *_columns(rows)))
+def delete_files(connection: Connection, publication: int, is_gone: Callable[[str], bool]) -> None:
+    """Delete those files and folders of one publication whose paths are gone."""
+    for table in ("files", "folders"):
+        found = connection.execute(f"SELECT path FROM {table} WHERE publication = %s", (publication,))  # noqa: S608
+        gone = [path for (path,) in found if is_gone(decode_path(path))]
+        connection.execute(
+            f"DELETE FROM {table} WHERE publication = %s AND path = ANY(%s)",  # noqa: S608
+            (publication, gone),
+        )
 
 
-def update(connection: Connection, rows: Iterable[tuple[Save, str]], now: float) -> None:
-    """These rows are as the saves say now, each in its state, and nobody's claim."""
-    connection.execute(_UPDATE.encode(), (now, *_columns(rows)))
+def join_saves(connection: Connection, site: str, changed: Sequence[Row], now: float) -> None:
+    """Join each changed row with other saves of its slug in the same state.
 
-
-def _columns(rows: Iterable[tuple[Save, str]]) -> Iterator[list[Any]]:
-    values = [(*values_of(save), state) for save, state in rows]
-    return (list(column) for column in zip(*values, strict=True))
-
-
-def with_attempts(job: Job, attempts: int) -> Job:
-    """The job, with the attempts that a person is to see."""
-    return replace(job, attempts=attempts)
+    The newest save stays, with the paths and files of all. The others are noted for the next claim to report.
+    """
+    pairs: list[tuple[Row, Row]] = []
+    for state in {row.state for row in changed}:
+        slugs = [row.job.slug for row in changed if row.state == state]
+        crowds: dict[str, list[Row]] = defaultdict(list)
+        for record in connection.execute(_CROWDED_IN[state], (site, slugs)):
+            row = Row.from_record(record)
+            crowds[row.job.slug].append(row)
+        for crowd in crowds.values():
+            newest, *older = sorted(crowd, key=lambda row: row.order, reverse=True)
+            paths = join_paths(newest.job.paths, *(row.job.paths for row in older))
+            joined = newest.with_paths(paths, now)
+            pairs += [(row, joined) for row in older]
+    if not pairs:
+        return
+    numbers = {"older": [older.id for older, _ in pairs], "newer": [newer.id for _, newer in pairs]}
+    for statement in (_MOVE_FILES, _MOVE_FOLDERS, _DROP_DELETED_FILES):
+        connection.execute(statement, numbers)
+    delete(connection, numbers["older"])
+    update(connection, site, {newer.id: newer for _, newer in pairs}.values())
+    superseded = [
+        {"site": site, "job_id": older.job.id, "slug": older.job.slug, "by_job": newer.job.id}
+        for older, newer in pairs
+        if older.job.id != newer.job.id
+    ]
+    insert(connection, "superseded", superseded)

@@ -1,18 +1,18 @@
-// Follows what happens: each piece of news has the page's live part fetched anew, and what matters is said aloud.
-// Without it, the pages are the same and stand still.
+// Keeps the page up to date: each event reloads the live part, and important ones are announced to screen readers.
+// Without JavaScript, the pages are the same, but do not change by themselves.
 (() => {
   "use strict";
   const spoken = {
     "published": "is live",
     "nochange": "was live already",
-    "dead-lettered": "failed and needs a hand",
-    "nopaths": "failed and needs a hand",
-    "failed": "did not work and will be tried again",
+    "dead-lettered": "failed",
+    "nopaths": "failed",
+    "failed": "failed and will be retried",
     "cancelled": "was cancelled",
     "handled": "is done",
   };
   const names = ["start", ...Object.keys(spoken), "snoozed", "superseded", "quarantined", "revived", "paused", "resumed",
-    "worker-started", "worker-stopped", "flushed", "warning", "condition", "snapshot", "status"];
+    "worker-started", "worker-stopped", "warning", "condition", "snapshot", "status"];
   const live = () => document.getElementById("live");
   let timer = 0;
   let latest = 0;
@@ -64,7 +64,7 @@
     source.onopen = () => show("live");
     source.onerror = () => {
       show("not connected");
-      // Signed out, or the dashboard is gone for good: the page itself will say which.
+      // Signed out, or the dashboard has stopped: the reloaded page shows which.
       if (source.readyState === EventSource.CLOSED) setTimeout(() => window.location.reload(), 5000);
     };
     let first = true;
@@ -74,7 +74,7 @@
         try { data = JSON.parse(event.data); } catch { return; }
         if (name === "snapshot" || name === "status") count(data);
         if (spoken[name] && data.slug) say(`${data.slug} ${spoken[name]}.`);
-        // Nothing happened between the page and the stream when both have seen the same.
+        // Equal revisions: nothing changed between loading the page and opening the stream.
         const same = first && `${data.revision}-${data.latest}` === document.getElementById("main").dataset.seen;
         if (!same) soon();
         first = false;
@@ -83,7 +83,7 @@
     return source;
   }
 
-  // Only while somebody looks: over HTTP/1.1 a browser has six connections to a host for all its tabs, and a
+  // Only while the tab is visible: over HTTP/1.1 a browser has six connections to a host for all its tabs, and a
   // seventh tab would wait for ever.
   function listen() {
     if (!document.getElementById("failed-count") || !window.EventSource) return;
@@ -107,7 +107,7 @@
     });
   }
 
-  // Where the keyboard is in the live part, said so that it is found in the part's next version.
+  // Selector of the focused element, to focus the same one in the reloaded part.
   function focused(part) {
     const each = document.activeElement;
     if (!each || each === part || !part.contains(each)) return null;
@@ -125,7 +125,7 @@
     if (typeof place.start === "number") each.setSelectionRange(place.start, place.end);
   }
 
-  // What a person has opened or begun to type stays so when its surroundings are fetched anew.
+  // Keep opened details and typed text when the part around them is reloaded.
   document.addEventListener("htmx:beforeSwap", () => {
     const part = live();
     if (!part) return;
@@ -148,7 +148,7 @@
     refocus(kept.focus);
     kept = null;
   });
-  // Signed out meanwhile: what came is the sign-in page, which has no such part.
+  // Signed out meanwhile: the answer is the sign-in page, which has no live part.
   document.addEventListener("htmx:responseError", () => show("not connected"));
 
   listen();

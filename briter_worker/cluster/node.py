@@ -1,0 +1,458 @@
+"""One node of a cluster: Procrastinate's worker hands it sites, and it drains each in a thread.
+
+Procrastinate's `Worker` is used as it is. Around it: a connector that outlasts outages of Postgres, and one
+loop that frees the sites of dead nodes and wakes sites that have something due. The fencing token makes a
+node harmless that was taken for dead and is not. test_procrastinate.py pins the behaviour that this needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+from procrastinate import App, JobContext, PsycopgConnector, exceptions
+from procrastinate.jobs import Status
+from procrastinate.worker import Worker as ProcrastinateWorker
+
+from briter_worker.batch import Counts
+from briter_worker.cluster.drain_site import Drained, NodeSinks, SiteDrains
+from briter_worker.cluster.sweep import Sweep, Swept
+from briter_worker.errors import (
+    LockLostError,
+    LossReason,
+    PublishError,
+    UnavailableError,
+    UsageError,
+    os_error_fix,
+    os_error_text,
+)
+from briter_worker.events import Reaped, Warned, WorkerStarted, WorkerStopped
+from briter_worker.plugins import Plugins
+from briter_worker.queues.postgres.blobs import collect_blobs
+from briter_worker.queues.postgres.database import Database, DatabaseError
+from briter_worker.queues.postgres.producer import DRAIN_QUEUE, DRAIN_TASK, wake_sites
+from briter_worker.sinks.store import StoreError
+from briter_worker.wiring import open_backoff
+from briter_worker.worker import Stop, loop_backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterator
+
+    from procrastinate.connector import Notify
+    from procrastinate.jobs import Job
+
+    from briter_worker.settings import Settings
+    from briter_worker.sinks.log import LogSink
+    from briter_worker.sinks.metrics import MetricsSink
+
+T = TypeVar("T")
+
+_POLL_S = 0.5
+"""A notification can be lost while a job is fetched, and none follows when a site is free again."""
+_LOOP_S = 2.0
+_DEAD_S = 10.0
+"""A node without a heartbeat for so long is taken for dead."""
+_FORGET_S = 86_400.0
+_HOUSEKEEPING_S = 600.0
+_FIRST_PAUSE_S = 0.25
+_MAX_PAUSE_S = 5.0
+_LAST_TRIES_S = 10.0
+"""How long a node that stops tries to tell Postgres what it completed."""
+_ONCE_PATIENCE_S = 30.0
+_CLIENT: dict[str, Any] = {
+    # A cut cable says nothing: without these, an answer is awaited for a quarter of an hour.
+    "application_name": "briter-worker dispatch",
+    "connect_timeout": 5,
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+_OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OSError, TimeoutError)
+
+
+def run_node(
+    settings: Settings,
+    *,
+    workers: int,
+    once: bool,
+    log: LogSink,
+    metrics: MetricsSink | None = None,
+) -> int:
+    """Publish for all sites, up to `workers` at once, until told to stop; return the exit status.
+
+    With `once`, until nothing is due. Raises DatabaseError when Postgres cannot be used at the start.
+    """
+    for name in ("procrastinate", "psycopg", "psycopg.pool", "asyncio"):
+        _silence(name)
+    with Database(settings.database_url, connections=workers) as database:
+        database.check()
+        sinks = NodeSinks(settings, database, log, metrics)
+        drains = SiteDrains(
+            settings,
+            database,
+            Plugins(settings.plugins),
+            sinks,
+            node=f"{socket.gethostname()}:{os.getpid()}",
+        )
+        stop = Stop(log, limit=settings.worker_shutdown_timeout_ms / 1000, abort=drains.abort)
+        node = Node(settings, database, drains, sinks, log, stop, slots=workers)
+        try:
+            with stop.on_signals():
+                log(WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
+                asyncio.run(node.run_once() if once else node.run_forever())
+        finally:
+            log(WorkerStopped(drained=node.counts.completed))
+            sinks.close()
+    return 1 if once and (node.counts.failed or node.counts.undecided) else 0
+
+
+class Outage:
+    """Reports once when Postgres stops answering the dispatch, and when it answers again."""
+
+    def __init__(self, log: Callable[[Warned], None]) -> None:
+        self._log = log
+        self._since: float | None = None
+        self._steady_since = -math.inf
+
+    def begin(self, error: BaseException) -> None:
+        """Note a failure."""
+        if self._since is None:
+            self._since = time.monotonic()
+            cause = str(error.__cause__ or error).strip() or type(error).__name__
+            text = f"Postgres does not answer, so that sites wait: {cause}"
+            self._log(
+                Warned(error=text, fix="check that Postgres runs and that BRITER_DATABASE_URL is right")
+            )
+
+    def end(self) -> None:
+        """Note a success."""
+        if self._since is not None:
+            self._log(Warned(error=f"Postgres answers again after {time.monotonic() - self._since:.0f} s"))
+            self._since = None
+            self._steady_since = time.monotonic()
+
+    def is_steady(self, seconds: float) -> bool:
+        """Return True if Postgres has answered for so long that every living node sent a heartbeat."""
+        return self._since is None and time.monotonic() - self._steady_since > seconds
+
+
+class LastingConnector(PsycopgConnector):
+    """Repeats each statement until Postgres answers, because an error ends Procrastinate's worker."""
+
+    def __init__(self, conninfo: str, outage: Outage, give_up: Callable[[], bool]) -> None:
+        super().__init__(
+            conninfo=conninfo,
+            kwargs=_CLIENT,
+            min_size=1,
+            max_size=1,
+            timeout=_MAX_PAUSE_S,
+            # Shorter than a statement waits: each one starts anew, so that no pause grows by doubling.
+            reconnect_timeout=_MAX_PAUSE_S - 1,
+        )
+        self._outage = outage
+        self._give_up = give_up
+
+    async def execute_query_async(self, query: Any, **arguments: Any) -> None:  # noqa: ANN401 - as the base
+        """Run a statement."""
+        await self._repeat(lambda: super(LastingConnector, self).execute_query_async(query, **arguments))
+
+    async def execute_query_one_async(self, query: Any, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Return one row."""
+        return await self._repeat(
+            lambda: super(LastingConnector, self).execute_query_one_async(query, **arguments)
+        )
+
+    async def execute_query_all_async(self, query: Any, **arguments: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+        """Return all rows."""
+        return await self._repeat(
+            lambda: super(LastingConnector, self).execute_query_all_async(query, **arguments)
+        )
+
+    async def listen_notify(self, on_notification: Notify, channels: Any) -> None:  # noqa: ANN401 - as the base
+        """Listen until cancelled; the poll covers what was notified while nobody listened."""
+        while True:
+            with suppress(exceptions.ConnectorException):
+                await super().listen_notify(on_notification=on_notification, channels=channels)
+            await asyncio.sleep(1.0)
+
+    async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                result = await call()
+            except exceptions.ConnectorException as error:
+                if not isinstance(error.__cause__, _OUTAGES) or self._give_up():
+                    raise
+                self._outage.begin(error)
+            else:
+                self._outage.end()
+                _raise_lost_cancellation()
+                return result
+            _raise_lost_cancellation()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _MAX_PAUSE_S)
+
+
+class Node:
+    """Drains sites, up to `slots` at once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        drains: SiteDrains,
+        sinks: NodeSinks,
+        log: LogSink,
+        stop: Stop,
+        *,
+        slots: int,
+    ) -> None:
+        self.counts = Counts()
+        self._settings = settings
+        self._database = database
+        self._drains = drains
+        self._sinks = sinks
+        self._log = log
+        self._stop = stop
+        self._slots = slots
+        self._threads = ThreadPoolExecutor(slots, thread_name_prefix="drain")
+        self._running: set[int] = set()
+        """Procrastinate's numbers of the jobs that this node works on."""
+        self._strays: set[int] = set()
+        self._failures: dict[str, int] = {}
+        self._retry_at: dict[str, float] = {}
+        """Sites whose drain failed, and the monotonic time until which this node does not wake them."""
+        self._idle: set[str] = set()
+        """Sites whose last drain completed nothing; for `run_once`."""
+        self._stopping_since: float | None = None
+        self._worker: ProcrastinateWorker | None = None
+        self._outage = Outage(log)
+        connector = LastingConnector(database.conninfo, self._outage, self._gives_up)
+        self._app = App(connector=connector)
+        self._app.task(name=DRAIN_TASK, queue=DRAIN_QUEUE, pass_context=True)(self._drain_site)
+        self._sweep = Sweep(
+            database,
+            dry_run=settings.worker_dry_run,
+            longest_delay=open_backoff(settings).longest,
+        )
+
+    async def run_forever(self) -> None:
+        """Drain sites until told to stop."""
+        async with self._app.open_async():
+            loops = [
+                asyncio.create_task(self._watch_cluster()),
+                asyncio.create_task(self._keep_house()),
+            ]
+            try:
+                while not self._stop.is_set():
+                    await self._run_worker(wait=True)
+            finally:
+                for task in loops:
+                    task.cancel()
+                await asyncio.gather(*loops, return_exceptions=True)
+        self._threads.shutdown()
+
+    async def run_once(self) -> None:
+        """Drain sites until nothing is due that this node can publish."""
+        async with self._app.open_async():
+            while not self._stop.is_set():
+                before = self.counts.completed
+                swept = await self._in_thread(partial(self._wake_due, self._idle, doubtful=True))
+                await self._run_worker(wait=False)
+                if not swept.woken and self.counts.completed == before and not await self._free_dead_sites():
+                    break
+        with suppress(DatabaseError):
+            collect_blobs(self._database)
+        self._threads.shutdown()
+
+    async def _run_worker(self, *, wait: bool) -> None:
+        """Run Procrastinate's worker until it stops; an error of its own ends it, and a new one follows."""
+        worker = self._worker = ProcrastinateWorker(
+            self._app,
+            queues=[DRAIN_QUEUE],
+            concurrency=self._slots,
+            wait=wait,
+            fetch_job_polling_interval=_POLL_S,
+            delete_jobs="always",
+            listen_notify=wait,
+            install_signal_handlers=False,
+            update_heartbeat_interval=_LOOP_S,
+            stalled_worker_timeout=_FORGET_S,
+        )
+        with _stopping(worker, self._stop):
+            try:
+                await worker.run()  # type: ignore[no-untyped-call]  # of Procrastinate
+            except exceptions.ProcrastinateException as error:
+                self._outage.begin(error)
+        if wait and not self._stop.is_set():
+            await asyncio.sleep(1.0)  # an error ended it: no loop without a pause
+
+    async def _drain_site(self, context: JobContext, site: str) -> None:
+        """Drain one site; Procrastinate's task."""
+        number = context.job.id or 0
+        self._running.add(number)
+        try:
+            if self._stop.is_set():
+                return  # the sweep of another node finds it
+            drained = await asyncio.get_running_loop().run_in_executor(self._threads, self._drain, site)
+            self.counts.add(drained.counts)
+            if drained.is_due and not self._stop.is_set():
+                await self._in_thread(wake_sites, self._database, [site])
+        except DatabaseError as error:
+            self._outage.begin(error)
+        finally:
+            self._running.discard(number)
+
+    def _drain(self, site: str) -> Drained:
+        """Drain the site in this thread; whatever happens to one site does not end the others."""
+        try:
+            drained = self._drains.drain(site, self._stop.is_set)
+        except LockLostError as lost:
+            if lost.reason is LossReason.ERROR:
+                self._defer(site)
+            self._warn(site, str(lost), lost.fix)
+            return Drained(Counts(failed=int(lost.reason is LossReason.ERROR)))
+        except UnavailableError as error:
+            self._outage.begin(error)
+        except (PublishError, UsageError) as error:
+            self._warn(site, error.message, error.fix)
+        except OSError as error:
+            self._warn(site, os_error_text(error), os_error_fix(error))
+        except Exception as error:  # noqa: BLE001 - as above
+            text = f"an error in the worker itself: {type(error).__name__}: {error}"
+            self._warn(site, text, "report it to the developers of Briter Worker")
+        else:
+            if drained.counts.undecided:
+                self._defer(site)
+            else:
+                self._failures.pop(site, None)
+            (self._idle.discard if drained.counts.completed else self._idle.add)(site)
+            return drained
+        self._defer(site)
+        return Drained(Counts(failed=1))
+
+    def _defer(self, site: str) -> None:
+        """Have this node leave the site alone for a while: longer after each failure."""
+        self._idle.add(site)
+        self._failures[site] = self._failures.get(site, 0) + 1
+        self._retry_at[site] = time.monotonic() + loop_backoff(self._failures[site], _POLL_S)
+
+    def _warn(self, site: str, text: str, fix: str) -> None:
+        self._log(Warned(error=f"site {site}: {text}", fix=fix))
+
+    async def _watch_cluster(self) -> None:
+        """Free the sites of dead nodes, and wake sites that have something due, again and again."""
+        swept_at = -math.inf
+        poll = self._settings.worker_poll_interval_ms / 1000
+        while True:
+            try:
+                await self._free_dead_sites()
+                now = time.monotonic()
+                resting = [site for site, at in self._retry_at.items() if at > now]
+                self._retry_at = {site: self._retry_at[site] for site in resting}
+                if now >= swept_at:
+                    swept = await self._in_thread(self._wake_due, resting)
+                    next_due = math.inf if swept.next_due is None else swept.next_due - time.time()
+                    swept_at = now + max(0.0, min(poll, next_due))
+            except (DatabaseError, exceptions.ProcrastinateException) as error:
+                self._outage.begin(error)
+            await asyncio.sleep(max(0.1, min(_LOOP_S, swept_at - time.monotonic())))
+
+    async def _free_dead_sites(self) -> bool:
+        """Free what dead nodes hold, and what this node was handed in an answer that was lost."""
+        manager = self._app.job_manager
+        freed: list[Job] = []
+        if self._outage.is_steady(_DEAD_S):
+            stalled = await manager.get_stalled_jobs(queue=DRAIN_QUEUE, seconds_since_heartbeat=_DEAD_S)
+            freed += [job for job in stalled if job.id not in self._running]
+        worker = self._worker.worker_id if self._worker else None
+        if worker is not None:
+            ours = await manager.list_jobs_async(queue=DRAIN_QUEUE, status="doing", worker_id=worker)
+            strays = {job.id or 0: job for job in ours if job.id not in self._running}
+            freed += [job for number, job in strays.items() if number in self._strays]
+            self._strays = set(strays)
+        for job in freed:
+            await self._free(job)
+        return bool(freed)
+
+    async def _free(self, job: Job) -> None:
+        """Delete the job and wake the site anew.
+
+        Not by `retry_job`, which keeps the number: a node that only slept would finish the new attempt.
+        """
+        site = job.lock or ""
+        try:
+            await self._app.job_manager.finish_job_by_id_async(job.id or 0, Status.SUCCEEDED, delete_job=True)
+        except exceptions.ConnectorException:
+            return  # another node was faster
+        self._log(Reaped(site=site, worker=job.worker_id))
+        await self._in_thread(wake_sites, self._database, [site])
+
+    async def _keep_house(self) -> None:
+        """Delete blobs that nothing refers to, old receipts and the rows of nodes that are long gone."""
+        while True:
+            with suppress(DatabaseError, StoreError):
+                await self._in_thread(collect_blobs, self._database)
+                await self._in_thread(self._sinks.retire, time.time())
+            await asyncio.sleep(_HOUSEKEEPING_S)
+
+    def _wake_due(self, besides: Collection[str], *, doubtful: bool = False) -> Swept:
+        return self._sweep.wake_due(time.time(), list(besides), doubtful=doubtful)
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - as the call has them
+        return await asyncio.to_thread(call, *arguments)
+
+    def _gives_up(self) -> bool:
+        """Return True if the node stops and Postgres has been away for too long to wait for it."""
+        if not self._stop.is_set():
+            return False
+        self._stopping_since = self._stopping_since or time.monotonic()
+        return time.monotonic() - self._stopping_since > _LAST_TRIES_S
+
+
+@contextmanager
+def _stopping(worker: ProcrastinateWorker, stop: Stop) -> Iterator[None]:
+    """Stop the worker when the order comes, which comes in another thread."""
+    over = threading.Event()
+
+    def wait() -> None:
+        while not over.is_set() and not stop.is_set():
+            stop.wait(1.0)
+        if not over.is_set():
+            worker.stop()  # type: ignore[no-untyped-call]  # of Procrastinate
+
+    threading.Thread(target=wait, name="stop", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _raise_lost_cancellation() -> None:
+    """Cancel again what was cancelled while it waited for the pool, which then may return a connection.
+
+    asyncio.wait_for of Python 3.11 loses a cancellation so: https://github.com/python/cpython/issues/86296
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+def _silence(name: str) -> None:
+    """Keep a library from logging what it met, which would be unredacted."""
+    log = logging.getLogger(name)
+    log.propagate = False
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())

@@ -1,0 +1,176 @@
+"""The commands for operators: status, health, doctor, pull, schema, import, export, db."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from briter_worker import doctor as checks
+from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site, tables
+from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.git.checkout import Checkout
+from briter_worker.git.pull import pull as pull_branch
+from briter_worker.git.repository import Repository
+from briter_worker.job import job_schema
+from briter_worker.lock import AnotherWorkerError, UnusableLockError
+from briter_worker.settings import load_settings, settings_schema
+from briter_worker.status import health_problems, read_status
+from briter_worker.wiring import open_database, open_git, open_lock
+
+if TYPE_CHECKING:
+    from briter_worker.cluster.migrate import Migrated
+    from briter_worker.git.pull import PullResult
+    from briter_worker.settings import Settings
+
+database_app = typer.Typer(
+    no_args_is_help=True, help="Manage the database of a cluster.", rich_markup_mode=None
+)
+
+
+def status(*, site: SiteOption = None, as_json: Json = False) -> None:
+    """Show job counts, the worker, and known problems."""
+    found = read_status(read_site(site), time.time())
+    if as_json:
+        output.write_json(found.to_json())
+    else:
+        tables.write_status(found)
+
+
+def health(
+    *,
+    worker: Annotated[
+        bool,
+        typer.Option(
+            "--worker/--no-worker",
+            help="Fail if no worker is running. Use --no-worker when the worker runs from cron.",
+        ),
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Check the queue and the worker. Exits with 0 or 1."""
+    problems = health_problems(load_settings(), time.time(), expect_worker=worker)
+    text = "\n".join(f"unhealthy: {problem}" for problem in problems) or "healthy"
+    output.answer({"healthy": not problems, "problems": problems}, text, as_json=as_json)
+    raise typer.Exit(1 if problems else 0)
+
+
+def doctor(*, site: SiteOption = None, as_json: Json = False) -> None:
+    """Check everything that a publication needs. Prints one fix per finding."""
+    settings = load_settings()
+    if site is not None:
+        if not settings.database_url:
+            read_site(site)  # raises UsageError
+        settings = settings.model_copy(update={"site": site})
+    findings = []
+    for finding in checks.examine(settings, time.time()):
+        findings.append(finding)
+        if not as_json:
+            tables.write_finding(finding)  # one by one: the remote may take its time
+    is_sound = all(finding.state is not checks.State.ERROR for finding in findings)
+    if as_json:
+        output.write_json({"ok": is_sound, "findings": [finding.to_json() for finding in findings]})
+    raise typer.Exit(0 if is_sound else 1)
+
+
+def pull(
+    *,
+    rebase: Annotated[bool, typer.Option("--rebase", help="Rebase local commits.")] = False,
+    push: Annotated[bool, typer.Option("--push", help="Push the rebased commits.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Update the site from the remote. Files that the CMS has changed stay as they are."""
+    settings = load_settings()
+    if settings.database_url:
+        raise UsageError(
+            "pull is for a site with a work tree; a cluster has none", "omit BRITER_DATABASE_URL"
+        )
+    result = _pull_site(settings, rebase=rebase, push=push)
+    if as_json:
+        commits = [{"commit": each.commit, "subject": each.subject} for each in result.rebased]
+        late = result.late_reason or None
+        output.write_json({"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late})
+    else:
+        tables.write_pull(result, settings)
+
+
+def _pull_site(settings: Settings, *, rebase: bool, push: bool) -> PullResult:
+    lock = open_lock(settings)
+    try:
+        lock.acquire(time.time())
+    except AnotherWorkerError as other:
+        pid = f" (PID {other.holder.pid})" if other.holder else ""
+        raise DeclinedError(
+            f"a worker is running{pid}", "stop the worker, run this command, then start the worker again"
+        ) from None
+    except UnusableLockError as error:
+        raise DeclinedError(str(error)) from error
+    try:
+        git = open_git(settings, pass_fds=(lock.descriptor(),))
+        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
+        checkout = Checkout(repository, output.report)
+        return pull_branch(repository, checkout, rebase=rebase, push=push, still_ours=lock.still_ours)
+    finally:
+        lock.release()
+
+
+def schema(
+    model: Annotated[Literal["job", "config"], typer.Argument(help="Job file or config.json.")],
+    *,
+    as_json: Json = False,  # noqa: ARG001 - a schema is JSON in any case
+) -> None:
+    """Print the JSON Schema of the job file or of config.json."""
+    output.write_json(job_schema() if model == "job" else settings_schema())
+
+
+def import_(*, site: SiteOption = None, as_json: Json = False) -> None:
+    """Move the jobs of this folder into the cluster. Their files move along."""
+    read_cluster("import")
+    settings = read_site(site)
+    from briter_worker.cluster.migrate import import_jobs  # noqa: PLC0415 - the extra [postgres]
+
+    moved = import_jobs(settings, time.time())
+    _report_migration(moved, f"from {settings.queue_root} to the site {settings.site}", as_json=as_json)
+
+
+def export(*, site: SiteOption = None, as_json: Json = False) -> None:
+    """Move the jobs of a site out of the cluster. Their files move into the work tree."""
+    read_cluster("export")
+    settings = read_site(site)
+    from briter_worker.cluster.migrate import export_jobs  # noqa: PLC0415 - the extra [postgres]
+
+    moved = export_jobs(settings, time.time())
+    _report_migration(moved, f"from the site {settings.site} to {settings.queue_root}", as_json=as_json)
+
+
+def _report_migration(moved: Migrated, way: str, *, as_json: bool) -> None:
+    for path, reason in moved.remarks.items():
+        output.report(f"warning: {path} is not moved along: {reason}")
+    for slug, reason in moved.stayed.items():
+        output.report(f"{slug} stays where it is: {reason}")
+    document = {"jobs": moved.jobs, "stayed": moved.stayed, "remarks": moved.remarks}
+    output.answer(document, f"{moved.jobs} jobs moved {way}", as_json=as_json)
+    raise typer.Exit(1 if moved.stayed else 0)
+
+
+@database_app.command()
+def upgrade(*, as_json: Json = False) -> None:
+    """Create or upgrade the tables. Safe to repeat, and while older nodes run."""
+    database = open_database(read_cluster("db upgrade"))
+    applied = database.upgrade()
+    version = database.version()
+    text = f"the database is up to date (version {version})"
+    if applied:
+        text = f"the database is now at version {version}: applied {', '.join(applied)}"
+    output.answer({"version": version, "applied": applied}, text, as_json=as_json)
+
+
+@database_app.command()
+def check(*, as_json: Json = False) -> None:
+    """Check that the database can be reached and fits this program."""
+    database = open_database(read_cluster("db check"))
+    database.check()
+    version = database.version()
+    text = f"the database fits this program (version {version})"
+    output.answer({"ok": True, "version": version}, text, as_json=as_json)

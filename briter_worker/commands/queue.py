@@ -1,0 +1,416 @@
+"""The commands for jobs: enqueue, list, show, history, retry, cancel, publish-now, pause, resume."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from briter_worker import client
+from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, tables, wake_worker
+from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.events import Cancelled, Event, Warned
+from briter_worker.job import parse_time
+from briter_worker.redaction import one_line
+from briter_worker.sinks.history import HistoryUnreadableError
+from briter_worker.sinks.log import LogSink, standard_output
+from briter_worker.status import job_to_json, pause_to_json, read_status
+from briter_worker.wiring import open_history, open_queue, open_record
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from briter_worker.job import Document, Job
+    from briter_worker.ports import ListedJob, QueueControl
+    from briter_worker.settings import Settings
+    from briter_worker.sinks.history import History, Receipt
+
+_WATCH_INTERVAL_S = 0.2
+_MAX_LOOKS_WITHOUT_JOB = 15
+_SHOWN_RECEIPTS = 20
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+_STATES = {"pending": {"pending", "retrying", "tried"}, "scheduled": {"scheduled"}, "failed": {"failed"}}
+_OUTCOMES = {
+    "published": ("published",),
+    "nochange": ("nochange",),
+    "failed": ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
+    "cancelled": ("cancelled", "superseded"),
+}
+
+StatusFilter = Literal["pending", "scheduled", "failed", "all"]
+OutcomeFilter = Literal["published", "nochange", "failed", "cancelled"]
+Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="Duration: 90s, 30m, 2h, 1d.")]
+Until = Annotated[str | None, typer.Option(metavar="ISO", help="End of the pause.")]
+Reason = Annotated[str, typer.Option(help="Reason shown in list, status and the dashboard.")]
+Paths = Annotated[
+    list[str], typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository.")
+]
+At = Annotated[
+    str | None, typer.Option(metavar="ISO", help="Time to publish, as 2026-01-31T09:00:00Z. [default: now]")
+]
+Author = Annotated[
+    str | None, typer.Option(metavar="'NAME <MAIL>'", help="Author of the commit. [default: the worker]")
+]
+Root = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER", help="Folder of the files (cluster only). [env: BRITER_GIT_WORKTREE]"),
+]
+
+# --- enqueue
+
+
+def enqueue(
+    slug: Annotated[str, typer.Argument(metavar="SLUG", help="Slug of the post.")],
+    paths: Paths,
+    *,
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Commit message.")] = None,
+    at: At = None,
+    author: Author = None,
+    site: SiteOption = None,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Enqueue a job for a post. In a cluster, sends the files with the job."""
+    settings = read_site(site)
+    if root is not None and not settings.database_url:
+        raise UsageError(
+            f"--root needs a cluster; the worker reads the files in {settings.git_worktree}",
+            "omit --root, or set BRITER_DATABASE_URL or BRITER_GIT_WORKTREE",
+        )
+    try:
+        document = client.compose(slug, paths, message=message, at=at, author=author)
+        job = _send(settings, document, root) if settings.database_url else _submit(settings, document)
+    except ValueError as error:
+        raise UsageError(str(error), getattr(error, "fix", "")) from None
+    text = f"{one_line(slug)} is queued as job {job['id']}" if output.is_terminal() else job["id"]
+    output.answer(job, text, as_json=as_json)
+
+
+def _submit(settings: Settings, document: Document) -> dict[str, str]:
+    job = client.submit(document, queue=settings.queue_root)
+    worktree = settings.git_worktree
+    missing = []
+    if (worktree / ".git").exists():  # else the work tree may be on another machine
+        missing = [path for path in document["paths"] if not os.path.lexists(worktree / path)]
+    _warn_about_paths(settings, document["paths"], missing, worktree)
+    return {"id": job.id, "slug": document["slug"], "file": str(job.path)}
+
+
+def _send(settings: Settings, document: Document, root: str | None) -> dict[str, str]:
+    from briter_worker.cluster.submit import send  # noqa: PLC0415 - the extra [postgres]
+
+    folder = settings.git_worktree if root is None else Path(root).absolute()
+    sent = send(settings, document, root=folder)
+    for path, reason in sent.left_out.items():
+        output.report(f"warning: {path} will not be published: {reason}")
+    _warn_about_paths(settings, document["paths"], sent.missing, folder)
+    return {"id": sent.id, "slug": document["slug"], "site": sent.site}
+
+
+def _warn_about_paths(
+    settings: Settings, paths: Sequence[str], missing: Collection[str], folder: Path
+) -> None:
+    allowlist = Allowlist(settings.folders)
+    for path in paths:
+        try:
+            allowlist.resolve(path)
+        except PathRefusedError as refused:
+            output.report(f"warning: {path} will not be published: {refused.reason}")
+        else:
+            if path in missing:
+                output.report(
+                    f"warning: {path} is not in {folder}: if the remote has it, it will be deleted there"
+                )
+
+
+# --- list, show, history
+
+
+def list_(
+    *,
+    status: Annotated[StatusFilter, typer.Option(help="State of the jobs; failed: dead letters.")] = "all",
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """List the jobs in the queue: in flight, waiting, dead letters."""
+    queue = open_queue(read_site(site))
+    now = time.time()
+    rows = [row for row in queue.jobs(now) if row.state.value in _STATES.get(status, {row.state.value})]
+    if as_json:
+        output.write_json([job_to_json(row) for row in rows])
+        return
+    tables.write_jobs(rows, now)
+    if pause := queue.active_pause(now):
+        output.report(tables.pause_text(pause))
+
+
+def history(
+    *,
+    slug: Annotated[str | None, typer.Option(metavar="SLUG", help="Show only this post.")] = None,
+    outcome: Annotated[OutcomeFilter | None, typer.Option(help="Show only this outcome.")] = None,
+    search: Annotated[str | None, typer.Option(help="Text in the slug, message or commit.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of receipts.")] = 50,
+    stale: Annotated[bool, typer.Option("--stale", help="Include stale receipts.")] = False,
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show the outcome of each attempt, newest first."""
+    with _open_history(read_site(site)) as reader:
+        outcomes = _OUTCOMES[outcome] if outcome else ()
+        receipts = reader.receipts(slug=slug, outcomes=outcomes, search=search, limit=limit, stale=stale)
+    if as_json:
+        output.write_json([receipt.to_json() for receipt in receipts])
+    else:
+        tables.write_receipts(receipts, time.time())
+
+
+def show(
+    wanted: Wanted,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the post to its end.")] = False,
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """Show one post. Prints its job with all keys, and the outcome of each attempt."""
+    settings = read_site(site)
+    if watch:
+        raise typer.Exit(_watch(settings, wanted))
+    post = _find_post(settings, wanted)
+    if as_json:
+        output.write_json(post.to_json())
+    else:
+        post.write()
+
+
+@dataclass(frozen=True)
+class _Post:
+    """What is known of a post: its jobs in the queue, newest first, and its receipts."""
+
+    rows: Sequence[ListedJob]
+    receipts: Sequence[Receipt]
+    running: Receipt | None
+    obstacle: str
+    """Why a due job waits, if the reason is not its own last error."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the newest job's keys, or the last receipt's, with `progress` and `receipts`."""
+        if self.rows:
+            document = job_to_json(self.rows[0])
+        else:
+            last = next(filter(None, [*self.receipts[:1], self.running]))
+            document = {"id": last.job_id, "slug": last.slug, "state": last.outcome or "claimed"}
+        progress = None if self.running is None else self.running.to_json()
+        return {**document, "progress": progress, "receipts": [each.to_json() for each in self.receipts]}
+
+    def write(self) -> None:
+        """Print the post for a person."""
+        if self.rows:
+            tables.write_job(self.rows[0])
+            for other in self.rows[1:]:
+                output.report(f"an older save of this post is {other.state.value}: job {other.job.id}")
+        if self.obstacle:
+            output.report(self.obstacle)
+        if self.running is not None:
+            tables.write_facts([("phase", tables.progress_text(self.running))])
+        if self.receipts:
+            tables.write_receipts(self.receipts, time.time())
+
+    def progress(self) -> tuple[str, tuple[object, ...]]:
+        """Return a line for `--watch`, and what must change before the next line: time alone does not."""
+        if self.running is not None and (not self.rows or self.rows[0].state.value == "claimed"):
+            text = tables.progress_text(self.running)
+            return text, (text,)
+        if not self.rows:
+            text = tables.receipt_text(self.receipts[0])
+            return text, (text,)
+        row = self.rows[0]
+        text = tables.job_text(row, time.time())
+        text = f"{text}; {self.obstacle}" if self.obstacle else text
+        return text, (row.state, row.job.next_attempt_at, row.job.last_error, self.obstacle)
+
+
+def _find_post(settings: Settings, wanted: str) -> _Post:
+    queue = open_queue(settings)
+    rows = sorted(queue.find(wanted, time.time()), key=lambda row: row.job.created_at, reverse=True)
+    with _open_history(settings) as reader:
+        receipts = reader.attempts(wanted) or reader.receipts(slug=wanted, limit=_SHOWN_RECEIPTS, stale=True)
+        running = next((each for each in reader.under_way() if wanted in (each.job_id, each.slug)), None)
+    if not rows and not receipts and running is None:
+        raise DeclinedError(f"neither the queue nor the history has a job with the id or slug {wanted!r}")
+    ended = [each for each in receipts if each.outcome]
+    return _Post(rows, ended, running, _find_obstacle(settings, queue, rows[:1]))
+
+
+def _find_obstacle(settings: Settings, queue: QueueControl, rows: Sequence[ListedJob]) -> str:
+    if not rows or rows[0].state.value not in {"pending", "retrying"}:
+        return ""
+    status = read_status(settings, time.time(), queue=queue, jobs=rows, local_commits=())
+    if status.paused is not None:
+        return tables.pause_text(status.paused)
+    return "" if status.has_worker else "no worker is running: the next one publishes it"
+
+
+def _watch(settings: Settings, wanted: str) -> int:
+    """Print each change of the post until it has ended; return the exit status."""
+    printed: tuple[object, ...] = ()
+    looks_without_job = 0  # a job leaves the queue just before its receipt is written
+    while looks_without_job < _MAX_LOOKS_WITHOUT_JOB:
+        try:
+            post = _find_post(settings, wanted)
+        except DeclinedError:
+            if not printed:
+                raise
+            looks_without_job += 1
+        else:
+            text, news = post.progress()
+            if news != printed:
+                output.write(text)
+                printed = news
+            if post.rows and all(row.state.value == "failed" for row in post.rows):
+                return 1
+            if not post.rows and post.running is None:
+                return 0
+            looks_without_job = 0 if post.rows else looks_without_job + 1
+        time.sleep(_WATCH_INTERVAL_S)
+    return 0  # the worker was killed before it wrote the receipt
+
+
+@contextmanager
+def _open_history(settings: Settings) -> Iterator[History]:
+    reader = open_history(settings)
+    try:
+        yield reader
+    except HistoryUnreadableError as error:
+        raise DeclinedError(error.message, error.fix) from error
+    finally:
+        reader.close()
+
+
+# --- retry, cancel, publish-now
+
+
+def retry(
+    wanted: Annotated[str | None, typer.Argument(metavar="ID-or-SLUG", help="Job id or post slug.")] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Retry all that a retry can help.")] = False,
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """Retry dead letters and delayed jobs now."""
+    settings = read_site(site)
+    if everything is (wanted is not None):
+        raise UsageError("retry needs either ID-or-SLUG or --all")
+    queue = open_queue(settings)
+    now = time.time()
+    jobs = queue.retry_all(now) if wanted is None else queue.retry(wanted, now)
+    wake_worker(settings)
+    _report_jobs("retried", "will be tried again", jobs, as_json=as_json)
+
+
+def publish_now(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
+    """Publish a scheduled or delayed job now."""
+    settings = read_site(site)
+    jobs = open_queue(settings).publish_now(wanted, time.time())
+    wake_worker(settings)
+    _report_jobs("due", "is due now", jobs, as_json=as_json)
+
+
+def _report_jobs(word: str, sentence: str, jobs: Sequence[Job], *, as_json: bool) -> None:
+    if as_json:
+        output.write_json([{"id": job.id, "slug": job.slug} for job in jobs])
+    elif output.is_terminal():
+        lines = [f"{one_line(job.slug)} {sentence} (job {one_line(job.id)})" for job in jobs]
+        output.write("\n".join(lines) or "No job needs that.")
+    else:
+        output.write_columns([word, job.slug, job.id] for job in jobs)
+
+
+def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
+    """Remove a job from the queue. A job in flight is removed if its push has not begun."""
+    settings = read_site(site)
+    done = open_queue(settings).cancel(wanted, time.time())
+    _record_cancelled(settings, done.removed, print_lines=not as_json and not output.is_terminal())
+    if as_json:
+        output.write_json(
+            [{"id": job.id, "slug": job.slug, "cancelled": True} for job in done.removed]
+            + [{"id": job.id, "slug": job.slug, "cancelled": False} for job in done.requested]
+        )
+        return
+    for job in done.requested:
+        output.report(
+            f"{one_line(job.slug)} is in flight: it will be cancelled unless its push has begun; "
+            f"see briter-worker show {one_line(job.id)}"
+        )
+    if output.is_terminal():
+        for job in done.removed:
+            output.write(f"{one_line(job.slug)} cancelled (job {one_line(job.id)})")
+
+
+def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: bool) -> None:
+    if not jobs:
+        return
+    log = LogSink(standard_output(), complain=output.report)
+
+    def announce(event: Event) -> None:
+        if isinstance(event, Warned):
+            output.report(event.error, event.fix)
+        elif print_lines:
+            log(event)
+
+    with open_record(settings, announce) as record:
+        for job in jobs:
+            record(Cancelled(job_id=job.id, slug=job.slug))
+
+
+# --- pause, resume
+
+
+def pause(
+    *,
+    span: Span = None,
+    until: Until = None,
+    reason: Reason = "",
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """Pause publishing until `resume`, or for a time. A running push ends first."""
+    settings = read_site(site)
+    now = time.time()
+    made = open_queue(settings).pause(now, until=_pause_end(span, until, now), reason=reason)
+    output.answer(pause_to_json(made), tables.pause_text(made), as_json=as_json)
+
+
+def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
+    """Resume publishing."""
+    settings = read_site(site)
+    was_paused = open_queue(settings).resume()
+    wake_worker(settings)
+    text = "publishing goes on" if was_paused else "publishing was not paused"
+    output.answer({"resumed": was_paused}, text, as_json=as_json)
+
+
+def _pause_end(span: str | None, until: str | None, now: float) -> float | None:
+    if span is not None and until is not None:
+        raise UsageError("pause takes only one of --for and --until")
+    if span is not None:
+        found = re.fullmatch(r"([0-9]{1,6})([smhd])", span.strip())
+        if found is None:
+            raise UsageError(f"--for is {span!r}; accepted: a number and a unit, such as 90s, 30m, 2h or 1d")
+        return now + int(found[1]) * _UNITS_S[found[2]]
+    if until is None:
+        return None
+    try:
+        end = parse_time(until)
+    except ValueError as error:
+        raise UsageError(f"--until: {error}") from None
+    if end <= now:
+        raise UsageError(f"--until is {until!r}, which is in the past")
+    return end

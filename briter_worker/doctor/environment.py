@@ -1,0 +1,133 @@
+"""Checks of the machine: configuration, folders, disk, plugins, queue."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING
+
+from briter_worker.doctor.finding import error, from_failure, ok, warning
+from briter_worker.errors import PublishError
+from briter_worker.git import INHERITED
+from briter_worker.plugins import Plugins
+from briter_worker.settings import PREFIX, settings_schema
+from briter_worker.status import read_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from briter_worker.doctor.finding import Finding
+    from briter_worker.settings import Settings
+
+_MEBIBYTE = 1 << 20
+_LOW_DISK = 500 * _MEBIBYTE
+_PERSONAL = frozenset({"GIT_SSH", "GIT_SSH_COMMAND", "GIT_ASKPASS", "SSH_ASKPASS"})
+"""Variables by which people give git their credentials. The worker's git does not get them."""
+
+
+def check_configuration(settings: Settings) -> Iterator[Finding]:
+    """Report the sources of the configuration, what nothing reads, and the dry run."""
+    known = settings_schema()["properties"]
+    path = settings.config_path
+    try:
+        keys = set(json.loads(path.read_bytes().decode("utf-8-sig")))
+        yield ok("configuration", f"{path} was read; the environment overrides it")
+    except FileNotFoundError:
+        keys = set()
+        yield ok("configuration", f"from the environment and the defaults; there is no {path}")
+    variables = {described["title"] for described in known.values()} | {f"{PREFIX}DEBUG"}
+    unknown = [f"{path} has the unknown key {key}" for key in sorted(keys - set(known))]
+    unknown += [
+        f"the environment has the unknown variable {name}"
+        for name in sorted(set(os.environ) - variables)
+        if name.startswith(PREFIX)
+    ]
+    for message in unknown:
+        yield warning("configuration", message, "correct its spelling; see briter-worker schema config")
+    for name in sorted(_PERSONAL & {*INHERITED, *os.environ}):
+        fix = "git config core.sshCommand or credential.helper in the site's repository"
+        yield warning("environment", f"{name} is set, and the worker ignores it", fix)
+    if settings.worker_dry_run:
+        fix = "set BRITER_WORKER_DRY_RUN=false to go live"
+        yield warning("dry-run", "dry run is on: nothing reaches the remote", fix)
+    else:
+        yield ok("dry-run", "live: publications reach the remote")
+
+
+def check_folders(settings: Settings) -> Iterator[Finding]:
+    """Report the folders and the lock file that the worker writes."""
+    yield check_writable("queue", settings.queue_root)
+    yield check_writable("quarantine", settings.quarantine_root)
+    yield check_writable("storage", settings.storage_root)
+    lock = settings.lock_path
+    if os.path.lexists(lock) and not (lock.is_file() and os.access(lock, os.R_OK | os.W_OK)):
+        fix = f"remove {lock} while no worker runs, or give the worker's user write access"
+        yield error("lock", f"{lock} is not a file that the worker can write", fix)
+    else:
+        yield ok("lock", f"{lock} can be used")
+
+
+def check_writable(check: str, folder: Path) -> Finding:
+    """Write a file without a name into the folder, or find out whether the folder can be created."""
+    fix = f"make {folder} a folder that the worker's user may write"
+    place = _existing(folder)
+    if place != folder and place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+        return ok(check, f"{folder} does not exist yet; the worker creates it")
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".doctor-") as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as problem:
+        return error(check, f"{folder} cannot be written: {problem.strerror}", fix)
+    return ok(check, f"{folder} can be written")
+
+
+def _existing(folder: Path) -> Path:
+    return next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+
+
+def check_disk(settings: Settings) -> Iterator[Finding]:
+    """Report the free space, before a full disk stops everything."""
+    for name, folder in {"storage": settings.storage_root, "site": settings.git_worktree}.items():
+        free = shutil.disk_usage(_existing(folder)).free
+        text = f"{free // _MEBIBYTE} MiB free for the {name} at {folder}"
+        yield ok("disk", text) if free > _LOW_DISK else warning("disk", text, "free some space")
+
+
+def check_plugins(settings: Settings) -> Finding:
+    """Report the plugins in their order."""
+    try:
+        names = Plugins(settings.plugins).names
+    except PublishError as failure:
+        return from_failure("plugins", failure)
+    return ok("plugins", ", ".join(names) or "none")
+
+
+def check_queue(settings: Settings, now: float) -> Iterator[Finding]:
+    """Report a pause, dead letters, unreadable files, the site condition and the worker."""
+    try:
+        status = read_status(settings, now, local_commits=())
+    except OSError as problem:
+        yield error("queue", f"{settings.queue_root}: {problem.strerror}", "let the worker's user read it")
+        return
+    if status.paused:
+        yield warning("pause", "publishing is paused", "briter-worker resume")
+    if failed := status.jobs["failed"]:
+        fix = "briter-worker list --status failed shows why; then retry or cancel them"
+        yield warning("dead-letters", f"{failed} jobs failed and are not retried", fix)
+    else:
+        yield ok("dead-letters", "none")
+    if status.quarantined or status.stuck:
+        message = f"{status.quarantined} in {settings.quarantine_root}, {len(status.stuck)} in the queue"
+        fix = "correct the program that wrote them, save those posts again, then remove the files"
+        yield warning("unreadable-files", message, fix)
+    else:
+        yield ok("unreadable-files", "none")
+    if status.condition:
+        yield warning("condition", f"the last attempt failed: {status.condition}", status.fix or "see below")
+    worker = status.worker
+    yield ok("worker", f"PID {worker.pid} is running" if worker and worker.alive else "none is running now")

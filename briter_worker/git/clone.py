@@ -1,0 +1,218 @@
+"""Keep a cluster's clone of a site on its node: bare, shallow, without blobs, and disposable.
+
+Everything that must outlive the clone is in the database and on the remote. So a clone that is missing,
+damaged, of another address or too large is made anew, and nothing in it waits for the disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from briter_worker.errors import FailureCode, PublishError, os_error_text
+from briter_worker.git.environment import RemoteAccess, conceal_secrets
+from briter_worker.git.repository import Repository
+from briter_worker.git.run import Git
+from briter_worker.redaction import conceal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+REMOTE = "origin"
+_FORMAT = "3"
+_MARK = "briter/clone"
+_MAX_PACKS = 100
+"""Each publication and each fetch adds one; rolling them up is not worth the time of a new clone."""
+_LOCK_WAIT_S = 1.0
+_DAMAGED = frozenset({FailureCode.CORRUPT, FailureCode.NOT_A_REPOSITORY, FailureCode.LOCKED})
+_NO_BRANCH = re.compile(r"Remote branch .* not found")
+
+
+@contextmanager
+def open_clone(
+    folder: Path,
+    *,
+    url: str,
+    branch: str,
+    credentials: Mapping[str, str] | None,
+    timeout: float,
+    pass_fds: tuple[int, ...] = (),
+) -> Iterator[Repository]:
+    """Lock the site's clone in `folder`, make it where needed, and yield it; end its git on leaving.
+
+    `credentials` are references, see `open_access`. A clone in which git finds damage is made anew by the
+    next caller. Raises PublishError.
+    """
+    access = open_access(url, credentials)
+    conceal_secrets([(f"remote.{REMOTE}.url", url)])
+    lock = _lock(folder)
+    git = Git(
+        None,
+        git_dir=folder / "clone.git",
+        remote=REMOTE,
+        timeout=timeout,
+        pass_fds=(*pass_fds, lock),
+        access=access,
+        durable=False,
+    )
+    repository = Repository(git, branch=branch, remote=REMOTE)
+    try:
+        try:
+            _prepare(repository, folder / "clone.git", url)
+        except OSError as error:
+            raise PublishError.from_os(f"the clone in {folder} cannot be used", error) from error
+        yield repository
+    finally:
+        git.close()
+        if git.failures & _DAMAGED:
+            discard_clone(folder)
+        os.close(lock)
+
+
+def discard_clone(folder: Path) -> None:
+    """Have the site's clone made anew when it is opened next."""
+    with suppress(OSError):
+        (folder / "clone.git" / _MARK).unlink()
+
+
+def _lock(folder: Path) -> int:
+    """Hold the folder by the kernel's lock, which the drain's git inherits; return the descriptor."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise PublishError.from_os(f"the clone in {folder} cannot be used", error) from error
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # A process that another thread is just starting has a copy of the lock for a moment.
+            if time.monotonic() < deadline:
+                time.sleep(_LOCK_WAIT_S / 50)
+                continue
+            os.close(descriptor)
+            raise PublishError(
+                FailureCode.LOCKED,
+                f"the clone in {folder} is in use by a process that has not ended",
+                "none needed: the worker tries again; if it lasts, end the git commands left on this node",
+            ) from None
+        return descriptor
+
+
+def _prepare(repository: Repository, place: Path, url: str) -> None:
+    # A hash, because a part of the address may be what opens the remote.
+    mark = hashlib.sha256(f"{_FORMAT}\0{url}\0{repository.branch}".encode()).hexdigest()
+    if not _is_usable(repository, place, mark):
+        _clone(repository, place, url, mark)
+        return
+    # Lock files: whoever held them is dead, as the clone is ours.
+    for lock in (*place.glob("*.lock"), *(place / "refs").rglob("*.lock")):
+        lock.unlink(missing_ok=True)
+    # Large files that were uploaded, and what a dead worker was staging.
+    for folder in (place / "lfs", *(place / "briter").glob("*-*")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_usable(repository: Repository, place: Path, mark: str) -> bool:
+    """Return True if the clone was finished, is of this address, and has not grown too large."""
+    try:
+        packs = len(list((place / "objects" / "pack").glob("*.pack")))
+        if (place / _MARK).read_text() != mark or not (place / "config").is_file() or packs > _MAX_PACKS:
+            return False
+        tip = repository.ref(repository.pushed_ref)
+        return tip is not None and repository.git.attempt("cat-file", "-e", f"{tip}^{{tree}}")[0] == 0
+    except (OSError, ValueError, PublishError):
+        return False
+
+
+def _clone(repository: Repository, place: Path, url: str, mark: str) -> None:
+    repository.git.refresh()
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+    try:
+        repository.git.run(
+            *("clone", "--quiet", "--bare", "--depth=1", "--filter=blob:none", "--no-local"),
+            *("--no-tags", "--template="),
+            *(f"--origin={REMOTE}", f"--branch={repository.branch}", "--upload-pack=git-upload-pack"),
+            *("--", url, str(place)),
+            what="the site could not be cloned",
+            discover=True,
+        )
+    except PublishError as failure:
+        if _NO_BRANCH.search(failure.message):
+            raise repository.no_branch_error() from failure
+        raise
+    repository.git.refresh()
+    tip = repository.ref(repository.branch_ref)
+    repository.update_refs((repository.pushed_ref, tip, None))
+    repository.git.state_dir.joinpath("clone").write_text(mark)
+
+
+_USER = "x-access-token"
+"""User of a token where none is given: hosts look at the token alone."""
+_NAME, _SECRET = "BRITER_ACCESS_NAME", "BRITER_ACCESS_SECRET"
+_HELPER = (
+    f'!f() {{ test "$1" = get || exit 0; printf "username=%s\\npassword=%s\\n" "${_NAME}" "${_SECRET}"; }}; f'
+)
+_MAX_SECRET = 65_536
+
+
+def open_access(url: str, credentials: Mapping[str, str] | None) -> RemoteAccess | None:
+    """Return how git opens the remote, by credentials as they are now; no text shows the secret from now on.
+
+    They are `{"env": NAME}` or `{"file": PATH}`, with a `username` if needed, or `{"sshKey": PATH}`. Git's
+    helper gets the secret by git's environment: it is in no command line, no configuration and no URL. Raises
+    PublishError where there is no secret.
+    """
+    if not credentials:
+        return None
+    if "sshKey" in credentials:
+        path = credentials["sshKey"]
+        _read(path, f"the ssh key {path} on the worker's node")
+        return RemoteAccess(ssh_options=f"-i {shlex.quote(path)} -o IdentitiesOnly=yes")
+    if "env" in credentials:
+        where = f"the variable {credentials['env']} of the worker's environment"
+        secret = os.environ.get(credentials["env"], "").strip()
+    elif "file" in credentials:
+        where = f"the file {credentials['file']} on the worker's node"
+        try:
+            secret = _read(credentials["file"], where).decode().strip()
+        except UnicodeDecodeError:
+            raise _unusable(f"{where} holds no text") from None
+    else:
+        raise _unusable("the credentials name neither env, file nor sshKey")
+    conceal([secret])
+    if not secret or re.search(r"[\x00-\x1f\x7f]", secret):
+        raise _unusable(f"{where} holds no credential in one line")
+    parts = urlsplit(url)
+    # For this host alone: a redirect or another service does not get the credential.
+    host = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    return RemoteAccess(
+        # The empty helper: no configured helper is asked before, nor told to store it.
+        (("credential.helper", ""), (f"credential.{host}.helper", _HELPER)),
+        {_NAME: credentials.get("username", _USER), _SECRET: secret},
+    )
+
+
+def _read(path: str, where: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(_MAX_SECRET)
+    except OSError as error:
+        raise _unusable(f"{where} cannot be read: {os_error_text(error, with_path=False)}") from error
+
+
+def _unusable(what: str) -> PublishError:
+    return PublishError(FailureCode.AUTH, what, "provide it on every node, or change the site's credentials")

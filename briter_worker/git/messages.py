@@ -1,0 +1,289 @@
+"""Classify git's messages: the only module that reads them.
+
+Git reports most failures as text alone. Each row is a failure code, the fix, and the phrases that stand for
+them. The first match wins, so specific rows come first. Quoted names, URLs, paths and hosts are taken out
+before: a site called policy-site, or a post about timeouts, is no failure. What the remote wrote is matched
+apart from what git wrote here, and is never taken for a fix.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import signal
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import OS_FIXES, FailureCode, PublishError
+from briter_worker.redaction import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_C = FailureCode
+_ADDRESS = "check the remote's address: git remote -v, and that its server lets the worker push there"
+_WAIT = "check the network and the host's status; the worker tries again by itself"
+_REPAIR = "check the remote repository: its disk, its locks and its hooks; the worker tries again by itself"
+_FSCK = "find the damage with git fsck --full, and restore it from the remote or a backup"
+_CHANGE = (
+    "change the post and save it again; or, if the remote refuses every post like this, correct its hook, "
+    "then: briter-worker retry --all"
+)
+_TRUST = (
+    "run the worker as the owner of that repository's files, or, as the user who was refused: git config "
+    "--global --add safe.directory DIR"
+)
+_CAUSES = {
+    "full": (_C.DISK, OS_FIXES[errno.ENOSPC]),
+    "quota": (_C.DISK, OS_FIXES[errno.EDQUOT]),
+    "limit": (_C.DISK, OS_FIXES[errno.EFBIG]),
+    "read-only": (_C.DISK, OS_FIXES[errno.EROFS]),
+    "io": (_C.DISK, OS_FIXES[errno.EIO]),
+    "memory": (_C.DISK, OS_FIXES[errno.ENOMEM]),
+    "access": (_C.DISK, "give the worker's user write access to the site's repository"),
+    "host-key": (
+        _C.HOST_KEY,
+        "check the host's key, then: ssh-keygen -R HOST; ssh-keyscan HOST >> ~/.ssh/known_hosts",
+    ),
+    "network": (_C.NETWORK, _WAIT),
+    "limited": (_C.NETWORK, "none needed: the host limits how often it may be asked; the worker tries again"),
+    "auth": (_C.AUTH, "give the worker a deploy key or token that may push"),
+    "owner": (_C.OWNERSHIP, _TRUST),
+    "address": (_C.REMOTE_MISSING, _ADDRESS),
+    "remote": (_C.REMOTE_REFUSED, _REPAIR),
+    "login": (_C.REMOTE_REFUSED, "check what the remote's login prints: git ls-remote"),
+    "branch": (_C.REMOTE_REFUSED, "allow the worker's key on the branch, or configure another branch"),
+    "content": (_C.REJECTED, _CHANGE),
+    "index": (_C.CORRUPT, "rebuild the index: rm .git/index && git reset"),
+    "config": (_C.CORRUPT, "correct that line of the file; git config --list names it"),
+    "objects": (_C.CORRUPT, _FSCK),
+    "lock": (_C.LOCKED, "end the git command that holds the lock, or remove the .lock file if none runs"),
+    "git": (
+        _C.GIT_MISSING,
+        "install git 2.36 or newer, with that part of it; or remove the part: git config --list",
+    ),
+    "none": (_C.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone"),
+}
+_Rows = list[tuple[FailureCode, str, re.Pattern[str]]]
+
+
+def _phrases(phrases: str) -> re.Pattern[str]:
+    """Match any of these as whole words: `ssl` is not in `hassle`."""
+    return re.compile(rf"(?<!\w)(?:{phrases})(?!\w)", re.IGNORECASE)
+
+
+def _rows(table: str) -> _Rows:
+    """Read a table: in each line a cause, and the phrases that stand for it."""
+    lines = (line.split(maxsplit=1) for line in table.strip().splitlines())
+    return [(*_CAUSES[cause], _phrases(phrases)) for cause, phrases in lines]
+
+
+_LOCAL_FIRST = _rows(r"""
+    full       no space left on device|out of disk ?space
+    quota      disk quota exceeded
+    limit      file too large|file size limit exceeded|died of signal 25
+    read-only  read-only file ?system
+    io         input/output error
+    memory     out of memory|cannot allocate memory
+    access     insufficient permission for adding|unable to create directory for
+    io         couldn't (?:set|write) '[^'\n]{1,300}'
+    access     (?:unable to|could not|cannot) (?:create|write|open|access|lock)[^\n]{0,200}: permission denied
+    host-key   host identification has changed|host key for [^\n]{1,200} has changed
+    host-key   host key verification failed|host key is known
+    limited    rate limit(?:ed)?|too many requests|(?:error:|HTTP) 429
+    auth       permission denied \([\w,-]{1,200}|permission denied, please try
+    auth       authentication (?:failed|required)
+    auth       could not read (?:username|password)|terminal prompts disabled|(?:error:|HTTP) 40[13]
+    auth       invalid (?:username|credentials)|permission to \S{1,300} denied|access denied|deploy key
+    auth       write access to repository not granted|marked as read.only|no supported authentication
+    owner      dubious ownership
+""")
+_REMOTE = _rows(r"""
+    remote     no space left|disk quota|read-only file ?system|input/output error|out of memory|unpacker error
+    remote     unable to (?:create|write)|insufficient permission|unable to lock|cannot lock ref
+    remote     maintenance|archived|over its data quota|exceeded its size limit
+    limited    rate limit(?:ed)?|too many requests
+    address    repository not exported|service not enabled|no such repository
+    auth       permission to \S{1,300} denied|access denied|invalid (?:username|credentials)|deploy key
+    auth       write access to repository not granted|do(?:es)? not have write access
+    address    (?:repository|project) (?:'[^']*' )?(?:was )?not found|could not be found|does not exist
+    network    internal server error|service unavailable|temporarily unavailable|bad gateway
+""")
+_LOCAL = _rows(r"""
+    network    could not resolve (?:host|proxy)(?:name)?|name or service not known|name resolution
+    network    connection (?:refused|reset|timed out|closed|was closed)|network is unreachable
+    network    no route to host
+    network    timed out|timeout|(?:error:|HTTP) 5\d\d|early eof|unexpected disconnect|couldn't connect
+    network    (?:failed|unable) to connect|empty reply|broken pipe|recv failure
+    network    remote failed to report status
+    network    (?:open)?ssl|ssl_\w{1,40}|tls|gnutls\w{0,40}|certificate|operation too slow
+    address    (?:error:|HTTP) 4(?:04|10)|(?:repository|project) (?:'[^']*' )?(?:was )?not found
+    address    does not appear to be a git repository|is this a git repository|strange (?:path|host)name
+    address    no such remote|repository '[^']*' does not exist|no such device or address
+    address    unable to find remote helper|transport '[^']*' not allowed
+    login      protocol error|bad line length character
+    network    remote end hung up|could not read from remote repository|rpc failed|unable to access
+    index      index file (?:corrupt|smaller)|bad (?:index|signature)|index uses [^\n]{1,80} extension
+    index      cache entry has null sha1
+    config     bad config line
+    objects    corrupt(?:ed|ion)?|bad (?:object|tree|config|ref)
+    objects    missing (?:blob|tree|object|necessary objects)
+    objects    unable to read|could not read [0-9a-f]{40}
+    objects    (?:invalid|not a valid|unable to parse) object|did not send all|inflate
+    objects    unresolved deltas?|not a tree|invalid sha1|broken
+    lock       unable to create '?\S{0,300}\.lock|cannot lock ref|\.lock'?: file exists|unable to lock
+    git        is not a git command|setpriv: failed to execute git
+    none       not a git repository
+""")
+_REJECTIONS = _rows(r"""
+    content    exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
+    content    large files detected|larger than the allowed|(?:error:|HTTP) 413
+    content    cannot contain secrets|push protection|contains? (?:\w{1,20} )?secrets|secrets? detected
+    content    secrets found
+    branch     protected (?:branch|branches|ref|refs)|GH006|GH013|not allowed to (?:force )?push
+    branch     not permitted to push
+    branch     currently checked out|refusing to update checked out branch|deletion prohibited|shallow update
+    branch     (?:through|via|use|using|by) (?:an? )?(?:pull|merge) requests?|required status checks?
+    branch     committer email|verified signatures?
+    remote     no space left|disk quota|read-only file ?system|unable to (?:create|write)
+    remote     insufficient permission
+    remote     cannot lock ref|unable to lock|internal server error|temporarily unavailable|try again
+    remote     maintenance|archived|exceeded its size limit|over its data quota
+    content    declined|GH0\d\d|fsck error|prohibited by|refusing to allow
+""")
+_TOO_LARGE = [pattern for _, _, pattern in _REJECTIONS[:2]]
+_MOVED_THERE = _phrases("is at [0-9a-f]{4,64} but expected")
+_MOVED = _phrases("stale info|fetch first|non-fast-forward|incorrect old value|already exists")
+_UNEXPLAINED = _phrases(r"couldn't (?:set|write) '[^'\n]{1,300}'")
+_UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
+"""The remote's git cannot start the hook, whatever is pushed."""
+
+
+def from_git(what_failed: str, text: str) -> PublishError:
+    """Return the failure that git's text stands for, with the text and the fix."""
+    text = _shorten(text)
+    here, there = _split_voices(text)
+    found = (
+        (code, fix)
+        for rows, said in ((_LOCAL_FIRST, here), (_REMOTE, there), (_LOCAL, here))
+        for code, fix, pattern in rows
+        if pattern.search(said)
+    )
+    code, fix = next(found, (FailureCode.INTERNAL, ""))
+    return PublishError(code, f"{what_failed}: {_essence(text) or 'git printed no reason'}", fix)
+
+
+def hides_reason(text: str) -> bool:
+    """Return True if git could not write a ref, of which it does not say why."""
+    return bool(_UNEXPLAINED.search(_split_voices(_shorten(text))[0]))
+
+
+def status_text(status: int) -> str:
+    """Return what an exit status tells about a git that printed nothing."""
+    if status == -signal.SIGXFSZ:
+        return "file size limit exceeded"
+    if status < 0:
+        return f"it was ended by {signal.Signals(-status).name}"
+    return f"exit status {status}"
+
+
+def is_remote_moved(summary: str, text: str) -> bool:
+    """Return True if a rejection says that the remote branch is not where it was last seen."""
+    summary, there = _without_names(summary), _split_voices(_shorten(text))[1]
+    return bool(_MOVED.search(summary) or _MOVED_THERE.search(f"{summary}\n{there}"))
+
+
+def is_too_large(text: str) -> bool:
+    """Return True if the remote ended the connection because the push was too large."""
+    here, there = _split_voices(_shorten(text))
+    return bool(
+        re.search(r"(?:error:|HTTP) 413\b", here) or any(pattern.search(there) for pattern in _TOO_LARGE)
+    )
+
+
+def from_rejection(summary: str, text: str) -> PublishError:
+    """Return what the remote's rejection of a push means: REJECTED when the contents are at fault."""
+    text = _shorten(text)
+    said = f"{_without_names(summary)}\n{_split_voices(text)[1]}"
+    found = ((code, fix) for code, fix, pattern in _REJECTIONS if pattern.search(said))
+    code, fix = next(found, (FailureCode.REMOTE_REFUSED, _REPAIR))
+    if _UNSTARTABLE_HOOK.search(text):
+        code, fix = FailureCode.REMOTE_REFUSED, _REPAIR
+    quoted = _remote_text(text)
+    reason = summary.rstrip(".") if not quoted or code is FailureCode.REMOTE_REFUSED else ""
+    return PublishError(code, f"the remote rejected the push: {f'{reason} {quoted}'.strip()}", fix)
+
+
+_READ = 16_000
+"""So many characters are read of the beginning of a text, and of its end, where git names the fatal error."""
+_SHOWN = 1_500
+_REMOTE_LINE = re.compile(
+    r"(?:remote:|(?:fatal: |error: )?remote (?:error|unpack failed):)[ \t]*(.*)", re.IGNORECASE
+)
+_QUOTED = re.compile(r"(?<!\w)(['\"])([^'\"\n]*)\1")
+_NO_NAMES = frozenset({"input/output", "ssl/tls", "tls/ssl"})
+
+
+def _shorten(text: str) -> str:
+    """Cut the middle out of a long text, between words and lines: half of a secret is not recognised."""
+    if len(text) <= 2 * _READ:
+        return text
+    head, tail = text[:_READ], text[-_READ:]
+    head = head[: max(head.rfind(" "), head.rfind("\n")) + 1]
+    return f"{head}\n{tail.partition(chr(10))[2]}"
+
+
+def _split_voices(text: str) -> tuple[str, str]:
+    """Return what git said here, and what the remote said, without the names that either mentions."""
+    here: list[str] = []
+    there: list[str] = []
+    for line in re.split(r"[\r\n]+", text):
+        if remote := _REMOTE_LINE.match(line):
+            there.append(_without_names(remote[1]))
+        elif not line.startswith(("hint:", "To ")):
+            here.append(_without_names(line))
+    return "\n".join(here), "\n".join(there)
+
+
+def _without_names(line: str) -> str:
+    """Replace every quoted name, URL, path and host by `…`; of a lock file, `….lock` stays."""
+    line = _QUOTED.sub(lambda found: f"{found[1]}{_hidden(found[2])}{found[1]}", line)
+    return re.sub(r"\S+", lambda found: _without_name(found[0]), line)
+
+
+def _without_name(word: str) -> str:
+    core = word.strip(".,:;!?()[]'\"")
+    if core.lower() in _NO_NAMES or not ("/" in core or "." in core or "\\" in core):
+        return word
+    before, _, after = word.partition(core)
+    return f"{before}{_hidden(core)}{after}"
+
+
+def _hidden(name: str) -> str:
+    return "….lock" if name.endswith(".lock") else "…"
+
+
+def _remote_text(text: str) -> str:
+    found = (_REMOTE_LINE.match(line) for line in re.split(r"[\r\n]+", text))
+    lines = dict.fromkeys(each[1].strip() for each in found if each)
+    return _shown([each for each in lines if each], between=" ")
+
+
+def _essence(text: str) -> str:
+    """Return git's text without its labels, hints and progress."""
+    lines = [line.strip(" \t@") for line in re.split(r"[\r\n]+", text)]
+    kept = [
+        re.sub(r"^(?:fatal|error): ", "", line).rstrip(".")
+        for line in lines
+        if line and not line.startswith(("hint:", "To ", "Everything up-to-date"))
+    ]
+    return _shown(list(dict.fromkeys(kept)))
+
+
+def _shown(lines: Sequence[str], *, between: str = "; ") -> str:
+    """Join the lines; of a long text return the beginning and the last line. Redact before cutting."""
+    text = one_line(between.join(lines)).rstrip(".")
+    if len(text) <= _SHOWN and not text.endswith("…"):
+        return text
+    text = text.removesuffix("…")[:_SHOWN].rstrip()
+    last = one_line(lines[-1]) if not _REMOTE_LINE.match(lines[-1]) else ""
+    return f"{text} …" if len(last) > _SHOWN // 5 else f"{text} … {last}".rstrip()

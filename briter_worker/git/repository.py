@@ -1,0 +1,426 @@
+"""One repository, one branch, one remote: its state, its refs and its objects."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import IO, TYPE_CHECKING, cast
+
+from briter_worker.errors import FailureCode, PublishError, UsageError
+from briter_worker.git.stale_locks import StaleLocks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+    from pathlib import Path
+
+    from briter_worker.git.run import Git
+
+PRIVATE = "refs/briter"
+"""Every ref below is the worker's own."""
+FOLDER, LINK, SUBMODULE = "040000", "120000", "160000"
+
+_IN_PROGRESS = {
+    "MERGE_HEAD": ("a merge", "git merge --abort, or finish it with git commit"),
+    "rebase-merge": ("a rebase", "git rebase --abort, or git rebase --continue"),
+    "rebase-apply": ("a rebase or git am", "git rebase --abort, or git am --abort"),
+    "CHERRY_PICK_HEAD": ("a cherry-pick", "git cherry-pick --abort, or --continue"),
+    "REVERT_HEAD": ("a revert", "git revert --abort, or --continue"),
+    "BISECT_LOG": ("a bisect", "git bisect reset"),
+}
+_VALUE = re.compile(rb"([0-9a-f]{64}|[0-9a-f]{40})(?:\s|\Z)")
+_SYMBOLIC = re.compile(rb"ref:\s*(refs/[^\s\0]+)\s*\Z")
+_MAX_SYMBOLIC = 5
+_NO_BRANCH = re.compile(r"couldn't find remote ref", re.IGNORECASE)
+_NOT_ON_REMOTE = re.compile(r"not our ref|unadvertised object")
+_UPLOAD = "--upload-pack=git-upload-pack"
+"""Given each time: the repository's configuration may name another program, which git would run."""
+_FEW_PATHS = 100
+"""Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
+_BLOBS_AT_ONCE = 200
+_MAX_LOCAL_COMMITS = 50
+_PIECE = 1 << 16
+
+Move = tuple[str, str | None, str | None]
+"""A ref, its new value (None: delete it), and the value it must have (None: any; empty: none yet)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a tree holds under a path: a file, a link, a folder or a submodule."""
+
+    mode: str
+    blob: str
+
+
+class Repository:
+    """The branch in this repository and on its remote."""
+
+    def __init__(self, git: Git, *, branch: str, remote: str) -> None:
+        self.git = git
+        self.branch = git.branch = branch
+        self.remote = remote
+        self.branch_ref = f"refs/heads/{branch}"
+        self.tracking_ref = f"refs/remotes/{remote}/{branch}"
+        # As one part of a name: the refs of the branches `a` and `a/pushed` must not collide.
+        self.own_refs = f"{PRIVATE}/branches/{branch.replace('%', '%25').replace('/', '%2F')}"
+        """Prefix of the worker's refs for this branch; git checks out no branch in two work trees."""
+        self.pushed_ref = f"{self.own_refs}/pushed"
+        """The remote's tip as the worker saw it last."""
+        self.fetched_ref = f"{self.own_refs}/fetched"
+        self._head: tuple[int, int] | None = None
+        self._listed: tuple[str, dict[str, Entry | None]] = ("", {})
+        """A commit, and what its tree has at the paths asked for so far."""
+        self._locks = StaleLocks(git, (self.branch_ref, self.tracking_ref), PRIVATE)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Read the configuration again, remove stale locks, and mark the repository as in use.
+
+        A worker that dies inside leaves the mark, by which its lock files are recognised.
+        """
+        self.git.refresh()
+        with self._locks.marked():
+            yield
+
+    def check(self) -> None:
+        """Raise PublishError unless the repository is ready for a publication. The remote is not asked."""
+        self.check_owner()
+        if self.git.worktree is not None:
+            self._head = self._head_stamp()
+            self.check_branch()
+            self.check_under_way()
+        self.check_remote()
+
+    def check_unmoved(self) -> None:
+        """Raise PublishError if another branch was checked out since `check`, if only for a moment.
+
+        Files that were read meanwhile may be that branch's.
+        """
+        if self.git.worktree is None:
+            return
+        self.check_branch()
+        self.check_under_way()
+        if self._head_stamp() != self._head:
+            raise PublishError(
+                FailureCode.WRONG_BRANCH,
+                "another branch was checked out while the posts were read",
+                f"leave the site on {self.branch}; the worker tries again by itself",
+            )
+
+    def check_branch(self) -> None:
+        """Raise PublishError unless the configured branch is checked out, with a commit."""
+        current = self._head_ref(self.git.git_dir)
+        if current != self.branch_ref:
+            found = "HEAD is detached" if current is None else f"{current[11:]} is checked out"
+            raise PublishError(
+                FailureCode.WRONG_BRANCH,
+                f"{found}, and the worker publishes {self.branch}",
+                f"git switch {self.branch}, or set BRITER_GIT_BRANCH",
+            )
+        if self.ref(self.branch_ref) is None:
+            raise PublishError(
+                FailureCode.WRONG_BRANCH,
+                f"the branch {self.branch} has no commit yet",
+                "commit and push once by hand",
+            )
+
+    def check_under_way(self) -> None:
+        """Raise PublishError while a merge, a rebase or the like is under way."""
+        for name, (what, fix) in _IN_PROGRESS.items():
+            if (self.git.git_dir / name).exists():
+                raise PublishError(
+                    FailureCode.UNFINISHED, f"{what} is under way in the site's repository", fix
+                )
+
+    def check_owner(self) -> None:
+        """Raise PublishError if git does not trust the repository's owner.
+
+        With a --git-dir git does not check the owner, so it is asked where that matters.
+        """
+        if self.git.worktree is None:
+            return
+        if {place.stat().st_uid for place in (self.git.git_dir, self.git.worktree)} != {os.geteuid()}:
+            self.git.run("rev-parse", "--git-dir", discover=True, what="git refused the site's repository")
+
+    def check_remote(self) -> None:
+        """Raise PublishError unless the remote is configured, with one push address."""
+        if not self.push_addresses():
+            raise PublishError(
+                FailureCode.REMOTE_MISSING,
+                f"the repository has no remote named {self.remote}",
+                f"git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
+            )
+        try:
+            self.check_push_address()
+        except UsageError as error:
+            raise PublishError(FailureCode.REMOTE_MISSING, error.message, error.fix) from None
+
+    def check_push_address(self) -> None:
+        """Raise UsageError if the remote has more than one push address."""
+        addresses = self.push_addresses()
+        if len(addresses) > 1:
+            raise UsageError(
+                f"the remote {self.remote} has {len(addresses)} push addresses, and the worker pushes to one",
+                f"git config --unset-all remote.{self.remote}.pushurl, and keep one remote.{self.remote}.url",
+            )
+
+    def push_addresses(self) -> list[str]:
+        """Return the addresses that git would push to."""
+        urls = self.git.config_values(f"remote.{self.remote}.url")
+        return self.git.config_values(f"remote.{self.remote}.pushurl") or urls
+
+    def locks(self) -> list[Path]:
+        """Return the lock files that may be in the way."""
+        return list(self._locks.locks())
+
+    def is_checked_out(self) -> bool:
+        """Return True if work tree and index are the configured branch's."""
+        return self._head_ref(self.git.git_dir) == self.branch_ref
+
+    def _head_ref(self, git_dir: Path) -> str | None:
+        """Return the ref that is checked out; None where HEAD is detached."""
+        path = git_dir / "HEAD"
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise PublishError.from_os("HEAD cannot be read", error) from error
+        if target := _SYMBOLIC.match(content):
+            return os.fsdecode(target[1])
+        if _VALUE.match(content):
+            return None
+        # Not by git symbolic-ref, which finds no repository there.
+        fix = f"echo {shlex.quote(f'ref: {self.branch_ref}')} > {shlex.quote(str(path))}"
+        raise PublishError(FailureCode.CORRUPT, f"{path} is damaged", fix)
+
+    def _head_stamp(self) -> tuple[int, int]:
+        """Return what changes whenever git switches branches: it writes HEAD anew; a commit does not."""
+        status = (self.git.git_dir / "HEAD").stat()
+        return status.st_ino, status.st_mtime_ns
+
+    # Refs
+
+    def ref(self, name: str) -> str | None:
+        """Return the object a ref points to, or None. Raises PublishError when the ref is damaged.
+
+        Refs are read without starting git: a drain asks for many of them.
+        """
+        for _ in range(_MAX_SYMBOLIC):
+            path = self.git.common_dir / name
+            try:
+                content = path.read_bytes()
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                return self._packed_ref(name)
+            except OSError as error:
+                raise PublishError.from_os(f"{name} cannot be read", error) from error
+            if value := _VALUE.match(content):
+                return value[1].decode()
+            if not (target := _SYMBOLIC.match(content)):
+                break
+            name = os.fsdecode(target[1])
+        if name.startswith(f"{PRIVATE}/"):  # emptied by a power cut: it must not stop the posts
+            path.unlink(missing_ok=True)
+            return self._packed_ref(name)
+        log = shlex.quote(str(self.git.common_dir / "logs" / name))
+        repair = f'git update-ref {name} "$(tail -n 1 {log} | cut -d" " -f2)"'
+        if name == self.tracking_ref:
+            repair = f"git fetch {self.remote}"
+        raise PublishError(
+            FailureCode.CORRUPT,
+            f"{path} is damaged: it holds no commit",
+            f"rm {shlex.quote(str(path))} && {repair}",
+        )
+
+    def _packed_ref(self, name: str) -> str | None:
+        try:
+            packed = (self.git.common_dir / "packed-refs").read_bytes()
+        except FileNotFoundError:
+            return None
+        found = re.search(rb"^([0-9a-f]+) %s$" % re.escape(os.fsencode(name)), packed, re.MULTILINE)
+        return found[1].decode() if found else None
+
+    def update_refs(self, *moves: Move) -> None:
+        """Move refs, all or none."""
+        lines = []
+        for name, new, old in moves:
+            if new is None:
+                lines.append(f"delete {name} {old or ''}".rstrip())
+            else:
+                must = "0" * len(new) if old == "" else old or ""
+                lines.append(f"update {name} {new} {must}".rstrip())
+        stdin = "".join(f"{line}\n" for line in lines).encode()
+        self.git.run(
+            *("update-ref", "-m", "briter: publish", "--stdin"),
+            stdin=stdin,
+            what="the refs could not be moved",
+        )
+
+    def is_ancestor(self, old: str, new: str) -> bool:
+        """Return True if `new` contains `old`; False also where `old` is not known here."""
+        if self.git.attempt("merge-base", "--is-ancestor", old, new)[0] == 0:
+            return True
+        if not (self.git.common_dir / "shallow").exists():
+            return False
+        # The history ends above `old`: get the commits that are missing, without their trees.
+        self._fetch("--unshallow", "--filter=tree:0")
+        return self.git.attempt("merge-base", "--is-ancestor", old, new)[0] == 0
+
+    def local_commits(self) -> list[tuple[str, str]]:
+        """Return the commits (and subjects) of the local branch that the remote lacks, newest first."""
+        if self.ref(self.branch_ref) is None:
+            return []
+        known = [name for name in (self.pushed_ref, self.tracking_ref) if self.ref(name)]
+        if not known:
+            return []
+        out = self.git.run(
+            *("log", f"--max-count={_MAX_LOCAL_COMMITS}", "-z", "--format=%H %s", self.branch_ref),
+            *("--not", *known, "--"),
+        )
+        pairs = (line.partition(" ") for line in out.decode(errors="replace").split("\0") if line)
+        return [(sha, subject) for sha, _, subject in pairs]
+
+    # The remote
+
+    def remote_tip(self) -> str | None:
+        """Ask the remote where the branch is; None where it has no such branch."""
+        out = self.git.run(
+            "ls-remote", _UPLOAD, "--", self.remote, self.branch_ref, what="the remote could not be asked"
+        )
+        lines = (line.partition("\t") for line in out.decode(errors="replace").splitlines())
+        return next((sha for sha, _, name in lines if name == self.branch_ref), None)
+
+    def fetch(self) -> str:
+        """Fetch the branch and return the remote's tip. Moves no ref that a person looks at."""
+        self.ref(self.fetched_ref)  # removes a damaged one, which git would not move
+        self._fetch()
+        tip = self.ref(self.fetched_ref)
+        if tip is None:
+            raise PublishError(FailureCode.INTERNAL, "git fetch succeeded, but brought no commit")
+        return tip
+
+    def _fetch(self, *options: str) -> None:
+        status, _, said = self.git.attempt(
+            "fetch",
+            *options,
+            *("--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap="),
+            *(_UPLOAD, "--", self.remote, f"+{self.branch_ref}:{self.fetched_ref}"),
+        )
+        if status and _NO_BRANCH.search(said):
+            raise self.no_branch_error()
+        if status:
+            raise self.git.failure("the remote's commits could not be fetched", said, status)
+
+    def no_branch_error(self) -> PublishError:
+        """Return the failure for a remote without the branch."""
+        return PublishError(
+            FailureCode.REMOTE_REWRITTEN,
+            f"the remote has no branch {self.branch} any more",
+            f"git push {self.remote} {self.branch}, if it should be there; or check what answers at its "
+            f"address: git ls-remote {self.remote}",
+        )
+
+    def check_not_rewritten(self, tip: str) -> None:
+        """Raise PublishError if the remote's tip lacks what the worker has seen there.
+
+        A person accepts the rewritten branch by moving the local branch to it.
+        """
+        pushed = self.ref(self.pushed_ref)
+        if pushed in (None, tip) or self.is_ancestor(str(pushed), tip) or self.ref(self.branch_ref) == tip:
+            return
+        raise PublishError(
+            FailureCode.REMOTE_REWRITTEN,
+            f"the remote's {self.branch} no longer contains what it had ({str(pushed)[:10]})",
+            f"git push {self.remote} {str(pushed)[:10]}:{self.branch}, to restore it; or accept the change: "
+            f"git fetch && git status && git reset --keep {self.remote}/{self.branch}",
+        )
+
+    # Objects
+
+    def entries(self, commit: str, paths: Collection[str]) -> dict[str, Entry]:
+        """Return what the commit's tree has at these paths, folders included; absent paths are left out."""
+        if self._listed[0] != commit:
+            self._listed = (commit, {})
+        listed = self._listed[1]
+        if asked := [path for path in paths if path not in listed]:
+            if len(asked) <= _FEW_PATHS:
+                found = self._list_tree("-t", commit, "--", *asked)
+            else:
+                tops = sorted({path.partition("/")[0] for path in asked})
+                found = self._list_tree("-r", "-t", commit, "--", *tops)
+            listed.update((path, found.get(path)) for path in asked)
+        return {path: entry for path in paths if (entry := listed[path]) is not None}
+
+    def entries_below(
+        self, commit: str, folders: Collection[str] = (), *, with_folders: bool = False
+    ) -> dict[str, Entry]:
+        """Return all files, links and submodules below these folders of the commit's tree; empty: of all."""
+        wanted = [f"{folder}/" for folder in folders]
+        if len(wanted) > _FEW_PATHS:
+            wanted = sorted({f"{folder.partition('/')[0]}/" for folder in folders})
+        return self._list_tree("-r", *(["-t"] if with_folders else []), commit, "--", *wanted)
+
+    def _list_tree(self, *args: str) -> dict[str, Entry]:
+        out = self.git.run(
+            *("--literal-pathspecs", "ls-tree", "-z", "--full-tree", *args),
+            what="the commit could not be read",
+        )
+        found = {}
+        for line in os.fsdecode(out).split("\0")[:-1]:
+            about, _, path = line.partition("\t")
+            mode, _, sha = about.split()
+            found[path] = Entry(mode, sha)
+        return found
+
+    def blob(self, sha: str) -> bytes:
+        """Return the content of a blob. Raises PublishError: CORRUPT if it is nowhere."""
+        return b"".join(piece for _, pieces in self.blobs([sha]) for piece in pieces)
+
+    def blobs(self, shas: Iterable[str]) -> Iterator[tuple[str, Iterator[bytes]]]:
+        """Yield each blob and its content in pieces, which are valid until the next blob."""
+        left = iter(shas)
+        while batch := list(islice(left, _BLOBS_AT_ONCE)):
+            try:
+                with self.git.open("cat-file", "--batch", what="a blob could not be read") as process:
+                    stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+                    stdin.write("".join(f"{sha}\n" for sha in batch).encode())
+                    stdin.flush()
+                    for sha in batch:
+                        pieces = _blob_pieces(stdout, sha)
+                        yield sha, pieces
+                        for _ in pieces:  # those that the caller left
+                            pass
+            except PublishError as failure:
+                # A blobless clone fetches each blob from the remote, which may not have it.
+                if "promisor" in failure.message and (
+                    failure.code is FailureCode.INTERNAL or _NOT_ON_REMOTE.search(failure.message)
+                ):
+                    raise _missing(batch[0]) from failure
+                raise
+
+
+def _blob_pieces(stdout: IO[bytes], sha: str) -> Iterator[bytes]:
+    header = stdout.readline()
+    if not header:
+        raise EOFError
+    fields = header.split()
+    if len(fields) != 3 or fields[1] != b"blob":  # noqa: PLR2004 - id, type, size
+        raise _missing(sha)
+    left = int(fields[2])
+    while left:
+        piece = stdout.read(min(left, _PIECE))
+        if not piece:
+            raise EOFError
+        left -= len(piece)
+        yield piece
+    stdout.read(1)
+
+
+def _missing(sha: str) -> PublishError:
+    return PublishError(
+        FailureCode.CORRUPT,
+        f"the repository has no blob {sha}",
+        "restore it from the remote (git fetch --refetch) or a backup; git fsck --full names what is missing",
+    )

@@ -1,0 +1,1 @@
+"""The queue as a folder of JSON files, for one worker and any number of producers."""

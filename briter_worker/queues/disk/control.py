@@ -1,0 +1,330 @@
+"""What commands and pages do with the queue folder, beside a running worker or without one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import DeclinedError, os_error_text
+from briter_worker.job import Document, Job, State, Status, format_time, join_paths, parse_time, with_state
+from briter_worker.ports import Cancellation, ListedJob, Pause
+from briter_worker.queues.disk.claims import CANCEL, ClaimFolder, TakenJob, jobs_in
+from briter_worker.queues.disk.files import PAUSE_FILE, Folder, read_queue_file
+from briter_worker.queues.disk.index import Index
+from briter_worker.queues.disk.quarantine import Quarantine
+from briter_worker.queues.selection import (
+    select_existing,
+    select_matching,
+    select_retryable,
+    select_to_publish_now,
+    select_to_retry,
+)
+from briter_worker.redaction import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from briter_worker.ports import QuarantinedFile
+
+_LOOKS = 5
+"""A queue that never rests is shown as it is after so many looks."""
+_TIMES = ("scheduledFor", "createdAt", "nextAttemptAt", "updatedAt", "dryRunAt")
+_ONE_FILE_ONLY = frozenset({errno.EPERM, errno.EBUSY, errno.EXDEV})
+"""A rename fails so because of that file: it is immutable, or mounted."""
+
+
+class DiskControl:
+    """Implements `ports.QueueControl`. A command decides on the file that it actually took."""
+
+    def __init__(
+        self,
+        root: Path,
+        quarantine: Path,
+        *,
+        longest_delay: float,
+        dry_run: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.root = root
+        self._clock = clock
+        self._claims = ClaimFolder(root)
+        self._index = Index(root, longest_delay, dry_run=dry_run)
+        self._quarantine = Quarantine(quarantine, self._claims)
+        self._guard = threading.RLock()
+        """A dashboard looks from several threads."""
+        self._is_interrupted = False
+        """A change failed half-way: the next one gives back what was taken."""
+        self._listed: tuple[list[ListedJob], list[ListedJob]] = ([], [])
+        self._listed_version: tuple[int, tuple[str, ...]] = (-1, ())
+
+    # Views
+
+    def jobs(self, now: float) -> Sequence[ListedJob]:
+        """Return every job once: in flight, then waiting by due time, then dead letters."""
+        with self._guard:
+            claimed = [self._claimed_row(taken) for taken in self._read_claimed(now)]
+            waiting, failed = self._list_waiting(now)
+            if claimed:
+                seen = {_save_of(row.job) for row in claimed}
+                waiting = [row for row in waiting if _save_of(row.job) not in seen]
+            return [*claimed, *waiting, *failed]
+
+    def find(self, wanted: str, now: float) -> Sequence[ListedJob]:
+        """Return the job of this id, else all jobs of this slug."""
+        return select_matching(self.jobs(now), wanted)
+
+    def quarantined(self) -> Sequence[QuarantinedFile]:
+        """Return the quarantined files, oldest first."""
+        with self._guard:
+            self._index.refresh(self._clock())
+            letters = [entry.job for entry in self._index.entries.values() if entry.is_quarantined]
+            return self._quarantine.contents(letters)
+
+    def unusable_files(self, now: float) -> dict[str, str]:
+        """Return the reason for each file that is not a job, or that could not be moved."""
+        with self._guard:
+            self._index.refresh(now)
+            return self._index.unusable(now)
+
+    def _read_claimed(self, now: float) -> list[TakenJob]:
+        """Read the jobs in flight; look again while jobs move from one folder to the other."""
+        found: list[TakenJob] = []
+        self._index.refresh(now)
+        for _ in range(_LOOKS):
+            before = self._index.version
+            with self._claims.opened() as folder:
+                found = jobs_in(folder) if folder else []
+            self._index.refresh(now)
+            if self._index.version == before:
+                break
+        return found
+
+    def _claimed_row(self, taken: TakenJob) -> ListedJob:
+        job = taken.job.model_copy(update={"attempts": taken.job.attempts + 1})
+        path = str(self._claims.path / taken.name)
+        return ListedJob(job, State.CLAIMED, partial(_read_document, path, job), path)
+
+    def _list_waiting(self, now: float) -> tuple[list[ListedJob], list[ListedJob]]:
+        """List what the index has; anew only when a file changed or a time has come."""
+        index = self._index
+        version = (index.version, tuple(index.due(now)))
+        if self._listed_version != version:
+            slugs = list(index.by_slug)
+            waiting = [self._waiting_row(names, now) for slug in slugs if (names := index.pending(slug))]
+            waiting.sort(key=lambda row: (row.job.due_at(0.0, float("inf")), row.job.created_at, row.where))
+            letters = [name for slug in slugs for name in index.failed(slug)]
+            failed = [self._row(name, index.entries[name].job, State.FAILED) for name in letters]
+            failed.sort(key=lambda row: (row.job.created_at, row.where))
+            self._listed, self._listed_version = (waiting, failed), version
+        return self._listed
+
+    def _waiting_row(self, names: Sequence[str], now: float) -> ListedJob:
+        """List the newest save of a slug, with the paths of the older saves that it will supersede."""
+        job = self._index.entries[names[0]].job
+        if len(names) > 1:
+            paths = join_paths(*(self._index.entries[name].paths for name in names))
+            job = job.model_copy(update={"paths": paths})
+        return self._row(names[0], job, job.state(now))
+
+    def _row(self, name: str, job: Job, state: State) -> ListedJob:
+        where = f"{self.root}/{name}"
+        return ListedJob(job, state, partial(_read_document, where, job), where)
+
+    # Commands
+
+    def retry(self, wanted: str, now: float) -> Sequence[Job]:
+        """Make dead letters and retrying jobs due at once."""
+        with self._exclusively():
+            return self._retry(select_to_retry(self._list(now), wanted), now)
+
+    def retry_all(self, now: float) -> Sequence[Job]:
+        """Make every dead letter that a retry can help due at once."""
+        with self._exclusively():
+            return self._retry(select_retryable(self._list(now)), now)
+
+    def _list(self, now: float) -> Sequence[ListedJob]:
+        """List the jobs, those included that a dead process had taken out of the queue folder."""
+        self._claims.give_back(self._claims.names()[1])
+        return self.jobs(now)
+
+    def _retry(self, rows: Sequence[ListedJob], now: float) -> list[Job]:
+        names = [_name(row) for row in rows]
+        return self._alter(
+            names, now, lambda taken: with_state(taken.document, now, status=Status.PENDING, attempts=0)
+        )
+
+    def publish_now(self, wanted: str, now: float) -> Sequence[Job]:
+        """Make scheduled and retrying jobs due at once; their attempts still count."""
+        waits_no_more = {"scheduledFor": None, "nextAttemptAt": None, "updatedAt": format_time(now)}
+        with self._exclusively():
+            names = [_name(row) for row in select_to_publish_now(self._list(now), wanted)]
+            return self._alter(names, now, lambda taken: {**taken.document, **waits_no_more})
+
+    def cancel(self, wanted: str, now: float) -> Cancellation:
+        """Remove jobs from the queue, with the older saves they stand for; mark those in flight."""
+        with self._exclusively():
+            rows = select_existing(self._list(now), wanted)
+            in_flight = [row for row in rows if row.state is State.CLAIMED]
+            for row in in_flight:
+                self._claims.claimed.touch(_name(row) + CANCEL)
+            self._claims.claimed.sync()
+            waiting = [row for row in rows if row.state is not State.CLAIMED]
+            removed = self._remove_rows(waiting, now)
+            if waiting and not removed:
+                text = f"{wanted!r} has just been saved again or claimed by the worker"
+                raise DeclinedError(text, "look again")
+            shown = {row.job.id for row in waiting}
+            return Cancellation(
+                tuple(job for job in removed if job.id in shown), tuple(row.job for row in in_flight)
+            )
+
+    def remove(self, rows: Sequence[ListedJob], now: float) -> None:
+        """Remove waiting jobs and dead letters that are stored elsewhere by now; newer saves stay."""
+        with self._exclusively():
+            self._index.refresh(now)
+            self._remove_rows(rows, now)
+
+    def _remove_rows(self, rows: Iterable[ListedJob], now: float) -> list[Job]:
+        return self._alter([name for row in rows for name in self._files_of(row)], now, lambda _: None)
+
+    def _files_of(self, row: ListedJob) -> list[str]:
+        """Return the files shown as this row. A later save is newer, or declares what the row did not."""
+        names = self._index.pending(row.job.slug)
+        if row.state is State.FAILED:
+            names = [name for name in self._index.failed(row.job.slug) if name == _name(row)]
+        entries = {name: self._index.entries[name] for name in names}
+        declared = set(row.job.paths)
+        return [
+            name
+            for name, entry in entries.items()
+            if entry.created_at <= row.job.created_at and declared.issuperset(entry.paths)
+        ]
+
+    # Changes of waiting files
+
+    @contextlib.contextmanager
+    def _exclusively(self) -> Iterator[None]:
+        """Keep out all others that change the queue."""
+        with self._guard, self._claims.exclusively():
+            yield
+
+    def _take(self, name: str, now: float) -> TakenJob | None:
+        """Take the job in a waiting file; what is not a job (any more) stays, and what cannot be moved."""
+        try:
+            taken = self._claims.take(name)
+        except OSError as error:
+            if error.errno not in _ONE_FILE_ONLY:
+                raise
+            self._index.leave_alone([name], now, f"it cannot be claimed: {os_error_text(error)}")
+            return None
+        self._index.forget(name)
+        job = self._claims.read(taken) if taken else None
+        if taken and job is None:
+            self._claims.give_back([taken])
+        return job
+
+    def _alter(
+        self, names: Iterable[str], now: float, change: Callable[[TakenJob], Document | None]
+    ) -> list[Job]:
+        """Replace the documents of waiting jobs, or remove the jobs where `change` returns None.
+
+        A file that is another save by now stays as it is. Return the changed and removed jobs.
+        """
+        self._is_interrupted = True  # until all is back in its place
+        altered, back, gone = [], [], []
+        for name in names:
+            entry = self._index.entries[name]
+            taken = self._take(name, now)
+            if taken is None:
+                continue
+            document = change(taken) if _is_same_save(taken.job, entry.job) else taken.document
+            if document is None:
+                gone.append(taken.name)
+                altered.append(taken.job)
+            else:
+                back.append(taken.name)
+                if document != taken.document:
+                    altered.append(self._claims.rewrite(taken, document).job)
+        self._claims.give_back(back)
+        if gone:
+            self._claims.drop(gone)
+        self._is_interrupted = False
+        return altered
+
+    # The pause
+
+    def active_pause(self, now: float) -> Pause | None:
+        """Return the active pause. A damaged file is a pause, too: only `resume`, or its time, ends one."""
+        try:
+            with Folder.open(self.root) as root:
+                data, _ = root.read(PAUSE_FILE)
+            document = json.loads(data or b"")
+            until = document["until"]
+            pause = Pause(
+                since=parse_time(document["since"]),
+                until=None if until is None else parse_time(until),
+                reason=one_line(str(document["reason"])),
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return Pause(since=0.0, until=None, reason=f"the file {PAUSE_FILE} cannot be read")
+        return pause if pause.is_active(now) else None
+
+    def pause(self, now: float, *, until: float | None = None, reason: str = "") -> Pause:
+        """Stop claiming until a time, or until `resume`; durable when this returns."""
+        pause = Pause(now, until, one_line(reason))
+        document = {
+            "since": format_time(now),
+            "until": None if until is None else format_time(until),
+            "reason": pause.reason,
+        }
+        with self._exclusively():
+            self._claims.root.replace(PAUSE_FILE, json.dumps(document).encode())
+            self._claims.root.give_to_owner(PAUSE_FILE)
+            self._claims.root.sync()
+        return pause
+
+    def resume(self) -> bool:
+        """End the pause. Return True if there was one."""
+        try:
+            with Folder.open(self.root) as root:
+                was_paused = root.has(PAUSE_FILE)
+                root.unlink(PAUSE_FILE)
+                root.sync()
+        except FileNotFoundError:
+            return False
+        return was_paused
+
+
+def _save_of(job: Job) -> tuple[str, str, float]:
+    return (job.id, job.slug, job.created_at)
+
+
+def _is_same_save(one: Job, other: Job) -> bool:
+    return _save_of(one) == _save_of(other) and one.status is other.status
+
+
+def _name(row: ListedJob) -> str:
+    return os.path.basename(row.where)  # noqa: PTH119 - a Path of each of many names takes long
+
+
+def _read_document(where: str, job: Job) -> Document:
+    """Return the document of a listed job as it is now; or as it was, if it is gone."""
+    path = Path(where)
+    document: Document = {}
+    with contextlib.suppress(OSError), Folder.open(path.parent) as folder:
+        document = read_queue_file(folder, path.name).document
+    if document.get("slug") != job.slug:
+        document = job.model_dump(mode="json", by_alias=True)
+        for key in _TIMES:
+            if document[key] is not None:
+                document[key] = format_time(document[key])
+    return {"id": job.id, **document, "paths": list(job.paths), "attempts": job.attempts}

@@ -1,0 +1,445 @@
+"""The waiting files in memory, so that a poll reads only what changed.
+
+The folder stays the truth: a decision that the index suggests is made again on the file actually claimed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from inotify_simple import INotify, flags  # type: ignore[import-untyped]
+
+from briter_worker.errors import FailureCode, is_environment, os_error_text
+from briter_worker.job import Job, Status
+from briter_worker.queues.disk.files import PAUSE_FILE, Folder, is_job_name, printable, read_queue_file
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+    from pathlib import Path
+
+    from briter_worker.job import Author
+    from briter_worker.queues.disk.files import QueueFile
+
+GRACE_S = 2.0
+"""Time that a producer without a rename may take to write a file."""
+_RETRY_S = 60.0
+"""After this time, a file that could not be moved is tried again, and a folder that could not be watched."""
+_SCAN_SHARE = 1 / 200
+"""Share of the time for full scans while the kernel reports changes: it does not report other machines'."""
+_LONGEST_SCAN_INTERVAL_S = 300.0
+_MANY = 1_000
+"""So many files are watched by whoever looks at them twice."""
+_RACY_NS = 50_000_000
+"""A file may change once more within its time stamp's resolution."""
+_QUARANTINED = frozenset({FailureCode.UNREADABLE.value, FailureCode.MALFORMED.value})
+_FIELDS = tuple(Job.model_fields)
+_TEMPLATE = Job(id="-", slug="-", paths=())
+"""A copy that is filled in costs a tenth of a job that is validated once more."""
+_EVENTS = (
+    *(flags.MODIFY, flags.ATTRIB, flags.CLOSE_WRITE, flags.MOVED_FROM, flags.MOVED_TO),
+    *(flags.CREATE, flags.DELETE, flags.DELETE_SELF, flags.MOVE_SELF, flags.ONLYDIR),
+)
+_QUIET_MS = 3
+"""After a change, wait this long for more, so that files saved together are published together."""
+_LONGEST_QUIET_S = 0.05
+_STOP_CHECK_S = 0.1
+
+
+@dataclass(slots=True)
+class Entry:
+    """A waiting file, small enough to keep a hundred thousand: a job, or with a `problem` what is not one."""
+
+    stamp: int = 0
+    is_racy: bool = True
+    modified: float = 0.0
+    due: float = 0.0
+    """When a job may be claimed, or what is not a job is quarantined."""
+    problem: str = ""
+    slug: str = ""
+    """This and the following: of what is not a job, what the file declared last."""
+    paths: tuple[str, ...] = ()
+    created_at: float = 0.0
+    scheduled_for: float | None = None
+    is_pending: bool = False
+    failure: str | None = None
+    values: tuple[Any, ...] = ()
+    _job: Job | None = None
+
+    @property
+    def job(self) -> Job:
+        """Return the job; the worker itself never asks for most of them."""
+        if self._job is None:
+            self._job = copy(_TEMPLATE)
+            self._job.__dict__.update(zip(_FIELDS, self.values, strict=True))
+        return self._job
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Return the key by which the newest save of a slug is the greatest."""
+        return (self.created_at, self.modified)
+
+    @property
+    def is_quarantined(self) -> bool:
+        """Return True for the failed job that names a quarantined file."""
+        return not self.problem and not self.is_pending and self.failure in _QUARANTINED
+
+
+class Index:
+    """The waiting files by name and by slug. For one thread at a time."""
+
+    def __init__(self, root: Path, longest_delay: float, *, dry_run: bool) -> None:
+        self._root = root
+        self._longest_delay = longest_delay
+        self._dry_run = dry_run
+        self.watcher = FolderWatcher(root)
+        self.entries: dict[str, Entry] = {}
+        self.by_slug: dict[str, tuple[str, ...]] = {}
+        self.version = 0
+        """Counts the changes of what follows from the entries."""
+        self._stuck: dict[str, tuple[float, str]] = {}
+        """Files that could not be moved or read: until when they are left alone, and why."""
+        self._latest = 0.0
+        self._authors: dict[Author | None, Author | None] = {}
+        self._next_scan = -math.inf
+        self._next_work = (-1, math.inf)
+
+    # What the folder holds
+
+    def refresh(self, now: float) -> None:
+        """Read what changed. Without a watcher that names every change, look at each file's time stamp."""
+        if now < self._latest - 1.0:  # the clock was set back: retries are due earlier
+            self._next_scan = -math.inf
+            for entry in self.entries.values():
+                entry.is_racy = True
+        self._latest = now
+        try:
+            folder = Folder.open(self._root)
+        except FileNotFoundError:
+            for name in list(self.entries):
+                self.forget(name)
+            return
+        with folder:
+            changed = self.watcher.changes(os.fstat(folder.descriptor))
+            try:
+                if changed is None or time.monotonic() >= self._next_scan:
+                    self._scan(folder)
+                else:
+                    for name in changed:
+                        self._look(folder, name)
+            except BaseException:
+                self._next_scan = -math.inf  # the watcher does not name these files again
+                raise
+
+    def _scan(self, folder: Folder) -> None:
+        began = time.monotonic()
+        gone = set(self.entries)
+        with os.scandir(folder.descriptor) as found:
+            for each in found:
+                if is_job_name(each.name):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._compare(folder, each.name, each.stat(follow_symlinks=False))
+                        gone.discard(each.name)
+        for name in gone:
+            self.forget(name)
+        if len(self.entries) >= _MANY:
+            self.watcher.open()
+        ended = time.monotonic()
+        self._next_scan = ended + min((ended - began) / _SCAN_SHARE, _LONGEST_SCAN_INTERVAL_S)
+
+    def _look(self, folder: Folder, name: str) -> None:
+        try:
+            self._compare(folder, name, folder.stat(name))
+        except FileNotFoundError:
+            self.forget(name)
+
+    def _compare(self, folder: Folder, name: str, found: os.stat_result) -> None:
+        known = self.entries.get(name)
+        if known is None or known.is_racy or known.stamp != _stamp(found):
+            self._read(folder, name)
+
+    def _read(self, folder: Folder, name: str) -> None:
+        known = self.entries.get(name)
+        wall = time.time_ns()
+        try:
+            file = read_queue_file(folder, name)
+        except FileNotFoundError:
+            self.forget(name)
+            return
+        except OSError as error:
+            # A bad block under one file: the other files are read, and this one is reported.
+            reason = f"the disk could not read it: {os_error_text(error, with_path=False)}"
+            self._add(name, replace(_declared(known), problem=reason, is_racy=True, due=self._latest))
+            self.leave_alone([name], self._latest, reason)
+            return
+        if file.job and known and known.problem:
+            self._stuck.pop(name, None)
+        entry = self._job_entry(file, file.job) if file.job else self._damaged_entry(file, known)
+        entry.is_racy = -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS
+        self._add(name, entry)
+
+    def _job_entry(self, file: QueueFile, job: Job) -> Entry:
+        author = self._authors.setdefault(job.author, job.author)
+        return Entry(
+            stamp=_stamp(file.stat),
+            modified=file.stat.st_mtime_ns / 1e9,
+            due=self.due_of(job, self._latest),
+            slug=job.slug,
+            paths=job.paths,
+            created_at=job.created_at,
+            scheduled_for=job.scheduled_for,
+            is_pending=job.status is Status.PENDING,
+            failure=job.failure,
+            values=tuple((dict(job) | {"author": author}).values()),
+        )
+
+    def _damaged_entry(self, file: QueueFile, known: Entry | None) -> Entry:
+        stamp = _stamp(file.stat)
+        # A file from the future is not waited for forever.
+        due = min(file.stat.st_mtime_ns / 1e9, self._latest) + GRACE_S if file.may_become_job else 0.0
+        if known and known.problem and known.stamp == stamp:
+            due = known.due
+        return replace(_declared(known), stamp=stamp, due=due, problem=file.reason)
+
+    def _add(self, name: str, entry: Entry) -> None:
+        self.forget(name)
+        self.entries[name] = entry
+        self.version += 1
+        if not entry.problem:
+            self.by_slug[entry.slug] = (*self.by_slug.get(entry.slug, ()), name)
+
+    def forget(self, name: str) -> None:
+        """Drop a name that was moved or is gone; if it comes back, it is read again."""
+        entry = self.entries.pop(name, None)
+        if entry is None:
+            return
+        self.version += 1
+        if not entry.problem:
+            left = tuple(each for each in self.by_slug.pop(entry.slug) if each != name)
+            if left:
+                self.by_slug[entry.slug] = left
+
+    def leave_alone(self, names: Iterable[str], now: float, reason: str) -> None:
+        """Do not try again for a while to move these files."""
+        self._stuck |= dict.fromkeys(names, (now + _RETRY_S, reason))
+        self.version += 1
+
+    # What follows from it
+
+    def due_of(self, job: Job, now: float) -> float:
+        """Return when the job may be claimed; never, if it failed or a dry run has tried it."""
+        if job.status is Status.FAILED or (self._dry_run and job.dry_run_at is not None):
+            return math.inf
+        return job.due_at(now, self._longest_delay)
+
+    def _ready_at(self, names: Iterable[str], due: float) -> float:
+        """Return when these files, due together at `due`, are not left alone any more."""
+        return max([due, *(self._stuck[name][0] for name in names if name in self._stuck)])
+
+    def next_work(self) -> float:
+        """Return when the next file is to be claimed, quarantined or joined with others."""
+        if self._next_work[0] != self.version:
+            stuck = {name: self._ready_at([name], self.entries[name].due) for name in self.stuck_files()}
+            times = (entry.due for name, entry in self.entries.items() if name not in stuck)
+            rivals = (self._ready_at(names, 0.0) for names in self._rivals())
+            self._next_work = (self.version, min([*stuck.values(), *rivals, min(times, default=math.inf)]))
+        return self._next_work[1]
+
+    def due(self, now: float) -> list[str]:
+        """Return the names of all jobs that are due, and of the files to be quarantined."""
+        due = [name for name, entry in self.entries.items() if entry.due <= now]
+        return [name for name in due if self._ready_at([name], 0.0) <= now]
+
+    def rivals(self, now: float) -> list[list[str]]:
+        """Return the names, by slug, of the jobs that one job is to stand for from now on."""
+        return [names for names in self._rivals() if self._ready_at(names, 0.0) <= now]
+
+    def _rivals(self) -> list[list[str]]:
+        found = []
+        for slug, names in self.by_slug.items():
+            if len(names) > 1:
+                letters = [name for name in self.failed(slug) if not self.entries[name].is_quarantined]
+                found += [group for group in (self.pending(slug), letters) if len(group) > 1]
+        return found
+
+    def pending(self, slug: str) -> list[str]:
+        """Return the names of the slug's pending jobs, the newest save first."""
+        names = [name for name in self.by_slug.get(slug, ()) if self.entries[name].is_pending]
+        return sorted(names, key=lambda name: (*self.entries[name].order, name), reverse=True)
+
+    def is_on_hold(self, job: Job, now: float) -> bool:
+        """Return True if the newest save of the job's slug is a later one, scheduled for later."""
+        newest = next((self.entries[name] for name in self.pending(job.slug)), None)
+        return (
+            newest is not None
+            and newest.created_at >= job.created_at
+            and newest.scheduled_for is not None
+            and newest.scheduled_for > now
+        )
+
+    def failed(self, slug: str) -> list[str]:
+        """Return the names of the slug's dead letters."""
+        return [name for name in self.by_slug.get(slug, ()) if not self.entries[name].is_pending]
+
+    def unusable(self, now: float) -> dict[str, str]:
+        """Return the reasons why files are not jobs, or could not be moved."""
+        found = {
+            name: each.problem for name, each in self.entries.items() if each.problem and each.due <= now
+        }
+        return {printable(name): reason for name, reason in (found | self.stuck_files()).items()}
+
+    def stuck_files(self) -> dict[str, str]:
+        """Return the reasons why files could not be moved when that was last tried."""
+        self._stuck = {name: each for name, each in self._stuck.items() if name in self.entries}
+        return {name: reason for name, (_, reason) in self._stuck.items()}
+
+    def scheduled_paths(self, now: float) -> Mapping[str, float]:
+        """Return the paths of jobs whose time has not come, and those that damaged files declared."""
+        paths: dict[str, float] = {}
+        for entry in self.entries.values():
+            at = entry.scheduled_for
+            if at is None:
+                continue
+            if entry.problem or entry.is_quarantined:
+                if self.pending(entry.slug):
+                    continue
+                at = max(at, now + _RETRY_S)
+            elif not entry.is_pending or at <= now:
+                continue
+            for path in entry.paths:
+                paths[path] = min(at, paths.get(path, at))
+        return paths
+
+    def revivable(self, now: float) -> list[str]:
+        """Return the jobs that an environment failure ended, or delays."""
+        return [
+            name
+            for name, entry in self.entries.items()
+            if entry.failure is not None
+            and not entry.problem
+            and is_environment(entry.failure)
+            and (not entry.is_pending or (entry.due > now and entry.job.next_attempt_at is not None))
+        ]
+
+
+def _stamp(found: os.stat_result) -> int:
+    return hash((found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size))
+
+
+def _declared(known: Entry | None) -> Entry:
+    """Return what a scheduled job declared before its file was damaged: its paths stay withheld."""
+    if known is None or not (known.problem or known.is_pending or known.is_quarantined):
+        return Entry()
+    return Entry(slug=known.slug, paths=known.paths, scheduled_for=known.scheduled_for)
+
+
+class Stop(Protocol):
+    """What ends a wait early."""
+
+    def is_set(self) -> bool:
+        """Return True if the worker is to stop."""
+        ...
+
+    def wait(self, seconds: float) -> object:
+        """Sleep until the worker is to stop."""
+        ...
+
+
+class FolderWatcher:
+    """Sleeps until the folder changes. Where there is no inotify, the poll has to do. For one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._inotify: INotify | None = None
+        self._watched = (0, 0)
+        self._changed: set[str] | None = None
+        """The files that changed since `changes` was called; None: any of them."""
+        self._is_awake = False
+        self._next_try = 0.0
+
+    def wait(self, seconds: float, stop: Stop) -> None:
+        """Return after `seconds`, or when the folder changed, or when `stop` is set."""
+        if self._inotify is not None and _identity(self._folder) != self._watched:
+            self.close()  # another folder has the name now
+        if self._inotify is None:
+            self.open()
+            if self._inotify is None:
+                stop.wait(seconds)
+            return  # what was saved before the watch existed is read first
+        deadline = time.monotonic() + seconds
+        while not self._is_awake and not stop.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._gather(self._inotify, min(left, _STOP_CHECK_S))
+        self._is_awake = False
+
+    def open(self) -> None:
+        """Watch the folder from now on, if that is possible."""
+        if self._inotify is not None or time.monotonic() < self._next_try:
+            return
+        watched = _identity(self._folder)  # before: if the folder is replaced now, the next wait notices
+        inotify = None
+        try:
+            inotify = INotify()
+            inotify.add_watch(self._folder, sum(_EVENTS))
+        except (OSError, AttributeError):  # another system, no watch left, or no folder yet
+            if inotify is not None:
+                inotify.close()
+            self._next_try = time.monotonic() + _RETRY_S
+        else:
+            self._inotify, self._watched, self._changed = inotify, watched, None
+
+    def close(self) -> None:
+        """Watch no more, until the next wait."""
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+
+    def __del__(self) -> None:
+        """Close the watch of a queue that is no longer used."""
+        self.close()
+
+    def changes(self, folder: os.stat_result) -> Collection[str] | None:
+        """Return the files of the open folder that changed since the last call; None if that is unknown."""
+        if (folder.st_dev, folder.st_ino) != self._watched:
+            self.close()
+        if self._inotify is None:
+            return None
+        self._read(self._inotify, 0)
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def _gather(self, inotify: INotify, seconds: float) -> None:
+        """Wait for a change, then for the end of a series of changes."""
+        if not self._read(inotify, round(seconds * 1000)):
+            return
+        latest = time.monotonic() + _LONGEST_QUIET_S
+        while time.monotonic() < latest and self._read(inotify, _QUIET_MS):
+            pass
+
+    def _read(self, inotify: INotify, milliseconds: int) -> bool:
+        """Note what changed; return True if anything did."""
+        events = list(inotify.read(timeout=milliseconds))
+        if any(not event.name for event in events):  # too many events, or the folder itself changed
+            self._changed = None
+            self._is_awake = True
+        # A half-written file, under a name that is no job's, wakes nobody.
+        jobs = {event.name for event in events if is_job_name(event.name)}
+        self._is_awake = self._is_awake or bool(jobs) or any(each.name == PAUSE_FILE for each in events)
+        if self._changed is not None:
+            self._changed |= jobs
+        return bool(events)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        found = folder.stat()
+    except OSError:
+        return (0, 0)
+    return (found.st_dev, found.st_ino)

@@ -1,0 +1,349 @@
+"""The queue of one site as a folder of JSON files, as the worker uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+from dataclasses import replace
+from functools import partial
+from posixpath import normpath
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import is_environment, os_error_text
+from briter_worker.job import Document, Job, Status, format_time, join_paths, with_state
+from briter_worker.ports import Claim, ClaimResult, SupersededJob
+from briter_worker.queues.disk.claims import ALONE, CANCEL, TakenJob, marked, read_job
+from briter_worker.queues.disk.control import DiskControl
+from briter_worker.queues.disk.index import GRACE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from briter_worker.errors import Failure
+    from briter_worker.ports import QuarantinedFile
+    from briter_worker.queues.disk.index import FolderWatcher
+
+
+class DiskQueue(DiskControl):
+    """Implements `ports.Queue` for one worker per folder, beside any number of producers.
+
+    A crash or a power cut between any two system calls leaves every job waiting, in flight, or harmlessly
+    both. An OSError (full disk, read-only file system) leaves the jobs so, too.
+    """
+
+    _begun: tuple[str, ...] = ()
+    """Claims that a failed `claim` began and did not return."""
+
+    def watch(self) -> FolderWatcher:
+        """Return a watcher of the folder; while it watches, only files that it names are read."""
+        return self._index.watcher
+
+    # Claims
+
+    def claim(self, now: float) -> ClaimResult:
+        """Claim every due job, newest of its slug; being in `.claimed/` is the attempt's durable record."""
+        with self._guard:
+            self._index.refresh(now)
+            if not self._is_interrupted and self._index.next_work() > now:
+                return ClaimResult()
+            with self._claims.exclusively():
+                self._tidy(now)
+                self._is_interrupted = True
+                found = self._claim(now)
+                self._begun = ()
+                self._is_interrupted = bool(self._claims.names()[1])
+                return found
+
+    def _tidy(self, now: float) -> None:
+        """Give back what a claim that failed half-way, or a process that died, had moved."""
+        back = [*self._begun, *self._claims.names()[1]]
+        if back:
+            self._claims.give_back(back)
+            self._begun = ()
+            self._index.refresh(now)
+
+    def _claim(self, now: float) -> ClaimResult:
+        superseded, ready = self._join_saves(now)
+        quarantined: list[QuarantinedFile] = []
+        slugs = {taken.job.slug for taken in ready}
+        back = []
+        for name in self._index.due(now):
+            if self._index.entries[name].problem:
+                file = self._quarantine_file(name, now)
+                quarantined += [file] if file else []
+                continue
+            taken = self._take(name, now)
+            if taken and self._index.due_of(taken.job, now) <= now and taken.job.slug not in slugs:
+                slugs.add(taken.job.slug)
+                ready.append(taken)
+            elif taken:
+                back.append(taken.name)
+        self._claims.give_back(back)
+        ready.sort(key=lambda taken: (self._index.due_of(taken.job, now), *taken.order))
+        return ClaimResult(self._begin(ready), tuple(superseded), tuple(quarantined))
+
+    def _begin(self, ready: Sequence[TakenJob]) -> tuple[Claim, ...]:
+        claims: list[Claim] = []
+        is_alone = len(ready) == 1
+        for taken in ready:
+            key = self._claims.begin(taken)
+            self._begun += (key,)
+            claims.append(Claim(key, taken.job, taken.job.attempts + 1, is_alone))
+        try:
+            if is_alone:
+                self._claims.claimed.touch(claims[0].key + ALONE)
+            if claims:
+                self._claims.claimed.sync()
+        except OSError:
+            with contextlib.suppress(OSError):  # no attempt was made that the next worker should count
+                self._claims.claimed.unlink(claims[0].key + ALONE)
+            raise
+        return tuple(claims)
+
+    def _join_saves(self, now: float) -> tuple[list[SupersededJob], list[TakenJob]]:
+        """Keep the newest save of each slug, with the paths of all; likewise of dead letters.
+
+        Return the jobs that were superseded, and those of the kept ones that are due.
+        """
+        superseded: list[SupersededJob] = []
+        due: list[TakenJob] = []
+        back: list[str] = []
+        losers: list[str] = []
+        for names in self._index.rivals(now):
+            rivals = self._take_rivals(names, now)
+            if not rivals:
+                continue
+            newest, *older = sorted(rivals, key=lambda taken: taken.order, reverse=True)
+            winner = self._with_paths(newest, join_paths(newest.job.paths, *(t.job.paths for t in older)))
+            losers += [taken.name for taken in older]
+            superseded += [SupersededJob(taken.job.id, winner.job.slug, winner.job.id) for taken in older]
+            if self._index.due_of(winner.job, now) <= now:
+                due.append(winner)
+            else:
+                back.append(winner.name)
+        if losers:
+            self._claims.claimed.sync()  # the joined paths are durable before the older files go
+            self._claims.drop(losers)
+        self._claims.give_back(back)
+        return superseded, due
+
+    def _take_rivals(self, names: Sequence[str], now: float) -> list[TakenJob]:
+        """Take all these saves of a slug, or none: else an older one would be published before the newest."""
+        entry = self._index.entries[names[0]]
+        taken = [job for name in names if (job := self._take(name, now)) is not None]
+        rivals = [t for t in taken if t.job.slug == entry.slug and t.job.status is entry.job.status]
+        if any(name in self._index.entries for name in names):
+            self._index.leave_alone(names, now, "another save of the post cannot be claimed")
+            rivals = []
+        self._claims.give_back([each.name for each in taken if each not in rivals])
+        return rivals
+
+    def _with_paths(self, taken: TakenJob, paths: tuple[str, ...]) -> TakenJob:
+        if set(paths) == set(taken.job.paths):
+            return taken
+        document = {**taken.document, "paths": list(paths)}
+        document.pop("dryRunAt", None)
+        return self._claims.rewrite(taken, document)
+
+    def _quarantine_file(self, name: str, now: float) -> QuarantinedFile | None:
+        taken = None
+        try:
+            if taken := self._claims.take(name):
+                file = self._claims.look(taken)
+                # A producer may have completed the file, or begun a new one, since it was read.
+                is_fresh = file.may_become_job and abs(now - file.stat.st_mtime) < GRACE_S
+                if not file.job and not is_fresh:
+                    return self._quarantine.put(taken, name, file, self._index.entries[name], now)
+                self._claims.give_back([taken])
+            self._index.forget(name)
+        except OSError as error:  # this file stays; the others are claimed
+            if taken:
+                self._claims.give_back([taken])
+            is_in_the_way = error.errno in {errno.EEXIST, errno.ENOTDIR}
+            reason = f"{error.filename} is not a folder" if is_in_the_way else os_error_text(error)
+            self._index.leave_alone([name], now, reason)
+        return None
+
+    # After a crash
+
+    def recover(self, now: float) -> Sequence[Claim]:
+        """Return the claims that a dead worker left in flight."""
+        with self._claims.opened() as folder:
+            if folder is None:
+                return ()
+        with self._exclusively():
+            self._index.refresh(now)
+            with contextlib.suppress(PermissionError):
+                self._tidy(now)
+            claims, back, gone = [], [], []
+            for key in self._claims.names()[0]:
+                taken = self._claims.read(key)
+                if taken is None or not taken.is_intact or taken.job.status is Status.FAILED:
+                    back.append(key)
+                elif self._has_twin(taken):
+                    gone.append(key)
+                else:
+                    is_alone = self._claims.claimed.has(key + ALONE)
+                    claims.append(Claim(key, taken.job, taken.job.attempts + 1, is_alone))
+            with contextlib.suppress(PermissionError):
+                self._claims.give_back(back)
+                self._claims.drop(gone)
+            return claims
+
+    def _has_twin(self, taken: TakenJob) -> bool:
+        """Return True if this save waits already: a crash came between giving it back and removing it."""
+        names = self._index.by_slug.get(taken.job.slug, ())
+        twins = (read_job(self._claims.root, name) for name in names)
+        return any(twin is not None and twin.save == taken.save for twin in twins)
+
+    def reclaim(self, claim: Claim, now: float) -> Claim:  # noqa: ARG002 - the port's signature
+        """Claim a recovered job again, alone; if it was alone when its worker died, that attempt counts."""
+        with self._exclusively():
+            taken = self._claims.read(claim.key)
+            if taken is not None:
+                if claim.alone:
+                    self._claims.rewrite(taken, {**taken.document, "attempts": claim.attempt})
+                self._claims.claimed.touch(claim.key + ALONE)
+                self._claims.claimed.sync()
+        return replace(claim, attempt=claim.attempt + claim.alone, alone=True)
+
+    # Results
+
+    def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
+        """Remove published jobs, and older dead letters of their slugs as far as they are published now."""
+        with self._exclusively():
+            self._index.refresh(self._clock())
+            # The dead letters first: after a crash, the claims are still there to have them removed.
+            for claim in claims:
+                published = set(claim.job.paths).difference(rejected.get(claim.key, ()))
+                self._prune_dead_letters(claim.job, {normpath(path) for path in published})
+            self._remove(claim.key for claim in claims)
+
+    def _prune_dead_letters(self, job: Job, published: Collection[str]) -> None:
+        def keep_unpublished(taken: TakenJob) -> Document | None:
+            left = [path for path in taken.job.paths if not _is_within(normpath(path), published)]
+            return {**taken.document, "paths": left} if left else None
+
+        letters = self._index.failed(job.slug)
+        older = [name for name in letters if self._index.entries[name].created_at <= job.created_at]
+        if older:
+            self._alter(older, self._clock(), keep_unpublished)
+
+    def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
+        """Put jobs that a dry run has built back as tried; the attempt does not count."""
+        with self._exclusively():
+            for claim in claims:
+                attempts = claim.attempt - 1
+                tried = partial(with_state, now=now, status=Status.PENDING, attempts=attempts, dry_run_at=now)
+                self._settle(claim, tried)
+
+    def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
+        """Put the job back until `at`; return False, and remove the job, if somebody cancelled it."""
+        attempts = claim.attempt if counts else claim.attempt - 1
+        state = partial(with_state, now=self._clock(), status=Status.PENDING, attempts=attempts)
+        with self._exclusively():
+            return self._settle(claim, partial(state, failure=failure, next_attempt_at=at))
+
+    def dead_letter(self, claim: Claim, failure: Failure) -> bool:
+        """Store the job as failed; while another save waits, as pending, for the next claim to join them."""
+        now = self._clock()
+        with self._exclusively():
+            self._index.refresh(now)
+            status = Status.PENDING if self._index.pending(claim.job.slug) else Status.FAILED
+            state = partial(with_state, now=now, status=status, attempts=claim.attempt, failure=failure)
+            return self._settle(claim, state)
+
+    def _settle(self, claim: Claim, change: Callable[[Document], Document]) -> bool:
+        if self._claims.claimed.has(claim.key + CANCEL):
+            self._remove([claim.key])
+            return False
+        taken = self._claims.read(claim.key)
+        if taken is None or not taken.is_intact:
+            self._claims.give_back([claim.key])  # a newer save, perhaps half-written; or gone
+        else:
+            self._claims.put_back(taken, change(taken.document))
+        return True
+
+    def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        """Put jobs back as if they had not been claimed; remove and return the cancelled ones."""
+        with self._exclusively():
+            cancelled = marked(self._claims.claimed, CANCEL)
+            self._claims.give_back(claim.key for claim in claims if claim.key not in cancelled)
+            removed = [claim for claim in claims if claim.key in cancelled]
+            self._remove(claim.key for claim in removed)
+            return removed
+
+    def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
+        """Return the keys of the claims whose cancellation was requested."""
+        with self._claims.opened() as folder:
+            found = marked(folder, CANCEL) if folder else set()
+        return found & {claim.key for claim in claims}
+
+    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+        """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
+        with self._guard:
+            self._index.refresh(now)
+            return {claim.key for claim in claims if self._index.is_on_hold(claim.job, now)}
+
+    def drop(self, claims: Sequence[Claim]) -> None:
+        """Remove cancelled jobs."""
+        with self._exclusively():
+            self._remove(claim.key for claim in claims)
+
+    def _remove(self, keys: Iterable[str]) -> None:
+        intact: list[str] = []
+        others: list[str] = []
+        for key in keys:
+            taken = self._claims.read(key)
+            (intact if taken is not None and taken.is_intact else others).append(key)
+        self._claims.give_back(others)  # newer saves; what is gone stays gone
+        self._claims.drop(intact)
+
+    # The site's other jobs
+
+    def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
+        """Make pending what environment failures ended or delayed; return the revived dead letters."""
+
+        def revive(taken: TakenJob) -> Document:
+            if not is_environment(taken.job.failure):
+                return taken.document
+            if taken.job.status is Status.FAILED:
+                return with_state(taken.document, now, status=Status.PENDING, attempts=0)
+            return {**taken.document, "nextAttemptAt": None, "updatedAt": format_time(now)}
+
+        with self._guard:
+            self._index.refresh(now)
+            ids = frozenset(except_for)
+            entries = self._index.entries
+            names = [name for name in self._index.revivable(now) if entries[name].job.id not in ids]
+            if not names:
+                return ()
+            with self._claims.exclusively():
+                return [job for job in self._alter(names, now, revive) if job.failure is None]
+
+    def scheduled_paths(self, now: float) -> Mapping[str, float]:
+        """Return the paths that scheduled jobs declare, each with the time it is scheduled for.
+
+        The paths of a scheduled job whose file was damaged since stay withheld.
+        """
+        with self._guard:
+            self._index.refresh(now)
+            return self._index.scheduled_paths(now)
+
+    def next_due(self, now: float) -> float | None:
+        """Return when the next pending job is due, or there is something to tidy."""
+        with self._guard:
+            self._index.refresh(now)
+            at = self._index.next_work()
+            return None if math.isinf(at) else max(at, now)
+
+    def stuck_files(self) -> dict[str, str]:
+        """Return the reasons why files could not be claimed or quarantined when that was last tried."""
+        with self._guard:
+            return self._index.stuck_files()
+
+
+def _is_within(path: str, folders: Collection[str]) -> bool:
+    """Return True if the path, or a folder above it, is among the folders."""
+    return path in folders or any(path[:i] in folders for i, c in enumerate(path) if c == "/")

@@ -1,0 +1,74 @@
+"""Which jobs a command means and may change, the same for every queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import DeclinedError, FailureCode
+from briter_worker.job import State, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from briter_worker.job import Job
+    from briter_worker.ports import ListedJob
+
+_NOT_RETRYABLE = frozenset({FailureCode.MALFORMED, FailureCode.UNREADABLE, FailureCode.UNKNOWN_TYPE})
+
+
+class UnknownJobError(DeclinedError):
+    """The queue has no job of this id or slug."""
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__(
+            f"the queue has no job with the id or slug {quoted(wanted)}", "briter-worker list --status all"
+        )
+
+
+def is_retryable(job: Job) -> bool:
+    """Return True unless the job fails again however often it is tried: only a new save helps then."""
+    return job.failure not in _NOT_RETRYABLE
+
+
+def select_matching(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
+    """Return the job of this id, else all jobs of this slug."""
+    return [row for row in rows if row.job.id == wanted] or [row for row in rows if row.job.slug == wanted]
+
+
+def select_existing(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
+    """Return the job of this id, else all jobs of this slug. Raises UnknownJobError when there is none."""
+    found = select_matching(rows, wanted)
+    if not found:
+        raise UnknownJobError(wanted)
+    return found
+
+
+def select_to_retry(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
+    """Return the wanted jobs that failed or wait for a retry. Raises DeclinedError with the fix."""
+    found = select_existing(rows, wanted)
+    chosen = [row for row in found if row.state in {State.FAILED, State.RETRYING}]
+    if not chosen:
+        raise DeclinedError(f"{quoted(wanted)} has not failed: its state is {found[0].state.value}")
+    for row in chosen:
+        if not is_retryable(row.job):
+            raise DeclinedError(
+                f"{quoted(wanted)} cannot be retried: its job file would fail again ({row.job.failure})",
+                "save the post again, then cancel this job",
+            )
+    return chosen
+
+
+def select_retryable(rows: Sequence[ListedJob]) -> list[ListedJob]:
+    """Return the dead letters that a retry can help."""
+    return [row for row in rows if row.state is State.FAILED and is_retryable(row.job)]
+
+
+def select_to_publish_now(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
+    """Return the wanted jobs that wait for a time. Raises DeclinedError with the fix."""
+    found = select_existing(rows, wanted)
+    chosen = [row for row in found if row.state in {State.SCHEDULED, State.RETRYING}]
+    if not chosen:
+        state = found[0].state
+        fix = "briter-worker retry" if state is State.FAILED else ""
+        raise DeclinedError(f"{quoted(wanted)} does not wait for a time: its state is {state.value}", fix)
+    return chosen

@@ -1,0 +1,285 @@
+"""The status of a site: its jobs, its worker and its known problems. Reading it changes nothing."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from briter_worker.errors import FixableError, PublishError, is_environment
+from briter_worker.job import State, format_time
+from briter_worker.lock import is_held, read_holder
+from briter_worker.redaction import one_line
+from briter_worker.sinks.history import HistoryUnreadableError
+from briter_worker.wiring import open_backoff, open_database, open_history, open_queue, open_repository
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from briter_worker.job import Document, Job
+    from briter_worker.ports import ListedJob, Pause, QueueControl
+    from briter_worker.settings import Settings
+
+PULL_COMMAND = "briter-worker pull --rebase --push"
+"""Publishes the local commits of a person."""
+_MIN_PATIENCE_S = 60.0
+"""A heartbeat may be this late on a loaded machine."""
+
+LocalCommits = tuple[tuple[str, str], ...]
+"""The id and subject of each commit of the local branch that the remote lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """The process that the site's lock names."""
+
+    pid: int
+    host: str | None
+    alive: bool
+    heartbeat: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteStatus:
+    """What `status` shows. Ages and waits are in seconds."""
+
+    now: float
+    jobs: dict[str, int]
+    oldest: dict[str, float | None]
+    """Age of the oldest save in each state."""
+    waiting_since: float | None
+    """When the longest wait of a due job began: at its save, or when it was due."""
+    unpushed_since: float | None
+    """The same, including dead letters."""
+    next_due_in: float | None
+    """0 if a job is due now, None if none waits."""
+    worker: LockHolder | None
+    hosts: int | None
+    """Number of nodes in a cluster; None on disk."""
+    paused: Pause | None
+    condition: str | None
+    """The environment failure that stops all posts, as far as the last attempts tell."""
+    failure: str | None
+    """The condition's failure code."""
+    fix: str | None
+    """The condition's fix."""
+    quarantined: int
+    stuck: dict[str, str]
+    dry_run: bool
+    worktree: str
+    branch: str
+    remote: str
+    queue: str
+    local_commits: LocalCommits = ()
+
+    @property
+    def has_worker(self) -> bool:
+        """Return True if a worker runs."""
+        if self.hosts is not None:
+            return bool(self.hosts)
+        return self.worker is not None and self.worker.alive
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status for programs, in camelCase."""
+        due = None if self.next_due_in is None else format_time(self.now + self.next_due_in)
+        return {
+            "jobs": self.jobs,
+            "oldestSeconds": self.oldest,
+            "oldestWaitingSeconds": None if self.waiting_since is None else self.now - self.waiting_since,
+            "nextDue": due,
+            "worker": None if self.worker is None else _holder_to_json(self.worker),
+            "hosts": self.hosts,
+            "paused": None if self.paused is None else pause_to_json(self.paused),
+            "condition": self.condition,
+            "failure": self.failure,
+            "fix": self.fix,
+            "localCommits": [{"commit": sha, "subject": subject} for sha, subject in self.local_commits],
+            "quarantined": self.quarantined,
+            "stuck": [{"file": file, "reason": reason} for file, reason in self.stuck.items()],
+            "dryRun": self.dry_run,
+            "worktree": self.worktree,
+            "branch": self.branch,
+            "remote": self.remote,
+            "queue": self.queue,
+        }
+
+
+def pause_to_json(pause: Pause) -> dict[str, Any]:
+    """Return the pause for programs."""
+    until = None if pause.until is None else format_time(pause.until)
+    return {"since": format_time(pause.since), "until": until, "reason": pause.reason or None}
+
+
+def _holder_to_json(holder: LockHolder) -> dict[str, Any]:
+    beat = None if holder.heartbeat is None else format_time(holder.heartbeat)
+    return {"pid": holder.pid, "host": holder.host, "alive": holder.alive, "heartbeat": beat}
+
+
+def job_to_json(row: ListedJob) -> Document:
+    """Return the job's document with the keys that its producer omitted, and `state`."""
+    job = row.job
+    omitted = {
+        "type": job.type,
+        "createdAt": format_time(job.created_at),
+        "status": job.status.value,
+        "nextAttemptAt": None,
+        "lastError": None,
+        "failure": None,
+        "fix": None,
+    }
+    written = {key: value for key, value in row.read().items() if value is not None or key not in omitted}
+    return {**omitted, **written, "state": row.state.value}
+
+
+def read_status(
+    settings: Settings,
+    now: float,
+    *,
+    queue: QueueControl | None = None,
+    jobs: Sequence[ListedJob] | None = None,
+    local_commits: LocalCommits | None = None,
+) -> SiteStatus:
+    """Return the status of the site.
+
+    Frequent callers pass the queue that they keep, the `jobs` that it listed just now, and the
+    `local_commits` that they read before (None asks git).
+    """
+    queue = queue or open_queue(settings)
+    rows = queue.jobs(now) if jobs is None else jobs
+    longest = open_backoff(settings).longest
+    counts = dict.fromkeys((state.value for state in State), 0)
+    oldest: dict[str, float | None] = dict.fromkeys(counts)
+    waits, waiting, unpushed = [], [], []
+    for row in rows:
+        state = row.state
+        counts[state.value] += 1
+        oldest[state.value] = max(oldest[state.value] or 0.0, now - row.job.created_at)
+        if state in {State.PENDING, State.SCHEDULED, State.RETRYING}:
+            waits.append(max(0.0, row.job.due_at(now, longest) - now))
+        if state is not State.SCHEDULED:
+            unpushed.append(waits_since(row))
+            if state is not State.FAILED:
+                waiting.append(unpushed[-1])
+    condition = _find_condition(settings, rows)
+    site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
+    return SiteStatus(
+        now=now,
+        jobs=counts,
+        oldest=oldest,
+        waiting_since=min(waiting, default=None),
+        unpushed_since=min(unpushed, default=None),
+        next_due_in=min(waits, default=None),
+        paused=queue.active_pause(now),
+        condition=one_line(condition.last_error or condition.failure or "") if condition else None,
+        failure=condition.failure if condition else None,
+        fix=condition.fix if condition else None,
+        quarantined=len(queue.quarantined()),
+        stuck={one_line(name): one_line(why) for name, why in queue.unusable_files(now).items()},
+        dry_run=settings.worker_dry_run,
+        branch=settings.git_branch,
+        local_commits=read_local_commits(settings) if local_commits is None else local_commits,
+        **site,
+    )
+
+
+def waits_since(row: ListedJob) -> float:
+    """Return when the wait of a job began: at its save, or when it was due."""
+    return max(row.job.created_at, row.job.scheduled_for or 0.0)
+
+
+def _disk_site(settings: Settings, now: float) -> dict[str, Any]:
+    return {
+        "worker": lock_holder(settings, now),
+        "hosts": None,
+        "worktree": str(settings.git_worktree),
+        "remote": settings.git_remote,
+        "queue": str(settings.queue_root),
+    }
+
+
+def _cluster_site(settings: Settings) -> dict[str, Any]:
+    from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
+
+    database = open_database(settings)
+    return {
+        "worker": None,
+        "hosts": sites.count_nodes(database),
+        "worktree": "",
+        "remote": sites.get(database, settings.site).remote,
+        "queue": f"the site {settings.site} of the cluster",
+    }
+
+
+def _find_condition(settings: Settings, rows: Sequence[ListedJob]) -> Job | None:
+    """Return the job that failed last by an environment failure, unless a push succeeded since."""
+    failed = [row.job for row in rows if is_environment(row.job.failure) and row.state is not State.CLAIMED]
+    last = max(failed, key=lambda job: job.updated_at, default=None)
+    if last is None:
+        return None
+    with closing(open_history(settings)) as history:
+        try:
+            known = history.condition()
+        except HistoryUnreadableError:
+            return last
+    is_over = known is not None and known.failure is None and known.changed_at >= last.updated_at
+    return None if is_over else last
+
+
+def read_local_commits(settings: Settings) -> LocalCommits:
+    """Return the local commits that the remote lacks; none where git cannot tell."""
+    if settings.database_url:
+        return ()
+    try:
+        return tuple((sha, one_line(subject)) for sha, subject in open_repository(settings).local_commits())
+    except (PublishError, FixableError, OSError):
+        return ()
+
+
+def lock_holder(settings: Settings, now: float) -> LockHolder | None:
+    """Return the process that the site's lock names, if any. Does not touch the lock."""
+    recorded = read_holder(settings.lock_path)
+    if recorded is None:
+        return None
+    alive = is_held(settings.lock_path, now=now, stale_after=_patience(settings))
+    return LockHolder(recorded.pid, recorded.host, alive, recorded.heartbeat)
+
+
+def _patience(settings: Settings) -> float:
+    return max(settings.worker_lock_stale_ms / 1000, _MIN_PATIENCE_S)
+
+
+def health_problems(settings: Settings, now: float, *, expect_worker: bool) -> list[str]:
+    """Return why this machine publishes no posts, one line each. Fast: containers ask every few seconds."""
+    if settings.database_url:
+        return _cluster_problems(settings, expect_worker=expect_worker)
+    problems = []
+    if not os.access(settings.queue_root, os.R_OK | os.W_OK | os.X_OK):
+        what = "cannot be read and written" if settings.queue_root.exists() else "does not exist"
+        problems.append(f"the queue folder {settings.queue_root} {what}")
+    worker = lock_holder(settings, now)
+    if not expect_worker:
+        return problems
+    if worker is None:
+        problems.append(f"no worker is running: nothing holds {settings.lock_path}")
+    elif not worker.alive:
+        problems.append(f"no worker is running: PID {worker.pid}, which held the lock, is gone")
+    elif worker.heartbeat is None:
+        problems.append(f"PID {worker.pid} holds the lock, but is not a worker: it has no heartbeat")
+    elif abs(now - worker.heartbeat) > _patience(settings):
+        silent = now - worker.heartbeat
+        problems.append(f"the worker (PID {worker.pid}) has shown no heartbeat for {silent:.0f} s")
+    return problems
+
+
+def _cluster_problems(settings: Settings, *, expect_worker: bool) -> list[str]:
+    from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
+
+    database = open_database(settings)
+    try:
+        database.check()
+        if expect_worker and not sites.count_nodes(database):
+            return ["no worker is running: no node of the cluster has a recent heartbeat"]
+    except OSError as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,311 @@
+"""All sites of a cluster: each is opened when somebody asks for it; their page and their API."""
+
+import base64
+import binascii
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Depends, Query, Request
+from fastapi.responses import RedirectResponse, Response
+
+from briter_worker import wiring
+from briter_worker.cluster import sites as registry
+from briter_worker.cluster.sites import SiteSummary
+from briter_worker.cluster.submit import send
+from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.job import Document
+from briter_worker.queues.postgres.database import Database
+from briter_worker.queues.postgres.producer import wake_sites
+from briter_worker.setting_types import SITE_NAME
+from briter_worker.settings import Settings
+from briter_worker.sinks.history import Tally, tallies
+from briter_worker.sinks.log import LogSink
+from briter_worker.sinks.store import PostgresStore
+from briter_worker.web.api import (
+    EVENT_STREAM,
+    PROBLEMS,
+    CurrentSite,
+    IdempotencyKey,
+    Json,
+    NewUpload,
+    csrf,
+    next_offset,
+)
+from briter_worker.web.cache import CachedValue, NotReadYetError
+from briter_worker.web.live import Feed, News
+from briter_worker.web.pages import paging
+from briter_worker.web.problems import ProblemError, explain
+from briter_worker.web.site import Site
+from briter_worker.web.templating import page
+
+if TYPE_CHECKING:
+    from briter_worker.sinks.metrics import SiteMeasures
+
+_MAX_OPEN = 64
+_STATES = ("pending", "retrying", "scheduled", "tried", "claimed", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All sites, by name, and how many nodes are alive; `problem` and `fix`: why these are old."""
+
+    sites: Sequence[SiteSummary] = ()
+    hosts: int = 0
+    problem: str = ""
+    fix: str = ""
+
+    def chosen(self, q: str, show: str) -> list[SiteSummary]:
+        """Return the sites with all words of `q` in their name or remote, in this condition."""
+        words = q.casefold().split()
+        return [
+            site
+            for site in self.sites
+            if all(word in f"{site.name}\n{site.site.remote}".casefold() for word in words)
+            and (
+                (show == "trouble" and site.has_trouble)
+                or (show == "waiting" and (site.pending or site.retrying or site.claimed))
+                or (show == "paused" and site.paused is not None)
+                or show not in {"trouble", "waiting", "paused"}
+            )
+        ]
+
+
+class Cluster:
+    """The sites of a cluster. Safe in several threads, except for `feed`."""
+
+    def __init__(self, settings: Settings, *, log: LogSink, complain: Callable[[str], None]) -> None:
+        self.settings = settings
+        self.database: Database = wiring.open_database(settings)
+        self.feed = Feed(self._news, self.status_json)
+        self._log = log
+        self._complain = complain
+        self._open: OrderedDict[str, tuple[object, Site]] = OrderedDict()
+        self._guard = threading.Lock()
+        self._overview = CachedValue(self._read_overview)
+        self._last = Overview()
+        self._revision = 0
+
+    def open_site(self, name: str | None) -> Site:
+        """Return a site by its name. Raises ProblemError."""
+        if name is None or not re.fullmatch(SITE_NAME, name):
+            raise ProblemError(404, f"there is no site {name!r}")
+        try:
+            registered = registry.get(self.database, name)
+            settings = registry.settings_of(registered, self.settings)
+        except DeclinedError as error:
+            raise ProblemError(404, error.message, error.fix) from None
+        except UsageError as error:
+            raise ProblemError(409, error.message, error.fix) from None
+        version = (settings, registered.remote)
+        with self._guard:
+            known, site = self._open.pop(name, (None, None))
+            if site is None or known != version:
+                log = self._log.of(name)
+                site = ClusterSite(settings, self.database, log=log, complain=self._complain)
+            self._open[name] = (version, site)
+            while len(self._open) > _MAX_OPEN:
+                self._open.popitem(last=False)
+        return site
+
+    def overview(self) -> Overview:
+        """Return all sites as they were a moment ago, or as they were last, with the problem."""
+        try:
+            self._last = self._overview.get()
+        except NotReadYetError:
+            return replace(self._last, problem="the sites are being read for the first time")
+        except OSError as error:
+            message, fix = explain(error)
+            return replace(self._last, problem=message, fix=fix)
+        return self._last
+
+    def _read_overview(self) -> Overview:
+        found = Overview(
+            registry.summaries(self.database, time.time()),
+            registry.count_nodes(self.database),
+        )
+        if found != self._last:
+            self._revision += 1
+        return found
+
+    def status_json(self) -> dict[str, Any]:
+        """Return the status of all sites together."""
+        overview = self.overview()
+        return {
+            "revision": self._revision,
+            "sites": len(overview.sites),
+            "hosts": overview.hosts,
+            "jobs": {state: sum(site.jobs.get(state, 0) for site in overview.sites) for state in _STATES},
+            "inTrouble": sum(site.has_trouble for site in overview.sites),
+            "paused": sum(site.paused is not None for site in overview.sites),
+            "problem": overview.problem or None,
+        }
+
+    def measure(self) -> "Iterator[SiteMeasures]":
+        """Yield the gauges and counters of each site. Raises OSError."""
+        from briter_worker.sinks.metrics import SiteMeasures  # noqa: PLC0415 - the extra [metrics]
+
+        known: dict[str, list[Tally]] = {}
+        for tally in tallies(PostgresStore(self.database.transaction)):
+            known.setdefault(tally.site, []).append(tally)
+        now = time.time()
+        for site in self._overview.get().sites:
+            yield SiteMeasures(
+                site=site.name,
+                jobs=site.jobs,
+                oldest_waiting=None if site.oldest is None else max(0.0, now - site.oldest),
+                failure=site.failure,
+                paused=site.paused is not None,
+                tallies=known.get(site.name, ()),
+            )
+
+    def _news(self, _after: int | None) -> News:
+        try:
+            return News(self.status_json())
+        except Exception as error:  # noqa: BLE001 - the live stream of all readers would end
+            self._complain(f"live stream: {type(error).__name__}: {error}")
+            return News({})
+
+    def page_context(self) -> dict[str, Any]:
+        """Return what every page shows."""
+        failed = sum(site.failed for site in self.overview().sites)
+        return {
+            "seen": f"{self._revision}-0",
+            "dry_run": False,
+            "obstacle": None,
+            "site_name": "All sites",
+            "base": "",
+            "above": "",
+            "pages": (("/", "Sites"),),
+            "counted": "/",
+            "failed_count": failed,
+        }
+
+
+class ClusterSite(Site):
+    """A site whose jobs are in the database, with their files."""
+
+    def __init__(self, settings: Settings, database: Database, **options: Any) -> None:  # noqa: ANN401 - of Site
+        super().__init__(settings, name=settings.site, base=f"/sites/{settings.site}", **options)
+        self._database = database
+
+    def _store(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
+        send(self.settings, document, files=contents)
+
+    def _after_change(self) -> None:
+        with suppress(OSError):  # the nodes look for due jobs themselves, a little later
+            wake_sites(self._database, [self.name])
+        super()._after_change()
+
+
+router = APIRouter(responses=PROBLEMS)
+"""Below `/`."""
+site_router = APIRouter(responses=PROBLEMS)
+"""Below `/api/sites/{site}`: what sites of a cluster have beside the routes of `api`."""
+PER_PAGE = 100
+_SHOW = (
+    ("all", "all sites"),
+    ("trouble", "sites with failed posts"),
+    ("waiting", "sites with waiting posts"),
+    ("paused", "paused sites"),
+)
+
+
+def _cluster(request: Request) -> Cluster:
+    found: Cluster = request.app.state.shell
+    return found
+
+
+Sites = Annotated[Cluster, Depends(_cluster)]
+router.add_api_route("/api/csrf", csrf)
+
+
+@router.get("/", include_in_schema=False)
+def all_sites(
+    request: Request,
+    cluster: Sites,
+    q: Annotated[str, Query(max_length=200)] = "",
+    show: Annotated[str, Query(max_length=20)] = "all",
+    start: Annotated[int, Query(ge=0, le=2**31)] = 0,
+) -> Response:
+    """Show every site: condition, waiting and failed posts."""
+    now = time.time()
+    overview = cluster.overview()
+    found = overview.chosen(q, show)
+    rows = found[start : start + PER_PAGE]
+    return page(
+        request,
+        cluster,
+        "sites.html",
+        rows=[(row, None if row.oldest is None else max(0.0, now - row.oldest)) for row in rows],
+        overview=overview,
+        totals=cluster.status_json(),
+        q=q,
+        show=show,
+        choices=_SHOW,
+        **paging(len(found), start, PER_PAGE),
+    )
+
+
+@router.get("/sites/{site}", include_in_schema=False)
+def first_page(site: CurrentSite) -> Response:
+    """Redirect to the first page of a site."""
+    return RedirectResponse(f"{site.base}/", status_code=308)
+
+
+@router.get("/api/sites")
+def sites(
+    cluster: Sites,
+    q: Annotated[str, Query(max_length=200, description="Words of the name or the remote.")] = "",
+    show: Literal["all", "trouble", "waiting", "paused"] = "all",
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+    limit: Annotated[int, Query(ge=1, le=5000)] = 100,
+) -> Response:
+    """Return the sites, by name."""
+    now = time.time()
+    found = cluster.overview().chosen(q, show)
+    items = [site.to_json(now) for site in found[offset : offset + limit]]
+    return Json({"items": items, "total": len(found), "next": next_offset(offset, len(items), len(found))})
+
+
+@router.get("/api/status")
+def status(cluster: Sites) -> Response:
+    """Return the jobs of all sites by state, and the number of nodes."""
+    return Json(cluster.status_json())
+
+
+@router.get("/events", response_class=Response, responses=EVENT_STREAM)
+async def events(cluster: Sites) -> Response:
+    """Stream a `snapshot`, then `status` whenever the number of jobs in any state changes."""
+    return cluster.feed.stream()
+
+
+@site_router.post("/jobs", status_code=201)
+def enqueue(
+    site: CurrentSite, job: Annotated[NewUpload, Body()], idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Enqueue a post with its files. Requests with the same Idempotency-Key are one job."""
+    if job.paths and set(job.paths) != set(job.contents):
+        raise ProblemError(422, "paths differs from the paths in contents", "leave paths out")
+    contents = {path: _decoded(path, text) for path, text in job.contents.items()}
+    body = {**job.model_dump(by_alias=True, exclude={"contents"}), "paths": list(contents)}
+    job_id, replayed = site.enqueue(body, idempotency_key, contents)
+    return Json({"id": job_id, "slug": job.slug, "replayed": replayed, "warnings": []}, 201)
+
+
+def _decoded(path: str, text: str | None) -> bytes | None:
+    try:
+        return None if text is None else base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ProblemError(422, f"contents: {path} is not base64") from None
+
+
+@site_router.get("")
+def site_status(site: CurrentSite) -> Response:
+    """Return the status of the site."""
+    return Json(site.status_json())

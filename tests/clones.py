@@ -1,0 +1,283 @@
+"""A site of a cluster, for tests of its clones and its publisher: a real remote, and nodes as wanted.
+
+`from clones import Cluster, small`. What all nodes share, a database in production, is kept in memory here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sites import PERSON
+
+from briter_worker.allowlist import Allowlist
+from briter_worker.errors import UnavailableError
+from briter_worker.git.clone import open_clone
+from briter_worker.git.commits import Person
+from briter_worker.git.copies import open_cluster_publisher
+from briter_worker.ports import Payload, Plan, Request, SubmittedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from briter_worker.git.publisher import GitPublisher
+    from briter_worker.git.repository import Repository
+    from briter_worker.ports import BaseVersion, Outcome
+
+WORKER = Person("Briter Worker", "briter-worker@localhost")
+NOW = 1_800_000_000.0
+LINES = "".join(f"line {n}\n" for n in range(20))
+PIECE = 1 << 20
+
+
+def named(content: bytes) -> str:
+    """The name that git gives a content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+@dataclass
+class Database:
+    """What all nodes share. It implements `Payloads`, `BaseVersions` and `PlanStore`."""
+
+    payloads: dict[str, Payload] = field(default_factory=dict)
+    contents: dict[str, bytes] = field(default_factory=dict)
+    saved: dict[str, float] = field(default_factory=dict)
+    known: dict[str, BaseVersion] = field(default_factory=dict)
+    recorded: dict[str, Plan] = field(default_factory=dict)
+    is_away: bool = False
+
+    def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
+        return {key: self.payloads[key] for key in keys}
+
+    def content(self, blob: str) -> Iterator[bytes]:
+        if self.is_away:
+            raise UnavailableError("the database is away")
+        content = self.contents[blob]
+        yield from (content[at : at + PIECE] for at in range(0, len(content), PIECE))
+
+    def published(self, paths: Collection[str]) -> Mapping[str, float]:
+        return {path: self.saved[path] for path in paths if path in self.saved}
+
+    def acknowledge(self, key: str) -> None:
+        """As the queue does in the transaction that removes a published job."""
+        for each in self.payloads.pop(key).files:
+            self.saved[each.path] = max(each.saved_at, self.saved.get(each.path, 0.0))
+
+    def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
+        return {path: self.known[path] for path in paths if path in self.known}
+
+    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+        if self.is_away:
+            raise UnavailableError("the database is away")
+        self.known |= versions
+        self.contents |= contents
+
+    def record(self, plan: Plan) -> None:
+        self.recorded[plan.id] = plan
+
+    def plans(self) -> Sequence[Plan]:
+        return list(self.recorded.values())
+
+    def drop(self, plan: Plan) -> None:
+        self.recorded.pop(plan.id, None)
+
+
+@dataclass
+class Cluster:
+    """One site's remote, the database, and as many nodes as are asked for."""
+
+    root: Path
+    url: str
+    branch: str = "main"
+    database: Database = field(default_factory=Database)
+    credentials: Mapping[str, str] | None = None
+    warned: list[str] = field(default_factory=list)
+    clock: float = NOW
+    max_file_bytes: int = 100 << 20
+
+    @property
+    def remote(self) -> Path:
+        return self.root / "remote.git"
+
+    def folder(self, node: str = "one") -> Path:
+        """Where this node has the site."""
+        return self.root / "nodes" / node / "site"
+
+    def clone(self, node: str = "one") -> Path:
+        return self.folder(node) / "clone.git"
+
+    def git(self, *args: str, cwd: Path | None = None) -> str:
+        """Run git as a person would, on the remote if nowhere else."""
+        done = subprocess.run(
+            ["git", *PERSON, *args], cwd=cwd or self.remote, capture_output=True, check=False
+        )
+        assert done.returncode == 0, f"git {' '.join(args)}: {done.stderr.decode()}"
+        return done.stdout.decode().strip()
+
+    def log(self, branch: str = "main") -> list[str]:
+        """The subjects on the remote's branch, newest first."""
+        return self.git("log", "--format=%s", branch).splitlines()
+
+    def tip(self) -> str:
+        return self.git("rev-parse", "main")
+
+    def file(self, path: str, branch: str = "main") -> str | None:
+        """The remote's version of a file; None when it has none."""
+        done = subprocess.run(
+            ["git", "cat-file", "blob", f"refs/heads/{branch}:{path}"],
+            cwd=self.remote,
+            capture_output=True,
+            check=False,
+        )
+        return done.stdout.decode() if done.returncode == 0 else None
+
+    def person(self, changes: Mapping[str, str | None], message: str = "Somebody else's") -> str:
+        """Somebody changes files on the remote; the new commit."""
+        clone = self.root / "person"
+        if not clone.exists():
+            self.git("clone", "-q", str(self.remote), str(clone), cwd=self.root)
+        self.git("pull", "-q", "--rebase", cwd=clone)
+        for path, text in changes.items():
+            file = clone / path
+            if text is None:
+                file.unlink()
+            else:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(text.encode())
+        self.git("add", "-A", cwd=clone)
+        self.git("commit", "-qm", message, cwd=clone)
+        self.git("push", "-q", "origin", "HEAD:main", cwd=clone)
+        return self.git("rev-parse", "HEAD", cwd=clone)
+
+    def save(
+        self,
+        slug: str,
+        files: Mapping[str, str | bytes | None],
+        *,
+        folders: Iterable[str] = (),
+        paths: Iterable[str] | None = None,
+        at: float | None = None,
+        bases: Mapping[str, str | None] | None = None,
+        mode: str = "100644",
+    ) -> Request:
+        """A CMS saves a post: a job with all that it publishes."""
+        self.clock += 1
+        saved_at = self.clock if at is None else at
+        submitted: list[SubmittedFile] = []
+        for path, text in files.items():
+            content = text.encode() if isinstance(text, str) else text
+            blob = None if content is None else named(content)
+            if content is not None and blob is not None:
+                self.database.contents[blob] = content
+            base = (bases or {}).get(path)
+            submitted.append(SubmittedFile(path, mode, blob, saved_at, base, path in (bases or {})))
+        key = f"{slug}-{self.clock}"
+        folders = tuple(folders)
+        self.database.payloads[key] = Payload(tuple(submitted), folders)
+        return Request(key, slug, folders or tuple(files if paths is None else paths), f"Publish {slug}")
+
+    @contextmanager
+    def opened(self, node: str = "one", *, timeout: float = 30) -> Iterator[Repository]:
+        """A node's clone."""
+        with open_clone(
+            self.folder(node),
+            url=self.url,
+            branch=self.branch,
+            credentials=self.credentials,
+            timeout=timeout,
+        ) as repository:
+            yield repository
+
+    def publisher(
+        self,
+        repository: Repository,
+        *,
+        dry_run: bool = False,
+        still_ours: Callable[[], bool] = lambda: True,
+    ) -> GitPublisher:
+        return open_cluster_publisher(
+            repository,
+            payloads=self.database,
+            bases=self.database,
+            plans=self.database,
+            allowlist=Allowlist(["content"]),
+            identity=WORKER,
+            max_file_bytes=self.max_file_bytes,
+            dry_run=dry_run,
+            progress=lambda _phase, _done, _total: None,
+            warn=lambda text, _fix: self.warned.append(text),
+            still_ours=still_ours,
+        )
+
+    def publish(
+        self,
+        *requests: Request,
+        node: str = "one",
+        scheduled: Mapping[str, float] | None = None,
+        dry_run: bool = False,
+        settle: bool = True,
+        still_ours: Callable[[], bool] = lambda: True,
+    ) -> dict[str, Outcome]:
+        """Drain these on a node; the outcomes by slug. `settle` False: the worker dies after the push."""
+        slugs = {request.key: request.slug for request in requests}
+        found: dict[str, Outcome] = {}
+        with self.opened(node) as repository:
+            publisher = self.publisher(repository, dry_run=dry_run, still_ours=still_ours)
+            for outcomes in publisher.publish(
+                requests,
+                scheduled=lambda: scheduled or {},
+                check=lambda _key, _changes: None,
+                cancelled=tuple,
+                now=NOW,
+            ):
+                found |= {slugs[outcome.key]: outcome for outcome in outcomes}
+                if not settle:
+                    break
+                for outcome in outcomes:
+                    if outcome.failure is None and not dry_run:
+                        self.database.acknowledge(outcome.key)
+        return found
+
+    def resolve(self, node: str = "one") -> dict[str, str]:
+        """What landed of the recorded plans: commits by claim key."""
+        with self.opened(node) as repository:
+            return {
+                key: sha for landed in self.publisher(repository).resolve() for key, sha in landed.items()
+            }
+
+
+def made(root: Path, files: Mapping[str, str], *options: str) -> Cluster:
+    """A remote with these files in one commit."""
+    cluster = Cluster(root, str(root / "remote.git"))
+    cluster.git("init", "-q", "--bare", "--initial-branch=main", *options, str(cluster.remote), cwd=root)
+    clone = root / "person"
+    cluster.git("init", "-q", "--initial-branch=main", *options, str(clone), cwd=root)
+    cluster.git("remote", "add", "origin", str(cluster.remote), cwd=clone)
+    cluster.git("config", "uploadpack.allowFilter", "true")
+    for path, text in files.items():
+        file = clone / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text.encode())
+    cluster.git("add", "-A", cwd=clone)
+    cluster.git("commit", "-qm", "Start the site", cwd=clone)
+    cluster.git("push", "-q", "--set-upstream", "origin", "main", cwd=clone)
+    return cluster
+
+
+def small(root: Path) -> Cluster:
+    """A site with a few posts."""
+    return made(
+        root,
+        {"content/posts/welcome.md": "# Welcome\n", "content/posts/b.md": LINES, "README.md": "Hello\n"},
+    )
+
+
+def blobs_here(cluster: Cluster, node: str = "one") -> set[str]:
+    """The contents that a node's clone has."""
+    options = ("--batch-all-objects", "--batch-check=%(objecttype) %(objectname)")
+    out = cluster.git("cat-file", *options, cwd=cluster.clone(node))
+    return {line.split()[1] for line in out.splitlines() if line.startswith("blob")}

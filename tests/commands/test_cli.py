@@ -1,0 +1,508 @@
+"""The commands, as a person, cron or a program calls them: output and exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sites import Result, Site, events_in, eventually, lines_of
+
+from briter_worker import cli
+from briter_worker.commands import queue
+from briter_worker.settings import load_settings
+from briter_worker.wiring import open_queue
+
+POST = "content/posts/hello.md"
+HOSTILE = "evil\x1b]0;owned\x07\u202e\x9b2Jé"
+
+
+def shell(site: Site, script: str, **env: str) -> Result:
+    """Run a shell script in which `$worker` is the program."""
+    environment = site.environment(**env, worker=f"{sys.executable} -m briter_worker")
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=site.root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def data(result: Result) -> Any:  # noqa: ANN401 - any JSON
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+def error_of(result: Result) -> str:
+    """The only line on standard error."""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("briter-worker: ")
+    return line
+
+
+def break_remote(site: Site) -> None:
+    site.git("remote", "set-url", "origin", str(site.root / "gone.git"))
+
+
+# run
+
+
+def test_a_saved_post_is_published_and_logged_with_the_keys_of_the_contract(site: Site) -> None:
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST, "../escape"], id="job-1", message="Publish Hello")
+    result = site.run_once()
+    assert result.returncode == 0
+    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
+    (entry,) = result.of("published")
+    (commit, subject) = site.remote_log()[0]
+    assert subject == "Publish Hello"
+    assert {**entry, "time": "", "durationMs": 0} == {
+        "time": "",
+        "level": "info",
+        "event": "published",
+        "jobId": "job-1",
+        "slug": "hello",
+        "attempt": 1,
+        "commit": commit,
+        "dryRun": False,
+        "durationMs": 0,
+        "rejectedPaths": ["../escape"],
+    }
+
+
+def test_run_once_says_by_its_status_that_a_job_failed(site: Site) -> None:
+    site.save("secret", [".env"])
+    assert site.run_once().returncode == 1
+    assert site.run_once().returncode == 0  # nothing is due any more
+
+
+def test_a_second_worker_steps_aside_with_the_phrase_and_exits_0(site: Site) -> None:
+    with site.running() as worker:
+        next(lines_of(worker))
+        second = site.run_once()
+    assert second.returncode == 0
+    (entry,) = second.events
+    assert entry["event"] == "worker-skipped"
+    assert entry["message"] == "another worker instance is active, skipping"
+    assert entry["holderPid"] == worker.pid
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["$worker run --once <&- >&- 2>&-", "$worker run --once | true"],
+    ids=["no standard stream at all", "a reader that left"],
+)
+def test_publishing_goes_on_without_anybody_to_tell(site: Site, script: str) -> None:
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST])
+    result = shell(site, script)
+    assert "Traceback" not in result.stderr
+    assert site.remote_file(POST) == "# Hello\n"
+    assert site.jobs() == []
+
+
+def test_a_descriptor_that_was_closed_is_not_given_to_the_lock(site: Site) -> None:
+    lock = site.storage / "worker.lock"
+    with subprocess.Popen(
+        ["bash", "-c", f"exec {sys.executable} -m briter_worker run <&- >&- 2>&-"],
+        cwd=site.root,
+        env=site.environment(),
+    ) as worker:
+        try:
+            eventually(lambda: lock.exists() and lock.read_bytes())
+            descriptors = Path(f"/proc/{worker.pid}/fd")
+            assert {str((descriptors / name).readlink()) for name in "012"} == {os.devnull}
+        finally:
+            worker.terminate()
+    assert worker.returncode == 0
+
+
+def test_the_log_is_utf_8_whatever_the_locale(site: Site) -> None:
+    site.write_post("content/posts/日本.md", "x\n")
+    site.save("日本", ["content/posts/日本.md"])
+    result = site.run_once(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert result.of("published")[0]["slug"] == "日本"
+    assert "日本" in result.stdout
+
+
+def test_no_module_of_the_site_is_loaded(site: Site) -> None:
+    for name in ("git", "psutil", "typer", "json", "briter_worker_cli", "watchfiles", "filelock"):
+        site.write_post(f"{name}.py", "raise SystemExit(99)\n")
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST])
+    result = shell(site, f"cd {site.worktree} && $worker run --once")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert site.remote_file(POST) == "# Hello\n"
+
+
+def test_run_in_a_folder_that_is_no_repository_exits_2(site: Site, tmp_path: Path) -> None:
+    result = site.run_once(BRITER_GIT_WORKTREE=str(tmp_path / "elsewhere"))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Fix: " in error_of(result)
+
+
+def test_more_than_one_push_address_exits_2_with_the_command(site: Site) -> None:
+    site.git("remote", "set-url", "--add", "--push", "origin", str(site.remote))
+    site.git("remote", "set-url", "--add", "--push", "origin", "git@example.org:mirror.git")
+    result = site.run_once()
+    assert result.returncode == 2
+    assert "Fix: git config" in error_of(result)
+
+
+def test_a_persons_commits_are_named_with_the_command_that_pushes_them(site: Site) -> None:
+    site.git("commit", "--quiet", "--allow-empty", "--message=Mine")
+    (commit,) = data(site.command("status", "--json"))["localCommits"]
+    assert commit == {"commit": site.git("rev-parse", "HEAD"), "subject": "Mine"}
+    assert "briter-worker pull --rebase --push" in site.command("status").stdout
+    assert site.command("pull").returncode == 1
+    result = site.command("pull", "--rebase", "--push", "--json")
+    assert result.returncode == 0, result.stderr
+    assert [each["subject"] for each in json.loads(result.stdout)["rebased"]] == ["Mine"]
+    assert site.remote_log()[0][1] == "Mine"
+    assert data(site.command("status", "--json"))["localCommits"] == []
+
+
+def test_pull_declines_while_a_worker_runs(site: Site) -> None:
+    with site.running() as worker:
+        next(lines_of(worker))
+        result = site.command("pull")
+    assert result.returncode == 1
+    assert f"PID {worker.pid}" in error_of(result)
+
+
+def test_without_git_the_job_waits_and_says_what_is_missing(site: Site) -> None:
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST])
+    (failed,) = site.run_once(PATH="/nowhere").of("failed")
+    assert failed["failure"] == "git-missing"
+    assert "install git" in failed["fix"]
+
+
+# enqueue
+
+
+def test_enqueue_writes_what_it_was_told(site: Site) -> None:
+    result = site.command(
+        *("enqueue", "hello", POST, "content/images/", "-m", "Grüße\n\nmore", "--at", "2099-01-31"),
+        *("--author", "Ada Lovelace <ada@example.org>"),
+    )
+    assert result.returncode == 0, result.stderr
+    job = site.job("hello")
+    assert result.stdout == f"{job['id']}\n"
+    assert job["paths"] == [POST, "content/images/"]
+    assert job["message"] == "Grüße\n\nmore"
+    assert job["scheduledFor"] == "2099-01-31T00:00:00.000Z"
+    assert job["author"] == {"name": "Ada Lovelace", "email": "ada@example.org"}
+
+
+def test_enqueue_warns_of_a_path_that_will_not_be_published(site: Site) -> None:
+    result = site.command("enqueue", "secret", ".env")
+    assert result.returncode == 0
+    assert ".env will not be published" in error_of(result)
+    assert site.job("secret")["paths"] == [".env"]
+
+
+def test_enqueue_warns_of_what_is_not_there_and_says_nothing_of_what_is(site: Site) -> None:
+    site.write_post(POST, "# Hello")
+    assert site.command("enqueue", "hello", POST, "content/posts/").stderr == ""
+    told = error_of(site.command("enqueue", "typo", "content/posts/helo.md"))
+    assert "warning: content/posts/helo.md is not in" in told
+    assert "it will be deleted there" in told
+    assert site.job("typo")["paths"] == ["content/posts/helo.md"]
+
+
+def test_a_path_or_message_may_look_like_an_option(site: Site) -> None:
+    assert site.command("enqueue", "-m", "--all", "--", "-x", "--upload-pack=touch x").returncode == 0
+    assert (site.job("-x")["message"], site.job("-x")["paths"]) == ("--all", ["--upload-pack=touch x"])
+
+
+# list, show
+
+
+@pytest.fixture
+def busy(site: Site) -> Site:
+    """A site with a job in each state that a job can wait in."""
+    site.save("dead", [".env"], id="dead-1", priority={"high": True})
+    site.run_once()
+    site.write_post(POST, "# Hello\n")
+    site.save("again", [POST], id="again-1")
+    break_remote(site)
+    assert site.run_once().of("failed")
+    site.save("late", [POST], id="late-1", scheduledFor="2099-01-01")
+    site.save("now", [POST], id="now-1")
+    return site
+
+
+def test_list_shows_every_job_with_its_state_and_its_writers_keys(busy: Site) -> None:
+    rows = data(busy.command("list", "--json"))
+    assert [(row["id"], row["state"]) for row in rows] == [
+        ("now-1", "pending"),
+        ("again-1", "retrying"),
+        ("late-1", "scheduled"),
+        ("dead-1", "failed"),
+    ]
+    dead = rows[-1]
+    assert dead["priority"] == {"high": True}
+    for status, expected in {"pending": ["now-1", "again-1"], "failed": ["dead-1"]}.items():
+        rows = data(busy.command("list", "--status", status, "--json"))
+        assert [row["id"] for row in rows] == expected
+    rows = data(busy.command("list", "--json"))
+    assert (dead["status"], dead["attempts"], dead["failure"]) == ("failed", 1, "nopaths")
+    assert rows[1]["failure"] == "remote-missing"
+    assert "git remote" in rows[1]["fix"]
+    assert "Fix:" not in rows[1]["lastError"]
+    assert rows[1]["nextAttemptAt"] > rows[1]["updatedAt"]
+
+
+def test_in_a_pipe_a_job_is_one_line_of_columns(busy: Site) -> None:
+    lines = busy.command("list").stdout.splitlines()
+    cells = [line.split("\t") for line in lines]
+    assert [row[:3] for row in cells] == [
+        ["pending", "now", "now-1"],
+        ["retrying", "again", "again-1"],
+        ["scheduled", "late", "late-1"],
+        ["failed", "dead", "dead-1"],
+    ]
+    assert cells[2][3] == "2099-01-01T00:00:00.000Z"
+    assert "none of its paths" in cells[3][5]
+
+
+def test_nothing_that_a_job_says_is_obeyed_by_a_terminal(site: Site) -> None:
+    site.save("plain", [POST], id="evil-1", type=HOSTILE, note=HOSTILE, message=HOSTILE)
+    site.run_once()
+    for arguments in (["list"], ["show", "plain"], ["list", "--json"], ["show", "plain", "--json"]):
+        shown = site.command(*arguments).stdout
+        assert shown.replace("\n", "").replace("\t", "").isprintable(), arguments
+    assert data(site.command("show", "plain", "--json"))["note"] == HOSTILE
+
+
+def test_show_finds_a_job_by_id_and_by_slug(busy: Site) -> None:
+    by_id, by_slug = (data(busy.command("show", name, "--json")) for name in ("dead-1", "dead"))
+    assert by_id == by_slug
+    busy.save("dead", [POST], id="dead-2", scheduledFor="2099-01-01")
+    assert json.loads(busy.command("show", "dead", "--json").stdout)["id"] == "dead-2"
+    assert by_id["state"] == "failed"
+    lines = busy.command("show", "dead-1").stdout.splitlines()
+    shown = dict(cells for cells in (line.split("\t") for line in lines) if len(cells) == 2)
+    assert (shown["slug"], shown["failure"]) == ("dead", "nopaths")
+
+
+# retry, cancel
+
+
+def test_a_retried_dead_letter_is_published_by_the_running_worker(site: Site) -> None:
+    site.write_post("pages/about.md", "# About\n")
+    site.save("about", ["pages/about.md"])
+    site.run_once()
+    with site.running(BRITER_ALLOWED_PATHS="pages") as worker:
+        next(lines_of(worker))
+        assert data(site.command("retry", "about", "--json"))[0]["slug"] == "about"
+        eventually(lambda: site.remote_file("pages/about.md") == "# About\n")
+
+
+def test_retry_all_takes_every_dead_letter(busy: Site) -> None:
+    busy.save("other", [".env"], id="other-1")
+    busy.run_once()
+    result = busy.command("retry", "--all")
+    assert result.stdout.splitlines() == ["retried\tdead\tdead-1", "retried\tother\tother-1"]
+    assert data(busy.command("list", "--status", "failed", "--json")) == []
+
+
+def test_a_waiting_job_and_a_dead_letter_can_be_cancelled(busy: Site) -> None:
+    (entry,) = events_in(busy.command("cancel", "late").stdout)
+    assert (entry["event"], entry["jobId"], entry["slug"]) == ("cancelled", "late-1", "late")
+    assert data(busy.command("cancel", "dead-1", "--json")) == [
+        {"id": "dead-1", "slug": "dead", "cancelled": True}
+    ]
+    assert {job["id"] for job in busy.jobs()} == {"again-1", "now-1"}
+
+
+def test_a_job_in_flight_is_cancelled_as_soon_as_it_is_safe(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.save("hello", [POST], id="hello-1")
+    for name, value in site.environment().items():
+        monkeypatch.setenv(name, value)
+    found = open_queue(load_settings()).claim(time.time())
+    assert found.claims
+    result = site.command("cancel", "hello")
+    assert result.returncode == 0
+    assert "it will be cancelled unless its push has begun" in error_of(result)
+    assert [row["state"] for row in data(site.command("list", "--json"))] == ["claimed"]
+
+
+@pytest.mark.parametrize("command", ["show", "retry", "cancel"])
+def test_a_job_that_is_not_there_is_one_line_and_exit_1(site: Site, command: str) -> None:
+    result = site.command(command, "nobody")
+    assert result.returncode == 1
+    assert "'nobody'" in error_of(result)
+
+
+def test_a_job_that_did_not_fail_is_not_retried(site: Site) -> None:
+    site.save("late", [POST], scheduledFor="2099-01-01")
+    result = site.command("retry", "late")
+    assert result.returncode == 1
+    assert "scheduled" in error_of(result)
+
+
+# status, health
+
+
+def test_status_counts_the_jobs_and_names_what_is_wrong(busy: Site) -> None:
+    status = data(busy.command("status", "--json"))
+    counts = {"pending": 1, "scheduled": 1, "retrying": 1, "tried": 0, "claimed": 0, "failed": 1}
+    assert status["jobs"] == counts
+    assert status["oldestSeconds"]["claimed"] is None
+    assert 0 < status["oldestSeconds"]["retrying"] < 60
+    assert status["oldestWaitingSeconds"] == status["oldestSeconds"]["retrying"]
+    assert "gone.git" in status["condition"]
+    assert (status["failure"], status["localCommits"]) == ("remote-missing", [])
+    assert "git remote" in status["fix"]
+    assert status["nextDue"] <= busy.job("again")["nextAttemptAt"]
+    assert (status["branch"], status["remote"], status["dryRun"]) == ("main", "origin", False)
+    assert status["worktree"] == str(busy.worktree)
+    assert status["worker"] is None
+    assert "gone.git" in busy.command("status").stdout
+
+
+def test_status_tells_of_files_that_are_no_jobs(site: Site) -> None:
+    (site.queue / "torn.json").write_text('{"slug": "to')
+    os.utime(site.queue / "torn.json", (1, 1))
+    assert [row["file"] for row in data(site.command("status", "--json"))["stuck"]] == ["torn.json"]
+    assert site.run_once().returncode == 1
+    status = data(site.command("status", "--json"))
+    assert (status["quarantined"], status["stuck"], status["jobs"]["failed"]) == (1, [], 1)
+
+
+def test_status_and_health_follow_the_worker_from_birth_to_death(site: Site) -> None:
+    assert site.command("health").returncode == 1
+    with site.running() as worker:
+        next(lines_of(worker))
+        seen = data(site.command("status", "--json"))["worker"]
+        assert (seen["pid"], seen["alive"]) == (worker.pid, True)
+        assert data(site.command("health", "--json")) == {"healthy": True, "problems": []}
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        assert data(site.command("status", "--json"))["worker"]["alive"] is False
+        dead = site.command("health")
+        assert dead.returncode == 1
+        assert f"PID {worker.pid}" in dead.stdout
+
+
+def test_a_worker_whose_heart_has_stopped_is_not_healthy(site: Site) -> None:
+    record = {"heartbeat": time.time() - 3600}
+    (site.storage / "worker.lock").write_text(f"{os.getpid()}\n{json.dumps(record)}\n")
+    result = site.command("health")
+    assert result.returncode == 1
+    assert "no heartbeat for 36" in result.stdout
+
+
+def test_with_cron_health_asks_only_for_a_usable_queue(site: Site) -> None:
+    assert site.command("health", "--no-worker").returncode == 0
+    site.queue.rmdir()
+    result = site.command("health", "--no-worker", "--json")
+    assert result.returncode == 1
+    assert "does not exist" in json.loads(result.stdout)["problems"][0]
+
+
+# schema, version, and what goes wrong
+
+
+def test_the_schemas_are_json(site: Site) -> None:
+    job, config = (data(site.command("schema", what)) for what in ("job", "config"))
+    assert {"slug", "paths"} <= set(job["required"])
+    assert "gitBranch" in config["properties"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["publish"], "publish"),
+        (["list", "--status", "odd"], "odd"),
+        (["run", "--twice"], "--twice"),
+        (["show"], "SLUG"),
+        (["retry"], "--all"),
+        (["retry", "a", "--all"], "--all"),
+        (["enqueue", "hello", POST, "--at", "tomorrow"], "'tomorrow'"),
+        (["enqueue", "hello", POST, "--author", "Ada"], "'Ada'"),
+        (["enqueue", "a\nb", POST], "slug"),
+    ],
+)
+def test_a_wrong_use_exits_2_and_changes_nothing(site: Site, arguments: list[str], said: str) -> None:
+    result = site.command(*arguments)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert site.jobs() == []
+
+
+@pytest.mark.parametrize("command", ["run", "list", "status", "health", "doctor"])
+def test_a_wrong_setting_exits_2_with_one_line_that_names_it(site: Site, command: str) -> None:
+    result = site.command(command, BRITER_WORKER_MAX_ATTEMPTS="many")
+    assert result.returncode == 2
+    assert 'BRITER_WORKER_MAX_ATTEMPTS is "many"' in error_of(result)
+    assert result.stdout == ""
+
+
+def test_a_queue_that_is_no_folder_is_error_of(site: Site) -> None:
+    site.queue.rmdir()
+    site.queue.write_text("")
+    for arguments in (["list"], ["enqueue", "hello", POST], ["status"], ["retry", "--all"]):
+        result = site.command(*arguments)
+        assert result.returncode == 1, arguments
+        assert str(site.queue) in error_of(result), arguments
+
+
+def test_a_mistake_of_ours_is_one_line_unless_asked_for_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def mistake(_site: str | None) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(queue, "read_site", mistake)
+    assert cli.main(["list"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "KeyError: 'lost'" in line
+    assert "BRITER_DEBUG=1" in line
+    with pytest.raises(KeyError):
+        cli.main(["--debug", "list"])
+    monkeypatch.setenv("BRITER_DEBUG", "1")
+    with pytest.raises(KeyError):
+        cli.main(["list"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("status", "status --json", "list --json", "history --json", "doctor --json", "show hello"),
+        *("health", "schema job", "schema config", "enqueue hello content/x.md", "--help", "--version"),
+    ],
+)
+def test_what_cannot_be_printed_is_one_line_and_exit_1(site: Site, command: str) -> None:
+    site.save("hello", [POST], message="x" * 100)
+    # Without a buffer, as some containers have Python run, nothing is left for its end to write.
+    result = shell(site, f"unset PYTHONUNBUFFERED; $worker {command} > /dev/full")
+    assert result.returncode == 1
+    (line,) = [line for line in result.stderr.splitlines() if "warning: " not in line]
+    assert "No space left on device" in line
+
+
+def test_a_reader_that_has_had_enough_is_no_failure(site: Site, tmp_path: Path) -> None:
+    for number in range(300):
+        site.save(f"post-{number}", [POST], message="x" * 2000)
+    listed = tmp_path / "listed"
+    result = shell(site, f"set -o pipefail; $worker list --json | head -1 >{listed}")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert listed.read_text() == "[\n"
+    short = shell(site, "set -o pipefail; $worker status | true")
+    assert (short.returncode, short.stderr) == (0, "")

@@ -1,0 +1,111 @@
+"""What a person sees at a terminal: tables and colour."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+from sites import Site, events_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+POST = "content/posts/hello.md"
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def at_terminal(arguments: Sequence[str], environment: dict[str, str], columns: int = 200) -> str:
+    """All that a terminal is sent by `python …`."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, columns))
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        # COLUMNS, which some that run tests set, would count for more than how wide the terminal is.
+        env={**environment, "TERM": "xterm-256color", "COLUMNS": ""},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ):
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # on Linux, that is how a terminal ends
+                break
+            if not part:
+                break
+            shown += part
+    os.close(ours)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def worker(site: Site, *arguments: str, **env: str) -> str:
+    return at_terminal(["-m", "briter_worker", *arguments], site.environment(**env))
+
+
+def test_the_list_is_a_table_in_colour(site: Site) -> None:
+    site.save("secret", [".env"])
+    site.run_once()
+    site.save("late", [POST], scheduledFor="2099-01-01")
+    shown = worker(site, "list")
+    assert "\x1b[31mfailed" in shown
+    heading, *rows = _STYLE.sub("", shown).splitlines()
+    assert heading.split() == ["State", "Post", "Job", "When", "Tries", "What", "happened"]
+    assert rows[0].split()[:4] == ["scheduled", "late", site.job("late")["id"], "in"]
+    assert rows[1].split()[:2] == ["failed", "secret"]
+    assert "\x1b[31m" not in worker(site, "list", NO_COLOR="1")
+
+
+def test_in_a_terminal_of_eighty_columns_the_whole_reason_has_room(site: Site) -> None:
+    site.save("secret", [".env"])
+    site.run_once()
+    shown = _STYLE.sub("", at_terminal(["-m", "briter_worker", "list"], site.environment(), columns=80))
+    heading, *rows = shown.splitlines()
+    assert heading.split() == ["State", "Post", "When", "Tries", "What", "happened"]
+    at = heading.index("What happened")
+    job = site.job("secret")
+    assert f"{job['lastError']} Fix: {job['fix']}" == " ".join(row[at:].strip() for row in rows)
+
+
+def test_every_command_can_speak_to_a_person(site: Site) -> None:
+    assert "is queued as job" in worker(site, "enqueue", "secret", ".env")
+    site.run_once()
+    for arguments, said in {
+        ("show", "secret"): "nopaths",
+        ("status",): "live",
+        ("doctor",): "✓ branch: ",
+        ("retry", "secret"): "secret will be tried again",
+        ("cancel", "secret"): "secret cancelled",
+        ("list",): "No jobs.",
+        ("retry", "--all"): "No job needs that.",
+    }.items():
+        assert said in _STYLE.sub("", worker(site, *arguments)), arguments
+
+
+def test_json_is_plain_at_a_terminal_too(site: Site) -> None:
+    assert worker(site, "list", "--json") == "[]\n"
+
+
+def test_what_a_job_says_cannot_steer_the_terminal(site: Site) -> None:
+    site.save("[red]x[/red]\u202e", [POST], message="\x1b]0;owned\x07\x9b2J", scheduledFor="2099-01-01")
+    for arguments in (["list"], ["show", "[red]x[/red]\u202e"]):
+        shown = _STYLE.sub("", worker(site, *arguments))
+        assert shown.replace("\n", "").isprintable(), arguments
+        assert "[red]x[/red]" in shown
+
+
+def test_run_prints_its_log_lines_at_a_terminal_too(site: Site) -> None:
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST])
+    site.save("secret", [".env"])
+    shown = worker(site, "run", "--once")
+    names = [entry["event"] for entry in events_in(_STYLE.sub("", shown))]
+    assert sorted(names) == ["nopaths", "published", "start", "start", "worker-started", "worker-stopped"]
+    assert "\x1b[31m[briter-worker]" in shown
+    assert "\x1b" not in worker(site, "run", "--once", NO_COLOR="1")

@@ -1,0 +1,357 @@
+"""The commands on a site of a cluster print and do the same as on a folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from briter_worker.cluster.submit import enqueue
+from briter_worker.errors import UsageError
+from briter_worker.queues.postgres.blobs import PostgresPayloads
+from briter_worker.queues.postgres.fencing import SiteMissingError
+from briter_worker.settings import load_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sites import Result, Site
+
+    from briter_worker.queues.postgres.database import Database
+
+LATE = "2099-01-01T09:00:00.000Z"
+POST = "content/posts/hello.md"
+
+
+@pytest.fixture
+def cluster(site: Site, database_url: str) -> Site:
+    site.env["BRITER_DATABASE_URL"] = database_url
+    for name in ("blog", "shop"):
+        made = site.command("site", "add", name, "--remote", str(site.remote))
+        assert made.returncode == 0, made.stderr
+    site.write_post(POST, "# Hello\n")
+    return site
+
+
+def ok(result: Result) -> Any:  # noqa: ANN401 - any JSON
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+def said(result: Result, status: int) -> str:
+    assert result.returncode == status, result
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def carried(database: Database, slug: str) -> dict[str, bytes | None]:
+    """What came with the post."""
+    with database.transaction() as connection:
+        row = connection.execute("SELECT id, site FROM publications WHERE slug = %s", (slug,)).fetchone()
+    assert row is not None
+    payloads = PostgresPayloads(database, row[1])
+    files = payloads.of([str(row[0])])[str(row[0])].files
+    return {file.path: None if file.blob is None else b"".join(payloads.content(file.blob)) for file in files}
+
+
+def waiting(database: Database) -> set[str]:
+    """The sites of which the word is out that they are to be drained."""
+    with database.transaction() as connection:
+        rows = connection.execute("SELECT lock FROM procrastinate_jobs WHERE status = 'todo'")
+        return {site for (site,) in rows}
+
+
+# --- enqueue
+
+
+def test_a_post_is_sent_with_its_files_and_its_site_is_woken(cluster: Site, database: Database) -> None:
+    job = ok(
+        cluster.command(
+            *("enqueue", "hello", POST, "content/posts/welcome.md", "-m", "Hello", "--author", "A <a@b.c>"),
+            *("--site", "blog", "--json"),
+        )
+    )
+    assert job == {"id": job["id"], "slug": "hello", "site": "blog"}
+    (row,) = ok(cluster.command("list", "--site", "blog", "--json"))
+    assert row["id"] == job["id"]
+    assert row["paths"] == [POST, "content/posts/welcome.md"]
+    assert (row["message"], row["author"], row["state"]) == (
+        "Hello",
+        {"name": "A", "email": "a@b.c"},
+        "pending",
+    )
+    assert carried(database, "hello") == {POST: b"# Hello\n", "content/posts/welcome.md": b"# Welcome\n"}
+    assert waiting(database) == {"blog"}
+    assert ok(cluster.command("list", "--site", "shop", "--json")) == []
+    assert not cluster.jobs()
+
+
+def test_the_files_may_be_below_any_folder(cluster: Site, database: Database, tmp_path: Path) -> None:
+    (tmp_path / "cms/content").mkdir(parents=True)
+    (tmp_path / "cms/content/a.md").write_text("from there")
+    ok(
+        cluster.command(
+            "enqueue", "a", "content/a.md", "--site", "blog", "--root", str(tmp_path / "cms"), "--json"
+        )
+    )
+    assert carried(database, "a") == {"content/a.md": b"from there"}
+    ok(cluster.command("enqueue", "b", "content/a.md", "--site", "blog", "--root", "cms", "--json"))
+    assert carried(database, "b") == {"content/a.md": b"from there"}
+
+
+def test_the_site_is_the_environments_unless_another_is_named(cluster: Site) -> None:
+    assert ok(cluster.command("enqueue", "a", POST, "--json", BRITER_SITE="shop"))["site"] == "shop"
+    assert (
+        ok(cluster.command("enqueue", "a", POST, "--site", "blog", "--json", BRITER_SITE="shop"))["site"]
+        == "blog"
+    )
+    assert "no site was given. Fix: use --site NAME or BRITER_SITE" in said(
+        cluster.command("enqueue", "a", POST), 2
+    )
+    assert "there is no site 'nope'" in said(cluster.command("enqueue", "a", POST, "--site", "nope"), 1)
+
+
+def test_each_site_sends_only_what_it_may_publish(cluster: Site, database: Database) -> None:
+    cluster.write_post("media/a.png", "png")
+    cluster.write_post(".env", "canary")
+    cluster.command("site", "change", "shop", "--allow", "media")
+    ok(cluster.command("enqueue", "a", "media/a.png", "--site", "shop", "--json"))
+    assert carried(database, "a") == {"media/a.png": b"png"}
+    for path in ("media/a.png", ".env"):
+        result = cluster.command("enqueue", "b", path, POST, "--site", "blog")
+        assert f"warning: {path} will not be published" in result.stderr
+        assert carried(database, "b") == {POST: b"# Hello\n"}
+
+
+def test_what_is_not_there_or_a_link_is_said_at_once(cluster: Site) -> None:
+    result = cluster.command("enqueue", "a", "content/tpyo.md", "--site", "blog")
+    assert result.returncode == 0
+    assert "warning: content/tpyo.md is not in" in result.stderr
+    (cluster.worktree / "content/link.md").symlink_to("/etc/passwd")
+    result = cluster.command("enqueue", "a", "content/link.md", "--site", "blog")
+    assert result.returncode == 2
+    assert "content/link.md: it is, or is below, a symbolic link" in result.stderr
+
+
+def test_a_second_save_of_a_post_takes_the_firsts_place_and_its_files(
+    cluster: Site, database: Database
+) -> None:
+    cluster.command("enqueue", "hello", POST, "--site", "blog")
+    cluster.write_post(POST, "# Better\n")
+    last = ok(
+        cluster.command("enqueue", "hello", POST, "content/posts/welcome.md", "--site", "blog", "--json")
+    )
+    (row,) = ok(cluster.command("list", "--site", "blog", "--json"))
+    assert row["id"] == last["id"]
+    assert carried(database, "hello") == {POST: b"# Better\n", "content/posts/welcome.md": b"# Welcome\n"}
+
+
+def test_a_root_is_refused_where_the_worker_reads_the_files_itself(site: Site) -> None:
+    assert "--root needs a cluster" in said(site.command("enqueue", "a", POST, "--root", "x"), 2)
+
+
+def test_a_database_that_is_away_fails_the_call_and_shows_no_password(cluster: Site) -> None:
+    line = said(
+        cluster.command(
+            "enqueue", "a", POST, "--site", "blog", BRITER_DATABASE_URL="postgresql://u:canary1@127.0.0.1:1/x"
+        ),
+        1,
+    )
+    assert "Fix: start Postgres" in line
+    assert "canary1" not in line
+
+
+def test_a_program_in_python_sends_files_or_what_they_contain(cluster: Site, database: Database) -> None:
+    settings = load_settings(cluster.environment(BRITER_SITE="blog"))
+    sent = enqueue("hello", [POST], settings=settings, root=cluster.worktree, theme="dark")
+    assert (sent.site, sent.left_out, sent.missing) == ("blog", {}, ())
+    files = {"content/a.md": b"a", "content/b.md": None}
+    other = enqueue("values", files=files, site="shop", settings=settings, message="Values")
+    assert other.site == "shop"
+    assert carried(database, "values") == files
+    assert waiting(database) == {"blog", "shop"}
+    with pytest.raises(ValueError, match="under none of the allowed folders"):
+        enqueue("x", files={".env": b"canary"}, settings=settings)
+    with pytest.raises(ValueError, match="leave paths and root out"):
+        enqueue("x", ["a"], files={"content/a.md": b"a"}, settings=settings)
+    with pytest.raises(SiteMissingError):
+        enqueue("x", ["content/a.md"], site="nope", settings=settings)
+    with pytest.raises(UsageError, match="the site to publish to"):
+        enqueue("x", ["content/a.md"], settings=load_settings({}))
+
+
+# --- look and steer
+
+
+def test_a_job_on_hold_is_hurried_and_one_that_failed_is_retried(cluster: Site, database: Database) -> None:
+    cluster.command("enqueue", "hello", POST, "--at", LATE, "--site", "blog")
+    with database.transaction() as connection:
+        connection.execute("DELETE FROM procrastinate_jobs")
+    (row,) = ok(cluster.command("list", "--status", "scheduled", "--site", "blog", "--json"))
+    assert row["scheduledFor"] == LATE
+    (job,) = ok(cluster.command("publish-now", "hello", "--site", "blog", "--json"))
+    assert job["slug"] == "hello"
+    assert waiting(database) == {"blog"}
+    assert ok(cluster.command("list", "--site", "blog", "--json"))[0]["state"] == "pending"
+    assert "'hello' has not failed: its state is pending" in said(
+        cluster.command("retry", "hello", "--site", "blog"), 1
+    )
+    assert "no job with the id or slug 'hello'" in said(
+        cluster.command("retry", "hello", "--site", "shop"), 1
+    )
+
+
+def test_one_post_is_shown_with_every_key_and_where_it_is(cluster: Site) -> None:
+    cluster.command("enqueue", "hello", POST, "--site", "blog", "--at", LATE)
+    shown = ok(cluster.command("show", "hello", "--site", "blog", "--json"))
+    assert (shown["slug"], shown["state"], shown["receipts"]) == ("hello", "scheduled", [])
+    text = cluster.command("show", "hello", "--site", "blog").stdout
+    assert "file\tsite blog, row " in text
+
+
+def test_a_job_is_cancelled_and_its_contents_are_gone(cluster: Site, database: Database) -> None:
+    cluster.command("enqueue", "hello", POST, "--site", "blog")
+    assert ok(cluster.command("cancel", "hello", "--site", "blog", "--json"))[0]["cancelled"] is True
+    assert ok(cluster.command("list", "--site", "blog", "--json")) == []
+    with database.transaction() as connection:
+        assert connection.execute("SELECT count(*) FROM files").fetchone() == (0,)
+
+
+def test_a_pause_is_one_sites_alone(cluster: Site, database: Database) -> None:
+    cluster.command("site", "pause", "blog", "--for", "2h", "--reason", "a freeze")
+    assert ok(cluster.command("status", "--site", "blog", "--json"))["paused"]["reason"] == "a freeze"
+    assert ok(cluster.command("status", "--site", "shop", "--json"))["paused"] is None
+    assert ok(cluster.command("site", "show", "blog", "--json"))["paused"] is True
+    assert "publishing goes on" in cluster.command("site", "resume", "blog").stdout
+    assert ok(cluster.command("status", "--site", "blog", "--json"))["paused"] is None
+    assert waiting(database) == {"blog"}
+    assert ok(cluster.command("pause", "--site", "shop", "--json"))["until"] is None
+    assert ok(cluster.command("resume", "--site", "shop", "--json")) == {"resumed": True}
+
+
+def test_the_status_tells_what_waits_and_that_nobody_is_there_to_publish(cluster: Site) -> None:
+    cluster.command("enqueue", "hello", POST, "--site", "blog")
+    status = ok(cluster.command("status", "--site", "blog", "--json"))
+    assert (status["jobs"]["pending"], status["hosts"], status["worker"]) == (1, 0, None)
+    assert (status["remote"], status["queue"]) == (str(cluster.remote), "the site blog of the cluster")
+    text = cluster.command("status", "--site", "blog").stdout
+    assert "worker\tno node of the cluster runs" in text
+    assert f"publishes\tmain on {cluster.remote}" in text
+
+
+def test_a_failure_of_the_surroundings_is_the_sites_condition(cluster: Site, database: Database) -> None:
+    cluster.command("enqueue", "hello", POST, "--site", "blog")
+    assert ok(cluster.command("status", "--site", "blog", "--json"))["condition"] is None
+    with database.transaction() as connection:
+        connection.execute(
+            "UPDATE publications SET failure = 'network', document = (document::jsonb ||"
+            """ '{"failure": "network", "lastError": "the remote is down", "fix": "check it"}')::text"""
+        )
+    status = ok(cluster.command("status", "--site", "blog", "--json"))
+    assert (status["condition"], status["failure"], status["fix"]) == (
+        "the remote is down",
+        "network",
+        "check it",
+    )
+    with database.transaction() as connection:
+        connection.execute("INSERT INTO conditions VALUES ('blog', NULL, NULL, '', 1e11)")
+    assert ok(cluster.command("status", "--site", "blog", "--json"))["condition"] is None
+
+
+def test_the_list_of_sites_counts_what_waits_in_each(cluster: Site) -> None:
+    cluster.command("enqueue", "hello", POST, "--site", "blog")
+    cluster.command("enqueue", "later", POST, "--site", "blog", "--at", LATE)
+    blog, shop = ok(cluster.command("site", "list", "--json"))
+    assert blog["jobs"] == {"waiting": 2, "claimed": 0, "failed": 0}
+    assert blog["waitingSince"] is not None
+    assert (shop["jobs"]["waiting"], shop["waitingSince"]) == (0, None)
+    assert f"blog\t2\t0\t0\t{cluster.remote}" in cluster.command("site", "list").stdout
+
+
+def test_a_site_is_not_removed_with_jobs_unless_that_is_asked_for(cluster: Site, database: Database) -> None:
+    cluster.command("enqueue", "hello", POST, "--site", "blog")
+    assert "still has 1 jobs" in said(cluster.command("site", "remove", "blog"), 1)
+    ok(cluster.command("site", "remove", "blog", "--discard", "--json"))
+    with database.transaction() as connection:
+        for table in ("publications", "files"):
+            row = connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()  # noqa: S608
+            assert row == (0,), table
+    assert "there is no site 'blog'" in said(cluster.command("enqueue", "hello", POST, "--site", "blog"), 1)
+
+
+# --- is all well?
+
+
+def test_the_doctor_looks_at_the_database_the_hosts_and_the_sites_remote(cluster: Site) -> None:
+    live = {"BRITER_WORKER_DRY_RUN": "false"}
+    found = json.loads(cluster.command("doctor", "--site", "blog", "--json", **live).stdout)
+    states = {each["check"]: each["state"] for each in found["findings"]}
+    assert found["ok"] is True
+    assert (states["database"], states["site"], states["remote"]) == ("ok", "ok", "ok")
+    assert states["hosts"] == "warning"
+    assert len(cluster.remote_log()) == 1
+    general = json.loads(cluster.command("doctor", "--json").stdout)
+    assert "remote" not in {each["check"] for each in general["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "check", "said"),
+    [
+        (("--remote", "/nowhere/gone.git"), "remote", "gone.git"),
+        (("--branch", "nope"), "remote", "the remote has no branch nope"),
+        (("--remote", "https://127.0.0.1:1/x.git", "--credential-env", "NOT_SET"), "remote", "NOT_SET"),
+    ],
+)
+def test_the_doctor_names_what_keeps_a_site_from_being_published(
+    cluster: Site, arguments: tuple[str, ...], check: str, said: str
+) -> None:
+    assert cluster.command("site", "change", "blog", *arguments).returncode == 0
+    result = cluster.command("doctor", "--site", "blog", "--json")
+    assert result.returncode == 1
+    (wrong,) = [each for each in json.loads(result.stdout)["findings"] if each["state"] == "error"]
+    assert wrong["check"] == check
+    assert said in wrong["message"] + wrong["fix"]
+
+
+def test_the_doctor_says_of_a_database_that_is_away_how_to_mend_that(cluster: Site) -> None:
+    away = "postgresql://u:canary1@127.0.0.1:1/x"
+    result = cluster.command("doctor", "--site", "blog", "--json", BRITER_DATABASE_URL=away)
+    assert result.returncode == 1
+    assert "canary1" not in result.stdout
+    (wrong,) = [each for each in json.loads(result.stdout)["findings"] if each["state"] == "error"]
+    assert (wrong["check"], wrong["fix"]) == ("database", "start Postgres, or correct BRITER_DATABASE_URL")
+
+
+def test_a_host_is_healthy_while_the_database_answers_and_a_worker_lives(
+    cluster: Site, database: Database
+) -> None:
+    assert cluster.command("health", "--no-worker").returncode == 0
+    assert "no worker is running" in cluster.command("health").stdout
+    with database.transaction() as connection:
+        connection.execute("INSERT INTO procrastinate_workers DEFAULT VALUES")
+    assert cluster.command("health").returncode == 0
+    away = "postgresql://u@127.0.0.1:1/x"
+    assert cluster.command("health", "--no-worker", BRITER_DATABASE_URL=away).returncode == 1
+
+
+# --- what a folder's commands must not pay for
+
+
+def test_beside_a_folder_nothing_of_the_cluster_is_loaded(site: Site) -> None:
+    site.save("late", [POST], scheduledFor=LATE)
+    for command in (["list"], ["status"], ["enqueue", "a", POST], ["run", "--once"], ["pause"]):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "briter_worker", *command],
+            cwd=site.root,
+            env=site.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        forbidden = ("psycopg", "procrastinate", "briter_worker.cluster", "briter_worker.queues.postgres")
+        assert not {name for name in loaded if name.startswith(forbidden)}, command

@@ -1,0 +1,329 @@
+"""The dashboard of a cluster: all sites on one page, and each site's own pages and API below it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from dashboards import Dashboard, events, serving
+from sites import Site, eventually
+
+from briter_worker.cluster.sites import Site as Registered
+from briter_worker.cluster.sites import add
+from briter_worker.queues.postgres.producer import submit, submit_many
+from briter_worker.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from briter_worker.queues.postgres.database import Database
+
+LATE = "2099-01-01T09:00:00.000Z"
+NAMES = ("blog", "shop")
+
+
+def registered(database: Database, *names: str) -> None:
+    settings = load_settings({})
+    for name in names:
+        add(
+            database,
+            Registered(name, "https://example.org/r.git", "main", "local-mdx", created_at=1.0),
+            settings,
+        )
+
+
+@pytest.fixture
+def cluster(site: Site, database: Database, database_url: str) -> Site:
+    site.env["BRITER_DATABASE_URL"] = database_url
+    registered(database, *NAMES)
+    return site
+
+
+@pytest.fixture
+def dashboard(cluster: Site) -> Iterator[Dashboard]:
+    with serving(cluster) as dashboard:
+        yield dashboard
+
+
+def save(database: Database, site: str, slug: str, **keys: object) -> None:
+    document = {"id": f"{site}-{slug}", "slug": slug, "paths": ["content/a.md"], **keys}
+    with database.transaction() as connection:
+        submit(connection, site, document, now=time.time())
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def row_of(dashboard: Dashboard, name: str, **query: str) -> dict[str, Any] | None:
+    items = dashboard.json("/api/sites", **query)["items"]
+    return next((each for each in items if each["name"] == name), None)
+
+
+def test_all_sites_are_on_one_page_with_what_waits_and_what_failed(
+    dashboard: Dashboard, database: Database
+) -> None:
+    save(database, "blog", "now")
+    save(database, "blog", "later", scheduledFor=LATE)
+    save(database, "shop", "broken", status="failed", failure="rejected", lastError="refused")
+    eventually(lambda: (row_of(dashboard, "blog") or {"jobs": {}})["jobs"].get("pending") == 1)
+    blog, shop = row_of(dashboard, "blog"), row_of(dashboard, "shop")
+    assert blog is not None
+    assert shop is not None
+    jobs = {"pending": 1, "scheduled": 1, "retrying": 0, "tried": 0, "claimed": 0, "failed": 0}
+    assert blog["jobs"] == jobs
+    assert blog["oldestWaitingSeconds"] >= 0
+    assert (shop["jobs"]["failed"], shop["oldestWaitingSeconds"]) == (1, None)
+    assert row_of(dashboard, "blog", show="trouble") is None
+    assert row_of(dashboard, "shop", show="trouble") is not None
+    assert row_of(dashboard, "shop", q="LOG") is None
+    page = dashboard.page.get("/").text
+    assert 'href="/sites/blog/"' in page
+    assert 'href="/sites/shop/"' in page
+    assert 'href="/sites/blog/"' not in dashboard.page.get("/?show=trouble").text
+    assert "No node of the cluster is running" in page
+    metrics = dashboard.page.get("/metrics").text
+    assert 'briter_jobs{site="blog",state="scheduled"} 1.0' in metrics
+    assert 'briter_dead_letters{site="shop"} 1.0' in metrics
+
+
+def test_each_site_has_the_pages_and_sees_its_own_posts_only(
+    dashboard: Dashboard, database: Database
+) -> None:
+    save(database, "blog", "mine", scheduledFor=LATE)
+    save(database, "shop", "theirs", status="failed", failure="rejected", lastError="refused")
+    for path in ("/", "/scheduled", "/failed", "/published", "/figures", "/site", "/post?slug=mine"):
+        answer = dashboard.page.get(f"/sites/blog{path}")
+        assert answer.status_code == 200, path
+        assert "theirs" not in answer.text, path
+        # Every address on it leads back into the site, to what all share, or up.
+        for href in _addresses(answer.text):
+            assert href.startswith(("/sites/blog", "/static/", "#")) or href in {"/", "/sign-out"}, (
+                path,
+                href,
+            )
+    assert "mine" in dashboard.page.get("/sites/blog/scheduled").text
+    assert "theirs" in dashboard.page.get("/sites/shop/failed").text
+    assert dashboard.page.get("/sites/nowhere/").status_code == 404
+    assert dashboard.api.get("/api/sites/nowhere/jobs").json()["status"] == 404
+    assert dashboard.page.get("/sites/blog").headers["location"] == "/sites/blog/"
+    described = dashboard.json("/openapi.json")["paths"]
+    assert "NewUpload" in json.dumps(described["/api/sites/{site}/jobs"]["post"])
+    assert "site" in [each["name"] for each in described["/api/sites/{site}/jobs"]["get"]["parameters"]]
+
+
+def _addresses(page: str) -> list[str]:
+    found = []
+    for name in ("href", "action", "hx-get"):
+        found += [part.split('"')[0] for part in page.split(f' {name}="')[1:]]
+    return [each for each in found if not each.startswith("http")]
+
+
+def test_a_site_is_controlled_from_its_pages_and_its_drain_is_queued(
+    dashboard: Dashboard, database: Database
+) -> None:
+    save(database, "blog", "later", scheduledFor=LATE)
+    save(database, "blog", "gone", scheduledFor=LATE)
+    save(database, "shop", "broken", status="failed", failure="rejected", lastError="refused")
+    csrf = dashboard.csrf("/sites/blog/site")
+    done = dashboard.page.post(
+        "/sites/blog/actions/publish-now",
+        data={"csrf": csrf, "back": "/sites/blog/scheduled", "id": "blog-later"},
+    )
+    assert (done.status_code, done.headers["location"]) == (303, "/sites/blog/scheduled?told=publish-now")
+    assert dashboard.json("/api/sites/blog/jobs", state="pending")["total"] == 1
+    assert dashboard.api.post("/api/sites/shop/jobs/shop-broken/retry").json()["jobs"][0]["slug"] == "broken"
+    assert dashboard.api.post("/api/sites/blog/jobs/shop-broken/retry").status_code == 404
+    assert dashboard.api.post("/api/sites/blog/jobs/blog-gone/cancel").json()["jobs"][0]["cancelled"] is True
+    eventually(lambda: dashboard.json("/api/sites/blog/history")["items"])
+    (receipt,) = dashboard.json("/api/sites/blog/history")["items"]
+    assert (receipt["slug"], receipt["outcome"]) == ("gone", "cancelled")
+    assert dashboard.json("/api/sites/shop/history")["items"] == []
+    assert dashboard.api.post("/api/sites/shop/pause", json={"reason": "stocktaking"}).status_code == 200
+    eventually(lambda: row_of(dashboard, "shop", show="paused") is not None)
+    with database.transaction() as connection:
+        rows = connection.execute("SELECT lock FROM procrastinate_jobs WHERE status = 'todo'").fetchall()
+    assert {name for (name,) in rows} == {"blog", "shop"}
+
+
+def test_nobody_sees_a_site_without_the_token(cluster: Site) -> None:
+    with serving(cluster, token="") as dashboard, serving(cluster, token="") as other:
+        for path in ("/", "/sites/blog/", "/sites/blog/healthz", "/sites/blog/static/live.js"):
+            answer = dashboard.page.get(path)
+            assert (answer.status_code, answer.headers["location"].split("?")[0]) == (303, "/sign-in"), path
+        for path in ("/api/sites", "/api/sites/blog/jobs", "/sites/blog/events", "/metrics"):
+            assert httpx.get(dashboard.base + path).status_code == 401, path
+        link = dashboard.link.removeprefix(dashboard.base)
+        assert other.page.get(link).status_code == 403, "each dashboard has its own links"
+        assert dashboard.page.get(dashboard.link).status_code == 303
+        assert dashboard.page.get("/sites/blog/").status_code == 200
+
+
+# --- Jobs over HTTP, with their files
+
+
+def test_a_post_comes_over_http_with_its_files_and_is_published(site: Site, database_url: str) -> None:
+    site.env["BRITER_DATABASE_URL"] = database_url
+    assert site.command("site", "add", "blog", "--remote", str(site.remote)).returncode == 0
+    with serving(site) as dashboard:
+        body = {
+            "slug": "hello",
+            "message": "Say hello",
+            "contents": {"content/posts/hello.md": encoded("# Hello\n"), "content/posts/welcome.md": None},
+        }
+        answer = dashboard.api.post("/api/sites/blog/jobs", json=body)
+        assert answer.status_code == 201, answer.text
+        made = answer.json()
+        assert site.command("run", "--once").returncode == 0
+        eventually(lambda: dashboard.json(f"/api/sites/blog/jobs/{made['id']}")["receipts"])
+        (receipt,) = dashboard.json(f"/api/sites/blog/jobs/{made['id']}")["receipts"]
+        assert receipt["outcome"] == "published"
+        assert "hello" in dashboard.page.get("/sites/blog/published").text
+    assert site.git("show", "main:content/posts/hello.md", cwd=site.remote) == "# Hello"
+    assert (
+        site.git("ls-tree", "--name-only", "main", "content/posts/", cwd=site.remote)
+        == "content/posts/hello.md"
+    )
+
+
+def test_requests_with_one_idempotency_key_are_one_job(dashboard: Dashboard) -> None:
+    body = {
+        "slug": "hello",
+        "scheduledFor": LATE,
+        "contents": {"content/a.md": encoded("a"), "content/b.md": ""},
+    }
+    answers = []
+
+    def ask() -> None:
+        with httpx.Client(base_url=dashboard.base, headers=dashboard.api.headers, timeout=30) as client:
+            answers.append(client.post("/api/sites/blog/jobs", json=body, headers={"Idempotency-Key": "k"}))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answer.status_code for answer in answers] == [201] * 4
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert sorted(answer.json()["replayed"] for answer in answers) == [False, True, True, True]
+    key = {"Idempotency-Key": "k"}
+    other = {**body, "contents": {"content/a.md": encoded("b")}}
+    assert dashboard.api.post("/api/sites/blog/jobs", json=other, headers=key).status_code == 422
+    assert dashboard.api.post("/api/sites/shop/jobs", json=other, headers=key).json()["replayed"] is False
+    assert dashboard.json("/api/sites/blog/jobs")["total"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"contents": {"content/a.md": "no base64!"}}, "base64"),
+        ({"contents": {}}, "at least 1"),
+        ({"contents": None}, "contents"),
+        ({"contents": {"../etc/passwd": "YQ=="}}, "../etc/passwd"),
+        ({"contents": {"secret/a.md": "YQ=="}}, "secret/a.md"),
+        ({"paths": ["content/b.md"]}, "leave paths out"),
+        ({"slug": ""}, "slug"),
+        ({"scheduledFor": "soon"}, "soon"),
+    ],
+)
+def test_what_cannot_be_published_is_refused_with_the_reason(
+    dashboard: Dashboard, change: dict[str, Any], told: str
+) -> None:
+    body = {"slug": "hello", "contents": {"content/a.md": encoded("a")}, **change}
+    answer = dashboard.api.post("/api/sites/blog/jobs", json=body)
+    assert answer.status_code == 422, answer.text
+    assert told in answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert dashboard.json("/api/sites/blog/jobs")["total"] == 0
+
+
+def test_files_may_be_large_but_not_without_limit(dashboard: Dashboard) -> None:
+    text = "x" * (5 << 20)
+    answer = dashboard.api.post(
+        "/api/sites/blog/jobs", json={"slug": "a", "contents": {"content/a.md": encoded(text)}}
+    )
+    assert answer.status_code == 201, answer.text
+    answer = dashboard.api.post("/api/sites/blog/jobs", content=b"x" * ((48 << 20) + 1))
+    assert answer.status_code == 413
+    assert dashboard.api.post("/api/sites/blog/pause", content=b"x" * ((2 << 20) + 1)).status_code == 413
+
+
+# --- Live stream
+
+
+def test_readers_of_a_site_and_of_all_sites_get_its_events(dashboard: Dashboard, database: Database) -> None:
+    with (
+        dashboard.api.stream("GET", "/sites/blog/events") as one,
+        dashboard.api.stream("GET", "/events") as whole,
+    ):
+        ours, all_of_them = events(one), events(whole)
+        assert next(ours)[0] == "snapshot"
+        assert next(all_of_them)[0] == "snapshot"
+        save(database, "blog", "later", scheduledFor=LATE)
+        name, _, data = next(ours)
+        assert (name, data["jobs"]["scheduled"]) == ("status", 1)
+        name, _, data = next(all_of_them)
+        assert (name, data["jobs"]["scheduled"]) == ("status", 1)
+        dashboard.api.post("/api/sites/blog/jobs/blog-later/cancel")
+        for name, _, data in ours:
+            if name == "cancelled":
+                assert data["slug"] == "later"
+                break
+
+
+def test_a_lost_database_is_reported_and_the_dashboard_recovers(
+    cluster: Site,
+    database: Database,
+    postgres_server: Any,  # noqa: ANN401 - the fixture's own
+) -> None:
+    with serving(cluster) as dashboard:
+        assert dashboard.page.get("/sites/blog/").status_code == 200
+        postgres_server.stop()
+        try:
+            eventually(lambda: "cannot be read" in dashboard.page.get("/").text, within=30)
+            eventually(lambda: dashboard.api.get("/readyz").status_code == 503, within=30)
+            assert dashboard.page.get("/sites/shop/").status_code == 503
+        finally:
+            postgres_server.start()
+        eventually(lambda: dashboard.api.get("/readyz").status_code == 200, within=30)
+        save(database, "shop", "later", scheduledFor=LATE)
+        eventually(lambda: "later" in dashboard.page.get("/sites/shop/scheduled").text, within=30)
+
+
+@pytest.mark.slow
+def test_a_page_is_fast_with_many_sites_and_jobs(site: Site, database: Database, database_url: str) -> None:
+    site.env["BRITER_DATABASE_URL"] = database_url
+    names = [f"site-{number}" for number in range(2000)]
+    with database.transaction() as connection:
+        connection.execute(
+            "INSERT INTO sites (name, remote) SELECT n, 'https://example.org' FROM unnest(%s::text[]) n",
+            (names,),
+        )
+    for name in names:
+        jobs = [
+            (
+                {"id": f"{name}-{n}", "slug": f"post-{n}", "paths": ["content/a.md"], "scheduledFor": LATE},
+                None,
+            )
+            for n in range(50)
+        ]
+        with database.transaction() as connection:
+            submit_many(connection, name, jobs, now=time.time())
+    with serving(site) as dashboard:
+        eventually(lambda: dashboard.json("/api/status")["jobs"]["scheduled"] == 100_000, within=60)
+        took = {}
+        for path in ("/", "/?q=site-19", "/sites/site-7/", "/sites/site-7/scheduled", "/api/sites"):
+            assert dashboard.page.get(path).status_code == 200, path
+            times = []
+            for _ in range(15):
+                began = time.perf_counter()
+                dashboard.page.get(path)
+                times.append(time.perf_counter() - began)
+            took[path] = sorted(times)[len(times) // 2] * 1000
+        print(took)  # noqa: T201 - the figures
+        assert max(took.values()) < 200, took

@@ -1,0 +1,269 @@
+"""Posts of many sites on their remotes: everything real, hosts as processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from cluster_farm import Farm, events
+from sites import eventually
+
+from briter_worker.queues.postgres.blobs import collect_blobs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from postgres import Server
+
+    from briter_worker.queues.postgres.database import Database
+
+
+@pytest.fixture
+def farm(tmp_path: Path, database: Database, database_url: str) -> Iterator[Farm]:
+    """No sites yet, and no hosts."""
+    farm = Farm(tmp_path, database, database_url)
+    try:
+        yield farm
+    finally:
+        farm.end()
+
+
+def test_one_run_brings_all_that_is_due_on_all_sites_to_their_remotes(farm: Farm) -> None:
+    farm.add("blog", "shop")
+    for number in range(3):
+        farm.save("blog", f"post{number}")
+    farm.save("shop", "offer")
+    farm.save("shop", "later", at=datetime.now(UTC) + timedelta(days=1))
+    done = farm.once()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert farm.published("blog") == Counter({"post0": 1, "post1": 1, "post2": 1})
+    assert farm.published("shop") == Counter({"offer": 1})
+    assert farm.rows() == 1
+    told = [(each["site"], each["slug"]) for each in events(done.stdout) if each["event"] == "published"]
+    assert sorted(told) == [("blog", "post0"), ("blog", "post1"), ("blog", "post2"), ("shop", "offer")]
+    again = farm.once()
+    assert again.returncode == 0
+    assert [each["event"] for each in events(again.stdout)] == ["worker-started", "worker-stopped"]
+
+
+def test_a_site_whose_remote_is_gone_fails_alone(farm: Farm) -> None:
+    farm.add("blog", "shop")
+    farm.remote("blog").rename(farm.remote("blog").with_name("elsewhere.git"))
+    farm.save("blog", "post")
+    farm.save("shop", "offer")
+    done = farm.once(BRITER_WORKER_BACKOFF_MS="60000")
+    assert done.returncode == 1, done.stdout
+    assert farm.published("shop") == Counter({"offer": 1})
+    (failed,) = [each for each in events(done.stdout) if each["event"] == "failed"]
+    assert (failed["site"], failed["slug"]) == ("blog", "post")
+    # And when the remote is back, it is published.
+    farm.remote("blog").with_name("elsewhere.git").rename(farm.remote("blog"))
+    with farm.database.transaction() as connection:
+        connection.execute("UPDATE publications SET next_attempt_at = 1")
+    assert farm.once().returncode == 0
+    assert farm.published("blog") == Counter({"post": 1})
+
+
+def test_a_dry_run_pushes_nothing_and_the_first_live_run_on_any_host_does(farm: Farm) -> None:
+    farm.add("blog")
+    farm.save("blog", "post")
+    done = farm.once("one", BRITER_WORKER_DRY_RUN="true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [each["event"] for each in events(done.stdout) if "slug" in each] == ["start", "published"]
+    assert farm.published("blog") == Counter()
+    again = farm.once("one", BRITER_WORKER_DRY_RUN="true")
+    assert [each["event"] for each in events(again.stdout) if "slug" in each] == []
+    assert farm.once("two").returncode == 0
+    assert farm.published("blog") == Counter({"post": 1})
+
+
+def test_what_others_did_is_merged_also_where_another_host_published_before(farm: Farm) -> None:
+    farm.add("blog")
+    lines = [f"line {number}\n" for number in range(9)]
+    farm.save("blog", "post", "".join(lines))
+    assert farm.once("one").returncode == 0
+    farm.person("blog", {"content/post.md": "".join(["theirs\n", *lines[1:]])})
+    farm.save("blog", "post", "".join([*lines[:8], "ours\n"]))
+    done = farm.once("two")
+    assert done.returncode == 0, done.stdout
+    assert farm.file("blog", "content/post.md") == "".join(["theirs\n", *lines[1:8], "ours\n"])
+    # The CMS knows nothing of theirs; its next save is no edit of it all the same.
+    farm.save("blog", "post", "".join([*lines[:7], "ours\n", "ours\n"]))
+    assert farm.once("three").returncode == 0
+    assert farm.file("blog", "content/post.md") == "".join(["theirs\n", *lines[1:7], "ours\n", "ours\n"])
+
+
+def test_a_save_is_on_the_remote_within_a_second_while_a_host_runs(farm: Farm) -> None:
+    farm.add("blog")
+    host = farm.start("one", BRITER_WORKER_POLL_INTERVAL_MS="60000")
+    farm.save("blog", "first")
+    eventually(lambda: farm.published("blog")["first"] == 1)
+    began = time.monotonic()
+    farm.save("blog", "second")
+    eventually(lambda: farm.published("blog")["second"] == 1)
+    assert time.monotonic() - began < 5, host.text()  # 0.3 s where nothing else runs
+
+
+def test_a_host_that_starts_removes_contents_that_nothing_needs(farm: Farm) -> None:
+    farm.add("blog")
+    farm.save("blog", "later", at=datetime.now(UTC) + timedelta(days=1))
+    with farm.database.transaction() as connection:
+        connection.execute("INSERT INTO blobs (blob, size) VALUES (%s, 0)", ("0" * 40,))
+    farm.start("one")
+
+    def contents() -> int:
+        with farm.database.transaction() as connection:
+            row = connection.execute("SELECT count(*) FROM blobs").fetchone()
+        return int(row[0]) if row else 0
+
+    eventually(lambda: contents() == 1)
+
+
+def test_a_host_has_two_connections_more_than_slots(farm: Farm) -> None:
+    names = [f"site{number}" for number in range(6)]
+    farm.add(*names)
+    farm.start("one", "--workers", "3")
+    for name in names:
+        farm.hook(name, "sleep 0.5")
+        farm.save(name, "post")
+    most = 0
+
+    def all_published() -> bool:
+        nonlocal most
+        with farm.database.transaction() as connection:
+            row = connection.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND application_name LIKE 'briter-worker%' AND pid <> pg_backend_pid()"
+            ).fetchone()
+        assert row is not None
+        # This process's own, of the test and of `enqueue`, have the same name.
+        most = max(most, row[0] - len(farm_connections(farm)))
+        return farm.rows() == 0
+
+    eventually(all_published)
+    assert 0 < most <= 5
+
+
+def farm_connections(farm: Farm) -> list[int]:
+    """Connections of this process: those that were there before any host."""
+    with farm.database.transaction() as connection:
+        rows = connection.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name = 'briter-worker' AND pid <> pg_backend_pid()"
+            " AND backend_start < (SELECT min(backend_start) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'briter-worker dispatch')"
+        )
+        return [pid for (pid,) in rows]
+
+
+def test_a_host_that_is_told_to_stop_finishes_its_push(farm: Farm) -> None:
+    farm.add("blog")
+    marker = farm.root / "pushing"
+    farm.hook("blog", f"touch {marker}; sleep 2")
+    host = farm.start("one")
+    farm.save("blog", "post")
+    eventually(marker.exists)
+    host.signal(signal.SIGTERM)
+    assert host.process.wait(60) == 0
+    assert farm.published("blog") == Counter({"post": 1})
+    assert farm.rows() == 0
+    assert [each["event"] for each in events(host.text())][-1] == "worker-stopped"
+
+
+def test_a_host_that_is_told_to_stop_gives_up_a_push_that_takes_too_long(farm: Farm) -> None:
+    farm.add("blog")
+    marker = farm.root / "pushing"
+    farm.hook("blog", f"touch {marker}; sleep 60")
+    host = farm.start("one", BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="500")
+    farm.save("blog", "post")
+    eventually(marker.exists)
+    host.signal(signal.SIGTERM)
+    assert host.process.wait(60) == 0
+    farm.hook("blog", "true")
+    assert farm.rows() == 1
+    done = farm.once("two")
+    assert done.returncode == 0, done.stdout
+    assert farm.published("blog") == Counter({"post": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pushed", [False, True], ids=["in the push", "after the push"])
+def test_a_host_killed_around_its_push_is_replaced_and_the_post_is_there_once(
+    farm: Farm, *, pushed: bool
+) -> None:
+    farm.add("blog")
+    marker = farm.root / "pushing"
+    # The server goes on with what it has received, whoever died meanwhile.
+    farm.hook("blog", f"touch {marker}; sleep {0 if pushed else 2}")
+    host = farm.start("one")
+    if pushed:
+        (farm.remote("blog") / "hooks" / "post-receive").write_text(
+            f"#!/bin/sh\ntouch {marker}.done; sleep 2\n"
+        )
+        (farm.remote("blog") / "hooks" / "post-receive").chmod(0o755)
+        marker = farm.root / "pushing.done"
+    farm.save("blog", "post")
+    eventually(marker.exists)
+    host.process.kill()
+    farm.hook("blog", "true")
+    heir = farm.start("two")
+    eventually(lambda: farm.rows() == 0, within=40)
+    assert farm.published("blog") == Counter({"post": 1})
+    assert "reaped" in heir.text()
+    farm.save("blog", "next")
+    eventually(lambda: farm.published("blog")["next"] == 1)
+
+
+@pytest.mark.slow
+def test_a_host_that_sleeps_before_its_push_is_replaced_and_changes_nothing_when_it_wakes(farm: Farm) -> None:
+    farm.add("blog")
+    marker = farm.root / "pushing"
+    farm.hook("blog", f"test -e {marker} && exit 0; touch {marker}; sleep 3; exit 1")
+    sleeper = farm.start("one")
+    farm.save("blog", "post")
+    eventually(marker.exists)
+    sleeper.signal(signal.SIGSTOP)  # its git goes on; the server will not take that push
+    heir = farm.start("two")
+    eventually(lambda: farm.rows() == 0, within=40)
+    sleeper.signal(signal.SIGCONT)
+    eventually(lambda: "another worker has the site" in sleeper.text(), within=40)
+    farm.save("blog", "next")
+    eventually(lambda: farm.rows() == 0)
+    assert farm.published("blog") == Counter({"post": 1, "next": 1})
+    assert "reaped" in heir.text()
+    slugs = [(each["slug"], each["event"]) for each in events(sleeper.text()) if each["event"] == "published"]
+    assert ("post", "published") not in slugs
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_nor_twice_whatever_dies(farm: Farm, postgres_server: Server) -> None:
+    names = [f"site{number}" for number in range(8)]
+    farm.add(*names)
+    hosts = [farm.start(f"host{number}") for number in range(3)]
+    for round_ in range(5):
+        for name in names:
+            farm.save(name, f"post{round_}")
+        match round_:
+            case 0:
+                hosts[0].process.kill()
+            case 1:
+                hosts[1].signal(signal.SIGSTOP)
+                hosts.append(farm.start("host3"))
+            case 2:
+                postgres_server.restart(signal.SIGQUIT)
+            case 3:
+                hosts[1].signal(signal.SIGCONT)
+            case _:
+                pass
+    eventually(lambda: farm.rows() == 0, within=90)
+    for name in names:
+        assert farm.published(name) == Counter({f"post{number}": 1 for number in range(5)})
+    collect_blobs(farm.database)  # all have the same bytes: two that let go of them at once left them there
+    with farm.database.transaction() as connection:
+        assert connection.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM plans").fetchone() == (0,)

@@ -1,0 +1,266 @@
+"""The history of a cluster: many nodes write and send at once, each for many sites."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from receivers import Receiver, receiving
+from sites import eventually
+
+from briter_worker.events import (
+    Cancelled,
+    ConditionChanged,
+    Event,
+    Failed,
+    JobStarted,
+    Published,
+    Warned,
+)
+from briter_worker.sinks.condition import SiteCondition
+from briter_worker.sinks.fanout import FanOut
+from briter_worker.sinks.history import Condition, History, HistoryUnreadableError, tallies
+from briter_worker.sinks.recorder import HistorySink, Retention, Target
+from briter_worker.sinks.store import PostgresStore
+from briter_worker.sinks.webhook_sender import Sender
+from briter_worker.sinks.webhooks import LEASE_S, Delivery, Outbox, Receivers, WebhookSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from postgres import Server
+    from sites import Site
+
+    from briter_worker.queues.postgres.database import Database
+    from briter_worker.sinks.store import Store
+
+DAY = 86400.0
+NOW = 1_000_000.0
+SHA = "52ed5b9c2a5b45b9a7a0a6f8f1f7be9bd5b2d6b1"
+TARGET = Target("main", "origin", "https://example.org/notes/{slug}")
+RETENTION = Retention(stale_days=30, keep_days=365)
+
+
+def start(job: str = "j1", attempt: int = 1) -> JobStarted:
+    return JobStarted(
+        job_id=job,
+        slug=f"post-{job}",
+        attempt=attempt,
+        dry_run=False,
+        title="",
+        saved_at=NOW - 10,
+        due_at=None,
+    )
+
+
+def ended(job: str = "j1", attempt: int = 1) -> dict[str, Any]:
+    return {"job_id": job, "slug": f"post-{job}", "attempt": attempt, "dry_run": False, "duration_ms": 7}
+
+
+AWAY: dict[str, Any] = {"error": "the remote is away\nreally", "failure": "network", "fix": "connect it"}
+
+
+@pytest.fixture
+def store(database: Database) -> PostgresStore:
+    return PostgresStore(database.transaction)
+
+
+def record(store: Store, *events: Event, site: str = "blog", now: float = NOW) -> list[Event]:
+    """Record the events of one drain, one by one. Return what was logged."""
+    logged: list[Event] = []
+    sinks = FanOut([HistorySink(store, TARGET, site=site, clock=lambda: now)], logged.append)
+    for event in events:
+        sinks(event)
+    sinks.close()
+    return logged
+
+
+def test_the_history_of_one_site_has_nothing_of_another(store: PostgresStore) -> None:
+    for site in ("blog", "shop"):
+        record(store, start("j1"), Published(**ended("j1"), commit=SHA), start("j2"), site=site)
+    record(store, start("j2", attempt=2), site="shop")
+    blog = History(store, "blog")
+    assert [each.outcome for each in blog.receipts()] == ["published"]
+    assert [each.attempt for each in blog.attempts("j2")] == [1]
+    assert [each.job_id for each in blog.under_way()] == ["j2"]
+    assert [each.event for each in blog.moments(0)] == ["start", "published", "start"]
+    assert blog.latest() == (blog.moments(0)[-1].id, blog.moments(0)[0].id)
+    assert [(each.site, each.number) for each in tallies(store)] == [("blog", 1), ("shop", 1)]
+
+
+def test_moments_of_a_site_become_visible_in_the_order_of_their_ids(store: PostgresStore) -> None:
+    """A reader who has seen a moment asks for later ids only."""
+    history = History(store, "blog")
+    writer = threading.Thread(target=record, args=(store, Cancelled(job_id="2", slug="post")))
+    with store.transaction("blog") as slow:
+        slow.execute("INSERT INTO moments (site, at, event, data) VALUES ('blog', 1, 'first', '{}')")
+        writer.start()
+        record(store, Cancelled(job_id="3", slug="post"), site="shop")
+        writer.join(0.3)
+        assert history.moments(0) == []
+    writer.join()
+    assert [moment.event for moment in history.moments(0)] == ["first", "cancelled"]
+
+
+def test_a_database_that_is_away_costs_receipts(postgres_server: Server, store: PostgresStore) -> None:
+    postgres_server.stop()
+    try:
+        logged = record(store, start("j1"), Published(**ended("j1"), commit=SHA))
+        with pytest.raises(HistoryUnreadableError) as unreadable:
+            History(store, "blog").receipts()
+    finally:
+        postgres_server.start()
+    record(store, Cancelled(job_id="j2", slug="b"))
+    assert [each.job_id for each in History(store, "blog").receipts()] == ["j2"]
+    (warning,) = [event for event in logged if isinstance(event, Warned)]
+    assert "the history in Postgres cannot be used" in warning.error
+    assert warning.fix == unreadable.value.fix != ""
+
+
+# --- condition
+
+
+def test_a_site_condition_is_reported_once_whichever_node_meets_it(store: PostgresStore) -> None:
+    told: list[tuple[str, Event]] = []
+
+    def drain(site: str) -> FanOut:
+        def log(event: Event) -> None:
+            if isinstance(event, ConditionChanged):
+                told.append((site, event))
+
+        return FanOut([], log, condition=SiteCondition(store, site, clock=lambda: NOW))
+
+    away = Failed(**ended(), **AWAY, retry_at=NOW)
+    published = Published(**ended(), commit=SHA)
+    drain("blog")(away)
+    drain("blog")(dataclasses.replace(away, error="in other words"))
+    drain("shop")(published)
+    assert History(store, "blog").condition() == Condition("network", away.error, "connect it", NOW)
+    drain("blog").deliver([published, published], lambda: None)
+    drain("blog")(published)
+    assert told == [
+        ("blog", ConditionChanged(condition=away.error, failure="network", fix="connect it")),
+        ("blog", ConditionChanged(condition=None, failure=None)),
+    ]
+    assert History(store, "blog").condition() == Condition(None, "", "", NOW)
+    assert History(store, "shop").condition() is None
+
+
+# --- webhooks
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+class Nodes:
+    """Nodes that notify the same receivers."""
+
+    def __init__(self, store: PostgresStore, receiver: Receiver) -> None:
+        self.store = store
+        self.now = NOW
+        self.warnings: list[str] = []
+        self._receivers = Receivers(urls=(f"{receiver.url}/all",))
+        self._builds = Receivers(build_hook=f"{receiver.url}/build")
+
+    def open(self, *, build: bool = False) -> tuple[Callable[[str, Event], None], Sender]:
+        """Return a function that stores a site's event on one node, and the node's sender."""
+        outbox = Outbox(self.store)
+        sender = Sender(
+            outbox,
+            allow_private=True,
+            warn=lambda message, _fix: self.warnings.append(message),
+            clock=lambda: self.now,
+            delays=(5.0, 5.0),
+        )
+        receivers = self._builds if build else self._receivers
+
+        def tell(site: str, event: Event) -> None:
+            sink = WebhookSink(
+                outbox, receivers, sender.wake, href=TARGET.href, site=site, clock=lambda: self.now
+            )
+            sink.store([event])
+
+        return tell, sender
+
+    def unsent(self) -> int:
+        return int(self.store.query("SELECT count(*) FROM messages")[0][0])
+
+
+@pytest.fixture
+def nodes(store: PostgresStore, receiver: Receiver) -> Nodes:
+    return Nodes(store, receiver)
+
+
+def test_a_message_is_sent_once_by_many_nodes(nodes: Nodes, receiver: Receiver) -> None:
+    opened = [nodes.open() for _ in range(3)]
+    for number in range(30):
+        tell, _ = opened[number % 3]
+        tell(f"site-{number % 2}", Published(**ended(f"j{number}"), commit=SHA))
+    for _, sender in opened:
+        sender.close()
+    bodies = [json.loads(each.body) for each in receiver.received]
+    assert sorted(body["data"]["jobId"] for body in bodies) == sorted(f"j{number}" for number in range(30))
+    assert {body["data"]["site"] for body in bodies} == {"site-0", "site-1"}
+    assert (nodes.unsent(), nodes.warnings) == (0, [])
+
+
+def test_a_message_of_a_dead_sender_is_due_again_after_its_lease(nodes: Nodes) -> None:
+    dead, other = Outbox(nodes.store), Outbox(nodes.store)
+    dead.add([Delivery("msg_1", "https://example.org/hook", NOW, "text/plain", "hello")])
+    taken = dead.take(nodes.now)
+    assert taken is not None
+    assert other.take(nodes.now + LEASE_S - 1) is None
+    again = other.take(nodes.now + LEASE_S)
+    assert again == dataclasses.replace(taken, attempts=taken.attempts + 1)
+    # The first sender was only slow: it does not disturb the second one.
+    dead.retry_later(taken, nodes.now + 9999, "too slow", all_of_url=False)
+    assert other.next_due() == nodes.now + 2 * LEASE_S
+
+
+def test_many_nodes_call_a_build_hook_once_for_all_that_waits(nodes: Nodes, receiver: Receiver) -> None:
+    for _ in range(3):
+        tell, sender = nodes.open(build=True)
+        for number in range(5):
+            tell(f"site-{number}", Published(**ended(), commit=SHA))
+        sender.close()
+    assert receiver.paths() == ["/build"]
+    assert nodes.unsent() == 1
+    nodes.now += 61
+    _, last = nodes.open(build=True)
+    last.wake()
+    eventually(lambda: nodes.unsent() == 0)
+    last.close()
+    assert receiver.paths() == ["/build", "/build"]
+
+
+# --- the program
+
+
+def test_the_commands_show_what_became_of_a_post_on_one_site(site: Site, database_url: str) -> None:
+    site.env["BRITER_DATABASE_URL"] = database_url
+    for name in ("blog", "shop"):
+        assert site.command("site", "add", name, "--remote", str(site.remote)).returncode == 0
+    site.write_post("content/posts/hello.md", "# Hello\n")
+    for name, paths in (("blog", "content/posts/hello.md"), ("shop", "content/posts/welcome.md")):
+        assert site.command("enqueue", "hello", paths, "--site", name).returncode == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    done = site.command("run", "--once", "--workers", "2", "--metrics-port", port)
+    assert done.returncode == 0, done.stderr
+    (receipt,) = json.loads(site.command("history", "--site", "blog", "--json").stdout)
+    assert (receipt["outcome"], receipt["slug"], receipt["attempt"]) == ("published", "hello", 1)
+    assert receipt["commit"] == site.git("rev-parse", "main", cwd=site.remote)
+    assert [phase["name"] for phase in receipt["phases"]][-1] in ("push", "settle")
+    assert receipt["saveToRemoteMs"] > 0
+    shown = json.loads(site.command("show", "hello", "--site", "blog", "--json").stdout)
+    assert shown["receipts"] == [receipt]
+    (other,) = json.loads(site.command("history", "--site", "shop", "--json").stdout)
+    assert other["outcome"] == "nochange"

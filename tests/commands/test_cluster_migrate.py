@@ -1,0 +1,227 @@
+"""A site moves from its folder into the cluster, and back: nothing is lost or changed on the way."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sites import Site
+
+from briter_worker.cluster import migrate, sites
+from briter_worker.queues.postgres.queue import PostgresQueue
+from briter_worker.settings import load_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sites import Result
+
+    from briter_worker.queues.postgres.database import Database
+
+LATE = "2099-01-01T09:00:00.000Z"
+SOON = "2098-01-01T09:00:00.000Z"
+
+
+@pytest.fixture
+def cluster(site: Site, database_url: str) -> Site:
+    site.env["BRITER_DATABASE_URL"] = database_url
+    site.env["BRITER_SITE"] = "blog"
+    made = site.command("site", "add", "blog", "--remote", str(site.remote))
+    assert made.returncode == 0, made.stderr
+    return site
+
+
+def ok(result: Result) -> Any:  # noqa: ANN401 - any JSON
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def jobs(site: Site) -> dict[str, dict[str, Any]]:
+    return {job["slug"]: job for job in site.jobs()}
+
+
+def queue_of(database: Database) -> PostgresQueue:
+    return PostgresQueue(database, "blog", token=None, longest_delay=1800.0, dry_run=False)
+
+
+def elsewhere(site: Site, root: Path) -> Site:
+    """Another host, with a clone of its own and an empty folder of jobs."""
+    other = Site(root, dict(site.env))
+    site.git("clone", "--quiet", str(site.remote), str(other.worktree), cwd=site.root)
+    return other
+
+
+def a_full_folder(site: Site) -> dict[str, dict[str, Any]]:
+    """One job of each kind, with keys that the worker does not know."""
+    for name in ("hold", "retry", "dead", "new", "again"):
+        site.write_post(f"content/posts/{name}.md", f"# {name}\n")
+    site.write_post("content/posts/welcome.md", "# Welcome, changed\n")
+    site.write_post("content/gallery/a.md", "a")
+    site.write_post("content/gallery/b.md", "b")
+    site.save(
+        "hold", ["content/posts/hold.md"], scheduledFor=LATE, message="Ünïcode", theme={"dark": [1, None]}
+    )
+    site.save(
+        "retry",
+        ["content/posts/retry.md"],
+        status="pending",
+        attempts=3,
+        nextAttemptAt=SOON,
+        lastError="the remote was away",
+        failure="network",
+        updatedAt="2026-01-01T00:00:00.000Z",
+        author={"name": "Ada", "email": "ada@example.org"},
+    )
+    site.save(
+        "dead",
+        ["content/posts/dead.md"],
+        status="failed",
+        attempts=8,
+        lastError="it conflicts",
+        failure="conflict",
+        priority=7,
+    )
+    site.save("new", ["content/posts/new.md", "content/posts/welcome.md"], scheduledFor=LATE)
+    site.save("gallery", ["content/gallery"], scheduledFor=LATE)
+    site.save("gone", ["content/posts/never.md"], scheduledFor=LATE)
+    return jobs(site)
+
+
+def test_holds_retries_dead_letters_unknown_keys_ids_and_contents_survive_the_way_there_and_back(
+    cluster: Site, database: Database, tmp_path: Path
+) -> None:
+    before = a_full_folder(cluster)
+    moved = ok(cluster.command("import", "--json"))
+    assert moved["jobs"] == len(before)
+    assert cluster.jobs() == []
+    states = {row["slug"]: row["state"] for row in ok(cluster.command("list", "--json"))}
+    assert states == {
+        **dict.fromkeys(("hold", "new", "gallery", "gone"), "scheduled"),
+        "retry": "retrying",
+        "dead": "failed",
+    }
+    (tmp_path / "other").mkdir()
+    other = elsewhere(cluster, tmp_path / "other")
+    back = ok(other.command("export", "--json"))
+    assert back == {"jobs": len(before), "stayed": {}, "remarks": {}}
+    assert jobs(other) == before
+    for name in ("hold", "retry", "dead", "new"):
+        assert (other.worktree / f"content/posts/{name}.md").read_text() == f"# {name}\n"
+    assert (other.worktree / "content/posts/welcome.md").read_text() == "# Welcome, changed\n"
+    assert (other.worktree / "content/gallery/b.md").read_text() == "b"
+    assert ok(other.command("list", "--json")) == []
+    with database.transaction() as connection:
+        assert connection.execute("SELECT count(*) FROM files").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM superseded").fetchone() == (0,)
+
+
+def test_a_deletion_moves_too(cluster: Site, tmp_path: Path) -> None:
+    (cluster.worktree / "content/posts/welcome.md").unlink()
+    cluster.save("welcome", ["content/posts/welcome.md"], scheduledFor=LATE)
+    ok(cluster.command("import", "--json"))
+    (tmp_path / "other").mkdir()
+    other = elsewhere(cluster, tmp_path / "other")
+    assert (other.worktree / "content/posts/welcome.md").exists()
+    ok(other.command("export", "--json"))
+    assert not (other.worktree / "content/posts/welcome.md").exists()
+
+
+def test_what_the_cms_has_changed_since_is_not_written_over(cluster: Site, tmp_path: Path) -> None:
+    cluster.write_post("content/posts/welcome.md", "# From here\n")
+    cluster.save("welcome", ["content/posts/welcome.md"], scheduledFor=LATE)
+    ok(cluster.command("import", "--json"))
+    (tmp_path / "other").mkdir()
+    other = elsewhere(cluster, tmp_path / "other")
+    other.write_post("content/posts/welcome.md", "# Edited there\n")
+    moved = ok_with_warnings(other.command("export", "--json"))
+    assert "changed here since" in moved["remarks"]["content/posts/welcome.md"]
+    assert (other.worktree / "content/posts/welcome.md").read_text() == "# Edited there\n"
+    assert [job["slug"] for job in other.jobs()] == ["welcome"]
+
+
+def ok_with_warnings(result: Result) -> Any:  # noqa: ANN401 - any JSON
+    assert result.returncode == 0, result.stderr
+    assert "warning: " in result.stderr
+    return json.loads(result.stdout)
+
+
+def test_a_pause_moves_too_and_a_site_that_was_moved_out_stays_paused(cluster: Site, tmp_path: Path) -> None:
+    cluster.write_post("content/posts/a.md", "a")
+    cluster.save("a", ["content/posts/a.md"])
+    folder = {**cluster.env, "BRITER_DATABASE_URL": "", "BRITER_SITE": ""}
+    ok(cluster.command("pause", "--reason", "a freeze", "--json", **folder))
+    ok(cluster.command("import", "--json"))
+    assert ok(cluster.command("status", "--json"))["paused"]["reason"] == "a freeze"
+    ok(cluster.command("resume", "--json"))
+    (tmp_path / "other").mkdir()
+    other = elsewhere(cluster, tmp_path / "other")
+    ok(other.command("export", "--json"))
+    assert "moved to" in ok(other.command("status", "--json"))["paused"]["reason"]
+    assert ok(other.command("status", "--json", **folder))["paused"] is None
+
+
+def test_a_job_whose_files_cannot_be_sent_stays_and_is_named(cluster: Site) -> None:
+    cluster.write_post("content/posts/a.md", "a")
+    cluster.write_post("content/posts/film.md", "x" * 2000)
+    cluster.save("a", ["content/posts/a.md"])
+    cluster.save("film", ["content/posts/film.md"])
+    result = cluster.command("import", "--json", BRITER_WORKER_MAX_FILE_BYTES="1000")
+    assert result.returncode == 1
+    moved = json.loads(result.stdout)
+    assert moved["jobs"] == 1
+    assert "content/posts/film.md has 2000 bytes" in moved["stayed"]["film"]
+    assert [job["slug"] for job in cluster.jobs()] == ["film"]
+
+
+def test_a_move_that_ended_in_the_middle_goes_on(cluster: Site, database: Database) -> None:
+    """Killed between the database's commit and the removal of the file: the job is in both places."""
+    cluster.write_post("content/posts/a.md", "a")
+    file = cluster.save("a", ["content/posts/a.md"], scheduledFor=LATE)
+    text = file.read_text()
+    ok(cluster.command("import", "--json"))
+    file.write_text(text)
+    assert ok(cluster.command("import", "--json"))["jobs"] == 1
+    (row,) = queue_of(database).jobs(time.time())
+    assert row.job.id == json.loads(text)["id"]
+    assert cluster.jobs() == []
+    with database.transaction() as connection:
+        assert connection.execute("SELECT count(*) FROM superseded").fetchone() == (0,)
+
+
+def test_jobs_of_a_worker_that_died_before_its_push_are_moved(cluster: Site) -> None:
+    cluster.write_post("content/posts/a.md", "a")
+    file = cluster.save("a", ["content/posts/a.md"])
+    claimed = cluster.queue / ".claimed"
+    claimed.mkdir()
+    file.rename(claimed / file.name)
+    assert ok(cluster.command("import", "--json"))["jobs"] == 1
+
+
+def test_nothing_is_moved_under_a_worker_that_publishes(cluster: Site) -> None:
+    cluster.save("a", ["content/posts/a.md"], scheduledFor=LATE)
+    with cluster.running(BRITER_DATABASE_URL="", BRITER_SITE="") as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        for command in ("import", "export"):
+            result = cluster.command(command)
+            assert result.returncode == 1
+            assert f"a worker (PID {worker.pid}) publishes from {cluster.queue}" in result.stderr
+    assert len(cluster.jobs()) == 1
+
+
+def test_what_is_in_flight_is_not_moved_out(
+    cluster: Site, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.write_post("content/posts/a.md", "a")
+    cluster.save("a", ["content/posts/a.md"])
+    ok(cluster.command("import", "--json"))
+    with database.transaction() as connection:
+        connection.execute("UPDATE publications SET state = 'claimed', attempt = 1")
+    monkeypatch.setattr(migrate, "_IN_FLIGHT_WAIT_S", 0.0)
+    settings = load_settings(cluster.environment())
+    moved = migrate.export_jobs(sites.settings_of(sites.get(database, "blog"), settings), time.time())
+    assert moved.jobs == 0
+    assert "in flight" in moved.stayed["a"]
+    assert cluster.jobs() == []

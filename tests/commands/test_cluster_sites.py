@@ -1,0 +1,308 @@
+"""The register of a cluster's sites, and the commands that keep it; on a real Postgres."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from briter_worker.cluster import sites
+from briter_worker.cluster.remotes import check_credentials, check_remote
+from briter_worker.errors import UsageError
+from briter_worker.queues.postgres.fencing import SiteMissingError
+from briter_worker.settings import load_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sites import Result, Site
+
+    from briter_worker.queues.postgres.database import Database
+
+REMOTE = "https://git.example.org/blog.git"
+SECRET = "hunter2canary"  # noqa: S105 - no text may show it
+
+
+@pytest.fixture
+def cluster(site: Site, database_url: str) -> Site:
+    site.env["BRITER_DATABASE_URL"] = database_url
+    return site
+
+
+def ok(result: Result) -> Any:  # noqa: ANN401 - any JSON
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def declined(result: Result, status: int) -> str:
+    assert result.returncode == status, result
+    (line,) = result.stderr.splitlines()
+    assert SECRET not in line
+    return line
+
+
+# --- the database
+
+
+def test_an_empty_database_is_made_ready_by_one_command_which_may_be_repeated(
+    site: Site, empty_database_url: str
+) -> None:
+    site.env["BRITER_DATABASE_URL"] = empty_database_url
+    assert "briter-worker db upgrade" in declined(site.command("db", "check"), 1)
+    assert "briter-worker db upgrade" in declined(site.command("site", "list"), 1)
+    assert ok(site.command("db", "upgrade", "--json"))["applied"]
+    assert ok(site.command("db", "upgrade", "--json"))["applied"] == []
+    assert ok(site.command("db", "check", "--json"))["ok"] is True
+
+
+def test_a_database_that_is_away_is_a_matter_of_one_line_without_its_password(cluster: Site) -> None:
+    line = declined(
+        cluster.command("db", "check", BRITER_DATABASE_URL=f"postgresql://u:{SECRET}@127.0.0.1:1/x"), 1
+    )
+    assert "Fix: start Postgres, or correct BRITER_DATABASE_URL" in line
+
+
+@pytest.mark.parametrize(
+    "command", [["db", "upgrade"], ["db", "check"], ["site", "list"], ["site", "show", "a"]]
+)
+def test_without_a_database_the_commands_of_a_cluster_name_what_to_set(
+    site: Site, command: list[str]
+) -> None:
+    assert "is for a cluster, and there is none. Fix: set BRITER_DATABASE_URL" in declined(
+        site.command(*command), 2
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["list", "status", "show a", "history", "retry a", "cancel a", "publish-now a", "pause", "resume"],
+)
+def test_on_a_folder_a_site_is_refused_and_why_is_said(site: Site, command: str) -> None:
+    line = declined(site.command(*command.split(), "--site", "blog"), 2)
+    assert "BRITER_DATABASE_URL is not set" in line
+    assert "Fix: leave --site out" in line
+
+
+def test_a_cluster_without_its_packages_names_the_fix(cluster: Site, tmp_path: Path) -> None:
+    script = tmp_path / "without.py"
+    script.write_text(
+        "import importlib.util as u, sys\n"
+        "known = u.find_spec\n"
+        "away = ('psycopg', 'procrastinate')\n"
+        "u.find_spec = lambda name, *a: None if name.startswith(away) else known(name, *a)\n"
+        "sys.argv[1:] = ['db', 'check']\n"
+        "from briter_worker.__main__ import main; main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=cluster.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("Fix: pip install 'briter-worker[postgres]'")
+    assert "procrastinate, psycopg, psycopg_pool" in line
+
+
+# --- the register
+
+
+def test_a_site_is_added_shown_listed_changed_and_removed(cluster: Site) -> None:
+    made = ok(
+        cluster.command(
+            *("site", "add", "blog", "--remote", REMOTE, "--branch", "live", "--adapter", "hugo"),
+            *("--allow", "media", "--author", "Blog Bot <bot@example.org>", "--credential-env", "BLOG_TOKEN"),
+            *("--set", "workerDryRun=false", "--set", "workerMaxAttempts=3", "--json"),
+        )
+    )
+    assert made == {
+        "name": "blog",
+        "remote": REMOTE,
+        "branch": "live",
+        "adapter": "hugo",
+        "allowedPaths": ["media"],
+        "settings": {
+            "workerDryRun": "false",
+            "workerMaxAttempts": "3",
+            "gitAuthorName": "Blog Bot",
+            "gitAuthorEmail": "bot@example.org",
+        },
+        "credentials": {"env": "BLOG_TOKEN"},
+        "createdAt": made["createdAt"],
+        "paused": False,
+    }
+    assert ok(cluster.command("site", "show", "blog", "--json")) == made
+    assert "there is a site 'blog' already" in declined(
+        cluster.command("site", "add", "blog", "--remote", REMOTE), 1
+    )
+    changed = ok(
+        cluster.command(
+            *("site", "change", "blog", "--branch", "main", "--set", "workerMaxAttempts=", "--json"),
+        )
+    )
+    assert changed == {
+        **made,
+        "branch": "main",
+        "settings": {k: v for k, v in made["settings"].items() if k != "workerMaxAttempts"},
+    }
+    cluster.command(
+        "site", "add", "a-shop", "--remote", "git@git.example.org:shop.git", "--ssh-key", "/k/shop"
+    )
+    listed = ok(cluster.command("site", "list", "--json"))
+    assert [(row["name"], row["jobs"]) for row in listed] == [
+        ("a-shop", {"waiting": 0, "claimed": 0, "failed": 0}),
+        ("blog", {"waiting": 0, "claimed": 0, "failed": 0}),
+    ]
+    assert ok(cluster.command("site", "remove", "blog", "--json")) == {"name": "blog", "removed": True}
+    assert [row["name"] for row in ok(cluster.command("site", "list", "--json"))] == ["a-shop"]
+    assert "there is no site 'blog'" in declined(cluster.command("site", "show", "blog"), 1)
+
+
+def test_what_a_worker_could_not_work_with_is_not_written(cluster: Site) -> None:
+    for arguments, said in (
+        (("--branch", "+main"), "gitBranch is"),
+        (("--adapter", "wordpress"), "adapter is"),
+        (("--allow", "../up"), "allowedPaths is"),
+        (("--adapter", "custom"), "adapter is custom"),
+        (("--set", "storageRoot=/"), "storageRoot cannot be set for one site"),
+        (("--set", "gitBranch=x"), "use --branch"),
+        (("--set", "workerDryRun"), "a key of config.json, = and its value"),
+        (("--author", "nobody"), "is no author"),
+        (("--ssh-key", "/k/id"), "--ssh-key goes with an address for ssh"),
+        (("--credential-env", "A", "--credential-file", "/b"), "are one of"),
+    ):
+        line = declined(cluster.command("site", "add", "blog", "--remote", REMOTE, *arguments), 2)
+        assert said in line, line
+    assert "no name of a site" in declined(cluster.command("site", "add", "../x", "--remote", REMOTE), 2)
+    assert ok(cluster.command("site", "list", "--json")) == []
+
+
+def test_no_secret_reaches_the_database_or_the_screen(cluster: Site, database_url: str) -> None:
+    for remote in (
+        f"https://git:{SECRET}@git.example.org/blog.git",
+        f"https://{SECRET}@git.example.org/blog.git",
+        f"https://git.example.org/blog.git?token={SECRET}",
+        f"ssh://git:{SECRET}@git.example.org/blog.git",
+    ):
+        declined(cluster.command("site", "add", "blog", "--remote", remote), 2)
+    declined(
+        cluster.command("site", "add", "blog", "--remote", REMOTE, "--credential-env", f"ghp_{SECRET}12345"),
+        2,
+    )
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT count(*) FROM briter.sites").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    "remote",
+    [
+        REMOTE,
+        "http://127.0.0.1:8080/a/b.git",
+        "ssh://git@git.example.org:2222/~/blog.git",
+        "git@git.example.org:team/blog.git",
+        "git.example.org:blog",
+        "git://git.example.org/blog.git",
+        "file:///srv/git/blog.git",
+        "/srv/git/blog ünd.git".replace(" ", "-"),
+        "https://[::1]:8443/blog.git",
+    ],
+)
+def test_an_address_of_a_repository_is_taken(remote: str) -> None:
+    check_remote(remote)
+
+
+@pytest.mark.parametrize(
+    "remote",
+    """|blog|../blog|-oProxyCommand=x|ext::sh -c x|ext::sh|https://u:p@h/x|https://u@h/x|ssh://u:p@h/x
+ftp://h/x|https://h/x?a=b|https://h/x#y|https://h/a b|fd::7|host:|https://h|https:///x|-h:x|git@-h:x
+https://h/x\x7f|https://h/glpat-a1a1a1a1a1a1a1a1a1a1/x""".replace("\n", "|").split("|"),
+)
+def test_what_is_none_or_opens_something_is_refused_unseen(remote: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_remote(remote)
+    assert str(refused.value).isprintable()
+    assert "@" not in remote or remote not in str(refused.value)
+
+
+@given(st.text(max_size=60))
+def test_no_text_gets_through_that_git_could_take_for_an_option_or_a_program(text: str) -> None:
+    try:
+        check_remote(text)
+    except UsageError:
+        return
+    assert not text.startswith("-")
+    assert "::" not in text.partition("/")[0]
+    assert text.isprintable() or not text.isascii()
+
+
+def test_credentials_are_places() -> None:
+    assert check_credentials(REMOTE, None) is None
+    assert check_credentials(REMOTE, {"env": "T", "username": "bot"}) == {"env": "T", "username": "bot"}
+    assert check_credentials("git@h:x", {"sshKey": "/k"}) == {"sshKey": "/k"}
+    for remote, said in (
+        (REMOTE, {"username": "bot"}),
+        (REMOTE, {"file": "relative"}),
+        (REMOTE, {"env": "BRITER_DATABASE_URL"}),
+        (REMOTE, {"env": "A B"}),
+        (REMOTE, {"token": "x"}),
+        ("git@h:x", {"sshKey": "/k", "username": "u"}),
+        ("git@h:x", {"env": "T"}),
+        ("/srv/x", {"env": "T"}),
+    ):
+        with pytest.raises(UsageError):
+            check_credentials(remote, said)
+
+
+def test_a_removed_site_comes_back_with_a_fence_that_goes_on_counting(database: Database) -> None:
+    """A worker that was stopped while it drained the old site must not pass for a worker of the new one."""
+    worker = load_settings({})
+    site = sites.Site("blog", REMOTE, "main", "hugo")
+    sites.add(database, site, worker)
+    with database.transaction() as connection:
+        connection.execute("UPDATE sites SET token = 41")
+    sites.remove(database, "blog", discard=False)
+    with pytest.raises(SiteMissingError):
+        sites.get(database, "blog")
+    sites.add(database, sites.Site("blog", "/srv/other.git", "main", "hugo"), worker)
+    assert sites.get(database, "blog").remote == "/srv/other.git"
+    with database.transaction() as connection:
+        row = connection.execute("SELECT token FROM sites").fetchone()
+    assert row is not None
+    assert row[0] > 41
+
+
+def test_a_site_that_moves_to_another_remote_forgets_what_was_published(database: Database) -> None:
+    worker = load_settings({})
+    site = sites.Site("blog", REMOTE, "main", "hugo")
+    sites.add(database, site, worker)
+    with database.transaction() as connection:
+        connection.execute("UPDATE sites SET tip = 'abc'")
+        connection.execute("INSERT INTO published VALUES ('blog', 'content/a.md', 1, 1)")
+        connection.execute(
+            "INSERT INTO base_versions (site, path, base) VALUES ('blog', 'content/a.md', 'abc')"
+        )
+    sites.change(database, sites.Site("blog", REMOTE, "main", "jekyll"), worker)
+    assert sites.get(database, "blog").tip == "abc"
+    sites.change(database, sites.Site("blog", "/srv/other.git", "main", "jekyll"), worker)
+    assert sites.get(database, "blog").tip is None
+    with database.transaction() as connection:
+        for table in ("published", "base_versions"):
+            assert connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() == (0,)  # noqa: S608
+
+
+def test_the_sites_own_settings_lie_over_the_workers(database: Database) -> None:
+    worker = load_settings({"BRITER_GIT_AUTHOR_NAME": "Everybody's"})
+    site = sites.Site("blog", REMOTE, "live", "hugo", ("media",), {"workerDryRun": "false"})
+    sites.add(database, site, worker)
+    laid = sites.settings_of(sites.get(database, "blog"), worker)
+    assert (laid.site, laid.git_branch, laid.adapter) == ("blog", "live", "hugo")
+    assert (laid.worker_dry_run, laid.git_author_name) == (False, "Everybody's")
+    assert laid.folders[-1] == "media"

@@ -1,0 +1,194 @@
+"""A person commits, leaves, or the worker dies, at each git command of a publication."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from outcomes import assert_sound
+from sites import PERSON, eventually
+
+if TYPE_CHECKING:
+    from sites import Result, Site
+
+REAL = shutil.which("git")
+POST = "content/posts/a.md"
+AT_EACH = pytest.mark.parametrize(
+    "command", ["check-attr", "fast-import", "push", "publish", "update-index", "sync"]
+)
+"""The commands of a publication, in order; `publish` and `sync` are the messages of its ref updates."""
+
+
+def at(site: Site, command: str, does: str) -> str:
+    """A PATH on which this happens just before the worker's first git with this word in its command."""
+    folder = site.root / "bin"
+    folder.mkdir()
+    shim = folder / "git"
+    shim.write_text(
+        f"""#!/bin/sh
+case "$*" in *{command}*)
+  if mkdir '{folder}/done' 2>/dev/null; then
+    (unset $(env | grep -o '^GIT_[A-Z_0-9]*'); cd '{site.worktree}'; {does}) >'{folder}/said' 2>&1
+  fi;;
+esac
+exec {REAL} "$@"
+"""
+    )
+    shim.chmod(0o755)
+    return f"{folder}:/usr/bin:/bin"
+
+
+def run_with(site: Site, command: str, does: str) -> Result:
+    """A run in which this happens; it did happen."""
+    result = site.run_once(PATH=at(site, command, does))
+    assert (site.root / "bin" / "done").exists(), f"no {command}"
+    return result
+
+
+def commit(*args: str) -> str:
+    return " ".join([f"{REAL} {' '.join(repr(word) for word in PERSON)} commit -qm 'A note'", *args])
+
+
+def somebody_else_pushes(site: Site) -> None:
+    other = site.root / "other"
+    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+    (other / "content/posts/theirs.md").write_text("theirs\n")
+    (other / "content/posts/welcome.md").write_text("# Theirs\n")
+    site.git("add", "-A", cwd=other)
+    site.git("commit", "-qm", "Theirs", cwd=other)
+    site.git("push", "-q", "origin", "HEAD:main", cwd=other)
+
+
+def save(site: Site) -> None:
+    site.write_post(POST, "published\n")
+    site.save("a", [POST])
+
+
+@AT_EACH
+@pytest.mark.parametrize("args", [(), ("-a",)], ids=["commit", "commit -a"])
+def test_no_commit_of_a_persons_takes_a_post_back(site: Site, command: str, args: tuple[str, ...]) -> None:
+    somebody_else_pushes(site)
+    save(site)
+    site.write_post("notes.txt", "mine\n")
+    site.git("add", "notes.txt")
+    assert run_with(site, command, commit(*args)).of("published")
+    if site.git("diff", "--cached", "--name-only"):  # git was busy at that moment: the person tries again
+        site.git("commit", "--quiet", "--message=A note", *args)
+    note = site.git("log", "-1", "--format=%H", "--", "notes.txt")
+    assert site.git("show", "--format=", "--name-status", note) == "A\tnotes.txt"
+    site.run_once()
+    assert site.command("pull", "--rebase", "--push").returncode == 0
+    subjects = [subject for _, subject in site.remote_log()]
+    assert sorted(subjects) == ["A note", "Publish a", "Start the site", "Theirs"]
+    assert site.remote_file(POST) == "published\n"
+    assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
+    assert_sound(site)
+
+
+@AT_EACH
+def test_a_worker_that_dies_leaves_nothing_in_a_persons_way(site: Site, command: str) -> None:
+    somebody_else_pushes(site)
+    save(site)
+    result = run_with(site, command, f"kill -KILL $(head -n 1 {site.storage}/worker.lock)")
+    assert result.returncode < 0
+    while (again := site.run_once()).names() == ["worker-skipped"]:
+        pass  # a git of the dead one's still runs
+    assert [event["slug"] for event in again.of("published")] == ["a"]
+    assert [subject for _, subject in site.remote_log()].count("Publish a") == 1
+    assert not list((site.worktree / ".git").rglob("*.lock"))
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert (site.worktree / "content/posts/theirs.md").read_text() == "theirs\n"
+    assert_sound(site)
+
+
+@AT_EACH
+def test_who_leaves_for_another_branch_finds_theirs_as_it_was_and_followed_when_they_are_back(
+    site: Site, command: str
+) -> None:
+    somebody_else_pushes(site)
+    save(site)
+    start = site.git("rev-parse", "main")
+    result = run_with(site, command, f"{REAL} switch -q -c draft")
+    assert result.of("published") or result.of("failed")[0]["failure"] == "wrong-branch"
+    assert site.git("symbolic-ref", "HEAD") == "refs/heads/draft"
+    assert site.git("rev-parse", "draft") == start
+    assert site.git("diff", "--cached", "--name-only") == "", "the post is no part of the draft"
+    site.git("switch", "-q", "main")
+    site.command("retry", "a")  # needed where the branch was checked in time
+    site.run_once()
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Theirs", "Start the site"]
+    assert_sound(site)
+
+
+def test_a_git_that_cannot_update_the_index_costs_no_post_and_is_made_up_for(site: Site) -> None:
+    save(site)
+    fails = "echo 'fatal: out of memory' >&2; kill -KILL $(pgrep -P $PPID -f update-index) 2>/dev/null"
+    result = run_with(site, "update-index", fails)
+    assert result.of("published")
+    site.run_once()
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert_sound(site)
+
+
+def test_an_edit_in_the_second_in_which_a_file_was_staged_is_still_seen_after_a_publication(
+    site: Site,
+) -> None:
+    notes = site.write_post("notes.txt", "one\n")
+    while True:
+        notes.write_text("one\n")
+        site.git("add", "notes.txt")
+        notes.write_text("two\n")
+        index = (site.worktree / ".git" / "index").stat()
+        if int(index.st_mtime) == int(notes.stat().st_mtime):
+            break  # else a second ended in between: git would know by the time stamp
+    assert site.git("diff", "--name-only") == "notes.txt"
+    eventually(lambda: time.time() >= int(index.st_mtime) + 1.1)
+    save(site)
+    assert site.run_once().of("published")
+    assert site.git("diff", "--name-only") == "notes.txt"
+
+
+def test_a_post_published_while_the_branch_was_behind_can_be_deleted_and_taken_back(site: Site) -> None:
+    site.write_post("content/posts/taken-back.md", "one\n")
+    site.save("taken-back", ["content/posts/taken-back.md"])
+    site.run_once()
+    site.git("commit", "--quiet", "--allow-empty", "--message=A local commit")
+    site.write_post("content/posts/taken-back.md", "two\n")
+    site.write_post("content/posts/alone.md", "alone\n")
+    site.write_post("content/bundle/deleted.md", "deleted\n")
+    site.write_post("content/bundle/stays.md", "stays\n")
+    paths = {
+        "taken-back": "content/posts/taken-back.md",
+        "alone": "content/posts/alone.md",
+        "bundle": "content/bundle",
+    }
+    for slug, path in paths.items():
+        site.save(slug, [path])
+    assert len(site.run_once().of("published")) == 3
+    site.write_post("content/posts/taken-back.md", "one\n")
+    (site.worktree / "content/posts/alone.md").unlink()
+    (site.worktree / "content/bundle/deleted.md").unlink()
+    for slug, path in paths.items():
+        site.save(slug, [path])
+    assert len(site.run_once().of("published")) == 3
+    assert site.remote_file("content/posts/taken-back.md") == "one\n"
+    assert site.remote_file("content/posts/alone.md") is None
+    assert site.remote_file("content/bundle/deleted.md") is None
+    assert site.remote_file("content/bundle/stays.md") == "stays\n"
+
+
+def test_a_deletion_that_the_branch_came_upon_before_its_save_is_published(site: Site) -> None:
+    site.git("commit", "--quiet", "--allow-empty", "--message=A local commit")
+    site.write_post("content/bundle/deleted.md", "deleted\n")
+    site.write_post("content/bundle/stays.md", "stays\n")
+    site.save("bundle", ["content/bundle"])
+    site.run_once()
+    (site.worktree / "content/bundle/deleted.md").unlink()
+    assert site.command("pull", "--rebase", "--push").returncode == 0
+    site.save("bundle", ["content/bundle"])
+    site.run_once()
+    assert site.remote_file("content/bundle/deleted.md") is None
+    assert site.git("status", "--porcelain") == ""

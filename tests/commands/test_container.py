@@ -1,0 +1,300 @@
+"""The container's files say what they should, and its commands work: as PID 1, unprivileged, to the end.
+
+No container engine is needed: what the files declare is read from them and run by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import yaml
+from dashboards import serving
+from machine import provide, unavailable
+from sites import Site, eventually, lines_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+UNPRIVILEGED = 10001
+CONTRACT = {
+    *("BRITER_APP_ROOT", "BRITER_STORAGE_ROOT", "BRITER_QUEUE_ROOT", "BRITER_ADAPTER"),
+    *("BRITER_ALLOWED_PATHS", "BRITER_GIT_WORKTREE", "BRITER_GIT_BRANCH", "BRITER_GIT_REMOTE"),
+    *("BRITER_GIT_AUTHOR_NAME", "BRITER_GIT_AUTHOR_EMAIL", "BRITER_GIT_TIMEOUT_MS"),
+    *("BRITER_WORKER_DRY_RUN", "BRITER_WORKER_POLL_INTERVAL_MS", "BRITER_WORKER_MAX_ATTEMPTS"),
+    *("BRITER_WORKER_BACKOFF_MS", "BRITER_WORKER_BACKOFF_JITTER", "BRITER_WORKER_LOCK_STALE_MS"),
+    *("BRITER_WORKER_SHUTDOWN_TIMEOUT_MS", "BRITER_WORKER_MAX_FILE_BYTES"),
+    "BRITER_PUBLISHED_HREF_TEMPLATE",
+    *("BRITER_COMMIT_HREF_TEMPLATE", "BRITER_DASHBOARD_HOST", "BRITER_DASHBOARD_PORT"),
+    "BRITER_DASHBOARD_TOKEN",
+}
+
+
+def _compose() -> dict[str, Any]:
+    return cast("dict[str, Any]", yaml.safe_load((ROOT / "docker-compose.yml").read_text()))
+
+
+def _services() -> dict[str, dict[str, Any]]:
+    """The services that run the worker."""
+    services: dict[str, dict[str, Any]] = _compose()["services"]
+    return {name: services[name] for name in ("worker", "cron")}
+
+
+def _instructions() -> list[tuple[str, str]]:
+    """(instruction, arguments) of the Dockerfile, in order, lines joined and comments left out."""
+    text = "\n".join(
+        line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")
+    )
+    lines = (line.strip() for line in text.replace("\\\n", " ").splitlines())
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines if line)]
+
+
+def _last(instruction: str) -> str:
+    return [rest for word, rest in _instructions() if word == instruction][-1]
+
+
+def _by_hand(command: list[str]) -> list[str]:
+    """A command of the image, for this machine: its `briter-worker` is this project's."""
+    assert command[:2] == ["tini", "--"] or command[0] == "briter-worker"
+    if command[0] == "tini":
+        command = command[2:]
+    assert command[0] == "briter-worker"
+    return command[1:]
+
+
+def _environment(service: dict[str, Any]) -> dict[str, str]:
+    """What the compose file gives the worker, with the defaults of its own variables."""
+    return {
+        name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for name, value in service["environment"].items()
+    }
+
+
+def test_only_settings_of_the_contract_are_named() -> None:
+    everywhere = [ROOT / "Dockerfile", ROOT / "docker-compose.yml", *(ROOT / "docs").rglob("*.service")]
+    named = {name for file in everywhere for name in re.findall(r"\bBRITER_[A-Z_]+\b", file.read_text())}
+    assert named
+    assert named <= CONTRACT
+
+
+def test_the_image_runs_unprivileged_under_tini_and_says_how_it_is() -> None:
+    assert _last("USER") == "worker"
+    assert ("ARG", f"WORKER_UID={UNPRIVILEGED}") in _instructions()
+    assert json.loads(_last("ENTRYPOINT")) == ["tini", "--", "briter-worker"]
+    assert json.loads(_last("CMD")) == ["run"]
+    assert _last("STOPSIGNAL") == "SIGTERM"
+    assert json.loads(_last("HEALTHCHECK").partition("CMD ")[2]) == ["briter-worker", "health"]
+    packages = next(rest for word, rest in _instructions() if word == "RUN" and "apt-get" in rest)
+    assert {"git", "openssh-client", "tini"} <= set(packages.split())
+
+
+def test_everything_that_the_image_copies_is_let_through_by_dockerignore() -> None:
+    allowed = {
+        line[1:].rstrip("/")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = {
+        source
+        for word, rest in _instructions()
+        if word == "COPY" and "--from" not in rest
+        for source in rest.split()[:-1]
+    }
+    assert copied == allowed
+    assert all((ROOT / source).exists() for source in copied)
+
+
+def test_the_services_can_write_nothing_but_the_site_and_storage() -> None:
+    for service in _services().values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert {mount.rpartition(":")[2] for mount in service["volumes"]} == {"/site", "/storage"}
+        assert all(mount.startswith("/tmp") for mount in service["tmpfs"])
+
+
+def test_the_web_app_shares_the_queue_and_has_no_secret() -> None:
+    web = _compose()["services"]["web"]
+    assert set(web["volumes"]) == set(_services()["worker"]["volumes"])
+    assert "secrets" not in web
+
+
+def test_the_worker_gets_more_time_to_stop_than_it_takes_for_itself() -> None:
+    for service in _services().values():
+        shutdown = int(service["environment"]["BRITER_WORKER_SHUTDOWN_TIMEOUT_MS"]) / 1000
+        assert int(service["stop_grace_period"].removesuffix("s")) > shutdown
+
+
+def test_the_composed_worker_starts_in_dry_run() -> None:
+    for service in _services().values():
+        assert _environment(service)["BRITER_WORKER_DRY_RUN"] == "true"
+
+
+def test_the_cron_service_drains_once_and_is_healthy_without_a_daemon(site: Site) -> None:
+    cron = _services()["cron"]
+    assert cron["profiles"] == ["cron"]
+    assert cron["healthcheck"] == {"disable": True}
+    site.write_post("content/posts/hello.md", "# Hello\n")
+    site.save("hello", ["content/posts/hello.md"])
+    command = _by_hand([*json.loads(_last("ENTRYPOINT")), *cron["command"]])
+
+    result = site.command(*command, **_environment(cron))
+
+    assert result.returncode == 0, result.stderr
+    assert [entry["dryRun"] for entry in result.of("published")] == [True]
+    assert len(site.remote_log()) == 1
+    live = site.command(*command, **_environment(cron) | {"BRITER_WORKER_DRY_RUN": "false"})
+    assert live.returncode == 0, live.stderr
+    assert site.remote_file("content/posts/hello.md") == "# Hello\n"
+
+
+def test_the_dashboard_has_the_rights_of_the_worker_and_asks_to_sign_in(site: Site) -> None:
+    dashboard, worker = _compose()["services"]["dashboard"], _services()["worker"]
+    for key in ("image", "volumes", "read_only", "cap_drop", "security_opt", "tmpfs"):
+        assert dashboard[key] == worker[key]
+    (port,) = dashboard["ports"]
+    assert port == "127.0.0.1:8320:8320", "it is published on this machine only"
+    command = _by_hand([*json.loads(_last("ENTRYPOINT")), *dashboard["command"]])
+    assert _environment(dashboard)["BRITER_DASHBOARD_TOKEN"] == ""
+    with serving(site, *command[1:], token="") as running:
+        assert running.api.get("/healthz").status_code == 200
+        assert running.api.get("/api/status").status_code == 401
+        assert running.link.startswith("http://localhost:"), "0.0.0.0 is no address to visit"
+        assert running.page.get(running.link).status_code == 303
+
+
+def test_the_image_has_what_its_commands_need() -> None:
+    installed = next(rest for word, rest in _instructions() if word == "RUN" and "wheels/*.whl" in rest)
+    assert "[metrics,postgres,web,webhooks]" in installed
+
+
+def test_the_health_check_passes_beside_a_running_worker(site: Site) -> None:
+    check = _by_hand(json.loads(_last("HEALTHCHECK").partition("CMD ")[2]))
+    with site.running(*_by_hand(json.loads(_last("ENTRYPOINT")) + json.loads(_last("CMD")))) as worker:
+        assert next(lines_of(worker))["event"] == "worker-started"
+        result = site.command(*check)
+        assert result.returncode == 0, result.stdout + result.stderr
+        worker.terminate()
+        assert worker.wait(30) == 0
+    assert site.command(*check).returncode == 1, "nothing runs any more"
+
+
+@pytest.fixture
+def unprivileged_site() -> Iterator[Site]:
+    """A site that belongs to the container's user, at a place that this user can reach."""
+    if os.geteuid() != 0:
+        unavailable("only root may become the container's user")
+    for program in ("unshare", "setpriv"):
+        provide(program, package="util-linux")
+    if subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode:
+        unavailable("a PID namespace of its own is not permitted here")
+    folder = Path(tempfile.mkdtemp(prefix="briter-pid1-"))
+    try:
+        site = Site.make(folder)
+        (folder / "home").mkdir()
+        for entry in [folder, *folder.rglob("*")]:
+            os.chown(entry, UNPRIVILEGED, UNPRIVILEGED, follow_symlinks=False)
+        yield site
+    finally:
+        shutil.rmtree(folder)
+
+
+def _as_container_user() -> list[str]:
+    """As the compose file has it: another user, no capabilities, and no way to gain any."""
+    user = [f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups"]
+    # `env`, as what setpriv itself starts is still found with root's rights.
+    return ["setpriv", *user, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "env"]
+
+
+def _python_for_everybody() -> tuple[str, dict[str, str]]:
+    """A Python that the container's user can run, and the environment in which it finds the worker."""
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
+        env = {"PYTHONPATH": f"{ROOT}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"}
+        tried = subprocess.run(
+            [*_as_container_user(), python, "-c", "import briter_worker, pydantic, git, psutil"],
+            env={**os.environ, **env},
+            cwd="/",
+            capture_output=True,
+            check=False,
+        )
+        if tried.returncode == 0:
+            return python, env
+    return unavailable(f"the container's user can run no Python {version} with the worker in it here")
+
+
+def _processes_below(pid: int) -> dict[int, str]:
+    """State letter of each process that descends from `pid`, itself included, as this machine sees them."""
+    parents: dict[int, tuple[int, str]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # gone meanwhile
+        parents[int(stat.parent.name)] = (int(fields[1]), fields[0])
+    below = {pid}
+    while more := {child for child, (parent, _) in parents.items() if parent in below} - below:
+        below |= more
+    return {process: parents[process][1] for process in below if process in parents}
+
+
+@pytest.mark.parametrize("as_pid_1", ["worker", "tini"])
+def test_as_pid_1_it_publishes_leaves_no_zombie_and_ends_with_0_on_sigterm(
+    unprivileged_site: Site, as_pid_1: str
+) -> None:
+    site = unprivileged_site
+    python, env = _python_for_everybody()
+    init = []
+    if as_pid_1 == "tini":
+        provide("tini", package="tini")
+        init = ["tini", "--"]
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    env = site.environment(**env, HOME=str(site.root / "home"))
+    outer = subprocess.Popen(
+        [*namespace, *_as_container_user(), *init, python, "-m", "briter_worker", "run"],
+        cwd=site.root,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        lines = lines_of(outer)
+        started = next(lines, None)
+        assert started, outer.communicate()
+        assert started["event"] == "worker-started"
+        (first,) = [p for p in _processes_below(outer.pid) if _parent(p) == outer.pid]
+        assert Path(f"/proc/{first}/status").read_text().count(f"Uid:\t{UNPRIVILEGED}\t") == 1
+        for number in (1, 2):
+            post = site.write_post(f"content/posts/{number}.md", f"# {number}\n")
+            job = site.save(f"post-{number}", [f"content/posts/{number}.md"])
+            for file in (post, job):
+                os.chown(file, UNPRIVILEGED, UNPRIVILEGED)
+            while next(lines)["event"] != "published":
+                pass
+        # The remote is not root's own, and root is who looks.
+        log = site.git("-c", "safe.directory=*", "log", "--format=%s", "main", cwd=site.remote)
+        assert len(log.splitlines()) == 3
+        eventually(lambda: "Z" not in _processes_below(outer.pid).values(), within=5)
+
+        os.kill(first, signal.SIGTERM)
+
+        assert outer.wait(30) == 0
+        assert [entry["event"] for entry in lines][-1] == "worker-stopped"
+    finally:
+        outer.kill()
+        outer.communicate()
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

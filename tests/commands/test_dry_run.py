@@ -1,0 +1,143 @@
+"""Dry run: every step but the real push. Branch, index, work tree and remote stay; so do the jobs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from sites import Result, Site
+
+DRY = {"BRITER_WORKER_DRY_RUN": "true"}
+WELCOME = "content/posts/welcome.md"
+
+
+def save(site: Site, slug: str, text: str = "") -> None:
+    site.write_post(f"content/posts/{slug}.md", text or f"{slug}\n")
+    site.save(slug, [f"content/posts/{slug}.md"])
+
+
+def somebody_else_pushes(site: Site, path: str, text: str) -> None:
+    other = site.root / "other"
+    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+    (other / path).write_text(text)
+    site.git("add", "-A", cwd=other)
+    site.git("commit", "-qm", "Theirs", cwd=other)
+    site.git("push", "-q", cwd=other)
+
+
+def local_side(site: Site) -> tuple[str, ...]:
+    """Everything that a person sees of the repository, and the worker's own refs below `batch`."""
+    return (
+        site.git("for-each-ref", "refs/heads", "refs/remotes", "refs/briter/**/batch"),
+        site.git("ls-files", "--stage"),
+        site.git("status", "--porcelain"),
+        (site.worktree / WELCOME).read_text(),
+    )
+
+
+def states(site: Site) -> dict[str, str]:
+    return {job["slug"]: job["state"] for job in json.loads(site.command("list", "--json").stdout)}
+
+
+def subjects(site: Site) -> list[str]:
+    return [subject for _, subject in site.remote_log()]
+
+
+def outcomes(result: Result) -> list[tuple[str, str, bool]]:
+    return [
+        (e["event"], e["slug"], e["dryRun"])
+        for e in result.events
+        if e["event"] != "start" and "dryRun" in e and "slug" in e
+    ]
+
+
+@pytest.mark.parametrize("value", ["", "true"])
+def test_a_dry_run_is_the_default_moves_nothing_and_keeps_its_jobs(site: Site, value: str) -> None:
+    save(site, "a")
+    before = local_side(site)
+    result = site.run_once(BRITER_WORKER_DRY_RUN=value)
+    assert result.returncode == 0
+    assert outcomes(result) == [("published", "a", True)]
+    assert len(result.of("published")[0]["commit"]) == 40
+    assert local_side(site) == before
+    assert subjects(site) == ["Start the site"]
+    job = site.job("a")
+    assert (job["status"], job["attempts"], bool(job["dryRunAt"])) == ("pending", 0, True)
+    assert states(site) == {"a": "tried"}
+
+
+def test_a_job_is_tried_once_until_it_is_saved_again(site: Site) -> None:
+    save(site, "a")
+    site.run_once(**DRY)
+    assert outcomes(site.run_once(**DRY)) == []
+    save(site, "a", "edited\n")
+    assert ("published", "a", True) in outcomes(site.run_once(**DRY))
+
+
+def test_the_first_live_run_publishes_in_order_what_the_queue_holds(site: Site) -> None:
+    for slug in "abc":
+        save(site, slug)
+        site.run_once(**DRY)
+    assert [event["slug"] for event in site.run_once().of("published")] == ["a", "b", "c"]
+    assert subjects(site) == ["Publish c", "Publish b", "Publish a", "Start the site"]
+    assert (site.jobs(), site.git("status", "--porcelain")) == ([], "")
+
+
+def test_what_the_remote_has_already_is_acknowledged_in_a_dry_run_too(site: Site) -> None:
+    site.save("welcome", [WELCOME])
+    assert outcomes(site.run_once(**DRY)) == [("nochange", "welcome", True)]
+    assert site.jobs() == []
+
+
+def test_a_dry_run_is_built_on_a_remote_that_moved_and_brings_nothing_here(site: Site) -> None:
+    save(site, "a")
+    site.run_once(**DRY)
+    somebody_else_pushes(site, WELCOME, "# Theirs\n")
+    save(site, "b")
+    before = local_side(site)
+    assert outcomes(site.run_once(**DRY)) == [("published", "b", True)]
+    assert local_side(site) == before
+    site.run_once()
+    assert subjects(site) == ["Publish b", "Publish a", "Theirs", "Start the site"]
+    assert (site.worktree / WELCOME).read_text() == "# Theirs\n"
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_persons_local_commits_are_in_no_dry_runs_way(site: Site) -> None:
+    site.git("commit", "-q", "--allow-empty", "-m", "By hand")
+    save(site, "a")
+    assert outcomes(site.run_once(**DRY)) == [("published", "a", True)]
+    assert site.git("log", "-1", "--format=%s") == "By hand"
+
+
+def test_a_conflict_is_found_in_a_dry_run_and_kept_nowhere(site: Site) -> None:
+    somebody_else_pushes(site, WELCOME, "# Theirs\n")
+    save(site, "welcome", "# Mine\n")
+    assert outcomes(site.run_once(**DRY)) == [("dead-lettered", "welcome", True)]
+    assert site.job("welcome")["failure"] == "conflict"
+    assert site.git("for-each-ref", "refs/heads/conflict", cwd=site.remote) == ""
+
+
+def test_a_remote_that_is_away_fails_a_dry_run(site: Site) -> None:
+    save(site, "b")
+    site.run_once()
+    site.remote.rename(site.root / "away.git")
+    save(site, "a")
+    result = site.run_once(**DRY)
+    assert (result.returncode, result.of("failed")[0]["failure"]) == (1, "remote-missing")
+    assert states(site) == {"a": "retrying"}
+
+
+def test_jobs_that_only_a_live_remote_rejects_are_told_apart_by_the_live_run(site: Site) -> None:
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text("#!/bin/sh\nread old new ref; ! git log -p $old..$new | grep -q BAD\n")
+    hook.chmod(0o755)
+    for slug in "abc":
+        save(site, slug, "BAD\n" if slug == "b" else "good\n")
+    assert len(site.run_once(**DRY).of("published")) == 3
+    result = site.run_once()
+    assert sorted(event["slug"] for event in result.of("published")) == ["a", "c"]
+    assert [event["slug"] for event in result.of("dead-lettered")] == ["b"]

@@ -1,0 +1,99 @@
+"""Who follows the tutorial or the README to the letter gets what they promise."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sites import Site
+
+ROOT = Path(__file__).parents[2]
+WORKER = 'briter-worker() { "$PYTHON" -m briter_worker "$@"; }\n'
+
+
+def _commands(page: str) -> list[str]:
+    """The shell blocks of a page, in order."""
+    return re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+def _follow(blocks: list[str], home: Path) -> str:
+    """Type the blocks into one shell; what it printed. It stops at the first thing that fails."""
+    done = subprocess.run(
+        ["bash", "-euc", WORKER + "\n".join(blocks)],
+        cwd=home,
+        env={**os.environ, "HOME": str(home), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_tutorial_publishes_holds_and_refuses(tmp_path: Path) -> None:
+    install, *steps, daemon = _commands("docs/tutorial/first-post.md")
+    assert "scripts/setup" in install
+    assert daemon.strip() == "briter-worker run"
+    # The last drain has a post to refuse: exit 1, as it should be.
+    refusal = steps[-1].replace("run --once\n", "run --once && exit 9\n")
+
+    said = _follow([*steps[:-1], "set +e\n", refusal], tmp_path)
+
+    remote = tmp_path / "first-post" / "remote.git"
+    log = subprocess.run(
+        ["git", "log", "--format=%s", "main"], cwd=remote, capture_output=True, text=True, check=True
+    )
+    assert log.stdout.split("\n")[:2] == ["Publish Hello", "Start the site"]
+    assert "scheduled\ttomorrow" in said
+    waiting = [file.read_text() for file in (tmp_path / "first-post/site/storage/queue").glob("*.json")]
+    assert ["settings" in job and "tomorrow" not in job for job in waiting] == [True]
+    assert "none of its paths may be published" in said
+
+
+def test_the_readmes_five_minutes_publish_a_post_of_ones_own_site(site: Site) -> None:
+    _, install, *steps = _commands("README.md")
+    assert "pip install --constraint constraints.txt ." in install
+    site.write_post("content/posts/hello.md", "# Hello\n")
+    here = [
+        step.replace("/srv/site-storage", str(site.storage)).replace("/srv/site", str(site.worktree))
+        for step in steps
+    ]
+
+    said = _follow(here, site.root)
+
+    assert '"event":"published"' in said
+    assert [subject for _, subject in site.remote_log()] == ["Publish Hello", "Start the site"]
+
+
+def test_a_persons_commit_goes_out_and_leaves_what_the_cms_has_written_since(site: Site) -> None:
+    """As `How to: when a post does not appear` says."""
+    (recipe,) = [block for block in _commands("docs/how-to/failed-posts.md") if "pull --rebase" in block]
+    elsewhere = site.root / "elsewhere"
+    site.git("clone", "--quiet", str(site.remote), str(elsewhere), cwd=site.root)
+    (elsewhere / "content/posts/hello.md").write_text("published\n")
+    site.git("add", "--all", cwd=elsewhere)
+    site.git("commit", "--quiet", "--message=Publish Hello", cwd=elsewhere)
+    site.git("push", "--quiet", "origin", "main", cwd=elsewhere)
+    site.write_post("layout.html", "mine\n")
+    site.git("add", "layout.html")
+    site.git("commit", "--quiet", "--message=My layout")
+    site.write_post("content/posts/new.md", "new\n")
+    site.save("new", ["content/posts/new.md"])
+    assert site.run_once().of("published")
+    assert site.remote_file("layout.html") is None
+    site.write_post("content/posts/hello.md", "published\nand better\n")
+    exports = [
+        f"export {key}='{value}'" for key, value in site.environment().items() if key.startswith("BRITER_")
+    ]
+
+    _follow([*exports, recipe], site.root)
+
+    assert site.remote_file("layout.html") == "mine\n"
+    assert (site.worktree / "content/posts/hello.md").read_text() == "published\nand better\n"
+    assert site.git("status", "--porcelain", "--", "layout.html", "content/posts/new.md") == ""

@@ -1,0 +1,118 @@
+"""What a person and a program learn of what became of a post."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from dashboards import serving
+from sites import eventually
+
+from briter_worker.job import parse_time
+
+if TYPE_CHECKING:
+    from sites import Site
+
+
+def receipts(site: Site, *arguments: str) -> list[dict[str, Any]]:
+    """`history --json`."""
+    done = site.command("history", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_a_published_post_has_a_receipt_with_commit_branch_remote_time_and_link(site: Site) -> None:
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"], message="Hello\n\nmore")
+    site.run_once(BRITER_PUBLISHED_HREF_TEMPLATE="https://example.org/{slug}")
+    (receipt,) = receipts(site)
+    commit = site.remote_log()[0][0]
+    assert (receipt["outcome"], receipt["commit"], receipt["branch"]) == ("published", commit, "main")
+    assert (receipt["remote"], receipt["href"]) == ("origin", "https://example.org/a")
+    assert 0 < receipt["saveToRemoteMs"] < 60_000
+    assert receipt["title"] == "Hello"
+    names = [phase["name"] for phase in receipt["phases"]]
+    assert names == ["validate", "stage", "commit", "push", "settle"]
+    assert all(phase["ended"] for phase in receipt["phases"])
+
+
+def test_the_push_is_timed_until_the_remote_has_answered(site: Site) -> None:
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text("#!/bin/sh\nsleep 0.5\n")
+    hook.chmod(0o755)
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    (receipt,) = receipts(site)
+    push = next(phase for phase in receipt["phases"] if phase["name"] == "push")
+    assert (parse_time(push["ended"]) - parse_time(push["began"])) >= 0.5
+
+
+def test_what_left_the_queue_is_still_shown(site: Site) -> None:
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    shown = json.loads(site.command("show", "a", "--json").stdout)
+    assert (shown["slug"], shown["state"]) == ("a", "published")
+    assert [each["outcome"] for each in shown["receipts"]] == ["published"]
+    assert site.remote_log()[0][0] in site.command("show", "a").stdout
+    watched = site.command("show", "a", "--watch")
+    assert watched.returncode == 0
+    assert site.remote_log()[0][0] in watched.stdout
+
+
+def test_a_post_whose_receipt_was_never_written_can_be_looked_at(site: Site) -> None:
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    with closing(sqlite3.connect(site.storage / "history.db")) as history:  # as of a worker killed just then
+        history.execute("UPDATE attempts SET outcome = NULL, ended = NULL")
+        history.commit()
+    shown = site.command("show", "a", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["state"] == "claimed"
+    watched = site.command("show", "a", "--watch")
+    assert (watched.returncode, watched.stdout.strip()) == (0, "settle"), watched.stderr
+
+
+def test_what_was_cancelled_while_it_waited_has_a_receipt_too(site: Site) -> None:
+    site.save("a", ["content/posts/a.md"], scheduledFor="2099-01-01")
+    site.save("b", ["content/posts/b.md"], scheduledFor="2099-01-01")
+    cancelled = site.command("cancel", "a")
+    assert [line for line in cancelled.stdout.splitlines() if '"event":"cancelled"' in line], cancelled.stderr
+    with serving(site) as dashboard:
+        assert dashboard.act("cancel", id="b").status_code == 303
+        eventually(lambda: len(dashboard.json("/api/history")["items"]) == 2)
+    assert [(each["slug"], each["outcome"]) for each in receipts(site)] == [
+        ("b", "cancelled"),
+        ("a", "cancelled"),
+    ]
+
+
+def test_each_failed_attempt_is_kept_with_its_reason(site: Site) -> None:
+    site.save("a", ["../outside"])
+    site.run_once()
+    (receipt,) = receipts(site, "--outcome", "failed")
+    assert (receipt["outcome"], receipt["failure"]) == ("nopaths", "nopaths")
+    assert receipt["error"]
+    assert receipts(site, "--outcome", "published") == []
+    watched = site.command("show", "a", "--watch")
+    assert watched.returncode == 1
+    assert watched.stdout.startswith("failed: ")
+
+
+def test_a_history_that_cannot_be_read_is_told_and_publishing_goes_on(site: Site) -> None:
+    (site.storage / "history.db").mkdir()
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    done = site.run_once()
+    assert done.returncode == 0
+    assert done.of("published")
+    (warning,) = done.of("warning")
+    assert "history" in warning["error"]
+    said = site.command("history")
+    assert said.returncode == 1
+    assert "history.db cannot be read" in said.stderr

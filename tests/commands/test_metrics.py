@@ -1,0 +1,251 @@
+"""Metrics for Prometheus: of a worker, of a dashboard and of a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import socket
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from dashboards import serving
+from machine import provide
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from sites import Site, eventually, lines_of
+
+from briter_worker.events import Cancelled, Failed, JobStarted, Progress, Published
+from briter_worker.sinks.history import Tally
+from briter_worker.sinks.metrics import (
+    MachineMeasures,
+    Meters,
+    MetricsSink,
+    SiteMeasures,
+    StoredMetrics,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MONITORING = Path(__file__).parents[2] / "docs" / "how-to" / "monitoring"
+POST = "content/posts/hello.md"
+_INVENTED = frozenset({"briter_worker"})  # the job's name in the rules' examples, not a metric
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def parsed(text: str) -> dict[str, float]:
+    """Each sample by its name and labels, as Prometheus writes them; histograms by sum and count only."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation, family.name
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            if not sample.name.endswith(("_bucket", "_created")):
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def scraped(port: int) -> dict[str, float]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return parsed(answer.read().decode())
+    except OSError:
+        return {}
+
+
+MEASURES = SiteMeasures(
+    jobs={"pending": 1, "scheduled": 2, "retrying": 0, "claimed": 3, "failed": 4},
+    oldest_waiting=12.5,
+    failure="network",
+    paused=True,
+    machine=MachineMeasures(
+        oldest_unpushed=99.0, holder=("web-1", 4711), heartbeat_age=3.0, dry_run=False, quarantined=5
+    ),
+)
+
+
+def test_a_site_has_its_state_as_gauges() -> None:
+    found = _numbers(Meters(lambda: MEASURES))
+    assert found["briter_jobs{state=scheduled}"] == 2
+    assert found["briter_in_flight"] == 3
+    assert found["briter_dead_letters"] == 4
+    assert found["briter_oldest_waiting_seconds"] == 12.5
+    assert found["briter_oldest_unpushed_seconds"] == 99
+    assert found["briter_worker_alive"] == found["briter_paused"] == 1
+    assert found["briter_lock_holder{host=web-1,pid=4711}"] == 1
+    assert found["briter_worker_heartbeat_age_seconds"] == 3
+    assert found["briter_condition{failure=network}"] == 1
+    assert found["briter_quarantined"] == 5
+    assert found["briter_dry_run"] == 0
+
+
+def test_outcomes_are_counted_and_phases_timed() -> None:
+    meters, now = Meters(), [1000.0]
+    sink = MetricsSink(meters, clock=lambda: now[0])
+
+    def at(moment: float, *events: Any) -> None:  # noqa: ANN401 - any event
+        now[0] = moment
+        for event in events:
+            sink(event)
+
+    facts: dict[str, Any] = {"attempt": 1, "dry_run": False, "duration_ms": 1}
+    at(1000, *(_start(job, saved_at=990.0) for job in "abc"))
+    at(1002, Progress(phase="push", done=0, total=2))
+    at(1005, Progress(phase="push", done=2, total=2), Progress(phase="settle", done=3, total=3))
+    at(1006, Published(job_id="a", slug="a", commit="c", **facts))
+    at(1006, Failed(job_id="b", slug="b", error="e", failure="network", retry_at=1.0, **facts))
+    at(1006, Cancelled(job_id="c", slug="c"))
+    found = _numbers(meters)
+    assert found["briter_processed_total{kind=git-sync,outcome=published}"] == 1
+    assert found["briter_processed_total{kind=git-sync,outcome=failed}"] == 1
+    assert found["briter_processed_total{kind=any,outcome=cancelled}"] == 1
+    assert found["briter_save_to_remote_seconds_sum"] == 16
+    assert found["briter_phase_seconds_sum{phase=validate}"] == 2
+    assert found["briter_phase_seconds_sum{phase=push}"] == 3
+    assert found["briter_phase_seconds_sum{phase=settle}"] == 1
+
+
+def _numbers(meters: Meters) -> dict[str, float]:
+    return parsed(generate_latest(meters.registry).decode())
+
+
+def _start(job: str, *, saved_at: float) -> JobStarted:
+    return JobStarted(
+        job_id=job, slug=job, attempt=1, dry_run=False, title="t", saved_at=saved_at, due_at=None
+    )
+
+
+def test_a_running_worker_answers_prometheus(site: Site) -> None:
+    port = free_port()
+    with site.running("run", "--metrics-port", str(port)) as worker:
+        lines = lines_of(worker)
+        eventually(lambda: scraped(port))
+        before = scraped(port)
+        assert before["briter_worker_alive"] == 1
+        assert before[f"briter_lock_holder{{host={socket.gethostname()},pid={worker.pid}}}"] == 1
+        assert before["briter_jobs{state=pending}"] == 0
+        site.save("late", ["content/posts/late.md"], scheduledFor="2099-01-01")
+        site.save("bad", [".env"])
+        site.write_post(POST, "Hello\n")
+        site.save("hello", [POST])
+        expected = {"nopaths", "published"}
+        while expected:
+            expected.discard(next(lines)["event"])
+        eventually(lambda: scraped(port).get("briter_jobs{state=scheduled}") == 1)
+        eventually(lambda: scraped(port).get("briter_dead_letters") == 1)
+        after = scraped(port)
+        assert after["briter_processed_total{kind=git-sync,outcome=published}"] == 1
+        assert after["briter_processed_total{kind=git-sync,outcome=nopaths}"] == 1
+        assert after["briter_save_to_remote_seconds_count"] == 1
+        assert after["briter_phase_seconds_count{phase=push}"] >= 1
+        assert after["briter_oldest_waiting_seconds"] == 0, "what is on hold does not wait"
+        assert after["briter_oldest_unpushed_seconds"] > 0
+
+
+def test_a_port_in_use_stops_no_publication(site: Site) -> None:
+    site.write_post(POST, "Hello\n")
+    site.save("hello", [POST])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        run = site.run_once(BRITER_METRICS_PORT=str(taken.getsockname()[1]))
+    assert run.returncode == 0
+    (said,) = run.of("warning")
+    assert "BRITER_METRICS_PORT" in said["fix"]
+    assert site.remote_file(POST) == "Hello\n"
+
+
+def test_the_metrics_of_a_dashboard_count_what_the_history_has(site: Site) -> None:
+    for name in ("a", "b"):
+        site.write_post(f"content/posts/{name}.md", "Hello\n")
+        site.save(name, [f"content/posts/{name}.md"])
+    site.run_once()
+    with serving(site) as dashboard:
+        found = parsed(dashboard.api.get("/metrics").text)
+    assert found["briter_processed_total{kind=git-sync,outcome=published}"] == 2
+    assert found["briter_save_to_remote_seconds_count"] == 2
+    assert found["briter_worker_alive"] == 0
+
+
+def test_the_sites_of_a_cluster_have_their_names_as_labels() -> None:
+    tally = Tally("blog", "git-sync", "published", 7, 2, 3.5)
+    blog = SiteMeasures(
+        site="blog", jobs={"failed": 2}, oldest_waiting=None, failure=None, paused=False, tallies=[tally]
+    )
+    shop = dataclasses.replace(blog, site="shop", jobs={"failed": 0}, failure="auth", tallies=[])
+    lookups = iter([[blog, shop]])
+    metrics = StoredMetrics(lambda: next(lookups))
+    found = parsed(_text(metrics))
+    assert parsed(_text(metrics)) == found, "two scrapes in a row look the sites up once"
+    assert found["briter_dead_letters{site=blog}"] == 2
+    assert found["briter_condition{failure=auth,site=shop}"] == 1
+    assert found["briter_processed_total{kind=git-sync,outcome=published,site=blog}"] == 7
+    assert found["briter_save_to_remote_seconds_sum{site=blog}"] == 3.5
+    assert found["briter_oldest_waiting_seconds{site=shop}"] == 0
+    assert not any("worker_alive" in name for name in found)
+
+
+def test_sites_that_cannot_be_looked_up_have_no_gauges_instead_of_old_ones() -> None:
+    def fail() -> list[SiteMeasures]:
+        raise OSError("the database is away")
+
+    assert parsed(_text(StoredMetrics(fail))) == {}
+
+
+def _text(metrics: StoredMetrics) -> str:
+    return metrics.render()[0].decode()
+
+
+# What the documentation offers
+
+
+def exported() -> set[str]:
+    """Every name that Prometheus may be asked for."""
+    meters = Meters(lambda: MEASURES)
+    meters.processed.labels("git-sync", "published").inc()
+    meters.phase.labels("push").observe(1.0)
+    families = text_string_to_metric_families(generate_latest(meters.registry).decode())
+    return {sample.name for family in families for sample in family.samples}
+
+
+def names_in(expressions: Iterable[str]) -> set[str]:
+    return {name for text in expressions for name in re.findall(r"\bbriter_\w+", text)} - _INVENTED
+
+
+def rules() -> list[dict[str, Any]]:
+    document = yaml.safe_load((MONITORING / "alerts.yml").read_text(encoding="utf-8"))
+    return [rule for group in document["groups"] for rule in group["rules"]]
+
+
+def test_every_alert_uses_exported_metrics_and_says_what_to_do() -> None:
+    assert rules()
+    assert names_in(rule["expr"] for rule in rules()) <= exported()
+    for rule in rules():
+        assert set(rule["annotations"]) == {"summary", "description"}, rule["alert"]
+
+
+def test_every_panel_of_the_dashboard_uses_exported_metrics() -> None:
+    board = json.loads((MONITORING / "grafana.json").read_text(encoding="utf-8"))
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    assert len(asked) >= 8
+    assert names_in(asked) <= exported()
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
+    assert len(set(places)) == len(places)
+
+
+def test_promtool_accepts_the_alerts() -> None:
+    provide("promtool", package="prometheus")
+    for command in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts.test.yml"]):
+        done = subprocess.run(
+            ["promtool", *command], cwd=MONITORING, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

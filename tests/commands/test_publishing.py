@@ -1,0 +1,448 @@
+"""A saved post reaches the remote, exactly once, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from machine import provide
+from sites import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sites import Site
+
+
+def changed_by(site: Site, commit: str) -> set[str]:
+    """The paths that a commit on the remote touched."""
+    out = site.git("diff-tree", "--no-commit-id", "--name-only", "-r", "-z", commit, cwd=site.remote)
+    return set(out.strip("\0").split("\0"))
+
+
+def test_a_saved_post_becomes_one_commit_with_its_message(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"], message="Ein Gruß,\n\nmit zwei Zeilen")
+
+    result = site.run_once()
+
+    assert result.returncode == 0
+    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
+    commit, subject = site.remote_log()[0]
+    assert subject == "Ein Gruß,"
+    assert result.of("published")[0]["commit"] == commit
+    assert site.git("log", "-1", "--format=%B", commit, cwd=site.remote) == "Ein Gruß,\n\nmit zwei Zeilen"
+    assert changed_by(site, commit) == {"content/posts/a.md"}
+    assert site.jobs() == []
+    assert site.git("status", "--porcelain") == ""
+    assert site.git("rev-parse", "main", "origin/main").split() == [commit, commit]
+
+
+def test_the_author_is_the_writers_and_the_committer_the_workers(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"], author={"name": "Ada Lovelace", "email": "ada@example.org"})
+    site.run_once()
+    who = site.git("log", "-1", "--format=%an <%ae> / %cn <%ce>", "main", cwd=site.remote)
+    assert who == "Ada Lovelace <ada@example.org> / Briter Worker <briter-worker@localhost>"
+
+
+def test_many_jobs_are_one_commit_each(site: Site) -> None:
+    for number in range(25):
+        site.write_post(f"content/posts/{number}.md", f"{number}\n")
+        site.save(f"p{number}", [f"content/posts/{number}.md"])
+    result = site.run_once()
+    assert len(result.of("published")) == 25
+    assert len(site.remote_log()) == 26
+    for event in result.of("published"):
+        assert changed_by(site, event["commit"]) == {f"content/posts/{event['slug'][1:]}.md"}
+
+
+def test_what_others_staged_or_changed_stays_as_it_was(site: Site) -> None:
+    site.write_post("content/posts/staged.md", "staged\n")
+    site.git("add", "content/posts/staged.md")
+    site.write_post("content/posts/welcome.md", "edited, not saved\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+
+    site.run_once()
+
+    assert changed_by(site, site.remote_log()[0][0]) == {"content/posts/a.md"}
+    assert site.git("status", "--porcelain").splitlines() == [
+        "A  content/posts/staged.md",
+        " M content/posts/welcome.md",
+    ] or set(site.git("status", "--porcelain").splitlines()) == {
+        "A  content/posts/staged.md",
+        "M content/posts/welcome.md",
+    }
+
+
+def test_a_deleted_post_is_deleted_on_the_remote(site: Site) -> None:
+    (site.worktree / "content/posts/welcome.md").unlink()
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/welcome.md") is None
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_folder_carries_all_under_it_with_deletions(site: Site) -> None:
+    site.write_post("content/posts/trip/index.md", "trip\n")
+    site.write_post("content/posts/trip/old.png", "old\n")
+    site.save("trip", ["content/posts/trip/"])
+    site.run_once()
+    (site.worktree / "content/posts/trip/old.png").unlink()
+    site.write_post("content/posts/trip/deep/new.png", "new\n")
+    site.save("trip", ["content/posts/trip"])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {
+        "content/posts/trip/old.png",
+        "content/posts/trip/deep/new.png",
+    }
+
+
+def test_a_deleted_folder_is_deleted_with_all_that_was_in_it(site: Site) -> None:
+    site.write_post("content/posts/trip/index.md", "trip\n")
+    site.write_post("content/posts/trip/a/b.md", "b\n")
+    site.save("trip", ["content/posts/trip"])
+    site.run_once()
+    (site.worktree / "content/posts/trip/index.md").unlink()
+    (site.worktree / "content/posts/trip/a/b.md").unlink()
+    (site.worktree / "content/posts/trip/a").rmdir()
+    (site.worktree / "content/posts/trip").rmdir()
+    site.save("trip", ["content/posts/trip"])
+    site.run_once()
+    assert site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote) == "content/posts/welcome.md"
+
+
+def test_a_renamed_post_leaves_its_old_name(site: Site) -> None:
+    (site.worktree / "content/posts/welcome.md").rename(site.worktree / "content/posts/hello.md")
+    site.save("hello", ["content/posts/hello.md", "content/posts/welcome.md"])
+    site.run_once()
+    assert site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote) == "content/posts/hello.md"
+
+
+def test_a_file_takes_a_folders_place_and_the_reverse(site: Site) -> None:
+    site.write_post("content/posts/x/a.md", "a\n")
+    site.save("x", ["content/posts/x"])
+    site.run_once()
+    (site.worktree / "content/posts/x/a.md").unlink()
+    (site.worktree / "content/posts/x").rmdir()
+    site.write_post("content/posts/x", "a file now\n")
+    site.save("x", ["content/posts/x"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/x") == "a file now\n"
+    (site.worktree / "content/posts/x").unlink()
+    site.write_post("content/posts/x/b.md", "b\n")
+    site.save("x", ["content/posts/x"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/x/b.md") == "b\n"
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_modes_are_as_git_itself_would_record_them(site: Site) -> None:
+    site.write_post("content/posts/run.sh", "#!/bin/sh\n").chmod(0o755)
+    site.write_post("content/posts/odd.md", "odd\n").chmod(0o640)
+    site.save("x", ["content/posts/run.sh", "content/posts/odd.md"])
+    site.run_once()
+    modes = site.git("ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote)
+    assert "100755 content/posts/run.sh" in modes
+    assert "100644 content/posts/odd.md" in modes
+    (site.worktree / "content/posts/run.sh").chmod(0o644)
+    site.save("x", ["content/posts/run.sh"])
+    assert site.run_once().of("published")
+    assert "100644 content/posts/run.sh" in site.git(
+        "ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Grüße aus Köln.md",
+        "日本語.md",
+        'with "quotes".md',
+        "a*b?[c].md",
+        "-dash.md",
+        ":(top)x.md",
+        "é-nfd.md",
+    ],
+)
+def test_odd_names_are_published_as_they_are(site: Site, name: str) -> None:
+    path = f"content/posts/{name}"
+    site.write_post(path, "odd\n")
+    site.write_post("content/posts/aXbYc.md", "would match a glob\n")
+    site.save("odd", [path])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {path}
+
+
+@pytest.mark.parametrize("how", ["removed", "skip-worktree", "sparse"])
+@pytest.mark.parametrize("said", ["*.md text=auto", "*.md filter=upper"])
+def test_attributes_that_are_not_checked_out_count_as_git_add_counts_them(
+    site: Site, how: str, said: str
+) -> None:
+    site.git("config", "filter.upper.clean", "tr -d '\\r' | tr a-z A-Z")
+    site.write_post("content/.gitattributes", f"{said}\n")
+    site.write_post("content/posts/b/.gitattributes", "*.md -text -filter\n")
+    site.git("add", "content")
+    site.git("commit", "-qm", "attributes")
+    site.git("push", "-q")
+    if how == "sparse":
+        site.git("sparse-checkout", "set", "--no-cone", "/content/posts/")
+    elif how == "skip-worktree":
+        site.git("update-index", "--skip-worktree", "content/.gitattributes")
+    (site.worktree / "content/.gitattributes").unlink(missing_ok=True)
+    posts = ["content/posts/a \N{SNOWMAN}.md", "content/posts/welcome.md", "content/posts/b/plain.md"]
+    for post in posts:
+        site.write_post(post, "one\r\ntwo\r\n")
+    site.save("a", posts)
+    assert site.run_once().of("published")
+    site.git("add", *posts)
+    assert site.git("diff", "--cached", "--name-only", "--", *posts) == "", "as git add has it"
+    changed = "one\ntwo\n" if "auto" in said else "ONE\nTWO\n"
+    assert [site.remote_file(post) for post in posts] == [changed, changed, "one\r\ntwo\r\n"]
+
+
+def test_a_large_file_is_lfs_s_also_where_its_attributes_are_not_checked_out(site: Site) -> None:
+    provide("git-lfs", package="git-lfs")
+    site.git("lfs", "install", "--local")
+    site.git("config", "core.hooksPath", "/dev/null")
+    site.git("remote", "set-url", "origin", f"file://{site.remote}")
+    site.write_post(".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n")
+    site.git("add", ".gitattributes")
+    site.git("commit", "-qm", "attributes")
+    site.git("push", "-q", "origin", "main")
+    (site.worktree / ".gitattributes").unlink()
+    site.write_post("content/posts/large.bin", "large\n" * 1000)
+    site.save("large", ["content/posts/large.bin"])
+    assert site.run_once().of("published")
+    assert str(site.remote_file("content/posts/large.bin")).startswith("version https://git-lfs")
+    assert [file for file in site.remote.glob("lfs/objects/*/*/*") if file.stat().st_size == 6000]
+
+
+def test_nothing_new_is_nochange(site: Site) -> None:
+    site.save("welcome", ["content/posts/welcome.md"])
+    result = site.run_once()
+    assert result.names() == ["worker-started", "start", "nochange", "worker-stopped"]
+    assert len(site.remote_log()) == 1
+    assert site.jobs() == []
+
+
+def test_allowed_paths_are_published_and_the_others_logged(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.write_post("config.php", "secret\n")
+    (site.worktree / "content/posts/link.md").symlink_to("/etc/passwd")
+    site.save(
+        "a", ["content/posts/a.md", "config.php", "content/posts/link.md", "../x", "content/../config.php"]
+    )
+    result = site.run_once()
+    assert set(result.of("published")[0]["rejectedPaths"]) == {
+        "config.php",
+        "content/posts/link.md",
+        "../x",
+        "content/../config.php",
+    }
+    assert changed_by(site, site.remote_log()[0][0]) == {"content/posts/a.md"}
+
+
+def test_why_a_path_is_refused_can_be_read_whatever_the_path_is_called(site: Site) -> None:
+    """What stands behind `passwd:` or `secret:` is hidden, as a password would be."""
+    for name in ("a.secret", "b.token"):
+        site.write_post(f"content/{name}", "x\n")
+    site.write_post(".gitignore", "*.secret\n")
+    (site.worktree / "content/api-key").symlink_to("a.secret")
+    for paths, said in (
+        (["/etc/passwd"], "/etc/passwd, as it is absolute"),
+        (["content/a.secret"], "content/a.secret, as git ignores it"),
+        (["content/api-key"], "content/api-key, as it is, or is below, a symbolic link"),
+        (["media/password", "/token"], "media/password, as it is under none of the allowed folders"),
+    ):
+        site.save("a", paths)
+        site.run_once()
+        error = site.job("a")["lastError"]
+        assert f"none of its paths may be published: {said}" in error
+        assert "***" not in error
+
+
+@pytest.mark.parametrize(
+    "kind", ["symlink", "fifo", "ignored", "piped-rules", "nested", "linked-folder", "outside"]
+)
+def test_a_job_with_no_allowed_path_fails_as_nopaths_at_once(site: Site, kind: str) -> None:
+    path = "content/posts/x.md"
+    if kind == "symlink":
+        (site.worktree / path).symlink_to("/etc/passwd")
+    elif kind == "fifo":
+        os.mkfifo(site.worktree / path)
+    elif kind == "ignored":
+        site.write_post(".gitignore", "x.md\n")
+        site.write_post(path, "x\n")
+    elif kind == "piped-rules":  # git would wait for ever to read them
+        path = "content/piped/x.md"
+        site.write_post(path, "x\n")
+        os.mkfifo(site.worktree / "content/piped/.gitignore")
+    elif kind == "nested":
+        site.write_post("content/posts/sub/x.md", "x\n")
+        site.git("init", "-q", str(site.worktree / "content/posts/sub"))
+        path = "content/posts/sub/x.md"
+    elif kind == "linked-folder":
+        site.write_post("elsewhere/x.md", "x\n")
+        (site.worktree / "content/linked").symlink_to(site.worktree / "elsewhere")
+        path = "content/linked/x.md"
+    else:
+        path = "content2/x.md"
+        site.write_post(path, "x\n")
+    site.save("x", [path])
+    site.write_post("content/posts/good.md", "good\n")
+    site.save("good", ["content/posts/good.md"])
+
+    result = site.run_once()
+
+    assert result.returncode == 1
+    assert [event["slug"] for event in result.of("nopaths")] == ["x"]
+    job = site.job("x")
+    assert (job["status"], job["failure"], job["attempts"]) == ("failed", "nopaths", 1)
+    assert path in job["lastError"]
+    assert [event["slug"] for event in result.of("published")] == ["good"]
+
+
+def test_a_folder_never_carries_what_a_held_job_declares(site: Site) -> None:
+    site.write_post("content/posts/now.md", "now\n")
+    site.write_post("content/posts/secret.md", "not yet\n")
+    site.save("secret", ["content/posts/secret.md"], scheduledFor="2999-01-01")
+    site.save("all", ["content/"])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/now.md"}
+    assert [job["slug"] for job in site.jobs()] == ["secret"]
+
+
+def test_what_a_sparse_checkout_leaves_out_is_not_deleted(site: Site) -> None:
+    site.write_post("content/notes/n.md", "note\n")
+    site.git("add", "-A")
+    site.git("commit", "-qm", "notes")
+    site.git("push", "-q")
+    site.git("sparse-checkout", "set", "content/posts")
+    assert not (site.worktree / "content/notes/n.md").exists()
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("all", ["content"])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}
+
+
+def test_a_file_too_large_is_refused_alone(site: Site) -> None:
+    site.write_post("content/posts/big.bin", "x" * 2000)
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("big", ["content/posts/big.bin"])
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once(BRITER_WORKER_MAX_FILE_BYTES="1000")
+    assert [event["slug"] for event in result.of("dead-lettered")] == ["big"]
+    assert site.job("big")["failure"] == "too-large"
+    assert [event["slug"] for event in result.of("published")] == ["a"]
+
+
+def test_a_persons_unpushed_commits_stay_theirs_and_are_in_no_posts_way(site: Site) -> None:
+    site.write_post("about.txt", "by hand\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.git("add", "-A")
+    site.git("commit", "-qm", "By hand")
+    site.save("a", ["content/posts/a.md"])
+    site.save("welcome", ["content/posts/welcome.md"])
+    result = site.run_once()
+    assert [event["slug"] for event in result.of("nochange")] == ["welcome"]
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
+    assert site.git("log", "-1", "--format=%s") == "By hand"
+    assert site.git("status", "--porcelain") == ""
+
+
+def hook(site: Site, text: str) -> None:
+    file = site.remote / "hooks" / "pre-receive"
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+def test_a_save_during_a_push_that_is_refused_takes_the_older_ones_paths_over(site: Site) -> None:
+    begun, ran = site.root / "begun", site.root / "ran"
+    hook(site, f"#!/bin/sh\n[ -e {ran} ] && exit 0\ntouch {begun} {ran}\nsleep 1\nexit 1\n")
+    site.write_post("content/posts/1.md", "1\n")
+    site.write_post("content/posts/2.md", "2\n")
+    site.save("p", ["content/posts/1.md"])
+    with site.running("run", "--once") as worker:
+        eventually(begun.exists)
+        site.save("p", ["content/posts/2.md"])
+        worker.communicate(timeout=60)
+    site.run_once()
+    assert site.remote_file("content/posts/1.md") == "1\n"
+    assert site.remote_file("content/posts/2.md") == "2\n"
+    assert site.jobs() == []
+
+
+@pytest.mark.parametrize("what", ["ignored", "symlink", "bare repository"])
+def test_a_folder_in_which_nothing_may_be_published_fails_as_nopaths(site: Site, what: str) -> None:
+    folder = site.worktree / "content/odd"
+    folder.mkdir()
+    if what == "ignored":
+        site.write_post(".gitignore", "content/odd/\n")
+        site.write_post("content/odd/a.md", "a\n")
+    elif what == "symlink":
+        (folder / "a.md").symlink_to("/etc/passwd")
+    else:
+        site.git("init", "-q", "--bare", str(folder / "b.git"))
+    site.save("odd", ["content/odd"])
+    assert site.run_once().of("nopaths")
+
+
+def test_line_ends_that_git_only_guesses_at_stay_as_they_were_committed(site: Site) -> None:
+    site.write_post("content/posts/a.md", "one\r\ntwo\r\n")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    site.write_post(".gitattributes", "* text=auto\n")
+    site.git("add", ".gitattributes")
+    site.git("commit", "-qm", "attributes")
+    site.git("push", "-q")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("nochange")
+    site.write_post("content/posts/new.md", "one\r\n")
+    site.save("new", ["content/posts/new.md"])
+    site.run_once()
+    assert site.remote_file("content/posts/new.md") == "one\n"
+
+
+def test_a_folder_job_never_deletes_what_no_job_may_publish(site: Site) -> None:
+    site.write_post("content/.gitattributes", "*.bin binary\n")
+    site.git("add", "-A")
+    site.git("commit", "-qm", "attributes")
+    site.git("push", "-q")
+    (site.worktree / "content/.gitattributes").unlink()
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("all", ["content"])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}
+
+
+def test_a_worker_in_a_folder_that_is_no_site_does_not_start(tmp_path: Path, site: Site) -> None:
+    result = site.run_once(BRITER_APP_ROOT=str(tmp_path), BRITER_GIT_WORKTREE="")
+    assert result.returncode == 2
+    assert f"{tmp_path} is not the top of a git repository" in result.stderr
+
+
+def test_names_that_differ_in_case_only_are_two_files_whatever_the_configuration_says(site: Site) -> None:
+    site.git("config", "core.ignoreCase", "true")
+    names = ("content/posts/x.md", "content/posts/X.md")
+    for name in names:
+        site.write_post(name, f"{name}\n")
+        site.save(name, [name])
+    site.run_once()
+    assert [site.remote_file(name) for name in names] == [f"{name}\n" for name in names]
+
+
+def test_a_folder_never_takes_the_workers_storage_along(site: Site) -> None:
+    storage = site.worktree / "content" / "storage"
+    site.write_post("content/posts/a.md", "a\n")
+    (storage / "queue").mkdir(parents=True)
+    (storage / "config.json").write_text('{"dashboardToken": "a-token-of-the-dashboard"}')
+    job = {"id": "x", "slug": "all", "paths": ["content"]}
+    (storage / "queue" / "x.json").write_text(json.dumps(job))
+    result = site.run_once(BRITER_STORAGE_ROOT=str(storage))
+    assert [event["slug"] for event in result.of("published")] == ["all"], result.stdout
+    names = site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote).splitlines()
+    assert names == ["content/posts/a.md", "content/posts/welcome.md"]

@@ -1,0 +1,333 @@
+"""The remote moved ahead, refuses, or was rewritten: each means something else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sites import Site
+
+
+@pytest.fixture
+def other(site: Site) -> Path:
+    """Somebody else's clone."""
+    clone = site.root / "other"
+    site.git("clone", "-q", str(site.remote), str(clone), cwd=site.root)
+    return clone
+
+
+def push(site: Site, clone: Path, path: str, text: str | None, message: str = "Somebody else's") -> str:
+    """Somebody else changes a file and pushes it."""
+    site.git("pull", "-q", "--rebase", cwd=clone)
+    file = clone / path
+    if text is None:
+        file.unlink()
+    else:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    site.git("add", "-A", cwd=clone)
+    site.git("commit", "-qm", message, cwd=clone)
+    site.git("push", "-q", "origin", "HEAD:main", cwd=clone)
+    return site.git("rev-parse", "HEAD", cwd=clone)
+
+
+LINES = "".join(f"line {n}\n" for n in range(20))
+
+
+def test_other_posts_of_the_remote_are_taken_over(site: Site, other: Path) -> None:
+    push(site, other, "content/posts/theirs.md", "theirs\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
+    assert result.of("published")[0]["attempt"] == 1
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Somebody else's", "Start the site"]
+    assert (site.worktree / "content/posts/theirs.md").read_text() == "theirs\n"
+    assert site.git("status", "--porcelain") == ""
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+
+
+def test_lines_of_one_post_are_merged(site: Site, other: Path) -> None:
+    site.write_post("content/posts/a.md", LINES)
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    push(site, other, "content/posts/a.md", LINES.replace("line 1\n", "line one\n"))
+    site.write_post("content/posts/a.md", LINES.replace("line 18\n", "line eighteen\n"))
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert result.of("published")
+    merged = LINES.replace("line 1\n", "line one\n").replace("line 18\n", "line eighteen\n")
+    assert site.remote_file("content/posts/a.md") == merged
+    assert (site.worktree / "content/posts/a.md").read_text() == merged
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_file_of_two_jobs_is_merged_once_where_its_lines_are_alike(site: Site, other: Path) -> None:
+    # Where lines are alike, git may take an edit for one of its neighbour too: held against its own outcome,
+    # the very same edit would be a conflict.
+    alike = "-\n" * 7
+    site.write_post("content/posts/a.md", f"start\n{alike}")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    push(site, other, "content/posts/a.md", f"start\n{alike[2:]}theirs\n")
+    site.write_post("content/posts/a.md", f"ours\n{alike}")
+    site.save("all", ["content/posts"])
+    site.save("a", ["content/posts/a.md"])
+
+    result = site.run_once()
+
+    assert sorted(event["slug"] for event in result.of("published")) == ["a", "all"]
+    assert site.remote_file("content/posts/a.md") == f"ours\n{alike[2:]}theirs\n"
+    assert site.jobs() == []
+
+
+def test_a_conflict_concerns_its_own_post_alone_and_keeps_both_versions(site: Site, other: Path) -> None:
+    push(site, other, "content/posts/welcome.md", "# Theirs\n")
+    site.write_post("content/posts/welcome.md", "# Ours\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("welcome", ["content/posts/welcome.md"])
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert [event["slug"] for event in result.of("dead-lettered")] == ["welcome"]
+    assert [event["slug"] for event in result.of("published")] == ["a"]
+    job = site.job("welcome")
+    assert (job["failure"], job["attempts"]) == ("conflict", 1)
+    assert "conflict/welcome" in job["lastError"]
+    assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
+    assert site.remote_file("content/posts/welcome.md", "conflict/welcome") == "# Ours\n"
+    assert (site.worktree / "content/posts/welcome.md").read_text() == "# Ours\n"
+
+
+def test_the_same_content_conflicts_again_and_a_new_save_resolves_it(site: Site, other: Path) -> None:
+    push(site, other, "content/posts/welcome.md", "# Theirs\n")
+    site.write_post("content/posts/welcome.md", "# Ours\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    site.save("welcome", ["content/posts/welcome.md"])
+    site.run_once()
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().of("dead-lettered")
+    assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
+    site.write_post("content/posts/welcome.md", "# Theirs, and ours\n")
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/welcome.md") == "# Theirs, and ours\n"
+    assert site.jobs() == []
+
+
+def test_an_unpublished_edit_is_merged_with_what_came_from_the_remote_meanwhile(
+    site: Site, other: Path
+) -> None:
+    site.write_post("content/posts/b.md", LINES)
+    site.save("b", ["content/posts/b.md"])
+    site.run_once()
+    push(site, other, "content/posts/b.md", LINES.replace("line 1\n", "line one\n"))
+    # The editor has changed b, but not saved it yet, while a is published and b's remote edit comes in.
+    site.write_post("content/posts/b.md", LINES.replace("line 18\n", "line eighteen\n"))
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    assert "eighteen" in (site.worktree / "content/posts/b.md").read_text()
+    site.save("b", ["content/posts/b.md"])
+    assert site.run_once().of("published")
+    published = site.remote_file("content/posts/b.md")
+    assert published == LINES.replace("line 1\n", "line one\n").replace("line 18\n", "line eighteen\n")
+    assert (site.worktree / "content/posts/b.md").read_text() == published
+
+
+def test_a_post_that_the_remote_deleted_is_deleted_here_when_untouched(site: Site, other: Path) -> None:
+    push(site, other, "content/posts/welcome.md", None)
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once()
+    assert not (site.worktree / "content/posts/welcome.md").exists()
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_persons_commit_on_a_diverged_branch_stops_no_post(site: Site, other: Path) -> None:
+    push(site, other, "x.txt", "theirs\n")
+    site.write_post("y.txt", "mine\n")
+    site.git("add", "y.txt")
+    site.git("commit", "-qm", "By hand")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert result.of("published")
+    assert "commits that the remote lacks" in result.of("warning")[0]["error"]
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Somebody else's", "Start the site"]
+    assert site.git("log", "-1", "--format=%s") == "By hand"
+
+
+def test_an_empty_remote_gets_its_branch_with_the_first_publication(site: Site) -> None:
+    empty = site.root / "empty.git"
+    site.git("init", "-q", "--bare", "-b", "main", str(empty))
+    site.git("remote", "add", "second", str(empty))
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once(BRITER_GIT_REMOTE="second").of("published")
+    assert site.git("log", "--format=%s", "main", cwd=empty).splitlines() == ["Publish a", "Start the site"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("content/posts/x/theirs.md", "content/posts/x"), ("content/posts/x", "content/posts/x/ours.md")],
+    ids=["file-over-folder", "folder-over-file"],
+)
+def test_a_post_never_removes_what_the_remote_has_in_its_place(
+    site: Site, other: Path, theirs: str, ours: str
+) -> None:
+    push(site, other, theirs, "theirs\n")
+    site.write_post(ours, "ours\n")
+    site.save("x", [ours])
+    assert site.run_once().of("dead-lettered")
+    assert site.job("x")["failure"] == "conflict"
+    assert site.remote_file(theirs) == "theirs\n"
+
+
+def test_a_file_that_its_author_has_put_back_gets_the_remotes_edit(site: Site, other: Path) -> None:
+    for slug in "bc":
+        site.write_post(f"content/posts/{slug}.md", LINES)
+        site.save(slug, [f"content/posts/{slug}.md"])
+    site.run_once()
+    push(site, other, "content/posts/b.md", LINES.replace("line 1\n", "line one\n"))
+    site.write_post("content/posts/b.md", LINES.replace("line 18\n", "line eighteen\n"))
+    site.write_post("content/posts/c.md", LINES + "more\n")
+    site.save("c", ["content/posts/c.md"])
+    site.run_once()  # b's remote edit is taken over; the file in the work tree is not touched
+    assert "line one" not in (site.worktree / "content/posts/b.md").read_text()
+    site.write_post("content/posts/b.md", LINES)
+    site.write_post("content/posts/c.md", LINES + "even more\n")
+    site.save("b", ["content/posts/b.md"])
+    site.save("c", ["content/posts/c.md"])
+    site.run_once()
+    assert (site.worktree / "content/posts/b.md").read_text() == LINES.replace("line 1\n", "line one\n")
+    assert site.remote_file("content/posts/b.md") == LINES.replace("line 1\n", "line one\n")
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_file_that_the_remote_renamed_within_its_own_folder_arrives_here(site: Site, other: Path) -> None:
+    site.write_post("content/posts/x/index.md", "x\n")
+    site.save("x", ["content/posts/x"])
+    site.run_once()
+    push(site, other, "content/posts/x/index.md", None)
+    push(site, other, "content/posts/x/index.mdx", "x\n")
+    site.write_post("content/posts/b.md", "B\n")
+    site.save("b", ["content/posts/b.md"])
+    assert site.run_once().of("published")
+    assert (site.worktree / "content/posts/x/index.mdx").read_text() == "x\n"
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_the_remotes_folder_gives_way_to_its_file_here_too(site: Site, other: Path) -> None:
+    site.write_post("content/posts/x/a.md", "a\n")
+    site.save("x", ["content/posts/x"])
+    site.run_once()
+    push(site, other, "content/posts/x/a.md", None)
+    (other / "content/posts/x").rmdir()
+    push(site, other, "content/posts/x", "a file now\n")
+    site.write_post("content/posts/b.md", "B\n")
+    site.save("b", ["content/posts/b.md"])
+    assert site.run_once().of("published")
+    assert (site.worktree / "content/posts/x").read_text() == "a file now\n"
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_mode_that_the_remote_changed_is_taken_over(site: Site, other: Path) -> None:
+    site.git("update-index", "--chmod=+x", "content/posts/welcome.md", cwd=other)
+    site.git("commit", "-qm", "executable", cwd=other)
+    site.git("push", "-q", cwd=other)
+    site.write_post("content/posts/b.md", "B\n")
+    site.save("b", ["content/posts/b.md"])
+    assert site.run_once().of("published")
+    assert (site.worktree / "content/posts/welcome.md").stat().st_mode & 0o111
+    assert site.git("status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize("text", ["# Welcome\n", "# Welcome\n\nEdited\n"])
+def test_a_mode_that_the_remote_changed_is_not_taken_back(site: Site, other: Path, text: str) -> None:
+    site.git("update-index", "--chmod=+x", "content/posts/welcome.md", cwd=other)
+    site.git("commit", "-qm", "executable", cwd=other)
+    site.git("push", "-q", cwd=other)
+    for number in range(2):
+        site.write_post("content/posts/b.md", f"B {number}\n")
+        site.write_post("content/posts/welcome.md", text)
+        site.save("b", ["content/posts"])
+        assert site.run_once().of("published")
+        assert site.git("ls-tree", "main", "content/posts/welcome.md", cwd=site.remote).startswith("100755 ")
+        assert site.remote_file("content/posts/welcome.md") == text
+
+
+def test_an_authors_mode_and_a_remotes_edit_go_together(site: Site, other: Path) -> None:
+    push(site, other, "content/posts/welcome.md", "# Theirs\n")
+    (site.worktree / "content/posts/welcome.md").chmod(0o755)
+    site.save("welcome", ["content/posts/welcome.md"])
+    assert site.run_once().of("published")
+    assert site.git("ls-tree", "main", "content/posts/welcome.md", cwd=site.remote).startswith("100755 ")
+    assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
+
+
+def test_a_remote_with_two_push_addresses_stops_the_start(site: Site) -> None:
+    for url in ("mirror.git", str(site.remote)):
+        site.git("remote", "set-url", "--add", "--push", "origin", url)
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once()
+    assert result.returncode == 2
+    assert "2 push addresses" in result.stderr
+    assert len(site.remote_log()) == 1
+
+
+@pytest.mark.parametrize("was", ["a file", "nothing"])
+def test_a_link_that_the_remote_has_is_not_taken_back_by_its_folders_publication(
+    site: Site, other: Path, was: str
+) -> None:
+    path = "content/posts/welcome.md" if was == "a file" else "content/posts/latest.md"
+    (other / path).unlink(missing_ok=True)
+    (other / path).symlink_to("a.md")
+    site.git("add", "-A", cwd=other)
+    site.git("commit", "-qm", "A link", cwd=other)
+    site.git("push", "-q", cwd=other)
+    for number in range(2):
+        site.write_post("content/posts/a.md", f"A {number}\n")
+        site.save("a", ["content/posts"])
+        assert site.run_once().of("published")
+        assert site.remote_file("content/posts/a.md") == f"A {number}\n"
+        assert site.remote_file(path) == "a.md", "its author did nothing to it"
+
+
+def test_a_file_that_the_remote_alone_moved_away_is_no_conflict(site: Site, other: Path) -> None:
+    site.write_post("content/posts/note/index.md", "note\n")
+    site.save("note", ["content/posts/note"])
+    site.run_once()
+    site.git("pull", "-q", cwd=other)
+    push(site, other, "content/posts/note/index.md", None)
+    (other / "content/posts/note").rmdir()
+    push(site, other, "content/posts/note", "note\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/a.md") == "A\n"
+    assert site.remote_file("content/posts/note") == "note\n"
+    assert (site.worktree / "content/posts/note").read_text() == "note\n"
+    assert site.git("status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("note", "note/index.md"), ("note/index.md", "note")])
+def test_what_the_remote_has_in_a_posts_place_stays_also_when_the_post_is_published_again(
+    site: Site, other: Path, theirs: str, ours: str
+) -> None:
+    push(site, other, f"content/posts/{theirs}", "theirs\n")
+    site.write_post(f"content/posts/{ours}", "ours\n")
+    for text in ("ours\n", "ours\n", "ours, edited\n"):
+        site.write_post(f"content/posts/{ours}", text)
+        site.write_post("content/posts/a.md", text)
+        site.save("note", ["content/posts/note"])
+        site.save("a", ["content/posts/a.md"])
+        result = site.run_once()
+        assert "note" not in [entry["slug"] for entry in result.of("published")]
+        assert site.job("note")["failure"] == "conflict"
+        assert site.remote_file(f"content/posts/{theirs}") == "theirs\n"

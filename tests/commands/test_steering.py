@@ -1,0 +1,201 @@
+"""A person steers from outside while the worker runs: cancels, pauses, hurries."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sites import Site, eventually, lines_of
+
+from briter_worker.commands import queue
+from briter_worker.errors import DeclinedError
+from briter_worker.queues.disk.files import PAUSE_FILE
+from briter_worker.settings import load_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from briter_worker.settings import Settings
+
+HOUR_AHEAD = "2999-01-01T00:00:00Z"
+
+
+def hold(site: Site, folder: Path, step: str) -> tuple[Path, Path]:
+    """Have every push wait in a hook; the file that shows it began, and the one that ends the wait."""
+    began, end = folder / "began", folder / "end"
+    hook = (site.worktree / ".git" if step == "pre-push" else site.remote) / "hooks" / step
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch '{began}'\nwhile [ ! -e '{end}' ]; do sleep 0.02; done\n")
+    hook.chmod(0o755)
+    return began, end
+
+
+def until(lines: Any, *wanted: str) -> list[dict[str, Any]]:  # noqa: ANN401 - a generator
+    """The log up to the first of these events."""
+    seen = []
+    for line in lines:
+        seen.append(line)
+        if line["event"] in wanted:
+            return seen
+    pytest.fail(f"the worker ended without {wanted}")
+
+
+def test_a_post_that_is_cancelled_while_its_push_runs_is_published_and_says_so(
+    site: Site, tmp_path: Path
+) -> None:
+    began, end = hold(site, tmp_path, "pre-receive")
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    with site.running() as worker:
+        eventually(began.exists)
+        done = site.command("cancel", "a")
+        end.touch()
+        assert done.returncode == 0
+        assert "unless its push has begun" in done.stderr
+        assert [line["event"] for line in until(lines_of(worker), "published", "cancelled")][
+            -1
+        ] == "published"
+    assert len(site.remote_log()) == 2
+    assert list((site.queue / ".claimed").glob("*.cancel")) == []
+
+
+def test_a_post_that_is_cancelled_before_its_push_is_left_out_of_it_and_the_others_go(
+    site: Site, tmp_path: Path
+) -> None:
+    # A filter holds the drain while it reads the posts: after the claim, before the push.
+    began, end = tmp_path / "began", tmp_path / "end"
+    end.touch()
+    script = f"touch '{began}'; while [ ! -e '{end}' ]; do sleep 0.02; done; cat"
+    site.git("config", "filter.slow.clean", script)
+    site.write_post(".gitattributes", "*.md filter=slow\n")
+    site.git("add", ".gitattributes")
+    site.git("commit", "--quiet", "--message=Slow filter")
+    site.git("push", "--quiet")
+    end.unlink()
+    began.unlink(missing_ok=True)
+    for slug in ("stays", "goes"):
+        site.write_post(f"content/posts/{slug}.md", slug)
+        site.save(slug, [f"content/posts/{slug}.md"])
+    with site.running() as worker:
+        eventually(began.exists)
+        done = site.command("cancel", "goes", "--json")
+        assert [job["cancelled"] for job in json.loads(done.stdout)] == [False]
+        end.touch()
+        lines = lines_of(worker)
+        seen = until(lines, "published") + until(lines, "cancelled")
+        assert sorted((line["event"], line["slug"]) for line in seen if "slug" in line) == [
+            ("cancelled", "goes"),
+            ("published", "stays"),
+            ("start", "goes"),
+            ("start", "stays"),
+        ]
+    assert [subject for _, subject in site.remote_log()][:2] == ["Publish stays", "Slow filter"]
+    assert site.jobs() == []
+    assert site.remote_file("content/posts/goes.md") is None
+
+
+def test_a_retry_that_is_cancelled_is_not_written_back(site: Site, tmp_path: Path) -> None:
+    began, end = hold(site, tmp_path, "pre-receive")
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text(hook.read_text() + "echo 'no' >&2\nexit 1\n")
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    with site.running() as worker:
+        eventually(began.exists)
+        site.command("cancel", "a")
+        end.touch()
+        seen = until(lines_of(worker), "cancelled", "failed", "dead-lettered")
+    assert seen[-1]["event"] == "cancelled"
+    assert site.jobs() == []
+
+
+def test_a_paused_site_publishes_nothing_and_goes_on_at_once_when_resumed(site: Site) -> None:
+    said = site.command("pause", "--reason", "moving house")
+    assert "moving house" in said.stdout
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    done = site.run_once()
+    assert (done.returncode, done.names()) == (0, ["worker-started", "paused", "worker-stopped"])
+    assert json.loads(site.command("status", "--json").stdout)["paused"]["reason"] == "moving house"
+    assert "moving house" in site.command("status").stdout
+    assert "moving house" in site.command("list").stderr
+    doctor = json.loads(site.command("doctor", "--json").stdout)
+    assert [each["fix"] for each in doctor["findings"] if each["check"] == "pause"]
+    with site.running(BRITER_WORKER_POLL_INTERVAL_MS="60000") as worker:
+        lines = lines_of(worker)
+        until(lines, "paused")
+        assert site.command("resume").returncode == 0
+        assert [line["event"] for line in until(lines, "published")] == ["resumed", "start", "published"]
+
+
+def test_a_post_that_waits_says_for_what(site: Site) -> None:
+    site.save("a", ["content/posts/a.md"])
+    assert "no worker is running" in site.command("show", "a").stderr
+    site.command("pause", "--reason", "Lunch")
+    assert "paused until briter-worker resume: Lunch" in site.command("show", "a").stderr
+    with site.running("show", "a", "--watch") as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "pending; paused until briter-worker resume: Lunch\n"
+        site.command("resume")
+        assert watching.stdout.readline().startswith("pending; no worker is running")
+        site.command("cancel", "a")
+        assert watching.stdout.readline().startswith("cancelled")
+
+
+def test_a_post_that_is_gone_before_its_receipt_is_written_is_waited_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.save("a", ["content/posts/a.md"])
+    look, looks = queue._find_post, count(1)  # noqa: SLF001 - between two writes of another process, nobody gets in
+
+    def at_a_bad_moment(settings: Settings, wanted: str) -> Any:  # noqa: ANN401
+        if next(looks) == 2:
+            site.command("cancel", "a")
+            raise DeclinedError("nobody knows it")
+        return look(settings, wanted)
+
+    monkeypatch.setattr(queue, "_find_post", at_a_bad_moment)
+    assert queue._watch(load_settings(site.environment()), "a") == 0  # noqa: SLF001
+    assert capsys.readouterr().out.splitlines()[-1].startswith("cancelled")
+
+
+def test_a_post_that_nobody_knows_is_not_waited_for(site: Site) -> None:
+    result = site.command("show", "nobody", "--watch")
+    assert result.returncode == 1
+    assert "neither the queue nor the history has a job" in " ".join(result.stderr.split())
+
+
+def test_a_pause_ends_by_itself(site: Site) -> None:
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    site.command("pause", "--for", "2s")
+    with site.running() as worker:
+        seen = until(lines_of(worker), "published")
+    assert [line["event"] for line in seen][-3:] == ["resumed", "start", "published"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--for", "soon"], "such as 90s, 30m, 2h or 1d"),
+        (["--until", "2001-01-01"], "in the past"),
+        (["--until", "tomorrow"], "no ISO-8601 time"),
+        (["--for", "1h", "--until", "2999-01-01"], "one of --for and --until"),
+    ],
+)
+def test_a_pause_that_makes_no_sense_is_refused(site: Site, arguments: list[str], words: str) -> None:
+    done = site.command("pause", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert not (site.queue / PAUSE_FILE).exists()
+
+
+def test_a_held_post_is_published_now_when_a_person_wants_it(site: Site) -> None:
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"], scheduledFor=HOUR_AHEAD)
+    assert site.run_once().names() == ["worker-started", "worker-stopped"]
+    assert site.command("publish-now", "a").returncode == 0
+    assert "published" in site.run_once().names()
+    assert site.command("publish-now", "a").returncode == 1

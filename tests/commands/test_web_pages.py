@@ -1,0 +1,302 @@
+"""The pages: what an editor reads on them, and what the actions do, without JavaScript."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from dashboards import Dashboard, serving
+from sites import Site, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PAGES = ("/", "/scheduled", "/failed", "/published", "/figures", "/site")
+NASTY = "<script>alert(1)</script>\"'&"
+TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+
+
+@pytest.fixture
+def dashboard(site: Site) -> Iterator[Dashboard]:
+    with serving(site) as served:
+        yield served
+
+
+def refuse_everything(site: Site, words: str) -> None:
+    """Make the remote's hook refuse any push, with this text."""
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text(f"#!/bin/sh\ncat <<'END'\n{words}\nEND\nexit 1\n")
+    hook.chmod(0o755)
+
+
+def publish(site: Site, slug: str, **keys: object) -> None:
+    """Save a post, and run the worker."""
+    site.write_post(f"content/posts/{slug}.md", f"# {slug}\n")
+    site.save(slug, [f"content/posts/{slug}.md"], **keys)
+    assert site.run_once().returncode in {0, 1}
+
+
+def text_of(page: str) -> str:
+    """Return what a person reads."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def test_every_page_of_a_new_site_says_what_to_do_next(dashboard: Dashboard) -> None:
+    for path in PAGES:
+        answer = dashboard.page.get(path)
+        assert answer.status_code == 200, path
+        assert 'class="empty' in answer.text, path
+        assert "<h1" in answer.text
+        assert '<html lang="en">' in answer.text
+        assert '<main id="main"' in answer.text
+        assert path == "/" or f'href="{path}" aria-current="page"' in answer.text
+    assert "Everything that was saved is live." in text_of(dashboard.page.get("/").text)
+
+
+def test_in_a_dry_run_no_page_says_that_something_is_live(site: Site) -> None:
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once(BRITER_WORKER_DRY_RUN="true")
+    with serving(site, BRITER_WORKER_DRY_RUN="true") as tried:
+        said = text_of(tried.page.get("/").text)
+    assert "Everything that was saved is live" not in said
+    assert "1 post tried: a dry run publishes nothing" in said
+    assert "Fix: set BRITER_WORKER_DRY_RUN=false" in said
+
+
+def test_no_page_has_inline_script_or_style_and_all_it_loads_is_our_own(dashboard: Dashboard) -> None:
+    for path in PAGES:
+        answer = dashboard.page.get(path)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert answer.headers["cache-control"] == "no-store"
+        assert not re.search(r"\sstyle=|\son[a-z]+=|<style|<script(?! src)|javascript:", answer.text)
+        for loaded in re.findall(r'(?:src|href)="([^"#]+)"', answer.text):
+            assert loaded.startswith("/"), loaded
+            if loaded.startswith("/static/"):
+                assert dashboard.page.get(loaded).status_code == 200
+
+
+def test_a_published_post_shows_its_commit_its_page_and_how_long_it_took(site: Site) -> None:
+    links = {
+        "BRITER_COMMIT_HREF_TEMPLATE": "https://example.org/commit/{commit}",
+        "BRITER_PUBLISHED_HREF_TEMPLATE": "https://example.org/{slug}",
+    }
+    site = Site(site.root, links)
+    publish(site, "hello", message="Say hello")
+    commit = site.remote_log()[0][0]
+    with serving(site) as dashboard:
+        for path in ("/published", "/post?slug=hello"):
+            page = dashboard.page.get(path).text
+            assert f'href="https://example.org/commit/{commit}"' in page
+            assert 'href="https://example.org/hello"' in page
+            assert "Say hello" in page
+        assert "live" in text_of(page)
+        found = dashboard.page.get("/published", params={"q": "say HELLO"}).text
+        assert commit in found
+        assert "No receipt matches" in dashboard.page.get("/published", params={"q": "other"}).text
+        assert "<rect" in dashboard.page.get("/figures").text
+
+
+def test_a_refused_post_shows_message_and_fix_and_is_retried_from_the_page(
+    site: Site, dashboard: Dashboard
+) -> None:
+    refuse_everything(site, "customers are not to be named")
+    publish(site, "hello")
+    page = dashboard.page.get("/failed").text
+    assert "Not live yet: the remote does not accept this post." in text_of(page)
+    assert "customers are not to be named" in page
+    assert f"<strong>Fix:</strong> {html.escape(site.job('hello')['fix'])}" in page, "verbatim"
+    assert "1 post failed" in text_of(dashboard.page.get("/").text)
+    (site.remote / "hooks" / "pre-receive").unlink()
+
+    answer = dashboard.act("retry", id=site.job("hello")["id"], back="/failed")
+
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/failed?told=retry"
+    assert "will be retried" in text_of(dashboard.page.get("/failed?told=retry").text)
+    assert site.job("hello")["status"] == "pending"
+    assert site.run_once().returncode == 0
+    assert "Everything that was saved is live" in text_of(dashboard.page.get("/").text)
+
+
+def test_no_page_offers_a_retry_that_would_be_declined(site: Site, dashboard: Dashboard) -> None:
+    (site.queue / "broken.json").write_text('{"id": broken')
+    os.utime(site.queue / "broken.json", (1, 1))
+    site.run_once()
+    for path in ("/failed", "/post?slug=broken"):
+        page = dashboard.page.get(path).text
+        assert "Fix:" in text_of(page)
+        assert "Retry" not in text_of(page), path
+    site.save("outside", ["../outside"])
+    site.run_once()
+    assert text_of(dashboard.page.get("/failed").text).count("Retry") == 2, "one, and all"
+
+
+def test_scheduled_posts_are_listed_by_day_and_published_now_or_cancelled(
+    site: Site, dashboard: Dashboard
+) -> None:
+    for days, slug in ((9, "later"), (2, "sooner"), (400, "latest")):
+        when = (datetime.now(UTC) + timedelta(days=days)).replace(hour=12)
+        site.save(slug, [f"content/posts/{slug}.md"], scheduledFor=when.isoformat())
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["scheduled"] == 3)
+    page = dashboard.page.get("/scheduled").text
+    assert re.findall(r'class="post"[^>]*>(\w+)<', page) == ["sooner", "later", "latest"]
+    assert len(re.findall(r'<h2 id="day-', page)) == 3
+
+    assert dashboard.act("publish-now", id="sooner").headers["location"] == "/?told=publish-now"
+    assert dashboard.act("cancel", id="later").headers["location"] == "/?told=cancel"
+
+    assert site.job("sooner").get("scheduledFor") is None
+    assert {job["slug"] for job in site.jobs()} == {"sooner", "latest"}
+    assert re.findall(r'class="post"[^>]*>(\w+)<', dashboard.page.get("/scheduled").text) == ["latest"]
+
+
+def test_local_commits_are_named_with_the_command_that_publishes_them(site: Site) -> None:
+    site.write_post("content/posts/mine.md", "by hand")
+    site.git("add", "content")
+    site.git("commit", "-m", "Written by hand")
+    with serving(site) as dashboard:
+
+        def text() -> str:
+            return text_of(dashboard.page.get("/").text)
+
+        eventually(lambda: "Written by hand" in text())
+        assert "1 commit that the remote lacks" in text()
+        assert "Fix: briter-worker pull --rebase --push" in text()
+
+
+def test_a_pause_is_shown_and_ended_from_the_page(site: Site, dashboard: Dashboard) -> None:
+    assert dashboard.act("pause", reason="the printer's deadline", **{"for": "30"}).status_code == 303
+    page = text_of(dashboard.page.get("/").text)
+    assert "Publishing is paused until" in page
+    assert "the printer's deadline" in page
+    site.write_post("content/posts/hello.md", "# Hello\n")
+    site.save("hello", ["content/posts/hello.md"])
+    site.run_once()
+    assert len(site.remote_log()) == 1
+    assert dashboard.act("resume").status_code == 303
+    assert "paused" not in text_of(dashboard.page.get("/").text)
+    assert dashboard.act("pause", **{"for": "1e9"}).status_code == 422
+
+
+def test_every_page_says_why_no_post_can_be_published(site: Site, dashboard: Dashboard) -> None:
+    site.write_post("content/posts/hello.md", "# Hello\n")
+    site.save("hello", ["content/posts/hello.md"])
+    pages = [*PAGES, "/post?slug=hello"]
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["pending"] == 1)
+    for path in pages:
+        page = text_of(dashboard.page.get(path).text)
+        assert page.count("1 post waits, and no worker is running.") == 1, path
+        assert "Fix: start the worker on the server: briter-worker run" in page
+    dashboard.act("pause", reason="<b>Elections</b>", **{"for": ""})
+    for path in pages:
+        page = text_of(dashboard.page.get(path).text)
+        assert page.count("Publishing is paused. <b>Elections</b>.") == 1, path
+    dashboard.act("resume")
+    site.run_once()
+    for path in pages:
+        page = text_of(dashboard.page.get(path).text)
+        assert "no worker is running" not in page
+        assert "paused" not in page
+
+
+def test_the_longest_wait_counts_from_the_due_time_and_includes_retries(
+    site: Site, dashboard: Dashboard
+) -> None:
+    site.git("remote", "set-url", "origin", str(site.root / "nowhere"))
+    now = datetime.now(UTC)
+    save = {"createdAt": (now - timedelta(days=9)).isoformat()}
+    publish(site, "late", **save, scheduledFor=(now - timedelta(minutes=3)).isoformat())
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["retrying"] == 1)
+    page = text_of(dashboard.page.get("/scheduled").text)
+    assert "No post can be published: the remote repository was not found. Fix: " in page
+    page = text_of(dashboard.page.get("/").text)
+    assert "Longest waiting late , due 3 min ago" in page
+
+
+def test_errors_are_shown_on_a_page_with_the_fix(dashboard: Dashboard) -> None:
+    answer = dashboard.act("retry", id="nobody")
+    assert answer.status_code == 404
+    assert "The queue has no job with the id or slug 'nobody'" in text_of(answer.text)
+    assert dashboard.page.get("/nowhere").status_code == 404
+    assert "This page does not exist" in text_of(dashboard.page.get("/nowhere").text)
+    assert dashboard.page.get("/post?slug=nobody").status_code == 404
+
+
+def test_text_of_jobs_and_of_the_remote_never_becomes_markup(site: Site, dashboard: Dashboard) -> None:
+    refuse_everything(site, f"{NASTY} <img src=x onerror=alert(2)>")
+    site.write_post("content/posts/a.md", "# A\n")
+    site.save(NASTY, ["content/posts/a.md"], id=NASTY, message=NASTY, extra=NASTY)
+    site.save(f"b{NASTY}", [f"content/{NASTY}"], scheduledFor=TOMORROW, message=NASTY)
+    site.save(f"c{NASTY}", [f"../{NASTY}"])
+    site.run_once()
+    dashboard.act("pause", reason=NASTY, **{"for": ""})
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["failed"] == 2)
+    addresses: list[tuple[str, dict[str, str]]] = [(path, {}) for path in PAGES]
+    addresses += [("/published", {"show": "all"}), ("/published", {"q": NASTY, "show": "<b>'\""})]
+    addresses += [("/post", {"id": NASTY}), ("/post", {"slug": f"b{NASTY}"})]
+    for path, query in addresses:
+        answer = dashboard.page.get(path, params=query or None)
+        assert answer.status_code == 200, path
+        assert "<script>alert" not in answer.text, path
+        assert "<img" not in answer.text, path
+        for value in re.findall(r'(?:value|href|title|aria-label|hx-get)="([^"]*)"', answer.text):
+            assert not re.search(r"[<>']", value), value
+    assert "&lt;script&gt;" in answer.text
+
+
+@pytest.mark.parametrize("job_id", ["a/b", "..", ".", "a?b=c&d#e", "100%", "ü ñ 漢", "a//b/retry", "%2e%2e"])
+def test_a_job_of_any_name_has_a_page_and_can_be_controlled(site: Site, job_id: str, tmp_path: Path) -> None:
+    site.write_post("content/posts/a.md", "# A\n")
+    waiting = site.save("a", ["content/posts/a.md"], id="plain", scheduledFor=TOMORROW)
+    waiting.write_text(waiting.read_text().replace('"plain"', f'"{job_id}"'))
+    with serving(site) as dashboard:
+        link = re.search(r'class="post" href="([^"]+)"', dashboard.page.get("/scheduled").text)
+        assert link
+        page = dashboard.page.get(html.unescape(link[1]))
+        assert page.status_code == 200
+        assert html.escape(job_id) in page.text
+        assert dashboard.act("publish-now", id=job_id).status_code == 303
+    assert site.jobs()[0]["scheduledFor"] is None
+    assert tmp_path.exists()
+
+
+def test_a_page_shows_only_the_host_of_a_jobs_webhook(site: Site, dashboard: Dashboard) -> None:
+    site.save("a", ["content/a.md"], scheduledFor=TOMORROW, webhook="https://hooks.example.org/T0KEN")
+    eventually(lambda: dashboard.page.get("/post?slug=a").status_code == 200)
+    page = dashboard.page.get("/post?slug=a").text
+    assert "https://hooks.example.org" in page
+    assert "T0KEN" not in page
+
+
+def test_the_site_page_shows_settings_and_the_results_of_the_checks(site: Site) -> None:
+    with serving(site, BRITER_ALLOWED_PATHS="media") as dashboard:
+        page = dashboard.page.get("/site").text
+        assert "BRITER_ALLOWED_PATHS" in page
+        assert "<td>media</td>" in page
+        assert dashboard.act("examine", back="/site").status_code == 303
+        eventually(lambda: "Checked at" in dashboard.page.get("/site").text)
+        assert 'id="verdict">Posts can be published.' in dashboard.page.get("/site").text
+
+
+def test_pages_report_an_unreadable_history(site: Site) -> None:
+    (site.storage / "history.db").write_bytes(b"this is no database" * 1000)
+    with serving(site) as dashboard:
+        for path in ("/", "/published"):
+            answer = dashboard.page.get(path)
+            assert answer.status_code == 200
+            assert "cannot be read" in answer.text
+        assert 'briter_jobs{state="failed"} 0.0' in dashboard.api.get("/metrics").text
+        refused = dashboard.api.get("/api/history")
+        assert refused.status_code == 503
+        assert "cannot be read" in refused.json()["detail"]

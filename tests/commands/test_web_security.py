@@ -1,0 +1,244 @@
+"""Who may enter the dashboard, and what a page of another site cannot do."""
+
+from __future__ import annotations
+
+import re
+import socket
+import stat
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from dashboards import TOKEN, Dashboard, serving, sign_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sites import Site
+
+
+@pytest.fixture
+def dashboard(site: Site) -> Iterator[Dashboard]:
+    with serving(site) as served:
+        yield served
+
+
+@pytest.fixture
+def stranger(dashboard: Dashboard) -> Iterator[httpx.Client]:
+    with dashboard.visitor() as client:
+        yield client
+
+
+def is_paused(site: Site) -> bool:
+    return (site.queue / ".paused").exists()
+
+
+# --- The token and the one-time link
+
+
+def test_without_a_configured_token_the_printed_link_signs_in_once(site: Site) -> None:
+    with serving(site, token="") as dashboard, dashboard.visitor() as second:
+        assert dashboard.page.get("/").status_code == 303
+        answer = dashboard.page.get(dashboard.link)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        assert dashboard.page.get("/").status_code == 200
+        again = second.get(dashboard.link)
+        assert again.status_code == 403
+        assert "used before" in again.text
+        assert second.get("/").status_code == 303
+
+
+def test_a_generated_token_is_kept_where_only_the_operator_reads_it(site: Site) -> None:
+    kept = site.worktree / ".git" / "briter" / "dashboard.token"
+    with serving(site, token=""):
+        token = kept.read_text().strip()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+    assert len(token) >= 32
+    with serving(site, token="") as second:
+        headers = {"Authorization": f"Bearer {token}"}
+        assert second.api.get("/api/status", headers=headers).status_code == 200, "it outlives a restart"
+
+
+def test_an_empty_token_file_lets_nobody_in(site: Site) -> None:
+    kept = site.worktree / ".git" / "briter" / "dashboard.token"
+    kept.parent.mkdir(mode=0o700)
+    kept.touch(mode=0o600)
+    refused = site.command("serve")
+    assert refused.returncode == 2
+    assert "delete the file" in refused.stderr
+
+
+def test_nobody_sees_anything_without_the_token_on_loopback_too(
+    dashboard: Dashboard, stranger: httpx.Client
+) -> None:
+    for path in ("/", "/failed", "/post?slug=x", "/nowhere"):
+        answer = stranger.get(path)
+        assert answer.status_code == 303
+        assert answer.headers["location"].startswith("/sign-in?next=")
+    for path in ("/api/status", "/api/jobs", "/events", "/metrics", "/openapi.json", "/api/csrf"):
+        answer = stranger.get(path)
+        assert answer.status_code == 401, path
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert stranger.post("/api/retry-all").status_code == 401
+    assert stranger.post("/actions/pause", data={"for": ""}).status_code == 303
+    assert stranger.get("/healthz").status_code == stranger.get("/readyz").status_code == 200
+    assert dashboard.json("/api/status")["paused"] is None
+
+
+def test_a_wrong_bearer_is_refused(dashboard: Dashboard, stranger: httpx.Client) -> None:
+    for wrong in ("x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\u00fc"):
+        headers = {b"Authorization": f"Bearer {wrong}".encode()}
+        assert stranger.get("/api/status", headers=headers).status_code == 401
+    assert stranger.get("/api/status", headers={"Authorization": "Bearer wrong"}).status_code == 429
+    assert dashboard.api.get("/api/status").status_code == 200, "the right token is let in all the same"
+
+
+def test_signing_in_opens_a_strict_session_and_signing_out_ends_it(
+    dashboard: Dashboard, stranger: httpx.Client
+) -> None:
+    answer = sign_in(stranger, TOKEN)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/failed")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert "secure" not in cookie.replace("samesite", "")
+    assert TOKEN not in answer.headers["set-cookie"]
+    kept = stranger.cookies["briter_session"]
+    csrf = stranger.get("/api/csrf").json()["token"]
+
+    assert stranger.post("/sign-out", data={"csrf": csrf}).status_code == 303
+
+    headers = {"Accept": "text/html", "Cookie": f"briter_session={kept}"}
+    old = httpx.get(f"{dashboard.base}/", headers=headers)
+    assert old.status_code == 303, "the session itself has ended, not only the cookie"
+
+
+@pytest.mark.parametrize(
+    "target", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:1"]
+)
+def test_signing_in_redirects_to_no_other_site(stranger: httpx.Client, target: str) -> None:
+    assert sign_in(stranger, TOKEN, target).headers["location"] == "/"
+
+
+def test_after_five_wrong_tokens_their_sender_has_to_wait(
+    dashboard: Dashboard, stranger: httpx.Client
+) -> None:
+    for number in range(5):
+        assert sign_in(stranger, f"wrong-{number}").status_code == 401
+    refused = sign_in(stranger, TOKEN)
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) > 0
+    assert dashboard.api.get("/api/status").status_code == 200
+
+
+# --- Proxies
+
+
+@pytest.mark.parametrize(("trusted", "secure"), [("", False), ("127.0.0.1", True), ("192.0.2.0/24", False)])
+def test_only_a_trusted_proxy_is_believed_about_https(site: Site, trusted: str, *, secure: bool) -> None:
+    with serving(site, BRITER_TRUSTED_PROXIES=trusted) as dashboard, dashboard.visitor() as visitor:
+        visitor.headers.update({"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.7"})
+        cookie = sign_in(visitor, TOKEN).headers["set-cookie"].lower()
+    assert ("; secure" in cookie) is secure
+
+
+# --- Listening
+
+
+def test_the_dashboard_listens_where_it_is_told(site: Site) -> None:
+    with serving(site, "--host", "0.0.0.0") as dashboard:  # noqa: S104 - that is the question
+        there = f"http://127.0.0.1:{dashboard.port}"
+        assert httpx.get(f"{there}/api/status", headers={"Authorization": f"Bearer {TOKEN}"}).is_success
+        assert httpx.get(f"{there}/api/status").status_code == 401
+
+
+def test_a_port_that_is_taken_is_reported_with_the_fix(site: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        refused = site.command("serve", "--port", str(other.getsockname()[1]))
+    assert refused.returncode == 1
+    assert "cannot listen on 127.0.0.1" in refused.stderr
+    assert "choose another --port" in refused.stderr
+
+
+def test_without_its_extra_the_command_says_what_to_install(site: Site) -> None:
+    blind = "import sys; sys.modules['fastapi'] = None; sys.argv[1:] = ['serve']; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{blind} from briter_worker.__main__ import main; main()"],
+        env=site.environment(),
+        cwd=site.root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "pip install 'briter-worker[web]'" in done.stderr
+
+
+# --- Forged requests
+
+
+def test_a_change_needs_the_csrf_token_of_its_own_session(
+    site: Site, dashboard: Dashboard, stranger: httpx.Client
+) -> None:
+    found = re.search(r'name="csrf" value="([0-9a-f]+)"', stranger.get("/sign-in").text)
+    assert found
+    for token in ("", "0" * 64, found[1]):
+        answer = dashboard.page.post("/actions/pause", data={"csrf": token, "for": ""})
+        assert answer.status_code == 403
+        assert "load it again" in answer.text
+    assert dashboard.page.post("/api/pause").status_code == 403
+    assert not is_paused(site)
+    good = dashboard.page.get("/api/csrf").json()["token"]
+    assert dashboard.page.post("/api/pause", headers={"X-CSRF-Token": good}).status_code == 200
+    assert is_paused(site)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_a_page_of_another_site_can_change_nothing(
+    site: Site, dashboard: Dashboard, headers: dict[str, str]
+) -> None:
+    csrf = {"X-CSRF-Token": dashboard.csrf()}
+    assert dashboard.page.post("/api/pause", headers={**csrf, **headers}).status_code == 403
+    assert not is_paused(site)
+    own = {**csrf, "Origin": dashboard.base, "Sec-Fetch-Site": "same-origin"}
+    assert dashboard.page.post("/api/pause", headers=own).status_code == 200
+
+
+def test_the_body_of_a_visitor_who_is_refused_is_not_read(dashboard: Dashboard) -> None:
+    for path, status in (("/api/jobs", b"401"), ("/sign-in", b"413")):
+        with socket.create_connection(("127.0.0.1", dashboard.port), timeout=20) as visitor:
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n"
+            visitor.sendall(head.encode() + bytes(20_000))  # and the rest never comes
+            assert status in visitor.recv(1000).split(b"\r\n")[0]
+
+
+# --- What is shown
+
+
+def test_the_token_is_shown_nowhere(dashboard: Dashboard) -> None:
+    page = dashboard.page.get("/site").text
+    assert "BRITER_DASHBOARD_TOKEN" in page
+    assert "set, not shown" in page
+    for path in ("/site", "/", "/api/status", "/api/doctor", "/openapi.json"):
+        assert TOKEN not in dashboard.page.get(path).text
+
+
+def test_refusals_have_the_headers_of_pages(stranger: httpx.Client) -> None:
+    for path in ("/api/status", "/nowhere", "/sign-in", "/static/nothing.js", "/static/../security.py"):
+        answer = stranger.get(path)
+        assert "default-src 'none'" in answer.headers["content-security-policy"], path
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "class Guard" not in answer.text

@@ -1,0 +1,389 @@
+"""Git's processes: each is bounded, none is blamed for another, and none keeps what is not its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from typing import IO, TYPE_CHECKING, cast
+
+import psutil
+import pytest
+from remotes import HOST, Exchange, http_remote, stalls
+from sites import children, eventually
+
+from briter_worker.errors import FailureCode, PublishError, StoppedError
+from briter_worker.git import run
+from briter_worker.git.environment import build_environment, trusted_path
+from briter_worker.git.run import Git, end_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sites import Site
+
+
+def program(file: Path, text: str) -> Path:
+    """An executable script."""
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
+@pytest.fixture
+def strays(tmp_path: Path) -> Iterator[Path]:
+    """A file for the process ids of daemons that a test leaves behind; they are ended."""
+    file = tmp_path / "strays"
+    file.touch()
+    yield file
+    for pid in file.read_text().split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.fixture
+def git(site: Site) -> Iterator[Git]:
+    opened = Git(site.worktree, remote="origin", timeout=30)
+    yield opened
+    opened.close()
+    assert children() == []
+
+
+def test_a_command_that_hangs_is_ended_at_its_deadline_with_all_that_it_started(site: Site) -> None:
+    short = Git(site.worktree, remote="origin", timeout=0.5)
+    site.git("config", "alias.hang", "!sleep 60 | sleep 60")
+    with pytest.raises(PublishError, match=r"git hang did not end within 0.5 s") as hung:
+        short.run("hang")
+    assert hung.value.code is FailureCode.TIMEOUT
+    assert short.run("rev-parse", "HEAD"), "those that come after work"
+    assert children() == []
+
+
+def test_a_remote_that_talks_without_end_is_ended_at_the_deadline_and_little_of_it_is_kept(
+    site: Site,
+) -> None:
+    short = Git(site.worktree, remote="origin", timeout=1)
+    site.git("config", "alias.talk", "!yes 'remote: words without end' >&2")
+    with pytest.raises(PublishError) as ended:
+        short.run("talk")
+    assert ended.value.code is FailureCode.TIMEOUT
+    site.git("config", "alias.talk", "!yes 'remote: words' | head -c 50000000 >&2; exit 1")
+    status, _, said = short.attempt("talk")
+    assert status == 1
+    assert len(said) < 200_000
+
+
+def test_a_conversation_ends_at_its_deadline_too(site: Site) -> None:
+    short = Git(site.worktree, remote="origin", timeout=0.5)
+    with pytest.raises(PublishError) as hung, short.open("cat-file", "--batch") as process:  # noqa: PT012
+        assert cast("IO[bytes]", process.stdout).readline() == b""
+        raise EOFError
+    assert hung.value.code is FailureCode.TIMEOUT
+
+
+def test_a_conversation_that_git_breaks_off_is_told_in_gits_words(git: Git) -> None:
+    opened = git.open("cat-file", "--nope")
+    with pytest.raises(PublishError, match="usage: git cat-file"), opened as process:  # noqa: PT012
+        stdin = cast("IO[bytes]", process.stdin)
+        while True:
+            stdin.write(b"x" * 4096)
+            stdin.flush()
+
+
+def test_an_error_of_the_caller_ends_the_conversation_and_is_the_callers(git: Git) -> None:
+    with pytest.raises(ZeroDivisionError), git.open("cat-file", "--batch"):
+        _ = 1 / 0
+    assert children() == []
+
+
+def test_a_push_that_landed_though_the_remote_fell_silent_is_published(site: Site) -> None:
+    program(site.remote / "hooks" / "post-receive", "exec sleep 30")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once(BRITER_GIT_TIMEOUT_MS="1500")
+    assert result.of("published"), result.stdout
+    assert site.jobs() == []
+    assert result.of("published")[0]["commit"] == site.remote_log()[0][0]
+
+
+def test_a_command_that_starts_as_all_are_aborted_is_ended_too(
+    git: Git, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git.run("rev-parse", "HEAD")
+
+    def popen(*args: object, **kwargs: object) -> subprocess.Popen[bytes]:
+        git.abort()  # it looks for what runs before this one is known
+        return start(*args, **kwargs)  # type: ignore[call-overload,no-any-return]
+
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(StoppedError):
+        git.run("cat-file", "--batch")
+    assert children() == []
+
+
+def test_an_abort_from_another_thread_ends_what_runs_and_lets_nothing_start_but_the_last(
+    site: Site, git: Git
+) -> None:
+    site.git("config", "alias.hang", "!sleep 60")
+    threading.Timer(0.3, git.abort).start()
+    with pytest.raises(StoppedError):
+        git.run("hang")
+    with pytest.raises(StoppedError):
+        git.run("rev-parse", "HEAD")
+    git.allow_last_commands(0.5)
+    assert git.run("rev-parse", "HEAD")
+    with pytest.raises(PublishError, match=r"within 0.5 s"):
+        git.run("hang")
+
+
+def test_what_does_not_want_to_end_is_killed_and_its_children_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "_GRACE_S", 0.2)
+    stubborn = "trap '' TERM; (trap '' TERM; sleep 60) & echo ready; while :; do sleep 0.05; done"
+    with subprocess.Popen(["sh", "-c", stubborn], stdout=subprocess.PIPE, process_group=0) as process:
+        cast("IO[bytes]", process.stdout).readline()
+        tree = psutil.Process(process.pid).children(recursive=True)
+        end_process(process)
+        assert process.poll() == -signal.SIGKILL
+    eventually(lambda: not any(child.is_running() for child in tree))
+
+
+def test_git_gets_sigterm_when_the_worker_dies(site: Site) -> None:
+    pid, program_text = site.root / "pid", "from pathlib import Path; from briter_worker.git.run import Git; "
+    program_text += f"Git(Path({str(site.worktree)!r}), remote='origin', timeout=60).run('hang')"
+    site.git("config", "alias.hang", f"!echo $PPID > {pid}; exec sleep 60")
+    with subprocess.Popen([sys.executable, "-c", program_text]) as worker:
+        eventually(lambda: pid.exists() and pid.read_text())
+        worker.kill()
+    eventually(lambda: not psutil.pid_exists(int(pid.read_text())), within=5)
+
+
+def test_output_that_a_daemon_keeps_open_is_not_waited_for(site: Site, git: Git, strays: Path) -> None:
+    program(site.root / "leave", f"echo said; setsid sleep 60 & echo $! >> {strays}")
+    site.git("config", "alias.leave", f"!{site.root / 'leave'}")
+    began = time.monotonic()
+    assert git.run("leave") == b"said\n"
+    with git.supervise():
+        process = git.repo.git.execute(["git", "leave"], as_process=True)
+        assert process.stdout.readlines() == ["said\n"]
+    assert time.monotonic() - began < 10
+
+
+DAEMON = "setsid sleep 60 </dev/null >/dev/null 2>&1 & echo $! >> {strays}\n"
+
+
+@pytest.mark.parametrize("shape", ["function", "absolute", "name", "of-one-url"])
+def test_a_daemon_of_a_credential_helper_does_not_keep_the_next_worker_out(
+    site: Site, strays: Path, shape: str
+) -> None:
+    bin_ = site.root / "bin"
+    bin_.mkdir()
+    marks = site.root / "asked"
+    text = DAEMON.format(strays=strays) + f'echo "$1" >> {marks}; echo username=u; echo password=p\n'
+    helper = program(bin_ / "git-credential-daemonizing", text)
+    asked_with_password = threading.Event()
+
+    def demand(exchange: Exchange) -> None:
+        if "Authorization" in exchange.handler.headers:
+            asked_with_password.set()
+            stalls(exchange)
+        else:
+            exchange.reply(401, headers={"WWW-Authenticate": 'Basic realm="x"'})
+
+    there = site.git("remote", "get-url", "origin")
+    with http_remote(site.root) as server:
+        server.behaviour = demand
+        key = "credential.helper"
+        if shape == "of-one-url":
+            key = f"credential.http://{HOST}:{server.port}.helper"
+        value = {"function": f'!f() {{ {helper} "$@"; }}; f', "name": "daemonizing"}.get(shape, str(helper))
+        site.git("config", key, value)
+        site.git("remote", "set-url", "origin", server.url(site.remote))
+        site.write_post("content/posts/a.md", "A\n")
+        site.save("a", ["content/posts/a.md"])
+        path = f"{bin_}:{os.environ['PATH']}"
+        with site.running(PATH=path, BRITER_WORKER_POLL_INTERVAL_MS="100") as worker:
+            eventually(asked_with_password.is_set)
+            worker.kill()
+            worker.wait()
+    assert "get" in marks.read_text()
+    site.git("remote", "set-url", "origin", there)
+
+    def others_alive() -> list[psutil.Process]:
+        return [p for p in psutil.process_iter() if _is_gits(p) and _is_in(p, site.worktree)]
+
+    eventually(lambda: not others_alive())
+    assert psutil.pid_exists(int(strays.read_text().split()[0])), "the daemon is there"
+    names = site.run_once(BRITER_WORKER_BACKOFF_MS="0").names()
+    assert "worker-skipped" not in names
+    assert "published" in names
+
+
+def _is_gits(process: psutil.Process) -> bool:
+    try:
+        return process.name().startswith("git")
+    except psutil.NoSuchProcess:  # of another test, which ends as this one looks
+        return False
+
+
+def _is_in(process: psutil.Process, folder: Path) -> bool:
+    with suppress(psutil.Error):
+        return process.cwd().startswith(str(folder))
+    return False
+
+
+def test_a_daemon_of_ssh_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
+    begun = site.root / "begun"
+    program(site.root / "ssh", DAEMON.format(strays=strays) + f"touch {begun}; exec sleep 40")
+    there = site.git("remote", "get-url", "origin")
+    site.git("config", "core.sshCommand", str(site.root / "ssh"))
+    site.git("remote", "set-url", "origin", "ssh://git@host/x")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    with site.running() as worker:
+        eventually(begun.exists)
+        worker.kill()
+        worker.wait()
+    site.git("remote", "set-url", "origin", there)
+    names: list[str] = []
+
+    def publishes() -> bool:
+        names[:] = site.run_once(BRITER_WORKER_BACKOFF_MS="0").names()
+        return "published" in names
+
+    try:
+        eventually(publishes, within=15)
+    except AssertionError:
+        raise AssertionError(names) from None
+
+
+@pytest.mark.parametrize("lowest", [(3,), (20,), (3, 20)], ids=["one-digit", "two-digits", "both"])
+def test_a_helper_gets_its_answers_through_and_no_descriptor_of_ours(
+    site: Site, lowest: tuple[int, ...]
+) -> None:
+    seen = site.root / "seen"
+    text = f'ls /proc/self/fd > {seen}; cat >/dev/null; echo username="it\'s"; echo password=p'
+    helper = program(site.root / "a helper", text)
+    with (site.root / "lock").open("w") as lock:
+        # Duplicates, as the lock's own descriptor is one; never over one that is in use.
+        fds = tuple(fcntl.fcntl(lock, fcntl.F_DUPFD_CLOEXEC, number) for number in lowest)
+    try:
+        git = Git(site.worktree, remote="origin", timeout=30, pass_fds=fds)
+        site.git("config", "credential.helper", "!false")
+        site.git("config", "--add", "credential.helper", "")
+        site.git("config", "--add", "credential.helper", f"!'{helper}'")
+        out = git.run("credential", "fill", stdin=b"protocol=https\nhost=example.org\n\n")
+    finally:
+        for fd in fds:
+            os.close(fd)
+    assert b"username=it's\npassword=p\n" in out
+    assert not {str(fd) for fd in fds} & set(seen.read_text().split())
+
+
+def test_programs_are_never_looked_for_in_the_work_tree_or_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f".::bin:/usr/bin:{tmp_path}/node_modules/.bin:/bin"
+    assert trusted_path(path, tmp_path) == "/usr/bin:/bin"
+    assert trusted_path(".", tmp_path) == os.defpath
+    monkeypatch.setenv("PATH", path)
+    got = build_environment(worktree=tmp_path, remote="origin", hooks=False)
+    assert got["PATH"] == "/usr/bin:/bin"
+
+
+def test_a_program_named_git_in_the_work_tree_is_not_run(site: Site) -> None:
+    mark = site.root / "ran"
+    for folder in (site.worktree, site.root):
+        program(folder / "git", f'touch {mark}; exec /usr/bin/git "$@"')
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once(PATH=f".::{os.environ['PATH']}")
+    assert result.of("published"), result.stdout + result.stderr
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("ssh", "variant"),
+    [
+        ("ssh", "ssh"),
+        ("/usr/bin/ssh -i 'a key'", "ssh"),
+        ("plink", "auto"),
+        ("X=1 ssh", "auto"),
+    ],
+)
+def test_git_takes_the_ssh_command_for_what_it_was(tmp_path: Path, ssh: str, variant: str) -> None:
+    made = partial(build_environment, worktree=tmp_path, remote="origin", hooks=False, ssh=ssh)
+    assert made(fds=(7,))["GIT_SSH_VARIANT"] == variant
+    assert made(fds=(7,), variant="simple")["GIT_SSH_VARIANT"] == "simple"
+    assert "GIT_SSH_VARIANT" not in made()
+
+
+def test_a_command_that_does_not_read_what_it_is_given_is_no_error(git: Git) -> None:
+    assert git.run("rev-parse", "--is-inside-work-tree", stdin=b"x" * (1 << 22)) == b"true\n"
+
+
+def test_a_command_beside_another_answers_fails_and_ends_with_its_caller(git: Git) -> None:
+    names = b"\0".join(b"%d" % number for number in range(100_000)) + b"\0"
+    with git.run_beside("check-attr", "-z", "--stdin", "text", stdin=names) as read:
+        assert git.run("rev-parse", "--is-inside-work-tree") == b"true\n"
+        assert read().count(b"unspecified") == 100_000
+    with pytest.raises(PublishError), git.run_beside("ls-tree", "no-such-commit") as read:
+        read()
+    with pytest.raises(ZeroDivisionError), git.run_beside("cat-file", "--batch", stdin=names):
+        raise ZeroDivisionError
+    assert children() == []
+
+
+@pytest.mark.parametrize("with_setpriv", [True, False])
+def test_a_git_that_is_gone_is_missing_whatever_would_have_started_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch, *, with_setpriv: bool
+) -> None:
+    if not with_setpriv:
+        monkeypatch.setattr(run, "_with_death_signal", tuple)
+    (site.root / "nowhere").mkdir()
+    monkeypatch.setenv("PATH", str(site.root / "nowhere"))
+    with pytest.raises(PublishError) as failed:
+        Git(site.worktree, remote="origin", timeout=30).run("rev-parse", "HEAD")
+    assert failed.value.code is FailureCode.GIT_MISSING, failed.value.message
+
+
+def test_without_a_path_git_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATH")
+    assert "PATH" not in build_environment(worktree=tmp_path, remote="origin", hooks=False)
+
+
+@pytest.mark.parametrize("whose", ["the site's", "the worker's"])
+def test_a_configuration_that_cannot_be_read_is_damage_without_its_words(
+    site: Site, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = site.worktree / ".git" / "config"
+    if whose == "the worker's":
+        monkeypatch.setenv("HOME", str(site.root))
+        config = site.root / ".gitconfig"
+        config.touch()
+    config.write_text("https://user:s3cret@example.org\n" + config.read_text())
+    with pytest.raises(PublishError, match="git's configuration cannot be read") as failed:
+        Git(site.worktree, remote="origin", timeout=30).config("core.bare")
+    assert failed.value.code is FailureCode.CORRUPT
+    assert "s3cret" not in failed.value.message
+
+
+def test_a_configuration_with_bytes_that_are_no_text_is_read_and_pushed_with(site: Site) -> None:
+    with (site.worktree / ".git" / "config").open("ab") as config:
+        config.write(b'[odd "\xff"]\n\tname = M\xfcller\n\tempty\n')
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    git = Git(site.worktree, remote="origin", timeout=30)
+    assert git.config("ODD.\udcff.Name") == "M\udcfcller"
+    assert git.config("odd.\udcff.empty") == "true"
+    assert git.config("remote.origin.nothing", "none") == "none"

@@ -1,0 +1,304 @@
+"""Killed at any moment: nothing is lost, nothing is published twice, nothing extra, and nothing wedges."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from machine import provide
+from sites import eventually, lines_of
+from soak import kills
+from soak.report import Options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sites import Site
+
+SEED = int(os.environ.get("BRITER_SOAK_SEED") or random.SystemRandom().randrange(2**32))
+"""`scripts/test` chooses it, and prints it."""
+FAST = {"BRITER_WORKER_BACKOFF_MS": "0", "BRITER_WORKER_POLL_INTERVAL_MS": "100"}
+
+
+def hook(site: Site, name: str, text: str) -> Path:
+    """Install a hook on the remote."""
+    file = site.remote / "hooks" / name
+    file.write_text(text)
+    file.chmod(0o755)
+    return file
+
+
+def subjects(site: Site) -> Counter[str]:
+    """How often each subject is on the remote."""
+    return Counter(subject for _, subject in site.remote_log())
+
+
+@pytest.mark.timeout(300)
+def test_kills_at_random_moments_lose_and_double_nothing() -> None:
+    told: list[str] = []
+    report = kills.run(Options(full=False, seed=SEED), told.append)
+    again = f"again with: scripts/soak kills --quick --seed {SEED}"
+    assert not report.failures, "\n".join([*told, again])
+    assert report.figures["kills while a push was planned"]
+
+
+def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_commit(site: Site) -> None:
+    # The hook runs after the remote has the commit; the worker dies before it hears of it.
+    landed = site.root / "landed"
+    hook(site, "post-receive", f"#!/bin/sh\ntouch {landed}\nsleep 3\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    with site.running(**FAST) as worker:
+        eventually(landed.exists)
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    (site.remote / "hooks" / "post-receive").unlink()
+    commit = site.remote_log()[0][0]
+
+    eventually(lambda: site.run_once(**FAST).names() != ["worker-skipped"])
+
+    assert subjects(site)["Publish a"] == 1
+    assert site.jobs() == []
+    assert site.git("rev-parse", "main") == commit
+    assert site.git("status", "--porcelain") == ""
+
+
+@pytest.fixture
+def site_after_crash(site: Site) -> Site:
+    """A worker died after its push had landed; since then, the CMS has deleted one file and edited one."""
+    landed = site.root / "landed"
+    hook(site, "post-receive", f"#!/bin/sh\ntouch {landed}\nsleep 3\n")
+    for name in ("deleted", "edited", "stays"):
+        site.write_post(f"content/bundle/{name}.md", "one\n")
+    site.save("bundle", ["content/bundle"])
+    with site.running(**FAST) as worker:
+        eventually(landed.exists)
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    (site.remote / "hooks" / "post-receive").unlink()
+    (site.worktree / "content/bundle/deleted.md").unlink()
+    site.write_post("content/bundle/edited.md", "two\n")
+    return site
+
+
+def assert_bundle_is_published(site: Site) -> None:
+    site.save("bundle", ["content/bundle"])
+    assert site.run_once(**FAST).returncode == 0
+    assert site.remote_file("content/bundle/deleted.md") is None
+    assert site.remote_file("content/bundle/edited.md") == "two\n"
+    assert site.remote_file("content/bundle/stays.md") == "one\n"
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_pull_after_a_crash_knows_what_had_landed(site_after_crash: Site) -> None:
+    site = site_after_crash
+    site.git("commit", "--quiet", "--allow-empty", "--message=A local commit")
+    eventually(lambda: site.command("pull", "--rebase", "--push").returncode == 0)
+    assert_bundle_is_published(site)
+
+
+def test_a_dry_run_after_a_crash_completes_what_had_landed(site_after_crash: Site) -> None:
+    site = site_after_crash
+    eventually(lambda: "published" in site.run_once(BRITER_WORKER_DRY_RUN="true", **FAST).names())
+    assert site.jobs() == []
+    site.run_once(**FAST)
+    assert subjects(site)["Publish bundle"] == 1
+    assert_bundle_is_published(site)
+
+
+def test_a_publication_knows_what_had_landed_before_the_remote_answers_for_it(site_after_crash: Site) -> None:
+    site = site_after_crash
+    shim = site.root / "bin" / "git"
+    shim.parent.mkdir()
+    once = f"mkdir {shim.parent}/asked 2>/dev/null && {{ echo 'fatal: timed out' >&2; exit 128; }}"
+    shim.write_text(f'#!/bin/sh\ncase "$*" in *ls-remote*) {once};; esac\nexec {shutil.which("git")} "$@"\n')
+    shim.chmod(0o755)
+    site.write_post("content/posts/other.md", "other\n")
+    site.save("other", ["content/posts/other.md"])
+    path = f"{shim.parent}:{os.environ['PATH']}"
+    eventually(lambda: "published" in site.run_once(PATH=path, **FAST).names())
+    assert subjects(site)["Publish other"] == subjects(site)["Publish bundle"] == 1
+    assert_bundle_is_published(site)
+
+
+def test_what_died_with_its_worker_publishes_nothing_of_a_newer_save_on_hold(site: Site) -> None:
+    begun = site.root / "begun"
+    file = hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nsleep 1\nexit 1\n")
+    site.write_post("content/posts/a.md", "now\n")
+    site.save("a", ["content/posts/a.md"])
+    with site.running(**FAST) as worker:
+        eventually(begun.exists)
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    file.unlink()
+    site.write_post("content/posts/a.md", "in the year 2100\n")
+    site.save("a", ["content/posts/a.md"], scheduledFor="2100-01-01")
+
+    eventually(lambda: "superseded" in site.run_once(**FAST).names())
+
+    assert site.remote_file("content/posts/a.md") is None
+    assert [job["scheduledFor"] for job in site.jobs()] == ["2100-01-01"]
+
+
+@pytest.mark.parametrize("moment", ["delay_enter", "delay_exit"], ids=["before", "after"])
+def test_a_worker_that_is_killed_as_a_published_job_leaves_the_queue_has_left_one_receipt(
+    site: Site, moment: str
+) -> None:
+    provide("strace", package="strace")
+    site.write_post("content/posts/a.md", "a\n")
+    site.save("a", ["content/posts/a.md"])
+    claimed = site.queue / ".claimed"
+    claimed.mkdir()
+    leaves = ["-P", str(claimed), "-e", "trace=unlinkat", "-e", f"inject=unlinkat:{moment}=60000000:when=3"]
+    worker = [sys.executable, "-m", "briter_worker", "run", "--once"]
+    with subprocess.Popen(
+        ["strace", "-f", "-qq", "-o", str(site.root / "calls"), *leaves, *worker],
+        env=site.environment(),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        # The first two are of markers that the claim removes.
+        eventually(lambda: _text(site.root / "calls").count("unlinkat(") == 3)
+        eventually(lambda: bool([*claimed.glob("a-*.json")]) == (moment == "delay_enter"))
+        os.killpg(process.pid, signal.SIGKILL)
+    ((commit, _), *_) = site.remote_log()
+    if moment == "delay_enter":
+        assert [event["commit"] for event in site.run_once().of("published")] == [commit]
+    assert not [*claimed.glob("a-*.json")]
+    (receipt,) = json.loads(site.command("history", "--json").stdout)
+    assert (receipt["outcome"], receipt["commit"], receipt["attempt"]) == ("published", commit, 1)
+
+
+def _text(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
+def test_an_orphaned_push_keeps_the_next_worker_out_until_it_is_gone(site: Site) -> None:
+    begun = site.root / "begun"
+    hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nsleep 2\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    with site.running(**FAST) as worker:
+        eventually(begun.exists)
+        worker.kill()  # the worker alone: git lives on for a moment
+        worker.wait()
+    (site.remote / "hooks" / "pre-receive").unlink()
+    eventually(lambda: "published" in site.run_once(**FAST).names())
+    assert subjects(site)["Publish a"] == 1
+
+
+def test_a_job_that_kills_its_worker_ends_as_a_dead_letter_and_its_neighbours_do_not(site: Site) -> None:
+    killer = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+    site.write_post(".gitattributes", "*.kill filter=killer\n")
+    site.git("config", "filter.killer.clean", f"{sys.executable} -c '{killer}'")
+    for number in range(4):
+        site.write_post(f"content/posts/{number}.md", f"{number}\n")
+        site.save(f"p{number}", [f"content/posts/{number}.md"])
+    bomb = site.root / "bomb.py"
+    # A filter's parent is git; its parent is the worker.
+    bomb.write_text(
+        "import os, signal\n"
+        "git = os.getppid()\n"
+        "stat = open(f'/proc/{git}/stat').read().rsplit(')', 1)[1].split()\n"
+        "shell = int(stat[1])\n"
+        "pids = [shell, int(open(f'/proc/{shell}/stat').read().rsplit(')', 1)[1].split()[1])]\n"
+        "for pid in pids:\n"
+        "    if 'briter_worker' in open(f'/proc/{pid}/cmdline').read():\n"
+        "        os.kill(pid, signal.SIGKILL)\n"
+    )
+    site.git("config", "filter.killer.clean", f"{sys.executable} {bomb}")
+    site.write_post("content/posts/bomb.kill", "boom\n")
+    site.save("bomb", ["content/posts/bomb.kill"])
+    for _ in range(12):
+        site.run_once(**FAST, BRITER_WORKER_MAX_ATTEMPTS="4")
+        if [job["status"] for job in site.jobs()] == ["failed"]:
+            break
+        time.sleep(0.05)
+    (job,) = site.jobs()
+    assert (job["slug"], job["status"], job["failure"]) == ("bomb", "failed", "killed-worker")
+    assert all(subjects(site)[f"Publish p{number}"] == 1 for number in range(4))
+
+
+def test_sigterm_lets_a_running_push_end_and_takes_no_new_job(site: Site) -> None:
+    begun = site.root / "begun"
+    hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nsleep 1\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    with site.running(**FAST) as worker:
+        eventually(begun.exists)
+        worker.terminate()
+        site.write_post("content/posts/b.md", "B\n")
+        site.save("b", ["content/posts/b.md"])
+        names = [event["event"] for event in lines_of(worker)]
+        assert worker.wait(20) == 0
+    assert names == ["worker-started", "start", "worker-stopping", "published", "worker-stopped"]
+    assert [job["slug"] for job in site.jobs()] == ["b"]
+
+
+def test_a_push_that_outlives_the_shutdown_limit_is_ended_and_tried_again_later(site: Site) -> None:
+    begun = site.root / "begun"
+    file = hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nexec sleep 60\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    with site.running(**FAST, BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="300") as worker:
+        eventually(begun.exists)
+        worker.terminate()
+        assert worker.wait(20) == 0
+    file.unlink()
+    result = site.run_once(**FAST)
+    assert result.of("published")[0]["attempt"] == 1
+    assert subjects(site)["Publish a"] == 1
+
+
+def test_a_hanging_remote_is_given_up_with_all_its_processes(site: Site) -> None:
+    pids = site.root / "pids"
+    file = hook(site, "pre-receive", f"#!/bin/sh\necho $$ >> {pids}\nexec sleep 60\n")
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once(BRITER_GIT_TIMEOUT_MS="1000")
+    assert result.of("failed")[0]["failure"] == "timeout"
+    for pid in map(int, pids.read_text().split()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            state = subprocess.run(
+                ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+            )
+            assert state.stdout.strip().startswith("Z"), "a child survived"
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["index.lock", "refs/remotes/origin/main.lock", "refs/heads/main.lock", "packed-refs.lock"]
+)
+def test_an_old_lock_file_that_nobody_holds_does_not_stop_publishing(site: Site, name: str) -> None:
+    lock = site.worktree / ".git" / name
+    lock.touch()
+    old = time.time() - 3600
+    os.utime(lock, (old, old))
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    assert not lock.exists()
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_person_who_holds_the_index_does_not_stop_publishing(site: Site) -> None:
+    lock = site.worktree / ".git" / "index.lock"
+    lock.touch()
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    assert lock.exists()
+    lock.unlink()
+    site.run_once()  # nothing is due; but the index is late, and a person's commit would undo the post
+    assert site.git("status", "--porcelain") == ""

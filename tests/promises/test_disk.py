@@ -1,0 +1,367 @@
+"""Disks that are full, limited, read-only or broken: a condition of the site, and nothing is torn."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from machine import provide
+from mounts import full, over, read_only, small
+from outcomes import assert_published, assert_put_off, assert_sound, save
+from sites import UNMEASURED, Result, Site, lines_of
+
+from briter_worker.errors import FailureCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def prefixed(site: Site, *prefix: str, **env: str) -> Result:
+    """`run --once`, started by another program."""
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", "briter_worker", "run", "--once"],
+        cwd=site.root,
+        env=site.environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def assert_not_begun(site: Site, result: Result, reason: str, remedy: str, *slugs: str) -> None:
+    """One line says what is wrong, where and what to do; no attempt was counted, no job file changed."""
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert reason in line
+    assert str(site.storage) in line
+    assert line.endswith(f"Fix: {remedy}")
+    assert not {"start", "failed", "dead-lettered"} & set(result.names())
+    kept = [*site.queue.glob("[!.]*.json"), *(site.queue / ".claimed").glob("[!.]*.json")]
+    jobs = {job["slug"]: job for job in (json.loads(file.read_bytes()) for file in kept)}
+    assert set(jobs) == set(slugs)
+    assert all("attempts" not in job for job in jobs.values())
+
+
+@contextmanager
+def site_with_small(root: Path, folder: str, size: str) -> Iterator[Site]:
+    with small(root / folder, size=size):
+        yield Site.make(root)
+
+
+# Full
+
+
+def test_a_full_disk_under_the_queue_costs_no_attempt_and_no_job(tmp_path: Path) -> None:
+    with site_with_small(tmp_path, "storage", "1m") as site:
+        save(site, "a", "b")
+        with full(site.storage):
+            assert_not_begun(site, site.run_once(), "No space left on device", "free some space", "a", "b")
+        assert_published(site, site.run_once(), "a", "b")
+        assert_sound(site)
+
+
+def test_a_disk_with_space_for_the_lock_alone_suffices_to_publish(tmp_path: Path) -> None:
+    with site_with_small(tmp_path, "storage", "1m") as site:
+        save(site, "a", "b")
+        with full(site.storage, left=4096):
+            assert_published(site, site.run_once(), "a", "b")
+        assert site.run_once().names() == ["worker-started", "worker-stopped"]
+        assert_sound(site)
+
+
+def test_a_disk_that_fills_while_a_push_runs_loses_nothing(tmp_path: Path) -> None:
+    with site_with_small(tmp_path, "storage", "1m") as site:
+        save(site, "a")
+        filler = site.storage / ".filler"
+        hook = site.remote / "hooks" / "post-receive"
+        hook.write_text(f"#!/bin/sh\ndd if=/dev/zero of={filler} bs=1k 2>/dev/null; rm {hook}\n")
+        hook.chmod(0o755)
+        result = site.run_once()
+        assert filler.stat().st_size > 800_000
+        filler.unlink()
+        if not result.of("published"):
+            result = site.run_once()
+        assert_published(site, result)
+        assert_sound(site)
+
+
+@pytest.mark.parametrize("left", [0, 16384], ids=["at once", "in the middle of the pack"])
+def test_a_full_disk_under_the_repository_is_the_sites_condition(tmp_path: Path, left: int) -> None:
+    with site_with_small(tmp_path, "site", "4m") as site:
+        save(site, "a")
+        site.write_post("content/posts/big.md", os.urandom(30_000).hex())
+        site.save("big", ["content/posts/big.md"])
+        tip = site.git("rev-parse", "main")
+        with full(site.worktree, left=left):
+            result = site.run_once()
+            assert_put_off(site, result, FailureCode.DISK, slug="big")
+            assert_put_off(site, result, FailureCode.DISK)
+            assert site.job("a")["fix"] == "free some space"
+            assert site.git("rev-parse", "main") == tip
+            status = json.loads(site.command("status", "--json").stdout)
+            assert status["fix"] == "free some space"
+        for slug in ("a", "big"):
+            site.command("retry", slug)
+        assert_published(site, site.run_once(), "a", "big")
+        assert json.loads(site.command("status", "--json").stdout)["condition"] is None
+        assert_sound(site)
+
+
+# Limited
+
+
+def test_a_limit_on_the_size_of_files_that_the_worker_itself_meets_costs_no_attempt(site: Site) -> None:
+    save(site, "a")
+    result = prefixed(site, "prlimit", "--fsize=0", **UNMEASURED)
+    assert_not_begun(site, result, "File too large", "raise the limit on the size of files: ulimit -f", "a")
+    result = prefixed(site, "prlimit", "--fsize=3")  # half a record would name another process
+    assert result.returncode == 1
+    assert "cannot be locked" in result.stderr
+    assert_published(site, site.run_once())
+
+
+def test_a_limit_on_the_size_of_files_that_git_meets_is_the_sites_condition(site: Site) -> None:
+    save(site, "a")
+    site.write_post("content/posts/big.md", os.urandom(30_000).hex())
+    site.save("big", ["content/posts/big.md"])
+    tip = site.git("rev-parse", "main")
+    result = prefixed(site, "prlimit", "--fsize=4096")
+    assert_put_off(site, result, FailureCode.DISK, slug="big")
+    assert_put_off(site, result, FailureCode.DISK)
+    assert "ulimit -f" in site.job("a")["fix"]
+    assert site.git("rev-parse", "main") == tip
+    for slug in ("a", "big"):
+        site.command("retry", slug)
+    assert_published(site, site.run_once(), "a", "big")
+    assert_sound(site)
+
+
+# Read-only
+
+
+def test_a_read_only_queue_costs_no_attempt_and_no_job(site: Site) -> None:
+    save(site, "a")
+    with read_only(site.queue):
+        result = site.run_once()
+        assert_not_begun(site, result, "Read-only file system", "make the file system writable", "a")
+    assert_published(site, site.run_once())
+    assert_sound(site)
+
+
+def test_a_read_only_storage_keeps_the_worker_from_starting_and_says_so(site: Site) -> None:
+    save(site, "a")
+    with read_only(site.storage):
+        result = site.run_once()
+        assert_not_begun(site, result, "Read-only file system", "make the file system writable", "a")
+    assert_published(site, site.run_once())
+
+
+@pytest.mark.parametrize("folder", [".", ".git", ".git/objects", ".git/refs"])
+def test_a_read_only_repository_is_the_sites_condition(site: Site, folder: str) -> None:
+    save(site, "a")
+    tip = site.git("rev-parse", "main")
+    with read_only(site.worktree / folder):
+        reason = assert_put_off(site, site.run_once(), FailureCode.DISK)
+    # Of its own ref's folder, git does not say why.
+    expected = "write access" if folder == ".git/refs" else "make the file system writable"
+    assert expected in f"{reason} {site.job('a')['fix']}"
+    assert site.git("rev-parse", "main") == tip
+    assert len(site.remote_log()) == 1
+    site.command("retry", "a")
+    assert_published(site, site.run_once())
+    assert_sound(site)
+
+
+def test_a_worker_waits_until_its_queue_can_be_written_again(site: Site) -> None:
+    save(site, "a")
+    with site.running(BRITER_WORKER_POLL_INTERVAL_MS="100") as worker:
+        told = lines_of(worker)
+        assert_one = next(told)
+        assert assert_one["event"] == "worker-started"
+        assert next(e for e in told if e["event"] == "published")["attempt"] == 1
+        with read_only(site.queue):
+            (site.root / "b.json").write_text(
+                json.dumps({"slug": "b", "paths": ["content/posts/b.md"], "id": "b"})
+            )
+            site.write_post("content/posts/b.md", "b\n")
+            # The CMS has it mounted elsewhere, and can write.
+            subprocess.run(
+                [
+                    "unshare",
+                    "--mount",
+                    "sh",
+                    "-c",
+                    f"umount -l {site.queue}; mv {site.root}/b.json {site.queue}/",
+                ],
+                check=True,
+            )
+            warning = next(e for e in told if e["event"] == "warning")
+            assert warning["fix"] == "make the file system writable"
+        published = next(e for e in told if e["event"] == "published")
+        assert (published["slug"], published["attempt"]) == ("b", 1)
+
+
+# Broken
+
+
+@contextmanager
+def unreadable() -> Iterator[Path]:
+    """A regular file whose every read is an I/O error."""
+    with subprocess.Popen(["sleep", "100"]) as sleeper:
+        try:
+            yield Path(f"/proc/{sleeper.pid}/mem")
+        finally:
+            sleeper.kill()
+
+
+def test_an_io_error_under_a_post_concerns_that_post_alone(site: Site) -> None:
+    save(site, "a", "b")
+    with unreadable() as broken, over(site.worktree / "content/posts/a.md", broken):
+        result = site.run_once()
+    assert "Input/output error" in assert_put_off(site, result, FailureCode.DISK)
+    assert_published(site, result, "b")
+    site.command("retry", "a")
+    assert_published(site, site.run_once())
+
+
+@pytest.mark.parametrize("name", ["HEAD", "refs/heads/main"])
+def test_a_ref_that_cannot_be_read_is_the_sites_condition(site: Site, name: str) -> None:
+    save(site, "a")
+    with unreadable() as broken, over(site.worktree / ".git" / name, broken):
+        reason = assert_put_off(site, site.run_once(), FailureCode.DISK)
+    assert f"{name} cannot be read: Input/output error" in reason
+    assert site.job("a")["fix"]
+    site.command("retry", "a")
+    assert_published(site, site.run_once())
+
+
+def test_an_io_error_under_a_job_file_is_shown_and_the_others_go_on(site: Site) -> None:
+    save(site, "a", "b")
+    (job,) = site.queue.glob("a-*.json")
+    before = job.read_bytes()
+    with unreadable() as broken, over(job, broken):
+        result = site.run_once()
+        assert [entry["slug"] for entry in result.of("published")] == ["b"]
+        (stuck,) = json.loads(site.command("status", "--json").stdout)["stuck"]
+        assert stuck["file"] == job.name
+        assert "Input/output error" in stuck["reason"]
+    assert job.read_bytes() == before
+    assert_published(site, site.run_once())
+
+
+def test_a_post_that_cannot_be_read_says_what_is_wrong_with_the_disk(site: Site) -> None:
+    save(site, "a", "b")
+    with unreadable() as broken, over(site.worktree / "content/posts/a.md", broken):
+        result = site.run_once()
+        assert [entry["slug"] for entry in result.of("published")] == ["b"]
+        reason = assert_put_off(site, result, FailureCode.DISK)
+    assert "content/posts/a.md cannot be read: Input/output error" in reason
+    assert site.job("a")["fix"] == "check the disk"
+
+
+def test_a_limit_that_ends_git_without_a_word_as_it_moves_a_ref_is_the_sites_condition(site: Site) -> None:
+    save(site, "a")
+    git = site.root / "bin" / "git"
+    git.parent.mkdir()
+    limited = 'case " $* " in *" update-ref "*) exec prlimit --fsize=0 /usr/bin/git "$@";; esac'
+    git.write_text(f'#!/bin/sh\n{limited}\nexec /usr/bin/git "$@"\n')
+    git.chmod(0o755)
+    result = site.run_once(PATH=f"{git.parent}:{os.environ['PATH']}")
+    assert_put_off(site, result, FailureCode.DISK)
+    assert "ulimit -f" in site.job("a")["fix"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [("EIO", "Input/output error"), ("EDQUOT", "Disk quota exceeded")],
+    ids=["an I/O error", "over quota"],
+)
+def test_what_git_cannot_flush_to_the_disk_is_the_sites_condition(site: Site, error: str, said: str) -> None:
+    provide("strace", package="strace")
+    save(site, "first")
+    assert_published(site, site.run_once(), "first")  # of its refs' files, git does not say why
+    save(site, "a")
+    git = site.root / "bin" / "git"
+    git.parent.mkdir()
+    inject = f"strace -f -qq -o /dev/null -e trace=fsync -e inject=fsync:error={error}"
+    git.write_text(f'#!/bin/sh\nexec {inject} /usr/bin/git "$@"\n')
+    git.chmod(0o755)
+    tip = site.git("rev-parse", "main")
+    reason = assert_put_off(site, site.run_once(PATH=f"{git.parent}:{os.environ['PATH']}"), FailureCode.DISK)
+    assert said in reason
+    assert site.git("rev-parse", "main") == tip
+    assert len(site.remote_log()) == 2
+    site.command("retry", "a")
+    assert_published(site, site.run_once())
+    assert_sound(site)
+
+
+def refusing(site: Site, call: str, file: str, error: str) -> Result:
+    """`run --once`, to which the system refuses this call for this file of git's; git itself may."""
+    provide("strace", package="strace")
+    path = site.worktree / ".git" / file
+    inject = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}"]
+    return prefixed(site, "strace", "-qq", "-o", "/dev/null", "-P", str(path), *inject)
+
+
+@pytest.mark.parametrize(
+    ("call", "file", "error"),
+    [
+        ("openat", "index.lock", "ENOSPC"),
+        ("linkat", "index", "EPERM"),
+        ("unlink", "index.lock", "EIO:when=1"),
+    ],
+    ids=["its lock is not made", "it is not linked", "its lock is not removed at first"],
+)
+def test_an_index_that_can_be_changed_another_way_is_changed(
+    site: Site, call: str, file: str, error: str
+) -> None:
+    save(site, "a")
+    result = refusing(site, call, file, error)
+    assert_published(site, result)
+    assert not result.of("warning")
+    assert not (site.worktree / ".git" / "index.lock").exists()
+    assert_sound(site)
+
+
+def test_an_index_that_cannot_be_written_is_told_and_follows_later(site: Site) -> None:
+    save(site, "a")
+    tip = site.git("rev-parse", "main")
+    result = refusing(site, "rename", "index.lock", "EIO")
+    assert_published(site, result)
+    (told, *_) = result.of("warning")
+    assert "Published. The local branch main is behind: Input/output error" in told["error"]
+    assert told["fix"] == "check the disk"
+    assert site.git("rev-parse", "main") == tip, "branch and index move together"
+    assert site.git("diff", "--cached", "--name-only") == ""
+    site.run_once()
+    assert site.git("rev-parse", "main") == site.git("rev-parse", "main", cwd=site.remote)
+    assert_sound(site)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said", "remedy"),
+    [
+        ("fsync", "EIO", "Input/output error", "check the disk"),
+        ("rename,renameat,renameat2", "EROFS", "Read-only file system", "make the file system writable"),
+        ("link,linkat,fsync", "EDQUOT", "Disk quota exceeded", "free some space, or raise the quota"),
+    ],
+)
+def test_what_the_queue_cannot_write_costs_no_attempt_and_no_job(
+    site: Site, call: str, error: str, said: str, remedy: str
+) -> None:
+    provide("strace", package="strace")
+    save(site, "a")
+    inject = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}"]
+    result = prefixed(site, "strace", "-qq", "-o", "/dev/null", *inject, **UNMEASURED)
+    assert_not_begun(site, result, said, remedy, "a")
+    assert_published(site, site.run_once())
+    assert_sound(site)

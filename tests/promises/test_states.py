@@ -1,0 +1,277 @@
+"""The site's repository as people leave it: locks, half-done operations, damage, rubbish."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from machine import provide, unavailable
+from outcomes import assert_published, assert_put_off, assert_sound, save
+from sites import PERSON, Result, eventually
+
+from briter_worker.errors import FailureCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sites import Site
+
+HOUR = 3600.0
+
+
+def try_again(site: Site) -> Result:
+    site.command("retry", "a")
+    return site.run_once()
+
+
+def prefixed(site: Site, *prefix: str) -> Result:
+    """`run --once`, started by another program."""
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", "briter_worker", "run", "--once"],
+        cwd=site.root,
+        env=site.environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def lock(site: Site, name: str, *, age: float = 0.0) -> Path:
+    file = site.worktree / ".git" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    moment = time.time() - age
+    os.utime(file, (moment, moment))
+    return file
+
+
+@contextmanager
+def commit_in_its_editor(site: Site) -> Iterator[subprocess.Popen[bytes]]:
+    """A person's `git commit` that waits for its editor; it ends without a commit."""
+    open_, shut = site.root / "editor-is-open", site.root / "editor-may-end"
+    editor = site.root / "editor"
+    editor.write_text(f"#!/bin/sh\ntouch {open_}\nwhile [ ! -e {shut} ]; do sleep 0.02; done\nexit 1\n")
+    editor.chmod(0o755)
+    site.write_post("draft.md", "mine\n")
+    site.git("add", "draft.md")
+    with subprocess.Popen(
+        ["git", *PERSON, "commit", "-a"],
+        cwd=site.worktree,
+        env={**os.environ, "GIT_EDITOR": str(editor)},
+        stderr=subprocess.DEVNULL,
+    ) as commit:
+        eventually(open_.exists)
+        yield commit
+        shut.touch()
+        commit.wait(30)
+
+
+# Locks
+
+
+@pytest.mark.parametrize(
+    "name", ["HEAD.lock", "packed-refs.lock", "refs/heads/main.lock", "refs/remotes/origin/main.lock"]
+)
+def test_a_young_lock_may_be_somebodys_and_stays(site: Site, name: str) -> None:
+    file = lock(site, name)
+    save(site, "a")
+    assert str(file) in assert_put_off(site, site.run_once(), FailureCode.LOCKED)
+    assert file.exists()
+    file.unlink()
+    assert_published(site, try_again(site))
+
+
+@pytest.mark.parametrize("name", ["index.lock", "refs/heads/other.lock", "refs/remotes/origin/other.lock"])
+def test_a_lock_that_is_not_in_the_way_stops_nothing_and_stays(site: Site, name: str) -> None:
+    file = lock(site, name)
+    save(site, "a")
+    assert_published(site, site.run_once())
+    assert file.exists()
+
+
+@pytest.mark.parametrize("age", [0.0, HOUR])
+def test_a_lock_under_the_workers_own_refs_is_its_own_to_remove(site: Site, age: float) -> None:
+    file = lock(site, f"refs/briter/branches/main/batch/{'1' * 32}.lock", age=age)
+    save(site, "a")
+    assert_published(site, site.run_once())
+    assert not file.exists()
+
+
+def test_a_live_commit_in_its_editor_neither_stops_a_post_nor_loses_its_lock(site: Site) -> None:
+    save(site, "a")
+    with commit_in_its_editor(site):
+        held = site.worktree / ".git" / "index.lock"
+        old = time.time() - HOUR
+        os.utime(held, (old, old))
+        assert_published(site, site.run_once())
+        assert held.exists(), "it is old, but its holder lives"
+    site.run_once()
+    assert site.git("diff", "--cached", "--name-status") == "A\tdraft.md"
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
+
+
+def test_an_old_lock_stays_while_any_git_lives_in_the_repository(site: Site) -> None:
+    file = lock(site, "HEAD.lock", age=HOUR)
+    save(site, "a")
+    with commit_in_its_editor(site):
+        assert_put_off(site, site.run_once(), FailureCode.LOCKED)
+        assert file.exists()
+    assert_published(site, try_again(site))
+    assert not file.exists()
+
+
+def test_an_old_lock_stays_while_a_git_that_nobody_may_look_at_lives(site: Site) -> None:
+    if os.geteuid() != 0:
+        unavailable("only root starts a process as somebody else")
+    file = lock(site, "HEAD.lock", age=HOUR)
+    save(site, "a")
+    with subprocess.Popen(
+        ["setpriv", "--reuid=65534", "--clear-groups", "git", "hash-object", "--stdin"],
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    ):
+        assert_put_off(site, prefixed(site, "setpriv", "--bounding-set", "-all"), FailureCode.LOCKED)
+        assert file.exists()
+    assert_published(site, try_again(site))
+    assert not file.exists()
+
+
+def test_a_lock_that_cannot_be_removed_is_named(site: Site) -> None:
+    provide("strace", package="strace")
+    file = lock(site, "HEAD.lock", age=HOUR)
+    save(site, "a")
+    refused = ("-P", str(file), "-e", "trace=unlink", "-e", "inject=unlink:error=EPERM")
+    result = prefixed(site, "strace", "-qq", "-o", "/dev/null", *refused)
+    assert str(file) in assert_put_off(site, result, FailureCode.LOCKED)
+    assert_published(site, try_again(site))
+    assert not file.exists()
+
+
+# Half-done operations: `test_hostile_surroundings` has the others
+
+
+def conflicting(site: Site) -> None:
+    site.git("switch", "-q", "-c", "other")
+    site.write_post("content/posts/welcome.md", "# Other\n")
+    site.git("commit", "-qam", "Other")
+    site.git("switch", "-q", "main")
+    site.write_post("content/posts/welcome.md", "# Mine\n")
+    site.git("commit", "-qam", "Mine")
+    site.git("push", "-q", "origin", "main")
+
+
+@pytest.mark.parametrize(
+    ("begin", "failure", "end"),
+    [
+        ("merge other", FailureCode.UNFINISHED, "merge --abort"),
+        ("rebase other", FailureCode.WRONG_BRANCH, "rebase --abort"),
+        ("cherry-pick other", FailureCode.UNFINISHED, "cherry-pick --abort"),
+        ("revert HEAD~1", FailureCode.UNFINISHED, "revert --abort"),
+        ("bisect start", FailureCode.UNFINISHED, "bisect reset"),
+        ("switch -q --detach", FailureCode.WRONG_BRANCH, "switch -q main"),
+        ("switch -q --orphan new", FailureCode.WRONG_BRANCH, "switch -q main"),
+        ("branch -m main renamed", FailureCode.WRONG_BRANCH, "branch -m renamed main"),
+        ("update-ref -d refs/heads/main", FailureCode.WRONG_BRANCH, "update-ref refs/heads/main origin/main"),
+    ],
+    ids=lambda value: str(value).split(" --abort", maxsplit=1)[0],
+)
+def test_what_a_person_is_in_the_middle_of_is_left_alone(
+    site: Site, begin: str, failure: FailureCode, end: str
+) -> None:
+    conflicting(site)
+    subprocess.run(
+        ["git", *PERSON, *begin.split()], cwd=site.worktree, capture_output=True, check=False,
+        env={**os.environ, "GIT_EDITOR": "true"},
+    )  # fmt: skip
+    save(site, "a")
+    before = site.git("status", "--porcelain=v2", "--branch"), site.git("for-each-ref")
+    assert_put_off(site, site.run_once(), failure)
+    assert site.job("a")["fix"] == json.loads(site.command("status", "--json").stdout)["fix"] != ""
+    assert (site.git("status", "--porcelain=v2", "--branch"), site.git("for-each-ref")) == before
+    assert [subject for _, subject in site.remote_log()] == ["Mine", "Start the site"]
+    site.git(*end.split())
+    assert_published(site, try_again(site))
+
+
+# Damage
+
+
+def repair(site: Site) -> None:
+    """Run the job's fix in a shell."""
+    fix = site.job("a")["fix"].removeprefix("rebuild the index: ")
+    subprocess.run(["sh", "-ec", fix], cwd=site.worktree, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 200, b"DIRC\0\0\0\2"], ids=["empty", "rubbish", "cut"])
+def test_a_corrupt_index_is_named_with_its_repair_and_not_reset(site: Site, content: bytes) -> None:
+    index = site.worktree / ".git" / "index"
+    index.write_bytes(content)
+    save(site, "a")
+    assert_put_off(site, site.run_once(), FailureCode.CORRUPT)
+    assert index.read_bytes() == content
+    assert len(site.remote_log()) == 1
+    repair(site)
+    assert_published(site, try_again(site))
+    assert_sound(site)
+
+
+def test_a_removed_index_stops_no_post_and_is_left_to_the_operator(site: Site) -> None:
+    (site.worktree / ".git" / "index").unlink()
+    save(site, "a")
+    result = site.run_once()
+    assert_published(site, result)
+    assert "the repository has no index" in result.of("warning")[0]["error"]
+    site.git("reset", "-q")
+    site.run_once()
+    assert_sound(site)
+
+
+@pytest.mark.parametrize("content", ["", "ref: \n", "\0" * 20])
+def test_a_spoilt_head_is_named_with_its_repair_and_not_reset(site: Site, content: str) -> None:
+    head = site.worktree / ".git" / "HEAD"
+    head.write_text(content)
+    save(site, "a")
+    assert_put_off(site, site.run_once(), FailureCode.CORRUPT)
+    assert head.read_text() == content
+    repair(site)
+    assert head.read_text() == "ref: refs/heads/main\n"
+    assert_published(site, try_again(site))
+
+
+@pytest.mark.parametrize(
+    ("what", "emptied"),
+    [
+        ("HEAD^{tree}", False),
+        ("HEAD:content", False),
+        ("HEAD", True),
+        ("HEAD^{tree}", True),
+        ("HEAD:content", True),
+    ],
+)
+def test_a_lost_object_is_named_with_its_repair_and_nothing_is_reset(
+    site: Site, what: str, *, emptied: bool
+) -> None:
+    save(site, "a")
+    sha = site.git("rev-parse", what)
+    file = site.worktree / ".git" / "objects" / sha[:2] / sha[2:]
+    content = file.read_bytes()
+    file.unlink()
+    if emptied:
+        file.touch()
+    assert_put_off(site, site.run_once(), FailureCode.CORRUPT)
+    assert "git fsck --full" in site.job("a")["fix"]
+    assert len(site.remote_log()) == 1
+    assert (site.worktree / ".git/refs/heads/main").read_text().strip() == site.remote_log()[0][0]
+    file.unlink(missing_ok=True)
+    file.write_bytes(content)
+    assert_published(site, try_again(site))

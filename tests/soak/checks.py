@@ -1,0 +1,244 @@
+"""What must be true after each step of a history, and at its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from hypothesis.stateful import RuleBasedStateMachine
+
+from briter_worker import events as seen
+from soak.model import REFUSED, Fate, Model, Save
+from soak.place import DELAYS, MAX_ATTEMPTS, WORKER, Place
+from soak.surroundings import LINK, Cms, Elsewhere, Operator, first_line, iso, last_line
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+_OUTCOMES = (seen.Published, seen.NoChange, seen.NoPaths, seen.Failed, seen.DeadLettered, seen.Snoozed)
+
+
+class CheckedHistory(RuleBasedStateMachine):
+    """A history that is held against its model."""
+
+    place: Place
+    model: Model
+    operator: Operator
+    elsewhere: Elsewhere
+    now: float
+    events: list[seen.Event]
+    torn: dict[str, bytes]
+    """Files that are no jobs, by name."""
+    flying: set[str]
+    """The saves in flight after the last drain."""
+    known: dict[bool, set[str]]
+    """The commits that were looked at, on the remote and here."""
+    messages: Counter[str]
+    """Commits on the remote's branch, by message."""
+    figures: Counter[str]
+    cms: Cms
+
+    def check_events(self, *, died: bool) -> None:
+        """Check that each attempt has one outcome, with the right attempts, delays and reasons."""
+        started: dict[str, int] = {}
+        files = self.files()
+        for event in self.events:
+            if not isinstance(event, seen.JobEvent):
+                continue
+            save = self.model.saves.get(event.job_id)
+            if save is None:
+                assert isinstance(event, seen.Quarantined), f"an event for no save: {event}"
+                assert event.job_id.startswith("torn"), f"no save: {event}"
+            elif isinstance(event, seen.JobStarted):
+                assert save.fate in (Fate.OPEN, Fate.UNKNOWN), f"{save.fate}, and tried again: {event}"
+                assert event.job_id not in started, f"started twice at once: {event}"
+                assert not (event.dry_run and save.is_tried), f"a dry run tries it again: {event}"
+                save.is_tried = False
+                started[event.job_id] = event.attempt
+                assert save.attempts < event.attempt <= save.attempts + 1 + save.deaths, f"{save}, {event}"
+            elif isinstance(event, _OUTCOMES):
+                self._check_outcome(save, event, started)
+            elif isinstance(event, seen.Superseded):
+                save.fate = Fate.SUPERSEDED
+                winner = self.model.saves[event.superseded_by]
+                assert winner.slug == save.slug, f"superseded by another slug: {event}"
+                assert winner.created > save.created, f"the older save won: {save}, {winner}"
+                if not set(save.paths) <= set(winner.paths):
+                    winner.is_tried = False  # its paths are more now
+            elif isinstance(event, seen.Revived):
+                save.attempts = 0
+            elif isinstance(event, seen.Cancelled):
+                started.pop(save.id, None)
+                save.fate = Fate.CANCELLED
+                self.model.excuse(save.slug)
+        assert died or not started, f"no outcome for {sorted(started)}"
+        self._check_files(files, died=died)
+        self.flying = self.in_flight()
+
+    def _check_outcome(self, save: Save, event: Any, started: dict[str, int]) -> None:  # noqa: ANN401 - one of several
+        self.figures[event.name] += 1
+        attempt = started.pop(save.id, None)
+        if attempt is None:
+            assert save.id in self.flying, f"an outcome of nothing that was started: {event}"
+        else:
+            assert event.attempt == attempt, f"another attempt was started: {event}"
+        if isinstance(event, (seen.Published, seen.NoChange)):
+            assert not save.refused, f"it should have been refused: {event}"
+            if isinstance(event, seen.Published) and event.dry_run:
+                save.is_tried = True
+            else:
+                save.fate = Fate.DONE
+            return
+        assert event.error, f"no reason: {event}"
+        if isinstance(event, seen.Snoozed):
+            assert any(each.until > self.now for each in self.model.saves.values()), f"for nothing: {event}"
+            return
+        save.attempts = event.attempt
+        code = "nopaths" if isinstance(event, seen.NoPaths) else event.failure
+        known = self.model.may_fail_with(save, code) or (code == "nopaths" and self._asks_for_nothing(save))
+        assert known, f"this cannot be what went wrong: {event}"
+        save.deaths = 0
+        if isinstance(event, seen.Failed):
+            assert event.attempt < MAX_ATTEMPTS
+            assert abs(event.retry_at - (self.now + DELAYS[event.attempt - 1])) < 1
+        elif code in REFUSED:
+            self.model.excuse(save.slug)
+        else:
+            assert event.attempt >= MAX_ATTEMPTS, f"dead-lettered too early: {event}"
+
+    def _asks_for_nothing(self, save: Save) -> bool:
+        """Return True if the folder has no post, here or in git: a link is left, which is refused."""
+        tracked = self.place.git("ls-tree", "-r", "--name-only", "main", "content/posts/").splitlines()
+        return save.paths == (str(PurePosixPath(LINK).parent),) and not self.cms.existing() and not tracked
+
+    def _check_files(self, files: dict[str, dict[str, Any]], *, died: bool) -> None:
+        flying = self.in_flight()
+        done = {event.slug for event in self.events if isinstance(event, (seen.Published, seen.NoChange))}
+        for save in self.model.saves.values():
+            if died and save.id in flying | self.flying:
+                save.deaths += 1  # it comes after all the events
+            document = files.get(save.id)
+            if document is None:
+                if save.fate is Fate.OPEN:
+                    # A change is stored before its event; and a published save removes dead letters.
+                    assert died or save.slug in done, f"lost: {save}"
+                    save.fate = Fate.UNKNOWN
+                continue
+            assert save.fate is Fate.OPEN, f"{save.fate.value}, and it is there: {document}"
+            assert document["kept"] == int(save.id.rpartition("-")[2]), "an unknown key was changed"
+            if save.until:
+                assert document["scheduledFor"] == iso(save.until)
+            if save.id in flying:
+                continue
+            attempts = document.get("attempts") or 0
+            if not isinstance(attempts, int):
+                continue  # not read yet: it will be quarantined
+            if died:
+                save.is_tried = bool(document.get("dryRunAt"))
+                assert attempts in {0, *range(save.attempts, save.attempts + 2 + save.deaths)}
+                save.attempts = attempts
+            assert attempts == save.attempts, f"attempts counted wrongly: {document}, {save}"
+            assert save.is_tried == bool(document.get("dryRunAt")), f"a dry run forgotten: {document}, {save}"
+            if document.get("status") == "failed":
+                assert document["lastError"], f"a dead letter without a reason: {document}"
+                assert document["failure"], f"a dead letter without a code: {document}"
+
+    def check_commits(self, secrets: set[str]) -> None:
+        """Check that no commit is there twice, with anything extra, or early."""
+        for repository in (self.place.site, self.elsewhere.repository):
+            is_remote = repository != self.place.site
+            # Not `--not`: git goes by dates there, and in these histories the clock goes backwards.
+            new = set(self.place.git("rev-list", "--all", cwd=repository).split()) - self.known[is_remote]
+            if not new:
+                continue
+            self.known[is_remote] |= new
+            out = self.place.git(
+                *("log", "--no-walk", "--stdin", "--no-color", "--unified=0", "--patch", "--no-renames"),
+                "--format=%x01%H%x02%P%x02%an%x02%cn%x02%B%x02",
+                cwd=repository,
+                stdin="\n".join(sorted(new)).encode(),
+            )
+            on_branch = set(self.place.git("rev-list", "main", cwd=repository).split())
+            for entry in out.split("\x01")[1:]:
+                sha, parents, _author, committer, message, patch = entry.split("\x02", 5)
+                lines = {line[1:] for line in patch.splitlines() if line.startswith("+")}
+                early = lines & secrets
+                assert not early, f"in git before its time: {early} ({message.strip()})"
+                self.model.seen |= lines
+                if committer == WORKER[0]:
+                    self._check_own(parents, message, patch)
+                    if sha in on_branch and is_remote:
+                        self.messages[message] += 1
+                        assert self.messages[message] == 1, f"twice on the remote: {message}"
+                        self.figures["commits"] += 1
+                else:
+                    is_known = sha in self.elsewhere.commits or "by hand" in message or message == "x"
+                    assert is_known, f"a commit of nobody: {sha} {committer} {message!r}"
+
+    def _check_own(self, parents: str, message: str, patch: str) -> None:
+        assert len(parents.split()) == 1, "a commit of the worker has one parent"
+        job_id = message.strip().removeprefix("save ")
+        assert message.strip() == f"save {job_id}", f"not the declared message: {message!r}"
+        save = self.model.saves[job_id]
+        declared = {
+            path for each in self.model.saves.values() if each.slug == save.slug for path in each.paths
+        }
+        for line in patch.splitlines():
+            if not line.startswith("diff --git a/"):
+                continue
+            path = line.removeprefix("diff --git a/").partition(" b/")[0]
+            inside = any(path == each or path.startswith(each.rstrip("/") + "/") for each in declared)
+            assert inside, f"{message.strip()} touches {path}, which it does not declare"
+            assert path != LINK, "a link was published"
+
+    def check_end(self) -> None:
+        """Check that everything that was asked for is on the remote."""
+        there = self.elsewhere.files()
+        letters = {
+            document["slug"]: document.get("failure")
+            for document in self.files().values()
+            if document.get("status") == "failed"
+        }
+        for (slug, path), number in self.model.owed.items():
+            if self.model.is_contested(path):
+                continue
+            line = first_line(self.elsewhere.file(path)) if path in there else None
+            assert self.model.is_settled(path, number, line), (
+                f"lost: {slug} owes {self.model.versions[path][number:]} in {path}, "
+                f"the remote has {line}; dead letters: {letters}"
+            )
+            if path in self.model.feet and line is not None:
+                foot = last_line(self.elsewhere.file(path) or b"")
+                assert foot == self.model.feet[path], f"somebody else's edit of {path} was reverted"
+        for slug, code in letters.items():
+            assert code in REFUSED, f"{slug} is still a dead letter: {code}"
+        kept = [file.read_bytes() for file in self.place.quarantine.glob("*")]
+        for name, content in self.torn.items():
+            assert content in kept, f"a quarantined file is gone: {name}"
+            assert not (self.place.queue / f"{name}.json").exists() or letters
+        assert self.place.git("rev-parse", "main") == self.elsewhere.tip(), "the branch is behind for good"
+        on_remote = self.place.git("log", "--format=%s", "main").splitlines()
+        for message in self.operator.commits:
+            assert on_remote.count(message) == 1, (
+                f"the operator's {message!r}: {on_remote.count(message)} times"
+            )
+        self.figures["saves"] += len(self.model.saves)
+
+    def files(self) -> dict[str, dict[str, Any]]:
+        """Return every job that there is, in the queue's folder or in flight, by its id."""
+        found = {}
+        for folder in (self.place.queue, self.place.queue / ".claimed"):
+            for file in folder.glob("[!.]*.json") if folder.is_dir() else ():
+                try:
+                    document = json.loads(file.read_bytes())
+                except ValueError:
+                    continue
+                if isinstance(document, dict):
+                    found[document["id"]] = document
+        return found
+
+    def in_flight(self) -> set[str]:
+        """Return the saves in flight."""
+        claimed = self.place.queue / ".claimed"
+        return {json.loads(file.read_bytes())["id"] for file in claimed.glob("[!.]*.json")}

@@ -1,0 +1,325 @@
+"""A cluster's clone of a site is made, used, lost and replaced; what opens its remote is never seen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from typing import TYPE_CHECKING
+
+import mounts
+import psutil
+import pytest
+from clones import LINES, Cluster, blobs_here, made, named, small
+from remotes import Exchange, HttpRemote, asks_for, git_daemon, http_remote, sshd
+from sites import children
+
+from briter_worker.errors import FailureCode, PublishError, StoppedError
+from briter_worker.git import clone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SECRET = "s3cret-canary-0451"  # noqa: S105 - the canary
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return small(tmp_path)
+
+
+@pytest.fixture
+def http(cluster: Cluster) -> Iterator[HttpRemote]:
+    with http_remote(cluster.root) as server:
+        cluster.url = server.url(cluster.remote)
+        yield server
+
+
+def lose(cluster: Cluster) -> None:
+    shutil.rmtree(cluster.folder())
+
+
+def lose_the_clone(cluster: Cluster) -> None:
+    shutil.rmtree(cluster.clone())
+
+
+def lose_the_objects(cluster: Cluster) -> None:
+    shutil.rmtree(cluster.clone() / "objects")
+
+
+def lose_the_config(cluster: Cluster) -> None:
+    (cluster.clone() / "config").unlink()
+
+
+def damage_a_pack(cluster: Cluster) -> None:
+    for pack in (cluster.clone() / "objects" / "pack").glob("*.pack"):
+        pack.chmod(0o644)
+        pack.write_bytes(pack.read_bytes()[:40])
+
+
+def empty_the_refs(cluster: Cluster) -> None:
+    for ref in (cluster.clone() / "refs").rglob("*"):
+        if ref.is_file():
+            ref.write_bytes(b"")
+
+
+def break_the_config(cluster: Cluster) -> None:
+    (cluster.clone() / "config").write_text("[core\n")
+
+
+def leave_locks(cluster: Cluster) -> None:
+    for name in ("packed-refs.lock", "shallow.lock", "refs/heads/main.lock", "HEAD.lock"):
+        (cluster.clone() / name).touch()
+
+
+def put_a_file_there(cluster: Cluster) -> None:
+    lose_the_clone(cluster)
+    cluster.clone().write_text("a file\n")
+
+
+def put_anothers_clone_there(cluster: Cluster) -> None:
+    lose_the_clone(cluster)
+    cluster.git("clone", "-q", "--bare", str(cluster.remote), str(cluster.clone()), cwd=cluster.root)
+
+
+DAMAGES = [
+    *(lose, lose_the_clone, lose_the_objects, lose_the_config, damage_a_pack, empty_the_refs),
+    *(break_the_config, leave_locks, put_a_file_there, put_anothers_clone_there),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_clone_that_is_lost_or_damaged_costs_no_attempt(
+    cluster: Cluster, damage: Callable[[Cluster], None]
+) -> None:
+    cluster.publish(cluster.save("a", {"content/posts/a.md": "A\n"}))
+    damage(cluster)
+    outcome = cluster.publish(cluster.save("c", {"content/posts/c/c.md": "C\n"}, folders=["content/posts/c"]))
+    assert outcome["c"].commit == cluster.tip()
+    assert cluster.log() == ["Publish c", "Publish a", "Start the site"]
+    assert cluster.file("content/posts/b.md") == LINES
+    cluster.git("fsck", "--strict", "--no-dangling")
+
+
+def test_damage_that_git_finds_during_a_drain_is_replaced_by_the_next(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    with cluster.opened() as repository:
+        shutil.rmtree(cluster.clone() / "objects")
+        with pytest.raises(PublishError) as failed:
+            repository.git.run("ls-tree", "-r", cluster.tip())
+        (cluster.clone() / "objects").mkdir()
+    assert failed.value.code is FailureCode.NOT_A_REPOSITORY
+    assert not (cluster.clone() / "briter" / "clone").exists()
+    assert cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))["c"].commit == cluster.tip()
+
+
+def test_a_clone_of_another_address_or_branch_is_not_used(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    (tmp_path / "elsewhere").mkdir()
+    other = made(tmp_path / "elsewhere", {"content/other.md": "other\n"})
+    url, cluster.url = cluster.url, other.url
+    cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
+    assert other.log() == ["Publish c", "Start the site"]
+    cluster.url, cluster.branch = url, "drafts"
+    cluster.git("branch", "drafts", "main~1")
+    cluster.publish(cluster.save("d", {"content/d.md": "D\n"}))
+    assert cluster.log("drafts") == ["Publish d", "Start the site"]
+    assert cluster.log() == ["Publish a", "Start the site"]
+
+
+def test_a_clone_that_has_grown_is_made_anew(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clone, "_MAX_PACKS", 4)
+    packs: list[int] = []
+    for number in range(12):
+        cluster.publish(cluster.save("a", {"content/a.md": f"{number}\n"}))
+        packs.append(len(list((cluster.clone() / "objects" / "pack").glob("*.pack"))))
+    assert max(packs) <= 6
+    assert packs.count(min(packs)) > 1
+    assert len(cluster.log()) == 13
+
+
+def test_a_clone_that_another_process_holds_is_locked_and_stays(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    with cluster.opened(), pytest.raises(PublishError) as failed, cluster.opened():
+        pass
+    assert failed.value.code is FailureCode.LOCKED
+    assert cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))["c"].commit == cluster.tip()
+
+
+def test_an_orphaned_git_keeps_the_clone_locked_until_it_ends(cluster: Cluster) -> None:
+    with cluster.opened() as repository:
+        conversation = repository.git.open("cat-file", "--batch")
+        process = conversation.__enter__()
+        os.close(repository.git._fds[0])  # noqa: SLF001 - as the kernel does when the worker dies
+        with pytest.raises(PublishError, match="in use by a process"), cluster.opened():
+            pass
+        process.communicate()
+        with cluster.opened():
+            pass
+        os.open(os.devnull, os.O_RDONLY)  # the number that `open_clone` closes
+
+
+def test_a_place_that_cannot_hold_a_clone_is_named(cluster: Cluster) -> None:
+    (cluster.root / "nodes").write_text("a file\n")
+    with pytest.raises(PublishError, match="cannot be used") as failed, cluster.opened():
+        pass
+    assert str(cluster.folder()) in failed.value.message
+
+
+def test_no_thread_no_process_and_no_descriptor_outlives_a_drain(cluster: Cluster) -> None:
+    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    before = (threading.active_count(), len(os.listdir("/proc/self/fd")))  # noqa: PTH208
+    cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before  # noqa: PTH208
+    assert children() == []
+
+
+def test_a_drain_that_is_aborted_is_resolved_and_tried_again(cluster: Cluster) -> None:
+    a = cluster.save("a", {"content/a.md": "A\n"})
+    with cluster.opened() as repository:
+
+        def aborted_before_the_push() -> bool:
+            repository.git.abort()
+            return True
+
+        publisher = cluster.publisher(repository, still_ours=aborted_before_the_push)
+        with pytest.raises(StoppedError):
+            list(
+                publisher.publish(
+                    [a], scheduled=dict, check=lambda _key, _changes: None, cancelled=tuple, now=0
+                )
+            )
+        assert list(publisher.resolve()) == [{}]
+    assert cluster.publish(a)["a"].commit == cluster.tip()
+    assert cluster.log() == ["Publish a", "Start the site"]
+
+
+def test_a_repository_of_the_other_hash_is_cloned_as_what_it_is(tmp_path: Path) -> None:
+    cluster = made(tmp_path, {"content/posts/b.md": LINES}, "--object-format=sha256")
+    blob = cluster.git("rev-parse", "main:content/posts/b.md")
+    with cluster.opened() as repository:
+        tip = repository.ref(repository.pushed_ref)
+        assert tip == cluster.tip()
+        assert repository.entries(tip, ["content/posts/b.md"])["content/posts/b.md"].blob == blob
+
+
+@pytest.mark.parametrize("made_before", [False, True], ids=["before it is made", "while posts are written"])
+def test_a_full_disk_under_the_clone_is_the_nodes_condition(cluster: Cluster, *, made_before: bool) -> None:
+    post = cluster.save("a", {"content/a.md": "A\n" * 100_000})
+    with mounts.small(cluster.root / "nodes", size="4m") as place:
+        if made_before:
+            cluster.publish(cluster.save("b", {"content/b.md": "B\n"}))
+        with mounts.full(place), pytest.raises(PublishError) as failed:
+            cluster.publish(post)
+        assert failed.value.code is FailureCode.DISK
+        assert cluster.publish(post)["a"].commit == cluster.tip()
+
+
+# Its cost
+
+
+@pytest.mark.parametrize("filters", [True, False], ids=["filters", "no-filters"])
+def test_publishing_fetches_no_contents(cluster: Cluster, *, filters: bool) -> None:
+    cluster.git("config", "uploadpack.allowFilter", str(filters).lower())
+    with git_daemon(cluster.root, "--enable=receive-pack") as address:
+        cluster.url = f"{address}/remote.git"
+        for number in range(3):
+            cluster.publish(cluster.save("b", {"content/posts/b.md": f"{number}\n" + LINES}))
+    assert len(cluster.log()) == 4
+    assert (named(b"Hello\n") in blobs_here(cluster)) is not filters
+    assert (named(LINES.encode()) in blobs_here(cluster)) is not filters
+
+
+def test_a_drain_with_a_clone_only_pushes(cluster: Cluster, http: HttpRemote) -> None:
+    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
+    http.asked.clear()
+    cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
+    assert http.asked == ["GET git-receive-pack", "POST git-receive-pack"]
+
+
+# Its credentials
+
+
+@pytest.mark.parametrize("kind", ["env", "file"])
+def test_a_credential_is_used_and_is_nowhere_to_be_seen(
+    cluster: Cluster,
+    http: HttpRemote,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    serve = asks_for("blog", SECRET)
+    seen: list[str] = []
+
+    def look(exchange: Exchange) -> None:
+        for process in psutil.process_iter(["cmdline"]):
+            seen.extend(process.info["cmdline"] or ())
+        serve(exchange)
+
+    http.behaviour = look
+    monkeypatch.setenv("BLOG_TOKEN", SECRET)
+    (cluster.root / "token").write_text(f"{SECRET}\n")
+    place = {"env": "BLOG_TOKEN", "file": str(cluster.root / "token")}
+    cluster.credentials = {kind: place[kind], "username": "blog"}
+    assert cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"].commit == cluster.tip()
+    assert not [word for word in seen if SECRET in word]
+    assert any("git-remote-http" in word for word in seen)
+    for file in cluster.folder().rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes()
+    http.behaviour = asks_for("blog", "another")
+    with pytest.raises(PublishError) as failure:
+        cluster.publish(cluster.save("c", {"content/c.md": "C\n"}), node="two")
+    assert failure.value.code is FailureCode.AUTH
+    assert SECRET not in failure.value.message + caplog.text + "".join(cluster.warned)
+
+
+def test_no_helper_of_the_node_is_told_the_credential(
+    cluster: Cluster, http: HttpRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = cluster.root / "home"
+    home.mkdir()
+    (home / ".gitconfig").write_text("[credential]\n\thelper = store\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("BLOG_TOKEN", SECRET)
+    http.behaviour = asks_for("x-access-token", SECRET)
+    cluster.credentials = {"env": "BLOG_TOKEN"}
+    assert cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"].commit
+    assert [path.name for path in home.iterdir()] == [".gitconfig"]
+
+
+@pytest.mark.parametrize(
+    ("credentials", "words"),
+    [
+        ({"env": "BLOG_TOKEN"}, "BLOG_TOKEN .* holds no credential"),
+        ({"file": "/nowhere/token"}, "/nowhere/token .* cannot be read"),
+        ({"sshKey": "/nowhere/key"}, "/nowhere/key .* cannot be read"),
+        ({"file": "/bin/sh"}, "holds no text"),
+        ({"username": "blog"}, "neither env, file nor sshKey"),
+    ],
+)
+def test_a_credential_that_cannot_be_used_is_named_with_its_place(
+    credentials: dict[str, str], words: str
+) -> None:
+    with pytest.raises(PublishError, match=words) as failure:
+        clone.open_access("https://example.org/x.git", credentials)
+    assert failure.value.code is FailureCode.AUTH
+    assert failure.value.fix
+
+
+def test_an_ssh_key_is_used_by_its_place(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sshd(cluster.root / "ssh") as host:
+        key = host.folder / "client"
+        key.rename(host.folder / "deploy key")
+        home = cluster.root / "home"
+        home.mkdir()
+        ssh = host.command.replace(f"-i {key} ", "").replace(f"-p {host.port} ", "")
+        (home / ".gitconfig").write_text(f'[core]\n\tsshCommand = "{ssh}"\n')
+        monkeypatch.setenv("HOME", str(home))
+        cluster.url = f"ssh://127.0.0.1:{host.port}{cluster.remote}"
+        cluster.credentials = {"sshKey": str(host.folder / "deploy key")}
+        assert cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))["a"].commit == cluster.tip()
+        cluster.credentials = None
+        with pytest.raises(PublishError) as failure:
+            cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
+        assert failure.value.code is FailureCode.AUTH

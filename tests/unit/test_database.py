@@ -1,0 +1,189 @@
+"""Postgres as the worker sees it: reachable, unreachable, too old, too new."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import select
+import traceback
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from postgres import PASSWORD, add_site
+
+from briter_worker.errors import UnavailableError
+from briter_worker.queues.postgres import migrations
+from briter_worker.queues.postgres.database import Database, DatabaseError, VersionError
+from briter_worker.redaction import one_line
+
+if TYPE_CHECKING:
+    from postgres import Server
+
+
+def test_an_upgrade_creates_the_tables_once(empty_database_url: str) -> None:
+    with Database(empty_database_url) as database:
+        assert database.version() == 0
+        with pytest.raises(VersionError) as refused:
+            database.check()
+        assert refused.value.fix == "briter-worker db upgrade"
+        done = database.upgrade()
+        assert "0001_queue" in done
+        assert "procrastinate schema" in done
+        assert database.upgrade() == []
+        assert database.version() == migrations.needed_version()
+        database.check()
+
+
+def test_missing_tables_are_reported_with_the_upgrade(empty_database_url: str) -> None:
+    with Database(empty_database_url) as database, pytest.raises(VersionError) as refused:
+        add_site(database)
+    assert refused.value.message == "the database has no tables of Briter Worker"
+    assert refused.value.fix == "briter-worker db upgrade"
+
+
+def test_a_database_in_another_encoding_is_refused_with_the_fix(postgres_server: Server) -> None:
+    with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    try:
+        with Database(postgres_server.url("latin")) as database:
+            for use in (database.upgrade, database.check):
+                with pytest.raises(DatabaseError, match="the encoding LATIN1") as refused:
+                    use()
+                assert "ENCODING 'UTF8'" in refused.value.fix
+    finally:
+        postgres_server.drop("latin")
+
+
+@pytest.mark.parametrize("source", ["url", "environment"])
+def test_the_connection_is_utf8_whatever_the_client_is_configured_for(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    if source == "environment":
+        monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    else:
+        database_url += "?client_encoding=LATIN1"
+    with Database(database_url) as database:
+        add_site(database, "žluťoučký ✓")
+        with database.connection() as connection:
+            assert connection.execute("SELECT name FROM sites").fetchone() == ("žluťoučký ✓",)
+
+
+def test_a_value_shared_by_all_nodes_is_set_once(database: Database) -> None:
+    assert database.value_or_set("token", "first") == "first"
+    assert database.value_or_set("token", "second") == "first"
+
+
+def test_a_server_that_stops_and_starts_is_used_again(postgres_server: Server, database_url: str) -> None:
+    with Database(database_url, connections=2, patience=1) as database:
+        add_site(database, "before")
+        postgres_server.stop()
+        try:
+            with pytest.raises(UnavailableError) as unavailable:
+                add_site(database, "meanwhile")
+        finally:
+            postgres_server.start()
+        assert isinstance(unavailable.value, DatabaseError)
+        assert unavailable.value.fix.startswith("start Postgres")
+        assert PASSWORD not in "".join(traceback.format_exception(unavailable.value))
+        add_site(database, "after")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://u:{PASSWORD}%@host/x",
+        f"postgresql://u:{PASSWORD}@host/x?nonsense=1",
+        f"postgresql://u:{PASSWORD}@[::1/x",
+        f"user=u pasword={PASSWORD}",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
+    with pytest.raises(DatabaseError, match="BRITER_DATABASE_URL") as refused:
+        Database(url)
+    assert PASSWORD not in "".join(traceback.format_exception(refused.value))
+
+
+def test_a_missing_database_is_reported_without_the_password(postgres_server: Server) -> None:
+    with Database(postgres_server.url("nowhere")) as database, pytest.raises(DatabaseError) as refused:
+        database.version()
+    assert "nowhere" in str(refused.value)
+    assert PASSWORD not in "".join(traceback.format_exception(refused.value))
+
+
+def test_the_password_is_redacted_everywhere() -> None:
+    Database("postgresql://u:an-unlikely-secret-0815@127.0.0.1/x")
+    assert "0815" not in one_line("the server said: an-unlikely-secret-0815 is wrong")
+
+
+def test_a_connection_that_ends_in_use_is_replaced(
+    database: Database,
+) -> None:
+    def go_on() -> None:
+        with database.connection() as connection:
+            with contextlib.suppress(psycopg.OperationalError):
+                connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            connection.execute("SELECT 1")
+
+    with pytest.raises(DatabaseError):
+        go_on()
+    add_site(database, "one")
+
+
+def test_a_connection_that_ended_while_idle_is_replaced(database: Database, database_url: str) -> None:
+    with database.connection() as connection:
+        number = connection.info.backend_pid
+    with psycopg.connect(database_url, autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", (number,))
+    with database.connection() as connection:
+        assert connection.info.backend_pid != number
+    add_site(database)
+
+
+def test_a_full_pool_is_not_reported_as_a_server_that_is_down(database_url: str) -> None:
+    with (
+        Database(database_url, connections=1, patience=0.2) as database,
+        database.connection(),
+        pytest.raises(DatabaseError, match="all 1 connections to Postgres are in use"),
+    ):
+        add_site(database)
+
+
+def test_a_server_that_is_too_old_is_refused_before_the_upgrade(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrations, "_OLDEST_SERVER", 10**9)
+    with Database(empty_database_url) as database:
+        with pytest.raises(DatabaseError, match="version 14 or newer is needed"):
+            database.upgrade()
+        assert database.version() == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "fix"),
+    [
+        (
+            "CREATE ROLE nobody_here; SET LOCAL ROLE nobody_here; SELECT * FROM briter.sites",
+            "give the database's user",
+        ),
+        ("SET LOCAL statement_timeout = '10ms'; SELECT pg_sleep(10)", "pg_stat_activity"),
+        ("DO $$ BEGIN RAISE SQLSTATE '55P03'; END $$", "pg_stat_activity"),
+        ("SET LOCAL idle_in_transaction_session_timeout = '10ms'", "^try again$"),
+        ("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$", "^try again$"),
+        ("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$", "^try again$"),
+        ("DO $$ BEGIN RAISE SQLSTATE '53100'; END $$", "free some space"),
+        ("SET TRANSACTION READ ONLY; DELETE FROM sites", "not a standby"),
+        ("DO $$ BEGIN RAISE SQLSTATE '57P01'; END $$", "start Postgres"),
+    ],
+)
+def test_each_error_of_the_server_has_a_fix(database: Database, statement: str, fix: str) -> None:
+    def ask() -> None:
+        with database.transaction() as connection:
+            connection.execute(statement.encode())
+            assert select.select([connection.fileno()], [], [], 10)[0], "the server is silent"
+            connection.execute("SELECT 1")
+
+    with pytest.raises(DatabaseError) as refused:
+        ask()
+    assert re.search(fix, refused.value.fix)
+    add_site(database)

@@ -1,0 +1,309 @@
+"""The queue at every system call that changes the disk: killed there, or refused there.
+
+A forked process runs one operation and dies, without any clean-up, just before its n-th change; the next
+worker starts on what is left. And the same operation meets a full disk at its n-th change, and goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from disk_steps import killed_at, refused_at
+from queue_engines import NOW, Disk
+
+from briter_worker.errors import Failure, FailureCode
+from briter_worker.job import State, format_time
+from briter_worker.queues.disk.files import Folder, read_queue_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from briter_worker.job import Job
+    from briter_worker.ports import Claim
+
+    Operation = Callable[[], object]
+
+STEPS = range(1, 1000)
+LOST_RACE = Failure(FailureCode.LOST_RACE, "lost")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that can be: hundreds of small queues, each synced again and again."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
+def several(disk: Disk) -> None:
+    """One post twice, one scheduled twice, a dead letter under a new save, two plain ones, two bad files."""
+    disk.save("dead", ["lost"], created=NOW - 20)
+    disk.queue.dead_letter(disk.queue.claim(NOW).claims[0], Failure(FailureCode.NETWORK, "down"))
+    disk.save("dead", ["d"], created=NOW - 9, name="again")
+    disk.save("twice", ["t1"], created=NOW - 9, name="t1")
+    disk.save("twice", ["t2"], created=NOW - 8, name="t2")
+    disk.save("held", ["h1"], created=NOW - 9, name="h1")
+    disk.save("held", ["h2"], created=NOW - 8, name="h2", scheduledFor=format_time(NOW + 1000))
+    disk.save("plain", ["p"], created=NOW - 7)
+    disk.save("other", ["o"], created=NOW - 6)
+    for name, data in (("torn", b"{"), ("wrong", b'{"slug": 3}')):
+        path = disk.root / f"{name}.json"
+        path.write_bytes(data)
+        os.utime(path, (NOW - 60, NOW - 60))
+
+
+SEVERAL = {
+    "dead": {"lost", "d"}, "twice": {"t1", "t2"}, "held": {"h1", "h2"}, "plain": {"p"}, "other": {"o"},
+    "torn": set(), "wrong": set(),
+}  # fmt: skip
+
+
+def in_flight(disk: Disk) -> Sequence[Claim]:
+    several(disk)
+    claims = disk.queue.claim(NOW).claims
+    disk.save("plain", ["p2"], created=NOW - 1, name="p2")
+    return claims
+
+
+def claim(disk: Disk) -> Operation:
+    several(disk)
+    return lambda: disk.queue.claim(NOW)
+
+
+def retry_later(disk: Disk) -> Operation:
+    claims = in_flight(disk)
+    return lambda: [disk.queue.retry_later(each, LOST_RACE, at=NOW + 5) for each in claims]
+
+
+def dead_letter(disk: Disk) -> Operation:
+    claims = in_flight(disk)
+    return lambda: [disk.queue.dead_letter(each, LOST_RACE) for each in claims]
+
+
+def mark_tried(disk: Disk) -> Operation:
+    claims = in_flight(disk)
+    return lambda: disk.queue.mark_tried(claims, NOW)
+
+
+def release(disk: Disk) -> Operation:
+    claims = in_flight(disk)
+    return lambda: disk.queue.release(claims)
+
+
+def recover(disk: Disk) -> Operation:
+    in_flight(disk)
+    disk.restart()
+    return lambda: [disk.queue.reclaim(each, NOW) for each in disk.queue.recover(NOW)]
+
+
+def requeue(disk: Disk) -> Operation:
+    several(disk)
+    return lambda: disk.queue.requeue(NOW)
+
+
+def retry(disk: Disk) -> Operation:
+    several(disk)
+    return lambda: disk.queue.retry_all(NOW)
+
+
+def publish_now(disk: Disk) -> Operation:
+    several(disk)
+    disk.queue.release(disk.queue.claim(NOW).claims)
+    return lambda: disk.queue.publish_now("held", NOW)
+
+
+OPERATIONS = [claim, retry_later, dead_letter, mark_tried, release, recover, requeue, retry, publish_now]
+
+
+def waiting(disk: Disk) -> list[Job]:
+    """As the files say: the list shows a job that is in both places once."""
+    with Folder.open(disk.root) as root:
+        files = [read_queue_file(root, path.name) for path in disk.root.glob("*.json")]
+    return [file.job for file in files if file.job is not None]
+
+
+def everything(disk: Disk) -> dict[str, set[str]]:
+    """Release all that is in flight, tidy, and see which slugs and paths are there."""
+    left = disk.queue.recover(NOW)
+    again = {(claim.job.id, claim.job.created_at) for claim in left}
+    assert not again & {(job.id, job.created_at) for job in waiting(disk)}, "settled, and to be done again"
+    disk.queue.release(left)
+    for now in (NOW, NOW + 1, NOW + 200):
+        disk.queue.release(disk.queue.claim(now).claims)
+    rows = disk.queue.jobs(NOW)
+    pending = Counter(row.job.slug for row in rows if row.state is not State.FAILED)
+    assert max(pending.values()) == 1, "a slug has two pending jobs"
+    assert State.CLAIMED not in {row.state for row in rows}
+    assert [p.name for p in (disk.root / ".claimed").iterdir() if p.name != ".lock"] == [], "left in flight"
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        found.setdefault(row.job.slug, set()).update(row.job.paths)
+    return found
+
+
+def check(disk: Disk) -> None:
+    expected = SEVERAL | ({"plain": {"p", "p2"}} if (disk.root / "p2.json").exists() else {})
+    found = everything(disk)
+    assert {slug: found.get(slug) for slug in expected} == expected
+    # A file quarantined twice, by a crash in the middle, shows twice; nothing else may be new.
+    assert {slug.rstrip("-2") for slug in found} == set(expected)
+    assert {Path(file.file).read_bytes() for file in disk.queue.quarantined()} == {b"{", b'{"slug": 3}'}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_dying_at_any_step_loses_no_save_and_no_path(
+    folder: Path, operation: Callable[[Disk], Operation]
+) -> None:
+    for step in STEPS:
+        disk = Disk(folder / str(step))
+        went_on = killed_at(step, operation(disk))
+        disk.restart()
+        check(disk)
+        if not went_on:
+            assert step > 3  # there was something to die at
+            return
+    pytest.fail("it never ended")
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_full_disk_at_any_step_loses_no_save_and_no_path(
+    folder: Path, operation: Callable[[Disk], Operation], *, lasting: bool
+) -> None:
+    for step in STEPS:
+        disk = Disk(folder / str(step))
+        hit = refused_at(step, operation(disk), lasting=lasting)
+        check(disk)
+        if not hit:
+            return
+    pytest.fail("it never ended")
+
+
+def test_a_claim_that_a_full_disk_refused_is_made_up_for_by_the_next_one(folder: Path) -> None:
+    for step in STEPS:
+        disk = Disk(folder / str(step))
+        several(disk)
+        taken: list[Claim] = []
+
+        def claim(disk: Disk = disk, taken: list[Claim] = taken) -> None:
+            taken += disk.queue.claim(NOW).claims
+
+        hit = refused_at(step, claim, lasting=False)
+        claim()
+        assert sorted(each.job.slug for each in taken) == ["dead", "other", "plain", "twice"], f"step {step}"
+        assert {each.attempt for each in taken} == {1}
+        if not hit:
+            return
+
+
+def test_dying_while_acknowledging_leaves_a_job_in_flight_or_gone(folder: Path) -> None:
+    for step in STEPS:
+        disk = Disk(folder / str(step))
+        died = killed_at(step, partial(disk.queue.acknowledge, in_flight(disk), {}))
+        disk.restart()
+        disk.queue.acknowledge(disk.queue.recover(NOW), {})
+        found = everything(disk)
+        assert found.keys() & {"twice", "other"} == set(), f"step {step}"
+        assert found["dead"] == {"lost"}  # which the newer save did not declare
+        assert (found["plain"], found["held"]) == ({"p2"}, {"h1", "h2"})
+        if not died:
+            return
+
+
+def test_what_a_full_disk_kept_from_being_acknowledged_is_acknowledged_by_the_next_try(folder: Path) -> None:
+    for step in STEPS:
+        disk = Disk(folder / str(step))
+        claims = in_flight(disk)
+        hit = refused_at(step, partial(disk.queue.acknowledge, claims, {}), lasting=False)
+        again = disk.queue.claim(NOW + 1).claims
+        disk.queue.acknowledge(claims, {})
+        assert [each.job.paths for each in again] == [("p2",)], f"step {step}"
+        disk.queue.acknowledge(again, {})
+        disk.restart()
+        assert list(disk.queue.recover(NOW)) == []
+        slugs = {row.job.slug for row in disk.queue.jobs(NOW)}
+        assert slugs == {"dead", "held", "torn", "wrong"}, f"step {step}"
+        if not hit:
+            assert step > 3
+            return
+    pytest.fail("it never ends")
+
+
+@pytest.mark.parametrize("settle", ["retry_later", "dead_letter"])
+def test_a_job_whose_result_is_stored_is_not_tried_again(folder: Path, settle: str) -> None:
+    for step in STEPS:
+        disk = Disk(folder / str(step))
+        disk.save("a", ["content/a.md"], attempts=1, commitMessage="Old")
+        (claim,) = disk.queue.claim(NOW).claims
+        if settle == "retry_later":
+            operation = partial(disk.queue.retry_later, claim, LOST_RACE, at=NOW + 5)
+        else:
+            operation = partial(disk.queue.dead_letter, claim, LOST_RACE)
+        if not killed_at(step, operation):
+            assert step > 3
+            return
+        disk.restart()
+        again = disk.queue.recover(NOW)
+        document = disk.document("a")
+        assert bool(again) == (document.get("failure") is None), f"step {step}"
+        assert document["attempts"] == 2
+        if not again:
+            assert [state for state, _ in disk.rows("a")] == [
+                State.RETRYING if settle == "retry_later" else State.FAILED
+            ]
+    pytest.fail("it never ends")
+
+
+def test_dying_while_dropping_what_was_cancelled_never_cancels_the_next_save(folder: Path) -> None:
+    for step in STEPS:
+        disk = Disk(folder / str(step))
+        disk.save("a", ["a"], name="a")
+        claims = disk.queue.claim(NOW).claims
+        disk.queue.cancel("a", NOW)
+        died = killed_at(step, partial(disk.queue.drop, claims))
+        disk.restart()
+        disk.queue.drop(disk.queue.recover(NOW))
+        disk.save("a", ["again"], name="a")
+        assert disk.queue.cancelled(disk.queue.claim(NOW).claims) == set(), f"step {step}"
+        if not died:
+            return
+    pytest.fail("it never ends")
+
+
+def test_dying_while_cancelling_leaves_the_job_waiting_or_gone(folder: Path) -> None:
+    for step in STEPS:
+        disk = Disk(folder / str(step))
+        several(disk)
+        went_on = killed_at(step, partial(disk.queue.cancel, "twice", NOW))
+        disk.restart()
+        found = everything(disk)
+        assert found.get("twice", {"t2"}) <= {"t1", "t2"}
+        assert {slug: found[slug] for slug in ("held", "plain")} == {"held": {"h1", "h2"}, "plain": {"p"}}
+        if not went_on:
+            assert "twice" not in found
+            return
+
+
+def test_dying_during_a_claim_counts_no_attempt_that_did_not_start(folder: Path) -> None:
+    """A job that is not in flight when the worker dies waits as before."""
+    for step in STEPS:
+        disk = Disk(folder / str(step))
+        disk.save("a", ["content/a.md"])
+        died = killed_at(step, partial(disk.queue.claim, NOW))
+        disk.restart()
+        left = disk.queue.recover(NOW)
+        disk.queue.release(left)
+        assert disk.document("a").get("attempts", 0) == 0
+        if not died:
+            assert [each.alone for each in left] == [True]
+            return
+    pytest.fail("it never ends")

@@ -1,0 +1,214 @@
+"""What a job brings along when it is sent away: everything it declares, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from briter_worker.allowlist import Allowlist
+from briter_worker.git.gather import Gathered, GatherError, gather, write_files
+from briter_worker.ports import Payload, SubmittedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sites import Site
+
+SAVED = 1_700_000_000.0
+
+
+def gathered(root: Path, *paths: str, most: int = 1 << 20) -> Gathered:
+    allowlist = Allowlist(["content", "media"])
+    return gather(root, paths, allowlist=allowlist, max_bytes=most, saved_at=SAVED)
+
+
+def blob_of(path: Path) -> str:
+    done = subprocess.run(
+        ["git", "hash-object", "--no-filters", str(path)], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def put(root: Path, path: str, content: bytes = b"x") -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return file
+
+
+def test_a_file_comes_with_its_git_blob_id_its_mode_and_its_bytes(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 9000  # more than one part
+    file = put(tmp_path, "media/a.png", content)
+    script = put(tmp_path, "content/run.sh")
+    script.chmod(0o755)
+    found = gathered(tmp_path, "media/a.png", "content/run.sh", most=1 << 30)
+    a, b = found.payload.files
+    assert (a.path, a.mode, a.blob, a.saved_at) == ("media/a.png", "100644", blob_of(file), SAVED)
+    assert b.mode == "100755"
+    assert a.blob is not None
+    assert b"".join(found.content(a.blob)) == content
+    assert max(map(len, found.content(a.blob))) <= 1 << 20
+    assert found.sizes[a.blob] == len(content)
+    assert found.paths == ("media/a.png", "content/run.sh")
+
+
+def test_a_folder_without_git_knows_no_version_to_start_from(tmp_path: Path) -> None:
+    put(tmp_path, "content/a.md")
+    (file,) = gathered(tmp_path, "content/a.md").payload.files
+    assert (file.base, file.has_base) == (None, False)
+
+
+def test_a_clone_tells_which_version_the_author_started_from(site: Site) -> None:
+    old = blob_of(site.worktree / "content/posts/welcome.md")
+    site.write_post("content/posts/welcome.md", "# Changed\n")
+    site.write_post("content/posts/new.md", "# New\n")
+    found = gathered(site.worktree, "content/posts/welcome.md", "content/posts/new.md")
+    was, new = found.payload.files
+    assert (was.base, was.has_base) == (old, True)
+    assert was.blob != old
+    assert (new.base, new.has_base) == (None, True)
+
+
+def test_a_deleted_file_is_gone_and_a_path_that_never_was_is_told(site: Site) -> None:
+    old = blob_of(site.worktree / "content/posts/welcome.md")
+    (site.worktree / "content/posts/welcome.md").unlink()
+    found = gathered(site.worktree, "content/posts/welcome.md", "content/tpyo.md")
+    gone, never = found.payload.files
+    assert (gone.path, gone.blob, gone.base) == ("content/posts/welcome.md", None, old)
+    assert (never.path, never.blob) == ("content/tpyo.md", None)
+    assert found.missing == ("content/tpyo.md",)
+
+
+def test_a_folder_comes_with_all_that_is_in_it(site: Site) -> None:
+    site.write_post("content/posts/deep/er/a.md", "a")
+    found = gathered(site.worktree, "content/posts/")
+    assert sorted(file.path for file in found.payload.files) == [
+        "content/posts/deep/er/a.md",
+        "content/posts/welcome.md",
+    ]
+    assert found.payload.folders == ("content/posts",)
+
+
+def test_what_may_not_be_published_is_not_even_read(tmp_path: Path) -> None:
+    put(tmp_path, ".env", b"canary")
+    put(tmp_path, "content/a.md")
+    found = gathered(tmp_path, ".env", "content/a.md", "content/../.env")
+    assert [file.path for file in found.payload.files] == ["content/a.md"]
+    assert found.paths == (".env", "content/a.md", "content/../.env")  # the worker refuses and logs these
+
+
+def test_a_link_is_left_out_with_its_reason_and_never_followed(tmp_path: Path) -> None:
+    put(tmp_path, "secret/key", b"canary")
+    put(tmp_path, "content/a.md")
+    (tmp_path / "content/link").symlink_to(tmp_path / "secret/key")
+    (tmp_path / "content/folder").symlink_to(tmp_path / "secret")
+    found = gathered(tmp_path, "content/a.md", "content/link", "content/folder/key")
+    assert [file.path for file in found.payload.files] == ["content/a.md"]
+    assert found.paths == ("content/a.md",)
+    assert set(found.left_out) == {"content/link", "content/folder/key"}
+    assert all("symbolic link" in reason for reason in found.left_out.values())
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "repository"])
+def test_a_folder_that_is_not_sent_whole_names_what_was_deleted_instead(site: Site, kind: str) -> None:
+    """Of a folder that is sent whole, the site loses what was not sent: here that would be too much."""
+    odd = site.worktree / "content/posts/odd"
+    odd.symlink_to("welcome.md")
+    site.write_post("content/posts/gone.md", "gone")
+    site.git("add", "--all")
+    site.git("commit", "--quiet", "-m", "Two more")
+    (site.worktree / "content/posts/gone.md").unlink()
+    if kind != "link":
+        odd.unlink()
+    if kind == "pipe":
+        os.mkfifo(odd)
+    elif kind == "repository":
+        site.git("init", "--quiet", "content/posts/odd")
+    found = gathered(site.worktree, "content/posts")
+    files = {file.path: file.blob is not None for file in found.payload.files}
+    assert files == {"content/posts/welcome.md": True, "content/posts/gone.md": False}
+    assert found.payload.folders == ()
+    assert list(found.left_out) == ["content/posts/odd"]
+    assert found.paths == ("content/posts",)
+
+
+def test_what_git_ignores_stays_behind(site: Site) -> None:
+    site.write_post(".gitignore", "*.log\nwelcome.md\n")
+    site.write_post("content/posts/a.log", "canary")
+    site.write_post("content/posts/a.md", "a")
+    found = gathered(site.worktree, "content/posts", "content/posts/a.log")
+    assert sorted(file.path for file in found.payload.files) == [
+        "content/posts/a.md",
+        "content/posts/welcome.md",  # git has it, so it ignores it no more
+    ]
+    assert found.paths == ("content/posts",)
+    assert "git ignores it" in found.left_out["content/posts/a.log"]
+
+
+def test_what_a_sparse_checkout_leaves_out_was_not_deleted(site: Site) -> None:
+    site.write_post("content/other/b.md", "b")
+    site.write_post("content/posts/gone.md", "gone")
+    site.git("add", "--all")
+    site.git("commit", "--quiet", "-m", "Another")
+    site.git("sparse-checkout", "set", "content/posts")
+    (site.worktree / "content/posts/gone.md").unlink()
+    assert not (site.worktree / "content/other").exists()
+    for path in ("content/other", "content/other/b.md"):
+        found = gathered(site.worktree, path)
+        assert found.payload == Payload()
+    for path in ("content", "content/posts"):
+        found = gathered(site.worktree, path)
+        whole = path == "content/posts"
+        assert found.payload.folders == (("content/posts",) if whole else ())
+        gone = [file.path for file in found.payload.files if file.blob is None]
+        assert gone == ([] if whole else ["content/posts/gone.md"])
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    file = put(tmp_path, "media/film.mp4")
+    os.truncate(file, 1 << 40)
+    with pytest.raises(GatherError, match=r"media/film.mp4 has 1099511627776 bytes, more than the 100"):
+        gathered(tmp_path, "media/film.mp4", most=100)
+
+
+def test_a_repository_without_a_commit_has_no_versions(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    put(tmp_path, "content/a.md")
+    (file,) = gathered(tmp_path, "content/a.md").payload.files
+    assert (file.base, file.has_base) == (None, True)
+
+
+class Contents(dict[str, bytes]):
+    """What a job brought, by blob."""
+
+    def content(self, blob: str) -> Iterator[bytes]:
+        yield self[blob]
+
+
+def test_files_are_written_back_unless_the_cms_changed_them(site: Site) -> None:
+    welcome = site.worktree / "content/posts/welcome.md"
+    old, other = blob_of(welcome), site.write_post("content/posts/other.md", "changed here\n")
+    (site.root / "new").write_bytes(b"new\n")
+    (site.root / "newer").write_bytes(b"newer\n")
+    new, newer = blob_of(site.root / "new"), blob_of(site.root / "newer")
+    contents = Contents({new: b"new\n", newer: b"newer\n"})
+    files = [
+        SubmittedFile("content/posts/new/a.md", "100755", newer, 2.0),
+        SubmittedFile("content/posts/new/a.md", "100644", new, 1.0),
+        SubmittedFile("content/posts/other.md", "100644", new, 1.0, None, has_base=True),
+        SubmittedFile("content/posts/welcome.md", "", None, 1.0, old, has_base=True),
+        SubmittedFile(".git/config", "100644", new, 1.0),
+        SubmittedFile("content/link/x", "100644", new, 1.0),
+    ]
+    (site.worktree / "content/link").symlink_to(site.root)
+    kept = write_files(site.worktree, Allowlist(["content"]), contents, files)  # type: ignore[arg-type]
+    assert kept.keys() == {"content/posts/other.md", ".git/config", "content/link/x"}
+    made = site.worktree / "content/posts/new/a.md"
+    assert (made.read_text(), bool(made.stat().st_mode & 0o100)) == ("newer\n", True)
+    assert other.read_text() == "changed here\n"
+    assert not welcome.exists()
+    assert not (site.root / "x").exists()

@@ -1,0 +1,558 @@
+"""The clone of the CMS follows the remote: branch, index and files, now or later."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import pytest
+from mirror_worker import MirrorWorker
+
+from briter_worker.errors import PublishError
+from briter_worker.git import work_tree as work_tree_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sites import Site
+
+WELCOME = "content/posts/welcome.md"
+
+
+@pytest.fixture
+def worker(site: Site) -> MirrorWorker:
+    return MirrorWorker(site.root)
+
+
+def their_clone(site: Site) -> Path:
+    other = site.root / "other"
+    if not other.exists():
+        site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+    site.git("pull", "-q", "--rebase", cwd=other)
+    return other
+
+
+def push_theirs(site: Site, worker: MirrorWorker, **files: str | None) -> str:
+    """Somebody else pushes files of `content/posts`; return the remote's tip, fetched."""
+    other = their_clone(site)
+    for name, text in files.items():
+        file = other / "content/posts" / f"{name}.md"
+        file.unlink() if text is None else file.write_text(text)
+    return push_all(site, worker, other)
+
+
+def push_all(site: Site, worker: MirrorWorker, other: Path) -> str:
+    site.git("add", "-A", cwd=other)
+    site.git("commit", "-qm", "Theirs", cwd=other)
+    site.git("push", "-q", "origin", "HEAD:main", cwd=other)
+    with worker.repository.working():
+        return worker.repository.fetch()
+
+
+def follow(worker: MirrorWorker, tip: str) -> bool:
+    return worker.sync(tip, {})
+
+
+def assert_followed(site: Site, worker: MirrorWorker, status: str = "") -> None:
+    assert site.git("rev-parse", "main") == worker.tip()
+    assert site.git("diff", "--cached", "--name-only") == ""
+    assert site.git("status", "--porcelain") == status
+    assert not (site.worktree / ".git/index.lock").exists()
+    assert list((site.worktree / ".git/briter").iterdir()) == []
+
+
+def assert_commit_takes_nothing_back(site: Site, *paths: str) -> None:
+    """`git commit -a`, the worst that a person can do."""
+    before = {path: site.git("ls-tree", "HEAD", path) for path in paths}
+    site.write_post("notes.txt", "a note\n")
+    site.git("add", "notes.txt")
+    site.git("commit", "-qam", "A note")
+    assert {path: site.git("ls-tree", "HEAD", path) for path in paths} == before
+    site.git("reset", "-q", "--soft", "HEAD~1")
+    site.git("rm", "-q", "--cached", "notes.txt")
+    (site.worktree / "notes.txt").unlink()
+
+
+def test_a_published_post_is_in_branch_and_index_and_its_file_is_left_alone(
+    site: Site, worker: MirrorWorker
+) -> None:
+    file = site.write_post("content/posts/a.md", "a\n")
+    before = file.stat()
+    assert worker.sync(*worker.push({"content/posts/a.md": "a\n"}))
+    assert_followed(site, worker)
+    after = file.stat()
+    assert (after.st_ino, after.st_mtime_ns, after.st_ctime_ns) == (
+        *(before.st_ino, before.st_mtime_ns, before.st_ctime_ns),
+    )
+    assert not worker.warned
+
+
+def test_a_post_saved_again_during_its_push_stays_an_edit_of_what_was_published(
+    site: Site, worker: MirrorWorker
+) -> None:
+    site.write_post(WELCOME, "one\n")
+    pushed = worker.push({WELCOME: "one\n"})
+    site.write_post(WELCOME, "two\n")
+    assert worker.sync(*pushed)
+    assert_followed(site, worker, "M content/posts/welcome.md")
+    assert worker.checkout.bases([WELCOME]) == {}
+
+
+def test_what_came_from_the_remote_is_written_and_removed(site: Site, worker: MirrorWorker) -> None:
+    other = their_clone(site)
+    (other / "content/a/b").mkdir(parents=True)
+    (other / "content/a/b/new.sh").write_text("#!/bin/sh\n")
+    (other / "content/a/b/new.sh").chmod(0o755)
+    (other / 'content/"quoted"\nname.md').write_text("odd\n")
+    (other / WELCOME).rename(other / "content/welcome.md")
+    assert follow(worker, push_all(site, worker, other))
+    assert_followed(site, worker)
+    assert (site.worktree / "content/a/b/new.sh").stat().st_mode & 0o111
+    assert not (site.worktree / "content/posts").exists()
+
+
+def test_a_file_takes_a_folders_place_and_a_folder_a_files(site: Site, worker: MirrorWorker) -> None:
+    other = their_clone(site)
+    (other / "plain").write_text("file")
+    assert follow(worker, push_all(site, worker, other))
+    (other / "plain").unlink()
+    (other / "plain").mkdir()
+    (other / "plain/inside").write_text("now a folder's")
+    shutil.rmtree(other / "content/posts")
+    (other / "content/posts").write_text("now a file")
+    assert follow(worker, push_all(site, worker, other))
+    assert_followed(site, worker)
+
+
+def test_an_edit_of_the_cms_stays_its_base_is_known_and_no_commit_takes_the_remotes_edit_back(
+    site: Site, worker: MirrorWorker
+) -> None:
+    base = site.git("rev-parse", f"HEAD:{WELCOME}")
+    site.write_post(WELCOME, "the CMS's\n")
+    assert follow(worker, push_theirs(site, worker, welcome="theirs\n"))
+    assert (site.worktree / WELCOME).read_text() == "the CMS's\n"
+    assert worker.checkout.bases([WELCOME, "other"]) == {WELCOME: base}
+    assert_followed(site, worker)
+    assert_commit_takes_nothing_back(site, WELCOME)
+
+    site.write_post(WELCOME, "merged\n")
+    assert worker.sync(*worker.push({WELCOME: "merged\n"}))
+    assert worker.checkout.bases([WELCOME]) == {}
+    site.write_post(WELCOME, "edited\n")
+    assert_followed(site, worker, "M content/posts/welcome.md")
+
+
+def test_a_merged_post_is_written_unless_the_cms_has_saved_it_again(site: Site, worker: MirrorWorker) -> None:
+    mine = site.write_post("content/posts/a.md", "mine\n")
+    site.write_post("content/posts/b.md", "mine\n")
+    tip, _ = worker.push({"content/posts/a.md": "merged\n", "content/posts/b.md": "merged\n"})
+    read = site.git("hash-object", "-w", str(mine))
+    site.write_post("content/posts/b.md", "once more\n")
+    assert worker.sync(tip, {"content/posts/a.md": read, "content/posts/b.md": read})
+    assert mine.read_text() == "merged\n"
+    assert (site.worktree / "content/posts/b.md").read_text() == "once more\n"
+    assert worker.checkout.bases(["content/posts/a.md", "content/posts/b.md"]) == {"content/posts/b.md": read}
+
+
+def test_an_edit_that_the_cms_gave_up_makes_room_for_the_remotes(site: Site, worker: MirrorWorker) -> None:
+    site.write_post(WELCOME, "the CMS's\n")
+    assert follow(worker, push_theirs(site, worker, welcome="theirs\n"))
+    site.write_post(WELCOME, "# Welcome\n")
+    with worker.repository.working():
+        worker.checkout.catch_up()
+    assert (site.worktree / WELCOME).read_text() == "theirs\n"
+    assert_followed(site, worker)
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "linked folder"])
+def test_what_is_in_the_way_is_told_kept_from_commits_and_written_when_the_way_is_free(
+    site: Site, worker: MirrorWorker, kind: str
+) -> None:
+    other = their_clone(site)
+    (other / "content/new").mkdir()
+    (other / "content/new/a.md").write_text("theirs\n")
+    (site.root / "elsewhere").mkdir()
+    way = site.worktree / "content/new"
+    if kind == "linked folder":
+        way.symlink_to(site.root / "elsewhere")
+    else:
+        way.mkdir()
+        way = way / "a.md"
+        way.mkdir() if kind == "folder" else way.symlink_to("/etc/hostname")
+    assert follow(worker, push_all(site, worker, other))
+    assert site.git("rev-parse", "main") == worker.tip()
+    assert_commit_takes_nothing_back(site, "content/new/a.md")
+    assert list((site.root / "elsewhere").iterdir()) == []
+    (told,) = worker.warned
+    assert "could not be written, such as content/new/a.md" in told
+
+    way.rmdir() if kind == "folder" else way.unlink()
+    with worker.repository.working():
+        worker.checkout.catch_up()
+    assert (site.worktree / "content/new/a.md").read_text() == "theirs\n"
+    assert_followed(site, worker)
+
+
+def test_a_link_from_the_remote_is_not_made_and_no_commit_removes_it(
+    site: Site, worker: MirrorWorker
+) -> None:
+    other = their_clone(site)
+    (other / "content/posts/passwords").symlink_to("/etc/passwd")
+    assert follow(worker, push_all(site, worker, other))
+    assert not os.path.lexists(site.worktree / "content/posts/passwords")
+    assert_followed(site, worker)
+    assert_commit_takes_nothing_back(site, "content/posts/passwords")
+    (other / "content/posts/passwords").unlink()
+    (other / "content/posts/passwords").write_text("a post\n")
+    assert follow(worker, push_all(site, worker, other))
+    assert (site.worktree / "content/posts/passwords").read_text() == "a post\n"
+    assert_followed(site, worker)
+
+
+def test_files_of_the_remote_are_deep_and_large(site: Site, worker: MirrorWorker) -> None:
+    depth, size = 1100, 40_000_000
+    blob = (
+        subprocess.run(
+            ["git", "hash-object", "-w", "--stdin"],
+            cwd=site.remote,
+            input=b"x" * size,
+            check=True,
+            capture_output=True,
+        )
+        .stdout.decode()
+        .strip()
+    )
+    path = f"content/{'d/' * depth}deep.md"
+    lines = f"commit refs/heads/main\ncommitter T <t@t> 0 +0000\ndata 1\nx\nfrom {worker.tip()}\n"
+    lines += f"M 100644 {blob} {path}\n"
+    subprocess.run(["git", "fast-import", "--quiet"], cwd=site.remote, input=lines.encode(), check=True)
+    with worker.repository.working():
+        tip = worker.repository.fetch()
+    tracemalloc.start()
+    try:
+        assert follow(worker, tip)
+        assert tracemalloc.get_traced_memory()[1] < size / 4
+    finally:
+        tracemalloc.stop()
+    assert (site.worktree / path).stat().st_size == size
+    assert_followed(site, worker)
+    subprocess.run(["rm", "-rf", site.worktree / "content/d"], check=True)
+
+
+def test_written_files_keep_group_mode_and_setgid_whatever_the_umask(
+    site: Site, worker: MirrorWorker
+) -> None:
+    posts = site.worktree / "content/posts"
+    group = next(iter(set(os.getgroups()) - {os.getgid()}), 12345 if os.geteuid() == 0 else os.getgid())
+    for each in (site.worktree / "content", posts):
+        os.chown(each, -1, group)
+        each.chmod(0o2775)
+    (site.worktree / WELCOME).chmod(0o660)
+    os.chown(site.worktree / WELCOME, -1, group)
+    other = their_clone(site)
+    (other / "content/posts/sub").mkdir()
+    (other / "content/posts/sub/new.md").write_text("new\n")
+    (other / WELCOME).write_text("theirs\n")
+    before = os.umask(0o077)
+    try:
+        assert follow(worker, push_all(site, worker, other))
+    finally:
+        os.umask(before)
+    access = {
+        name: (stat.S_IMODE((posts / name).stat().st_mode), (posts / name).stat().st_gid)
+        for name in ("sub", "sub/new.md", "welcome.md")
+    }
+    assert access == {"sub": (0o2775, group), "sub/new.md": (0o664, group), "welcome.md": (0o660, group)}
+
+
+def test_files_are_written_and_compared_as_git_converts_them(site: Site, worker: MirrorWorker) -> None:
+    site.git("config", "filter.rot.clean", "tr a-z b-za")
+    site.git("config", "filter.rot.smudge", "tr b-za a-z")
+    site.write_post(".gitattributes", "*.txt text eol=crlf\n*.rot filter=rot\n")
+    site.git("add", "-A")
+    site.git("commit", "-qm", "Attributes")
+    site.git("push", "-q", "origin", "main")
+    other = their_clone(site)
+    for round_ in ("one\n", "two\n"):
+        (other / "content/a.txt").write_bytes(round_.encode())
+        (other / "content/a.rot").write_bytes(round_.encode())
+        assert follow(worker, push_all(site, worker, other))
+        assert (site.worktree / "content/a.txt").read_bytes() == round_.replace("\n", "\r\n").encode()
+        assert site.git("hash-object", "content/a.rot") == site.git("rev-parse", "HEAD:content/a.rot")
+        assert_followed(site, worker)
+
+
+def test_a_worktree_that_is_a_linked_one_follows(site: Site) -> None:
+    site.git("switch", "-q", "--detach")
+    linked = site.root / "linked"
+    site.git("worktree", "add", "-q", str(linked), "main")
+    shutil.rmtree(site.root / "other", ignore_errors=True)
+    (site.root / "home").mkdir()
+    (site.root / "home/remote.git").symlink_to(site.remote)
+    (site.root / "home/site").symlink_to(linked)
+    worker = MirrorWorker(site.root / "home")
+    assert follow(worker, push_theirs(site, worker, new="theirs\n"))
+    assert (linked / "content/posts/new.md").read_text() == "theirs\n"
+    assert site.git("status", "--porcelain", cwd=linked) == ""
+
+
+# Later
+
+
+def hold_index(site: Site) -> Callable[[], object]:
+    lock = site.worktree / ".git/index.lock"
+    lock.touch()
+    return lock.unlink
+
+
+def commit_locally(site: Site) -> Callable[[], object]:
+    site.write_post("notes.txt", "mine\n")
+    site.git("add", "notes.txt")
+    site.git("commit", "-qm", "Mine")
+
+    def undo() -> None:
+        site.git("reset", "-q", "HEAD~1")
+        (site.worktree / "notes.txt").unlink()
+
+    return undo
+
+
+def switch(site: Site) -> Callable[[], object]:
+    site.git("switch", "-qc", "draft")
+    return lambda: site.git("switch", "-q", "main")
+
+
+def begin_merge(site: Site) -> Callable[[], object]:
+    (site.worktree / ".git/MERGE_HEAD").write_text(site.git("rev-parse", "HEAD") + "\n")
+    return (site.worktree / ".git/MERGE_HEAD").unlink
+
+
+def stage_another_version(site: Site) -> Callable[[], object]:
+    blob = site.git("hash-object", "-w", "--stdin")
+    site.git("update-index", "--cacheinfo", f"100644,{blob},{WELCOME}")
+    return lambda: site.git("reset", "-q")
+
+
+@pytest.mark.parametrize(
+    "hinder",
+    [hold_index, commit_locally, switch, begin_merge, stage_another_version],
+    ids=lambda each: each.__name__,
+)
+def test_all_or_nothing_and_later_if_not_now(
+    site: Site, worker: MirrorWorker, hinder: Callable[[Site], Callable[[], object]]
+) -> None:
+    undo = hinder(site)
+    branch, index = site.git("rev-parse", "main"), site.git("ls-files", "-s")
+    push_theirs(site, worker, welcome="theirs\n")
+    site.write_post("content/posts/a.md", "published\n")
+    tip, blobs = worker.push({"content/posts/a.md": "published\n"})
+    for _ in range(2):
+        assert not worker.sync(tip, blobs)
+        assert (site.git("rev-parse", "main"), site.git("ls-files", "-s")) == (branch, index)
+        assert (site.worktree / WELCOME).read_text() == "# Welcome\n"
+    assert worker.checkout.bases(["content/posts/a.md"]) == blobs
+    assert worker.checkout.state().late == tip
+    assert len(worker.warned) == 2, "once for the drain, once for what was published"
+    assert worker.checkout.state().reason in worker.warned[0]
+
+    undo()
+    with worker.repository.working():
+        worker.checkout.catch_up()
+    assert worker.checkout.state().late is None
+    assert worker.checkout.bases(["content/posts/a.md"]) == {}
+    assert (site.worktree / WELCOME).read_text() == "theirs\n"
+    assert_followed(site, worker)
+
+
+def test_a_person_who_pulled_meanwhile_is_caught_up_with(site: Site, worker: MirrorWorker) -> None:
+    undo = hold_index(site)
+    tip, blobs = worker.push({"content/posts/a.md": "published\n"})
+    assert not worker.sync(tip, blobs)
+    undo()
+    site.git("pull", "-q")
+    with worker.repository.working():
+        worker.checkout.catch_up()
+    assert_followed(site, worker)
+
+
+def test_a_branch_that_a_person_set_back_stays_there_until_the_next_post(
+    site: Site, worker: MirrorWorker
+) -> None:
+    site.write_post("content/posts/a.md", "a\n")
+    assert worker.sync(*worker.push({"content/posts/a.md": "a\n"}))
+    site.git("reset", "-q", "HEAD~1")
+    with worker.repository.working():
+        worker.checkout.catch_up()
+    assert site.git("rev-parse", "main") != worker.tip()
+
+
+def test_what_a_person_has_staged_of_a_post_gives_way_to_what_was_published_later(
+    site: Site, worker: MirrorWorker
+) -> None:
+    site.write_post(WELCOME, "staged\n")
+    site.git("add", WELCOME)
+    site.write_post(WELCOME, "published\n")
+    assert worker.sync(*worker.push({WELCOME: "published\n"}))
+    assert_followed(site, worker)
+
+
+def test_what_else_a_person_has_staged_and_edited_stays(site: Site, worker: MirrorWorker) -> None:
+    site.write_post("theme.css", "staged\n")
+    site.git("add", "theme.css")
+    site.write_post("theme.css", "edited\n")
+    assert follow(worker, push_theirs(site, worker, new="theirs\n"))
+    assert site.git("status", "--porcelain") == "AM theme.css"
+
+
+def test_a_persons_edit_of_a_file_that_is_no_post_has_the_mirror_wait(site: Site) -> None:
+    worker = MirrorWorker(site.root, is_cms_path=lambda path: path.startswith("content/"))
+    other = their_clone(site)
+    (other / "theme.css").write_text("one\n")
+    assert follow(worker, push_all(site, worker, other))
+    site.write_post("theme.css", "mine\n")
+    (other / "theme.css").write_text("two\n")
+    assert not follow(worker, push_all(site, worker, other))
+    assert "theme.css has local changes" in worker.checkout.state().reason
+    assert site.git("status", "--porcelain") == "M theme.css"
+
+
+def test_a_file_that_a_sparse_checkout_leaves_out_stays_out(site: Site, worker: MirrorWorker) -> None:
+    site.git("update-index", "--skip-worktree", WELCOME)
+    (site.worktree / WELCOME).unlink()
+    assert follow(worker, push_theirs(site, worker, welcome="theirs\n"))
+    assert not (site.worktree / WELCOME).exists()
+    assert site.git("ls-files", "-t", WELCOME) == f"S {WELCOME}"
+    assert_followed(site, worker)
+
+
+def test_an_older_version_that_git_put_back_is_kept_from_commits(site: Site, worker: MirrorWorker) -> None:
+    """A person has committed the published post on another branch, and came back."""
+    site.write_post(WELCOME, "published\n")
+    undo = hold_index(site)
+    tip, blobs = worker.push({WELCOME: "published\n"})
+    assert not worker.sync(tip, blobs)
+    undo()
+    site.git("switch", "-qc", "draft")
+    site.git("commit", "-qam", "Draft")
+    site.git("switch", "-q", "main")
+    with worker.repository.working():
+        worker.checkout.catch_up()
+    assert site.git("rev-parse", "main") == worker.tip()
+    assert_commit_takes_nothing_back(site, WELCOME)
+    assert worker.checkout.bases([WELCOME]) == blobs
+
+
+def test_a_file_that_a_killed_sync_has_written_is_no_edit_of_the_cms(
+    site: Site, worker: MirrorWorker
+) -> None:
+    push_theirs(site, worker, welcome="one\n")
+    site.write_post(WELCOME, "one\n")
+    assert follow(worker, push_theirs(site, worker, welcome="two\n"))
+    assert (site.worktree / WELCOME).read_text() == "two\n"
+    assert_followed(site, worker)
+
+
+# The moment of the exchange
+
+
+def in_the_moment(monkeypatch: pytest.MonkeyPatch, does: Callable[[], object]) -> None:
+    """Do something right before a file changes its name."""
+    rename = work_tree_module._rename  # noqa: SLF001 - the kernel's, there is no other place to wait
+    done: list[object] = []
+
+    def late(*args: object) -> None:
+        if not done:
+            done.append(does())
+        rename(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(work_tree_module, "_rename", late)
+
+
+@pytest.mark.parametrize("way", ["in place", "by rename", "removed", "new"])
+def test_what_the_cms_saves_in_that_moment_is_not_lost(
+    site: Site, worker: MirrorWorker, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    file = site.worktree / ("content/posts/new.md" if way == "new" else WELCOME)
+
+    def save() -> None:
+        if way == "by rename":
+            site.write_post("content/saved", "the CMS's\n").rename(file)
+        elif way == "removed":
+            file.unlink()
+        else:
+            file.write_text("the CMS's\n")
+
+    in_the_moment(monkeypatch, save)
+    assert follow(worker, push_theirs(site, worker, **{file.stem: "theirs\n"}))
+    assert file.exists() != (way == "removed")
+    assert way == "removed" or file.read_text() == "the CMS's\n"
+    assert site.git("rev-parse", "main") == worker.tip()
+    assert_commit_takes_nothing_back(site, f"content/posts/{file.name}")
+    assert sorted(each.name for each in file.parent.iterdir() if each.name.startswith(".")) == []
+
+
+def test_a_file_that_the_cms_has_open_for_writing_is_put_back(site: Site, worker: MirrorWorker) -> None:
+    file = site.worktree / WELCOME
+    tip = push_theirs(site, worker, welcome="theirs\n")
+    with file.open("r+") as writing:
+        assert follow(worker, tip)
+        writing.write("the CMS's\n")
+    assert file.read_text() == "the CMS's\n"
+
+
+@pytest.mark.parametrize("removes", [False, True])
+def test_without_an_exchange_a_file_is_replaced_after_a_look(
+    site: Site, worker: MirrorWorker, monkeypatch: pytest.MonkeyPatch, *, removes: bool
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(work_tree_module, "_rename", unsupported)
+    assert follow(worker, push_theirs(site, worker, welcome=None if removes else "theirs\n", new="new\n"))
+    assert_followed(site, worker)
+
+
+# Locks
+
+
+def test_a_branch_that_is_switched_in_the_last_moment_keeps_its_index_and_its_files(
+    site: Site, worker: MirrorWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, calls = worker.repository.check, []
+
+    def switch_before() -> None:
+        calls.append(1)
+        if len(calls) == 2:  # the branch's move is prepared
+            with pytest.raises(AssertionError, match=r"HEAD\.lock"):
+                site.git("switch", "-qc", "draft")
+            monkeypatch.undo()
+            raise PublishError.from_os("here", OSError(5, "broken"))
+        check()
+
+    tip = push_theirs(site, worker, welcome="theirs\n")
+    before = site.git("rev-parse", "main")
+    monkeypatch.setattr(worker.repository, "check", switch_before)
+    assert not follow(worker, tip)
+    assert site.git("rev-parse", "HEAD") == before
+    assert site.git("status", "--porcelain") == ""
+    assert follow(worker, tip)
+    assert_followed(site, worker)
+
+
+def test_a_persons_lock_is_left_and_a_dead_workers_is_not(site: Site, worker: MirrorWorker) -> None:
+    lock, copy = site.worktree / ".git/index.lock", site.worktree / ".git/briter/git-index"
+    with worker.repository.working():
+        lock.touch()
+        worker.checkout.catch_up()
+        assert lock.exists()
+        lock.unlink()
+        shutil.copy(site.worktree / ".git/index", copy)
+        lock.hardlink_to(copy)
+        worker.checkout.catch_up()
+    assert not lock.exists()
+    assert not copy.exists()

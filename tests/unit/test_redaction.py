@@ -1,0 +1,250 @@
+"""What may be shown to a person: no secret, no control character, never too long, and at once."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from briter_worker import redaction
+from briter_worker.redaction import MAX_TEXT, conceal, many_lines, one_line
+
+CANARY = "cAnArY0123456789abcdef"
+
+URLS = [
+    f"https://user:{CANARY}@example.org/site.git",
+    f"https://{CANARY}@example.org/site.git",
+    f"https://{CANARY}:x-oauth-basic@example.org/site.git",
+    f"https://user:p@{CANARY}@example.org/site.git",
+    f"https://user:pa/ss{CANARY}@example.org/site.git",
+    f"https://user:%40{CANARY}%3A@[::1]:8443/site.git",
+    f"ssh://git:{CANARY}@example.org:22/site.git",
+    f"git+https://user:{CANARY}@example.org",
+    f"https://example.org/site.git?private_token={CANARY}",
+    f"https://example.org/site.git?a=1&X-Amz-Signature={CANARY}#x",
+    f"https://example.org/site.git#access_token={CANARY}",
+    f"user:{CANARY}@example.org:site.git",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize(
+    "frame",
+    ["{}", "fatal: unable to access '{}': 403", 'remote "{}" is gone', "To {}\n ! [rejected]", "({}), again"],
+)
+def test_a_url_is_shown_without_its_credentials(url: str, frame: str) -> None:
+    shown = one_line(frame.format(url))
+    assert CANARY not in shown
+    assert "example.org" in shown or "[::1]" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Authorization: Bearer {CANARY}",
+        f"authorization: token {CANARY}",
+        f"Proxy-Authorization: Basic {CANARY}==",
+        f"{{'Authorization': 'Bearer {CANARY}'}}",
+        f"PRIVATE-TOKEN: {CANARY}",
+        f"X-Api-Key: {CANARY}",
+        f"Set-Cookie: session={CANARY}; other={CANARY}; Path=x",
+        f"AWS_SECRET_ACCESS_KEY={CANARY}",
+        f'{{"password": "two words {CANARY}"}}',
+        f'{{"token":"{CANARY}","a":1}}',
+        f"password=a,b{CANARY}",
+        f"auth : token: {CANARY}",
+        f"auth: token : {CANARY}",
+        f"auth=token='{CANARY}'",
+        f'{{"credentials":{{"secret":"{CANARY}"}}}}',
+        f"Authorization: password: {CANARY}",
+        f"bearer my-secret = {CANARY}",
+        f"Authorization: Bearer {CANARY}: denied",
+        f"--api-key={CANARY}",
+        f"ghp_{CANARY}",
+        f"github_pat_{CANARY}",
+        f"glpat-{CANARY}",
+        f"gh\x1b[31mp_{CANARY}",
+        f"eyJ{CANARY}.{CANARY}.{CANARY}",
+        f"-----BEGIN OPENSSH PRIVATE KEY-----\n{CANARY}\n{CANARY}\n-----END OPENSSH PRIVATE KEY-----",
+        f"-----BEGIN PRIVATE KEY-----\n{CANARY}\n{CANARY}",
+    ],
+)
+def test_a_secret_is_not_shown(text: str) -> None:
+    assert CANARY not in one_line(f"remote: it says {text} and so on")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"at https://user:{CANARY}@example.org/x", "at https://***@example.org/x"),
+        (f"at user:{CANARY}@example.org:site.git", "at ***@example.org:site.git"),
+        (f"at https://example.org/x?token={CANARY} now", "at https://example.org/x?*** now"),
+        ("at https://example.org/x now", "at https://example.org/x now"),
+        (f"Authorization: Bearer {CANARY} now", "Authorization: Bearer *** now"),
+        (f"cookie: a={CANARY}; b=2 now", "cookie: *** now"),
+        (f"password={CANARY} now", "password=*** now"),
+        (f"auth: token: {CANARY} now", "auth: *** now"),
+        (f"-----BEGIN PRIVATE KEY----- {CANARY} -----END PRIVATE KEY----- now", "*** now"),
+        (f"is ghp_{CANARY} now", "is *** now"),
+    ],
+)
+def test_of_a_secret_nothing_but_its_place_is_shown(text: str, shown: str) -> None:
+    assert one_line(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fatal: unable to access 'https://example.org/site.git/': Could not resolve host: example.org",
+        "git@example.org:site.git: Permission denied (publickey)",
+        "the monkey: it is a donkey: both eat",
+        "connected to https://example.org:8443/@someone/site.git",
+        "ssh://git.example.org/x at 12:30",
+        "author: Somebody",
+    ],
+)
+def test_what_is_no_secret_is_shown_as_it_is(text: str) -> None:
+    assert one_line(text) == text
+
+
+@pytest.mark.parametrize("padding", [0, 1, 20, 40, 60])
+@pytest.mark.parametrize(
+    "secret", [f"https://{CANARY}:{CANARY}@example.org/", f"ghp_{CANARY}", f'token="{CANARY} {CANARY}"']
+)
+def test_a_secret_at_the_cut_is_not_shown_by_half(secret: str, padding: int) -> None:
+    # Redaction makes the text much shorter, so that what stands at the cut would be shown.
+    filler = f"https://{'x' * 900}@h/ "
+    count = 4 * MAX_TEXT // len(filler)
+    start = filler * count
+    text = start + "y " * ((4 * MAX_TEXT - len(start) - padding) // 2) + secret + " z" * 9000
+    shown = one_line(text)
+    assert CANARY[:4] not in shown
+
+
+def test_half_of_a_word_without_an_end_is_not_shown() -> None:
+    assert one_line(f"https://{CANARY * 1000}:x@example.org") == "…"
+    assert CANARY not in one_line(f"the url https://{CANARY * 1000}:x@example.org")
+
+
+ADVERSARIES = [
+    "a-",
+    "a",
+    "token",
+    "a-token",
+    "auth:",
+    "://",
+    "a://",
+    "://a:b",
+    "://a@",
+    "://u:p/",
+    "user:x",
+    "a:a@",
+    "eyJ-",
+    "eyJaaaaaaaa.",
+    "\x1b[",
+    "\x1b]",
+    "\x1b[0;",
+    "'",
+    "token='",
+    "cookie: a;",
+    "cookie: a; b=c; ",
+    "-----BEGIN PRIVATE KEY-----",
+    "-----BEGIN ",
+    "basic ",
+    "Bearer\t",
+    "key ",
+    "key= ",
+    "token: ",
+    "token : a",
+    "bearer aaaaaa : ",
+    " ",
+    "\n",
+    "ghp_",
+    "glpat-",
+    "xoxb-",
+    "\u202e",
+    "é",
+]
+
+
+@pytest.mark.parametrize("piece", ADVERSARIES)
+def test_a_megabyte_of_an_adversary_is_read_at_once(piece: str) -> None:
+    began = time.process_time()
+    shown = one_line(piece * (1_000_000 // len(piece)))
+    assert time.process_time() - began < 0.2
+    assert len(shown) <= MAX_TEXT
+
+
+@pytest.mark.parametrize("piece", ADVERSARIES)
+def test_so_is_as_much_as_is_looked_at_when_it_ends_otherwise(piece: str) -> None:
+    began = time.process_time()
+    one_line((piece * MAX_TEXT * 4)[: 4 * MAX_TEXT - 3] + " !")
+    assert time.process_time() - began < 0.1
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 1_999, "x" * 2_000, "x" * 2_001, "word " * 3_000, "wörd\u200b\x00 " * 400]
+)
+def test_what_is_shown_is_short_and_printable(text: str) -> None:
+    shown = one_line(text)
+    assert 0 < len(shown) <= MAX_TEXT
+    assert shown.isprintable()
+    assert (shown == text) or shown.endswith("…") or "\x00" in text
+
+
+def test_control_characters_and_escape_sequences_are_gone() -> None:
+    assert one_line("a\x1b[2J\x1b]0;title\x07b\r\nc\u202ed\x00") == "ab c d"
+
+
+def test_a_long_text_is_shown_up_to_the_limit() -> None:
+    assert one_line("x" * MAX_TEXT) == "x" * MAX_TEXT
+    assert one_line("x" * (MAX_TEXT + 1)) == "x" * (MAX_TEXT - 2) + " …"
+    for words in ("word " * 1_600, "word " * 9_000):  # as much as is read, and more
+        shown = one_line(words)
+        assert shown == words[: MAX_TEXT - 2] + " …"
+
+
+def test_what_is_shorter_only_for_its_redaction_is_marked_as_cut() -> None:
+    url = f"https://{'x' * 900}@h/ "
+    read = (url * 9)[: 4 * MAX_TEXT - 1].rpartition(" ")[0]
+    assert not one_line(read.ljust(4 * MAX_TEXT)).endswith("…")
+    assert one_line(read.ljust(4 * MAX_TEXT + 1)).endswith("…")
+    assert one_line(f"one {'x' * 4 * MAX_TEXT}") == "one …"
+
+
+@pytest.fixture
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_concealed", ())
+
+
+@pytest.mark.usefixtures("_nothing_is_known")
+def test_what_is_known_for_a_secret_is_shown_by_nobody_any_more() -> None:
+    text = "the word sesame-open-9 is in sesame-open-9-and-more, and so is sesame"
+    assert one_line(text) == text
+    conceal(["sesame", "sesame-open-9"])
+    conceal(["sesame-open-9-and-more"])  # the longest first, or its rest would be shown
+    conceal(["sesame"])
+    conceal(["zebra-zebra", "a-zebra-zebra-b"])
+    assert one_line("a-zebra-zebra-b") == "***"
+    assert one_line(text) == "the word *** is in ***, and so is ***"
+    assert many_lines(text) == one_line(text)
+
+
+@pytest.mark.usefixtures("_nothing_is_known")
+def test_a_short_secret_is_no_part_of_another_word() -> None:
+    conceal(["pass", "+x", "y+", "sesame1", "sesame12"])
+    assert one_line("to pass a compass, or a+x, +x, y+, y+a") == "to *** a compass, or a***, ***, ***, ***a"
+    assert one_line("the passage") == "the passage"
+    assert one_line("a sesame1 xsesame1y") == "a *** xsesame1y"
+    assert one_line("xsesame12y") == "x***y"
+
+
+@pytest.mark.usefixtures("_nothing_is_known")
+def test_no_secret_at_all_conceals_nothing() -> None:
+    conceal(["", "sesame-open"])
+    assert one_line("the word sesame-open") == "the word ***"
+
+
+def test_paragraphs_keep_their_lines_and_their_length_and_nothing_else() -> None:
+    text = f"at \x1b[31mhttps://u:{CANARY}@h/\x1b[0m\n  line\t2\u202e\n" + "x" * 5 * MAX_TEXT
+    assert many_lines(text) == "at https://***@h/\n  line 2 \n" + "x" * 5 * MAX_TEXT

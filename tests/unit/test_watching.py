@@ -1,0 +1,280 @@
+"""A worker is woken by the folder, not only by the poll, and reads only what changed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from queue_engines import NOW, Disk
+from sites import eventually
+
+from briter_worker.errors import DeclinedError
+from briter_worker.queues.disk import index
+from briter_worker.queues.disk.index import FolderWatcher
+
+if TYPE_CHECKING:
+    from sites import Site
+
+    from briter_worker.queues.disk.queue import DiskQueue
+
+
+class Never:
+    """A stop that never comes; a wait that falls back on the poll is an error."""
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> None:
+        raise AssertionError(f"the folder could not be watched; would have slept {seconds} s")
+
+
+class Polled(Never):
+    """The poll that has to do without inotify; notes how long each wait would have been."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def wait(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+class Stopped(Never):
+    """A stop that came before the wait."""
+
+    def is_set(self) -> bool:
+        return True
+
+
+def seconds_of(watcher: FolderWatcher, longest: float = 60) -> float:
+    began = time.monotonic()
+    watcher.wait(longest, Never())
+    return time.monotonic() - began
+
+
+def watching(folder: Path) -> FolderWatcher:
+    watcher = FolderWatcher(folder)
+    assert seconds_of(watcher) < 5  # what was saved before the watch existed is read at once
+    return watcher
+
+
+def write(folder: Path, name: str, year: int, *, in_place: bool = False) -> None:
+    document = {"slug": name, "paths": ["content/a.md"], "scheduledFor": f"{year}-01-01"}
+    file = folder / f"{name}.json"
+    if in_place:
+        file.write_text(json.dumps(document))
+    else:
+        other = folder / f"{name}.partial"
+        other.write_text(json.dumps(document))
+        other.rename(file)
+
+
+def test_a_change_in_the_folder_ends_the_wait(tmp_path: Path) -> None:
+    watcher = watching(tmp_path)
+    timer = threading.Timer(0.1, (tmp_path / "a.json").touch)
+    timer.start()
+    assert seconds_of(watcher) < 30
+    timer.join()
+
+
+def test_a_pause_ends_the_wait_and_a_half_written_file_does_not(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    watcher = watching(disk.root)
+    (disk.root / ".a.tmp").touch()
+    assert seconds_of(watcher, 0.2) >= 0.2
+    disk.queue.pause(NOW)
+    assert seconds_of(watcher) < 30
+
+
+def test_a_folder_that_replaces_the_watched_one_is_watched_in_its_stead(tmp_path: Path) -> None:
+    folder = tmp_path / "queue"
+    folder.mkdir()
+    watcher = watching(folder)
+    folder.rename(tmp_path / "old")
+    folder.mkdir()
+    assert seconds_of(watcher) < 5
+    (folder / "a.json").touch()
+    assert seconds_of(watcher) < 30
+
+
+def test_files_that_are_saved_together_end_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "_QUIET_MS", 1000)
+    monkeypatch.setattr(index, "_LONGEST_QUIET_S", 5.0)
+    watcher = watching(tmp_path)
+    timer = threading.Timer(0.2, (tmp_path / "b.json").touch)
+    (tmp_path / "a.json").touch()
+    timer.start()
+    watcher.wait(60, Never())
+    assert (tmp_path / "b.json").exists()
+    timer.join()
+
+
+def test_a_worker_that_is_stopped_waits_no_longer(tmp_path: Path) -> None:
+    watcher = watching(tmp_path)
+    began = time.monotonic()
+    watcher.wait(60, Stopped())
+    assert time.monotonic() - began < 5
+
+
+def test_where_no_folder_is_yet_the_poll_does_until_it_can_be_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "queue"
+    stop = Polled()
+    watcher = FolderWatcher(folder)
+    watcher.wait(5, stop)
+    folder.mkdir()
+    watcher.wait(6, stop)  # not tried again at once
+    assert stop.slept == [5, 6]
+    assert watcher.changes(folder.stat()) is None
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 61)
+    watcher.wait(60, Never())
+    assert watcher.changes(folder.stat()) is None  # everything has to be read once
+    assert stop.slept == [5, 6]
+
+
+def test_a_system_without_inotify_has_the_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise AttributeError("inotify_init1")  # as from another system's C library
+
+    monkeypatch.setattr(index, "INotify", missing)
+    stop = Polled()
+    FolderWatcher(tmp_path).wait(5, stop)
+    assert stop.slept == [5]
+
+
+class Watched:
+    """A queue that the kernel tells what changes in its folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.disk = Disk(root)
+        self.folder = self.disk.root
+        self.queue = self.disk.queue
+        self.watcher = self.queue.watch()
+        self.watcher.wait(60, Never())
+        self.queue.jobs(NOW)
+
+    def assert_knows_all(self) -> None:
+        self.disk.restart()
+        assert rows(self.queue) == rows(self.disk.queue)
+
+
+def rows(queue: DiskQueue) -> list[tuple[str, str, float | None]]:
+    return sorted((row.where, row.state.value, row.job.scheduled_for) for row in queue.jobs(NOW))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(range(8))), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_what_the_kernel_names_is_all_that_has_to_be_read(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, int]]
+) -> None:
+    watched = Watched(tmp_path_factory.mktemp("told"))
+    for number, (name, what) in enumerate(changes):
+        file, year = watched.folder / f"{name}.json", 2040 + number
+        match what:
+            case 0 | 1:
+                write(watched.folder, name, year)
+            case 2:
+                write(watched.folder, name, year, in_place=True)
+            case 3:
+                file.unlink(missing_ok=True)
+            case 4 if file.exists():
+                file.rename(watched.folder / f"{name}-moved.json")
+            case 5:
+                file.write_text("{ half")
+            case 6:
+                watched.disk.restart()
+                with suppress(DeclinedError):
+                    watched.disk.queue.publish_now(name, NOW)  # by another process
+            case 7:
+                rows(watched.queue)
+    watched.assert_knows_all()
+
+
+def test_more_than_the_kernel_remembers_is_found_all_the_same(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    write(watched.folder, "c", 2040)
+    assert rows(watched.queue)
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    with (watched.folder / "a").open("wb", 0) as one, (watched.folder / "b").open("wb", 0) as other:
+        for _ in range(most // 2 + 10):
+            one.write(b".")  # one after the other: the kernel reports the same change once
+            other.write(b".")
+    write(watched.folder, "c", 2041, in_place=True)
+    watched.assert_knows_all()
+
+
+def test_a_folder_that_replaces_the_relied_on_one_is_read(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    write(watched.folder, "a", 2040)
+    assert rows(watched.queue)
+    watched.folder.rename(tmp_path / "old")
+    watched.folder.mkdir()
+    for year in (2041, 2042):
+        write(watched.folder, "a", year)
+        watched.assert_knows_all()
+    watched.watcher.wait(60, Never())
+    write(watched.folder, "a", 2043)
+    watched.assert_knows_all()
+
+
+def test_a_change_that_the_kernel_does_not_report_is_found_by_a_full_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path)
+    write(watched.folder, "a", 2040)
+    watched.watcher.changes(watched.folder.stat())  # as if another machine had written it
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 301)
+    watched.assert_knows_all()
+
+
+def test_what_a_look_has_read_already_still_ends_the_next_wait(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    write(watched.folder, "a", 2040)
+    rows(watched.queue)
+    assert seconds_of(watched.watcher) < 30
+
+
+def test_what_the_kernel_named_is_read_again_when_the_reading_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path)
+    write(watched.folder, "a", 2040)
+    with monkeypatch.context() as broken:
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(5, "Input/output error")
+
+        broken.setattr(index.Index, "_compare", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            watched.queue.next_due(NOW)
+    watched.assert_knows_all()
+
+
+def test_a_file_rewritten_in_place_is_found_without_a_watch_within_the_clocks_tick(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    for year in range(2040, 2050):
+        write(disk.root, "a", year, in_place=True)
+        assert time.gmtime(disk.queue.next_due(NOW) or 0).tm_year == year
+
+
+def is_newest(site: Site, subject: str) -> bool:
+    return site.remote_log()[0][1] == subject
+
+
+def test_a_save_is_published_long_before_the_next_poll(site: Site) -> None:
+    with site.running(BRITER_WORKER_POLL_INTERVAL_MS="60000"):
+        eventually((site.storage / "worker.lock").exists)
+        for slug in "abc":
+            site.write_post(f"content/posts/{slug}.md", f"{slug}\n")
+            site.save(slug, [f"content/posts/{slug}.md"])
+            eventually(partial(is_newest, site, f"Publish {slug}"))

@@ -1,0 +1,145 @@
+"""Sessions, one-time links, failed attempts, half of a form, and the cache behind the pages."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from starlette.responses import Response
+
+from briter_worker.web.access import FAILURES_WITHIN_S, LINK_S, MAX_FAILURES, SESSION_S, Access
+from briter_worker.web.cache import CachedValue, NotReadYetError
+from briter_worker.web.security import COOKIE, Guard, client_address
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
+
+
+def test_a_session_ends_by_itself() -> None:
+    now = [0.0]
+    access = Access("token", clock=lambda: now[0])
+    cookie = access.open_session()
+    assert access.has_session(cookie)
+    assert not access.has_session(cookie + "x")
+    assert not access.has_session(None)
+    now[0] = SESSION_S
+    assert not access.has_session(cookie)
+
+
+def test_a_link_is_valid_once_and_for_a_quarter_of_an_hour() -> None:
+    now = [0.0]
+    access = Access("token", clock=lambda: now[0])
+    first, second = access.create_link_key(), access.create_link_key()
+    assert not access.use_link_key("")
+    assert access.use_link_key(first)
+    assert not access.use_link_key(first)
+    now[0] = LINK_S
+    assert not access.use_link_key(second)
+
+
+def test_each_session_has_its_own_csrf_token() -> None:
+    access = Access("token")
+    one, two = access.open_session(), access.open_session()
+    assert len({access.csrf_token(one), access.csrf_token(two), access.csrf_token(None)}) == 3
+    assert access.csrf_token(one) == access.csrf_token(one)
+    assert Access("token").csrf_token(None) != access.csrf_token(None)
+
+
+def test_after_too_many_failures_an_address_waits_for_a_minute() -> None:
+    now = [0.0]
+    access = Access("token", clock=lambda: now[0])
+    for _ in range(MAX_FAILURES):
+        assert access.seconds_to_wait("192.0.2.1") == 0
+        access.count_failure("192.0.2.1")
+    assert 0 < access.seconds_to_wait("192.0.2.1") <= FAILURES_WITHIN_S + 1
+    assert access.seconds_to_wait("192.0.2.2") == 0
+    now[0] = FAILURES_WITHIN_S
+    assert access.seconds_to_wait("192.0.2.1") == 0
+
+
+def test_failures_are_counted_by_ipv4_address_and_by_ipv6_network() -> None:
+    def counted(number: str) -> str:
+        return client_address({"client": (number, 4711)})
+
+    assert counted("2001:db8:1:2::3") == counted("2001:db8:1:2:ffff::4") != counted("2001:db8:1:3::3")
+    assert counted("192.0.2.1") != counted("192.0.2.2")
+    assert counted("::ffff:192.0.2.1") != counted("::ffff:192.0.2.2")
+
+
+def test_a_form_whose_end_did_not_arrive_changes_nothing() -> None:
+    passed, sent = [], []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        passed.append(scope["path"])
+        await Response()(scope, receive, send)
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    access = Access("token")
+    guard = Guard(app, access, error_page=lambda status, text: Response(text, status), complain=sent.append)
+    cookie = access.open_session()
+    form = f"csrf={access.csrf_token(cookie)}&id=hello".encode()  # the rest was to be: -world
+    headers = [
+        (b"content-type", b"application/x-www-form-urlencoded"),
+        (b"cookie", f"{COOKIE}={cookie}".encode()),
+    ]
+
+    def ask(*messages: Message) -> None:
+        left = list(messages)
+
+        async def receive() -> Message:
+            return left.pop(0)
+
+        scope = {"type": "http", "method": "POST", "path": "/actions/cancel", "headers": headers}
+        asyncio.run(guard(scope, receive, send))
+
+    ask({"type": "http.request", "body": form, "more_body": True}, {"type": "http.disconnect"})
+    assert (passed, sent) == ([], [])
+    ask({"type": "http.request", "body": form, "more_body": False})
+    assert passed == ["/actions/cancel"]
+
+
+class Source:
+    """A value that takes its time, and counts how often it was read."""
+
+    def __init__(self) -> None:
+        self.read_again = threading.Event()
+        self.number = 0
+
+    def read(self) -> int:
+        assert self.read_again.wait(20)
+        self.number += 1
+        if self.number == 3:
+            raise OSError("gone")
+        return self.number
+
+
+def test_a_cached_value_is_old_rather_than_late_and_new_after_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("briter_worker.web.cache._SHARE", 0.0)
+    source = Source()
+    cached = CachedValue(source.read, lifetime=0.0, patience=0.3)
+    with pytest.raises(NotReadYetError):
+        cached.get(first_wait=0.0)
+    source.read_again.set()
+    assert cached.get() == 1
+    source.read_again.clear()
+    assert cached.get() == 1, "the new value takes too long"
+    source.read_again.set()
+    assert cached.get() == 2
+    with pytest.raises(OSError, match="gone"):
+        cached.get()
+    cached.renew()
+
+
+def test_a_value_that_is_new_enough_is_not_read_again() -> None:
+    source = Source()
+    source.read_again.set()
+    cached = CachedValue(source.read, lifetime=60.0)
+    assert [cached.get() for _ in range(5)] == [1] * 5
+    cached.renew()
+    assert cached.get() == 2
