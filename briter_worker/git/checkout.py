@@ -141,6 +141,7 @@ class Checkout:
         except (PublishError, OSError) as error:
             self._warn_late("Published. ", error)
             try:
+                self._repository.clear_own_locks()  # a git that was killed has left the lock of the state
                 self.remember(tip, blobs, reason=_text(error))
             except (PublishError, OSError) as second:
                 text = f"The base versions of published files could not be stored: {_text(second)}"

@@ -86,6 +86,11 @@ class Repository:
         with self._locks.marked():
             yield
 
+    def clear_own_locks(self) -> None:
+        """Remove locks of the worker's own refs, which a killed git left. Call it when none of ours runs."""
+        for path in (self.git.common_dir / self.own_refs).rglob("*.lock"):
+            path.unlink(missing_ok=True)
+
     def check(self) -> None:
         """Raise PublishError unless the repository is ready for a publication. The remote is not asked."""
         self.check_owner()
