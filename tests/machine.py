@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -34,3 +36,21 @@ def provide(program: str, *, package: str) -> None:
             )
     if not shutil.which(program):
         unavailable(f"{program} is not on this machine: apt-get install {package}")
+
+
+def python_for_everybody(as_user: list[str]) -> tuple[str, dict[str, str]]:
+    """A Python that runs behind the command `as_user`, and the environment in which it finds the worker."""
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
+        env = {"PYTHONPATH": f"{Path(__file__).parents[1]}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"}
+        tried = subprocess.run(
+            [*as_user, python, "-c", "import briter_worker, pydantic, git, psutil"],
+            env={**os.environ, **env},
+            cwd="/",
+            capture_output=True,
+            check=False,
+        )
+        if tried.returncode == 0:
+            return python, env
+    return unavailable(f"another user can run no Python {version} with the worker in it here")

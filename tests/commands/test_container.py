@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import yaml
 from dashboards import serving
-from machine import provide, unavailable
+from machine import provide, python_for_everybody, unavailable
 from sites import Site, eventually, lines_of
 
 if TYPE_CHECKING:
@@ -215,24 +214,6 @@ def _as_container_user() -> list[str]:
     return ["setpriv", *user, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "env"]
 
 
-def _python_for_everybody() -> tuple[str, dict[str, str]]:
-    """A Python that the container's user can run, and the environment in which it finds the worker."""
-    packages = next(path for path in sys.path if path.endswith("site-packages"))
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
-        env = {"PYTHONPATH": f"{ROOT}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"}
-        tried = subprocess.run(
-            [*_as_container_user(), python, "-c", "import briter_worker, pydantic, git, psutil"],
-            env={**os.environ, **env},
-            cwd="/",
-            capture_output=True,
-            check=False,
-        )
-        if tried.returncode == 0:
-            return python, env
-    return unavailable(f"the container's user can run no Python {version} with the worker in it here")
-
-
 def _processes_below(pid: int) -> dict[int, str]:
     """State letter of each process that descends from `pid`, itself included, as this machine sees them."""
     parents: dict[int, tuple[int, str]] = {}
@@ -253,7 +234,7 @@ def test_as_pid_1_it_publishes_leaves_no_zombie_and_ends_with_0_on_sigterm(
     unprivileged_site: Site, as_pid_1: str
 ) -> None:
     site = unprivileged_site
-    python, env = _python_for_everybody()
+    python, env = python_for_everybody(_as_container_user())
     init = []
     if as_pid_1 == "tini":
         provide("tini", package="tini")
