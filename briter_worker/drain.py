@@ -1,16 +1,18 @@
 """The one use case: claim what is due, publish it with one push, acknowledge each job.
 
-Every claim is completed exactly once, whatever the publisher does; the change is stored before it is emitted.
+Every claim is completed exactly once, whatever the publisher does. An outcome is stored first and emitted
+then. An error of a plugin is a failure of the job at hand only.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from briter_worker.batch import Batch, Counts
 from briter_worker.errors import (
     OS_FIXES,
     Failure,
@@ -18,20 +20,50 @@ from briter_worker.errors import (
     FailureCode,
     LockLostError,
     PublishError,
+    SnoozedError,
     StoppedError,
     UnavailableError,
 )
-from briter_worker.events import JobStarted, Quarantined, Revived, Superseded, Warned
-from briter_worker.job import GIT_SYNC
-from briter_worker.ports import Outcome, Request, Result
+from briter_worker.events import (
+    Cancelled,
+    DeadLettered,
+    Event,
+    Failed,
+    Handled,
+    JobStarted,
+    NoChange,
+    NoPaths,
+    Progress,
+    Published,
+    Revived,
+    Warned,
+)
+from briter_worker.job import GIT_SYNC, quoted
+from briter_worker.ports import Backoff, Outcome, Publication, Request, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from briter_worker.ports import Change, Claim, ClaimResult, EventSink, Extensions, Publisher, Queue
-    from briter_worker.retry import Backoff
+    from briter_worker.plugins import Plugins
+    from briter_worker.ports import Change, Claim, EventSink, Publisher, Queue
 
 _MAX_TITLE = 200
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many claims were completed, how many of them are not published, and how many are undecided."""
+
+    completed: int = 0
+    failed: int = 0
+    undecided: int = 0
+    """Still in flight, because the remote did not say whether it has them."""
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of another batch."""
+        self.completed += other.completed
+        self.failed += other.failed
+        self.undecided += other.undecided
 
 
 class Drain:
@@ -47,7 +79,7 @@ class Drain:
         queue: Queue,
         publisher: Callable[[], Publisher],
         emit: EventSink,
-        extensions: Extensions,
+        plugins: Callable[[], Plugins],
         backoff: Backoff,
         max_attempts: int,
         dry_run: bool,
@@ -62,10 +94,10 @@ class Drain:
         self._stopping = stopping
         self._clock = clock
         self._new_batch = partial(
-            Batch,
+            _Batch,
             queue=queue,
             emit=emit,
-            extensions=extensions,
+            plugins=plugins,
             backoff=backoff,
             max_attempts=max_attempts,
             dry_run=dry_run,
@@ -76,7 +108,8 @@ class Drain:
     def run(self) -> Counts | None:
         """Publish what is due; return None if nothing was."""
         found = self._queue.claim(self._clock())
-        self._report(found)
+        for event in (*found.superseded, *found.quarantined):
+            self._emit(event)
         counts = Counts(failed=len(found.quarantined))
         if found.claims:
             counts.add(self._drain(found.claims))
@@ -103,7 +136,7 @@ class Drain:
         batch.counts.undecided += len(undecided & batch.open.keys())
         return batch.counts
 
-    def _resolve(self, batch: Batch) -> frozenset[str]:
+    def _resolve(self, batch: _Batch) -> frozenset[str]:
         """Acknowledge what landed of the recorded plans; return the keys of the claims still undecided."""
         doubt: Failure | None = None
         try:
@@ -132,31 +165,18 @@ class Drain:
             self._emit(Warned(error=f"jobs in flight wait for the remote: {message}", fix=doubt.fix))
         self._last_doubt = message
 
-    def _report(self, found: ClaimResult) -> None:
-        for old in found.superseded:
-            self._emit(Superseded(job_id=old.job_id, slug=old.slug, superseded_by=old.by))
-        for file in found.quarantined:
-            self._emit(Quarantined(job_id=file.job_id, slug=file.slug, error=file.reason, file=file.file))
-
     def _drain(self, claims: Sequence[Claim]) -> Counts:
         """Publish the claims with one push, and complete each of them."""
         batch = self._new_batch(claims)
-        for claim in claims:
-            self._emit(
-                JobStarted(
-                    job_id=claim.job.id,
-                    slug=claim.job.slug,
-                    attempt=claim.attempt,
-                    dry_run=self._dry_run,
-                    title=claim.job.commit_message.partition("\n")[0][:_MAX_TITLE],
-                    saved_at=claim.job.created_at,
-                    due_at=claim.job.scheduled_for,
-                )
-            )
-        with batch:
+        with batch.attempts:
             try:
-                batch.enter_attempts()
-                self._handle_other_types(batch)
+                batch.start()
+                for claim in [claim for claim in batch.open.values() if claim.job.type != GIT_SYNC]:
+                    if self._stopping():
+                        raise StoppedError  # noqa: TRY301 - as the publisher does
+                    batch.complete_cancelled()
+                    if claim.key in batch.open:
+                        batch.handle(claim)
                 self._publish(batch, [_request(claim) for claim in batch.open.values()])
             except StoppedError:
                 undecided = self._resolve(batch)
@@ -171,16 +191,7 @@ class Drain:
                 self._emit(Revived(job_id=job.id, slug=job.slug))
         return batch.counts
 
-    def _handle_other_types(self, batch: Batch) -> None:
-        """Have plugins handle the jobs of their own types, one after another."""
-        for claim in [claim for claim in batch.open.values() if claim.job.type != GIT_SYNC]:
-            if self._stopping():
-                raise StoppedError
-            batch.complete_cancelled()
-            if claim.key in batch.open:
-                batch.complete([batch.handle(claim)])
-
-    def _publish(self, batch: Batch, requests: Sequence[Request]) -> None:
+    def _publish(self, batch: _Batch, requests: Sequence[Request]) -> None:
         """Publish the requests with one push; halve them while one of them is at fault."""
         if not requests:
             return
@@ -210,19 +221,21 @@ class Drain:
         except Exception as error:  # noqa: BLE001 - whatever happens to a batch never ends the worker
             self._publish_less(batch, requests, _failure_of(error))
 
-    def _publish_less(self, batch: Batch, requests: Sequence[Request], failure: Failure) -> None:
+    def _publish_less(self, batch: _Batch, requests: Sequence[Request], failure: Failure) -> None:
         """Fail the requests of a failed push, or publish them in halves until one at fault stands alone."""
         undecided = self._undecided(batch)
         batch.counts.undecided = len(undecided)
         left = [each for each in requests if each.key in batch.open and each.key not in undecided]
-        if len(left) > 1 and _is_one_jobs_fault(failure):
+        # Of any other failure, a smaller batch would fail as well.
+        is_one_jobs_fault = failure.code is FailureCode.INTERNAL or _is_refusal(failure)
+        if len(left) > 1 and is_one_jobs_fault:
             middle = len(left) // 2
             self._publish(batch, left[:middle])
             self._publish(batch, left[middle:])
         else:
             batch.fail([each.key for each in left], failure)
 
-    def _undecided(self, batch: Batch) -> frozenset[str]:
+    def _undecided(self, batch: _Batch) -> frozenset[str]:
         """Return the keys of the open claims whose push may have landed."""
         try:
             return frozenset(self._open_publisher().undecided()) & batch.open.keys()
@@ -232,10 +245,236 @@ class Drain:
             return frozenset(batch.open)
 
 
+class _Batch:
+    """The claims of one drain that are still open, and what became of the others."""
+
+    def __init__(
+        self,
+        claims: Iterable[Claim],
+        *,
+        queue: Queue,
+        emit: EventSink,
+        plugins: Callable[[], Plugins],
+        backoff: Backoff,
+        max_attempts: int,
+        dry_run: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.open = {claim.key: claim for claim in claims}
+        self.counts = Counts()
+        self.attempts = ExitStack()
+        """Leaves the contexts of attempts that were not completed."""
+        self.has_pushed = False
+        self.failed_ids: set[str] = set()
+        self._total = len(self.open)
+        self._queue = queue
+        self._emit = emit
+        self._plugins = plugins
+        self._backoff = backoff
+        self._max_attempts = max_attempts
+        self._dry_run = dry_run
+        self._clock = clock
+        self._started = time.monotonic()
+        self._contexts: dict[str, ExitStack] = {}
+
+    def start(self) -> None:
+        """Emit the start of each attempt, and enter the contexts that plugins put around it."""
+        for claim in self.open.values():
+            self._emit(
+                JobStarted(
+                    job_id=claim.job.id,
+                    slug=claim.job.slug,
+                    attempt=claim.attempt,
+                    dry_run=self._dry_run,
+                    title=claim.job.commit_message.partition("\n")[0][:_MAX_TITLE],
+                    saved_at=claim.job.created_at,
+                    due_at=claim.job.scheduled_for,
+                )
+            )
+        ended = []
+        for claim in self.open.values():
+            stack = self._contexts[claim.key] = ExitStack()
+            self.attempts.callback(self._leave_attempt, claim.key)
+            around = self._plugins().around_attempt(claim.job, claim.attempt)
+            if outcome := _refusal(claim.key, partial(stack.enter_context, around)):
+                ended.append(outcome)
+        self.complete(ended)
+
+    def check(self, key: str, changes: Sequence[Change]) -> Outcome | None:
+        """Return the outcome of a job that a plugin refuses to publish."""
+        return _refusal(key, lambda: self._plugins().before_publish(self.open[key].job, changes))
+
+    def handle(self, claim: Claim) -> None:
+        """Have a plugin handle a job of the plugin's own type."""
+        if kind := self._plugins().kind(claim.job.type):
+            outcome = _refusal(claim.key, lambda: kind.handle(claim.job))
+            self.complete([outcome or Outcome(claim.key, Result.PUBLISHED)])
+            return
+        message = f"no plugin handles the type {quoted(claim.job.type)}"
+        fix = "leave type out, or install the plugin"
+        self.fail([claim.key], Failure(FailureCode.UNKNOWN_TYPE, message, fix))
+
+    def complete(self, outcomes: Sequence[Outcome]) -> None:
+        """Store what became of these claims, then emit it."""
+        known = {each.key: each for each in outcomes if each.key in self.open}
+        if not known:
+            return
+        done = self._total - len(self.open) + len(known)
+        self._emit(Progress(phase="settle", done=done, total=self._total))
+        finished = [each for each in known.values() if each.result in {Result.PUBLISHED, Result.UNCHANGED}]
+        if finished:
+            events = [self._receipt(self.open[each.key], each) for each in finished]
+            self._emit.deliver(events, partial(self._acknowledge, finished))
+        for outcome in known.values():
+            claim = self.open[outcome.key]
+            match outcome.result:
+                case Result.CANCELLED:
+                    self._queue.drop([claim])
+                    self._emit_cancelled(claim)
+                case Result.RELEASED:
+                    for cancelled in self._queue.release([claim]):
+                        self._emit_cancelled(cancelled)
+                case Result.FAILED:
+                    self._fail(claim, outcome)
+                case Result.PUBLISHED | Result.UNCHANGED:
+                    pass  # acknowledged together
+            del self.open[outcome.key]
+            self.counts.completed += 1
+            self._leave_attempt(outcome.key)
+            if outcome.commit is not None and claim.job.type == GIT_SYNC:
+                publication = Publication(
+                    claim.job, outcome.commit, claim.attempt, self._dry_run, outcome.rejected_paths
+                )
+                self._call_safely(claim.job.slug, partial(self._plugins().after_publish, publication))
+
+    def complete_cancelled(self, *, except_for: Collection[str] = ()) -> None:
+        """Drop the open claims whose cancellation was requested."""
+        keys = self._queue.cancelled(list(self.open.values())) if self.open else ()
+        self.complete([Outcome(key, Result.CANCELLED) for key in keys if key not in except_for])
+
+    def fail(self, keys: Iterable[str], failure: Failure) -> None:
+        """Complete these claims with the same failure."""
+        self.complete([Outcome(key, Result.FAILED, failure=failure) for key in keys])
+
+    def release(self, *, except_for: Collection[str] = ()) -> None:
+        """Put the open claims back as if they had not been claimed."""
+        claims = [claim for key, claim in self.open.items() if key not in except_for]
+        for claim in claims:
+            del self.open[claim.key]
+        for claim in self._queue.release(claims) if claims else ():
+            self._emit_cancelled(claim)
+
+    def _acknowledge(self, finished: Sequence[Outcome]) -> None:
+        tried = [
+            each
+            for each in finished
+            if self._dry_run and each.result is Result.PUBLISHED and each.commit is not None
+        ]
+        if tried:
+            self._queue.mark_tried([self.open[each.key] for each in tried], self._clock())
+        gone = [each for each in finished if each not in tried]
+        if gone:
+            rejected = {each.key: each.rejected_paths for each in gone}
+            self._queue.acknowledge([self.open[each.key] for each in gone], rejected)
+
+    def _fail(self, claim: Claim, outcome: Outcome) -> None:
+        """Store and emit a failure: the job is deferred, retried after a backoff, or a dead letter."""
+        failure = outcome.failure or Failure(FailureCode.INTERNAL, "the publisher gave no reason")
+        kind = None if claim.job.type == GIT_SYNC else self._plugins().kind(claim.job.type)
+        max_attempts = (kind and kind.max_attempts) or self._max_attempts
+        facts = self._facts(claim, outcome) | {"error": failure.message, "fix": failure.fix}
+        is_deferred = outcome.retry_at is not None
+        event: Event
+        if is_deferred or (not _is_refusal(failure) and claim.attempt < max_attempts):
+            at = self._retry_time(claim, outcome, kind.delays if kind else None)
+            event = Failed(**facts, failure=failure.code.value, retry_at=at)
+            is_kept = self._queue.retry_later(claim, failure, at=at, counts=not is_deferred)
+        else:
+            is_nopaths = failure.code is FailureCode.NO_PATHS
+            event = NoPaths(**facts) if is_nopaths else DeadLettered(**facts, failure=failure.code.value)
+            is_kept = self._queue.dead_letter(claim, failure)
+        if not is_kept:
+            self._emit_cancelled(claim)
+            return
+        self.counts.failed += 1
+        self.failed_ids.add(claim.job.id)
+        self._emit(event)
+
+    def _retry_time(self, claim: Claim, outcome: Outcome, delays: tuple[float, ...] | None) -> float:
+        now, longest = self._clock(), self._backoff.longest
+        if outcome.retry_at is None:
+            backoff = Backoff(delays) if delays else self._backoff
+            return now + min(backoff.delay(claim.attempt), longest)
+        # A time that has come would make the job due at once, again and again. One further away than any
+        # backoff would be taken for the retry of a clock that ran ahead.
+        at = outcome.retry_at if outcome.retry_at > now else now + self._backoff.delay(1)
+        return min(at, now + longest)
+
+    def _receipt(self, claim: Claim, outcome: Outcome) -> Event:
+        if claim.job.type != GIT_SYNC:
+            return Handled(**self._facts(claim, outcome))
+        if outcome.result is Result.UNCHANGED or outcome.commit is None:
+            return NoChange(**self._facts(claim, outcome))
+        self.has_pushed = self.has_pushed or not self._dry_run
+        return Published(**self._facts(claim, outcome), commit=outcome.commit)
+
+    def _facts(self, claim: Claim, outcome: Outcome) -> dict[str, Any]:
+        return {
+            "job_id": claim.job.id,
+            "slug": claim.job.slug,
+            "attempt": claim.attempt,
+            "dry_run": self._dry_run,
+            "duration_ms": round((time.monotonic() - self._started) * 1000),
+            "rejected_paths": outcome.rejected_paths,
+            "job_type": claim.job.type,
+            "webhook": claim.job.webhook,
+        }
+
+    def _emit_cancelled(self, claim: Claim) -> None:
+        self._emit(Cancelled(job_id=claim.job.id, slug=claim.job.slug))
+
+    def _leave_attempt(self, key: str) -> None:
+        if stack := self._contexts.pop(key, None):
+            self._call_safely(key, stack.close)
+
+    def _call_safely(self, slug: str, step: Callable[[], object]) -> None:
+        """Run a plugin's code for a completed job: its errors are reported and change nothing."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            failure = _plugin_failure(error)
+            self._emit(Warned(error=f"after {slug}: {failure.message}", fix=failure.fix))
+
+
 def _request(claim: Claim) -> Request:
     job = claim.job
     author = (job.author.name, job.author.email) if job.author else None
     return Request(claim.key, job.slug, job.paths, job.commit_message, author)
+
+
+def _refusal(key: str, step: Callable[[], object]) -> Outcome | None:
+    """Run a plugin's code for a job; return the job's outcome if the code raised."""
+    try:
+        step()
+    except SnoozedError as deferral:
+        until = deferral.until if math.isfinite(deferral.until) else 0.0
+        return Outcome(key, Result.FAILED, failure=Failure(FailureCode.PLUGIN, deferral.text), retry_at=until)
+    except PublishError as error:
+        return Outcome(key, Result.FAILED, failure=error.failure)
+    except (StoppedError, LockLostError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        return Outcome(key, Result.FAILED, failure=_plugin_failure(error))
+    return None
+
+
+def _is_refusal(failure: Failure) -> bool:
+    return failure.code.failure_class is FailureClass.REFUSED
+
+
+def _plugin_failure(error: Exception) -> Failure:
+    message = f"a plugin failed: {type(error).__name__}: {error}"
+    return Failure(FailureCode.INTERNAL, message, "correct the plugin, or uninstall it")
 
 
 def _failure_of(error: Exception) -> Failure:
@@ -250,11 +489,6 @@ def _failure_of(error: Exception) -> Failure:
         case _:
             message = f"an error in the worker itself: {type(error).__name__}: {error}"
             return Failure(FailureCode.INTERNAL, message, "report it to the developers of Briter Worker")
-
-
-def _is_one_jobs_fault(failure: Failure) -> bool:
-    """Return True if a smaller batch may succeed."""
-    return failure.code is FailureCode.INTERNAL or failure.code.failure_class is FailureClass.REFUSED
 
 
 def _poison_failure(claim: Claim) -> Failure:

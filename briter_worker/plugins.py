@@ -15,8 +15,7 @@ import pluggy
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import FailureCode, PublishError, RefusedError, SnoozedError
-from briter_worker.ports import Change, JobKind, Publication
-from briter_worker.retry import Backoff
+from briter_worker.ports import Backoff, Change, JobKind, Publication
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,7 +55,7 @@ class HookSpecs(Protocol):
 
 
 class Plugins:
-    """Implements `ports.Extensions` with the installed plugins, loaded at the first call."""
+    """The installed plugins, loaded at the first call."""
 
     def __init__(self, settings: Mapping[str, Any], extra: Iterable[object] = ()) -> None:
         self._settings = settings

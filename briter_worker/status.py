@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from briter_worker.job import Document, Job
-    from briter_worker.ports import ListedJob, Pause, QueueControl
+    from briter_worker.ports import ListedJob, Pause
     from briter_worker.settings import Settings
+    from briter_worker.wiring import SiteQueue
 
 PULL_COMMAND = "briter-worker pull --rebase --push"
 """Publishes the local commits of a person."""
@@ -136,7 +137,7 @@ def read_status(
     settings: Settings,
     now: float,
     *,
-    queue: QueueControl | None = None,
+    queue: SiteQueue | None = None,
     jobs: Sequence[ListedJob] | None = None,
     local_commits: LocalCommits | None = None,
 ) -> SiteStatus:

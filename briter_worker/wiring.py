@@ -6,6 +6,7 @@ import atexit
 import os
 import time
 from contextlib import closing, contextmanager, suppress
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +28,8 @@ from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
 from briter_worker.plugins import Plugins
+from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
-from briter_worker.retry import Backoff
 from briter_worker.sinks.condition import SiteCondition
 from briter_worker.sinks.fanout import FanOut
 from briter_worker.sinks.history import History
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
     from briter_worker.sinks.fanout import CountingSink, StoringSink
 
+if TYPE_CHECKING:
+    SiteQueue = DiskQueue | PostgresQueue
+    """What commands and pages do with a queue is the same on either backend."""
+
 _SKIPPED = "another worker instance is active, skipping"
 
 
@@ -59,7 +64,7 @@ def open_backoff(settings: Settings) -> Backoff:
     )
 
 
-def open_queue(settings: Settings) -> DiskQueue | PostgresQueue:
+def open_queue(settings: Settings) -> SiteQueue:
     """Return the site's queue for commands and pages, on either backend."""
     return open_postgres_queue(settings) if settings.database_url else open_disk_queue(settings)
 
@@ -256,7 +261,7 @@ class _SitePublisher:
     """The publisher of one site, opened when a drain first needs it."""
 
     def __init__(self, settings: Settings, git: Git, lock: SiteLock, emit: EventSink) -> None:
-        self.plugins = Plugins(settings.plugins)
+        self.plugins = cache(partial(Plugins, settings.plugins))
         self._settings = settings
         self._git = git
         self._lock = lock
@@ -272,7 +277,7 @@ class _SitePublisher:
                 branch=settings.git_branch,
                 remote=settings.git_remote,
                 allowlist=Allowlist(
-                    (*settings.folders, *self.plugins.allowed_paths()), private=_private_folders(settings)
+                    (*settings.folders, *self.plugins().allowed_paths()), private=_private_folders(settings)
                 ),
                 identity=Person(settings.git_author_name, settings.git_author_email),
                 max_file_bytes=settings.worker_max_file_bytes,
@@ -315,7 +320,7 @@ def _run(
         queue=queue,
         publisher=publisher.open,
         emit=emit,
-        extensions=publisher.plugins,
+        plugins=publisher.plugins,
         backoff=open_backoff(settings),
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,

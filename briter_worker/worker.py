@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from briter_worker.batch import Counts
+from briter_worker.drain import Counts
 from briter_worker.errors import LockLostError, PublishError, os_error_fix, os_error_text
 from briter_worker.events import Paused, Resumed, Warned, WorkerStopping
 

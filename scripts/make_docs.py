@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 import sys
@@ -190,7 +189,7 @@ def logged_events() -> list[type[events.Event]]:
 
 def logged_fields(event: type[events.Event]) -> list[str]:
     """Return the fields that the log shows."""
-    return [field.name for field in dataclasses.fields(event) if field.name not in event.unlogged]
+    return [name for name in event.fields if name not in event.unlogged]
 
 
 def public_text(docstring: str) -> str:
@@ -216,7 +215,7 @@ def log_page() -> str:
         '"commit":"52ed5b9c2a5b45b9a7a0a6f8f1f7be9bd5b2d6b1","dryRun":false,"durationMs":96}\n'
         "```",
         "Each attempt has one `start`, then exactly one of `published`, `nochange`, `nopaths`, `failed`, "
-        "`dead-lettered`, `snoozed` and `handled`.",
+        "`dead-lettered` and `handled`.",
         "## Events",
         table(["event", "level", "meaning", "fields"], rows),
         "## Fields",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +13,7 @@ from queue_engines import NOW, Disk
 from briter_worker.drain import Drain
 from briter_worker.events import Progress
 from briter_worker.plugins import Plugins
-from briter_worker.ports import Change, Outcome, Result
-from briter_worker.retry import Backoff
+from briter_worker.ports import Backoff, Change, Outcome, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -113,7 +112,6 @@ class Bench:
     stopping: bool = False
     dry_run: bool = False
     plugins: tuple[object, ...] = ()
-    timer: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.start()
@@ -125,7 +123,7 @@ class Bench:
             queue=self.disk.queue,
             publisher=self.open_publisher,
             emit=self,
-            extensions=Plugins({}, self.plugins),
+            plugins=partial(Plugins, {}, self.plugins),
             backoff=Backoff((60.0,)),
             max_attempts=MAX_ATTEMPTS,
             dry_run=self.dry_run,

@@ -10,9 +10,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.batch import Counts
 from briter_worker.cluster.sites import Site, settings_of
-from briter_worker.drain import Drain
+from briter_worker.drain import Counts, Drain
 from briter_worker.events import Progress, Warned
 from briter_worker.git.clone import open_clone
 from briter_worker.git.commits import Person
@@ -133,7 +132,7 @@ class SiteDrains:
                 # Opened when it is first needed: many drains find nothing to do.
                 publisher=cache(partial(self._open_publisher, site, settings, token, emit, stack)),
                 emit=emit,
-                extensions=self._plugins,
+                plugins=lambda: self._plugins,
                 backoff=open_backoff(settings),
                 max_attempts=settings.worker_max_attempts,
                 dry_run=settings.worker_dry_run,

@@ -24,9 +24,9 @@ from procrastinate import App, JobContext, PsycopgConnector, exceptions
 from procrastinate.jobs import Status
 from procrastinate.worker import Worker as ProcrastinateWorker
 
-from briter_worker.batch import Counts
 from briter_worker.cluster.drain_site import Drained, NodeSinks, SiteDrains
 from briter_worker.cluster.sweep import Sweep, Swept
+from briter_worker.drain import Counts
 from briter_worker.errors import (
     LockLostError,
     LossReason,

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from briter_worker.job import Document, Job
-    from briter_worker.ports import ListedJob, QueueControl
+    from briter_worker.ports import ListedJob
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import History, Receipt
+    from briter_worker.wiring import SiteQueue
 
 _WATCH_INTERVAL_S = 0.2
 _MAX_LOOKS_WITHOUT_JOB = 15
@@ -249,7 +250,7 @@ def _find_post(settings: Settings, wanted: str) -> _Post:
     return _Post(rows, ended, running, _find_obstacle(settings, queue, rows[:1]))
 
 
-def _find_obstacle(settings: Settings, queue: QueueControl, rows: Sequence[ListedJob]) -> str:
+def _find_obstacle(settings: Settings, queue: SiteQueue, rows: Sequence[ListedJob]) -> str:
     if not rows or rows[0].state.value not in {"pending", "retrying"}:
         return ""
     status = read_status(settings, time.time(), queue=queue, jobs=rows, local_commits=())

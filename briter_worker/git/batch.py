@@ -59,7 +59,7 @@ class Item:
         rejected = (*self.staged.rejected, *self.staged.missing)
         return Outcome(self.key, result, commit, failure, rejected_paths=rejected)
 
-    def snoozed(self) -> Outcome:
+    def deferred(self) -> Outcome:
         """Return the outcome of a request whose files are those of scheduled posts."""
         path, until = min(self.staged.withheld.items(), key=lambda each: each[1])
         failure = Failure(
@@ -67,7 +67,7 @@ class Item:
             f"{path} belongs to a scheduled post and is not published before its time",
             "publish the scheduled post now, or cancel it",
         )
-        return replace(self.outcome(Result.SNOOZED, failure=failure), retry_at=until)
+        return self.outcome(Result.FAILED, failure=failure)._replace(retry_at=until)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.errors import FailureCode, PublishError
@@ -32,7 +31,7 @@ class FilePlans:
 
     def record(self, plan: Plan) -> None:
         """Store the plan durably."""
-        _write(self._folder / f"{plan.id}.json", asdict(plan))
+        _write(self._folder / f"{plan.id}.json", plan._asdict())
 
     def plans(self) -> Sequence[Plan]:
         """Return the recorded plans, oldest first. Raises PublishError for a file that is not a plan."""
@@ -70,7 +69,10 @@ class FileConflicts:
         before = self._read()
         after = {path: base for path, base in {**before, **versions}.items() if base.conflict is not None}
         if after != before:
-            _write(self._file, {path: asdict(base) for path, base in after.items()})
+            _write(
+                self._file,
+                {path: _to_json(base) for path, base in after.items()},
+            )
 
     def _read(self) -> Mapping[str, BaseVersion]:
         try:
@@ -85,6 +87,10 @@ class FileConflicts:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise _damaged(self._file) from error
         return found
+
+
+def _to_json(base: BaseVersion) -> dict[str, Any]:
+    return {"blob": base.blob, "conflict": base.conflict and base.conflict._asdict()}
 
 
 def _read_plan(file: Path) -> Plan:

@@ -7,7 +7,6 @@ the index nor the work tree changes, so every failure before it leaves the repos
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.allowlist import is_inside
@@ -193,7 +192,7 @@ class GitPublisher:
             if any(is_inside(folder, change.path) for change in changes for folder in newly_scheduled):
                 outcomes.append(released)
             elif outcome := check(item.key, changes):
-                outcomes.append(replace(outcome, rejected_paths=released.rejected_paths))
+                outcomes.append(outcome._replace(rejected_paths=released.rejected_paths))
             else:
                 items.append(item)
         return items, outcomes
@@ -268,7 +267,7 @@ class GitPublisher:
             read=self._copies.read,
             progress=self._progress,
         )
-        return replace(plan, tip=built.tip, commits=built.commits, blobs=built.blobs(items)), built
+        return plan._replace(tip=built.tip, commits=built.commits, blobs=built.blobs(items)), built
 
     def _push(self, plan: Plan, items: Sequence[Item]) -> str | None:
         """Push the plan's commits; return the remote's tip, or None if the remote has moved.
@@ -393,7 +392,7 @@ def _outcomes(items: Sequence[Item], built: Built, tip: Tip) -> Iterator[Outcome
             yield item.outcome(Result.PUBLISHED, commit=commit)
     for item in built.unchanged:
         if item.staged.withheld:
-            yield item.snoozed()
+            yield item.deferred()
         elif receipt := find_receipt(item, tip.own_commits):
             yield item.outcome(Result.PUBLISHED, commit=receipt)
         else:

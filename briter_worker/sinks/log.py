@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import functools
 import io
@@ -147,12 +146,12 @@ def log_entry(event: Event, now: float, site: str | None = None) -> dict[str, An
     found: dict[str, Any] = {"time": format_time(now), "level": event.level, "event": event.name}
     if site is not None:
         found["site"] = site
-    for field in dataclasses.fields(event):
-        if field.name in event.unlogged:
+    for name in event.fields:
+        if name in event.unlogged:
             continue
-        value = _shown(field.name, getattr(event, field.name))
-        if value is not None and value != [] and (value or field.name != "fix"):
-            found[_camel(field.name)] = value
+        value = _shown(name, getattr(event, name))
+        if value is not None and value != [] and (value or name != "fix"):
+            found[_camel(name)] = value
     return found
 
 

@@ -57,7 +57,6 @@ OUTCOMES = {
     "quarantined": "quarantined",
     "interrupted": "interrupted",
     "cancelled": "cancelled",
-    "snoozed": "deferred",
     "handled": "done",
     "superseded": "replaced by a newer save",
 }

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
     from briter_worker.events import Event
     from briter_worker.job import Document, Job
-    from briter_worker.ports import Cancellation, Pause, QueueControl
+    from briter_worker.ports import Cancellation, Pause
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
     from briter_worker.web.snapshot import Snapshot
+    from briter_worker.wiring import SiteQueue
 
 PAGES = (
     ("/", "Now"),
@@ -196,7 +197,7 @@ class Site:
 
     # Changing
 
-    def change(self, action: Callable[[QueueControl, float], T]) -> T:
+    def change(self, action: Callable[[SiteQueue, float], T]) -> T:
         """Change the queue and renew the snapshot. Raises ProblemError."""
         try:
             with self._queue_guard:

@@ -57,7 +57,7 @@ def _newest_first(rows: Sequence[ListedJob]) -> Sequence[ListedJob]:
 
 
 def take_snapshot(rows: Sequence[ListedJob], status: SiteStatus, before: Snapshot | None) -> Snapshot:
-    """Sort the jobs of a queue, which come in the order of `QueueControl.jobs`."""
+    """Sort the jobs of a queue, which come in the order of `DiskQueue.jobs`."""
     jobs: dict[State, list[ListedJob]] = {state: [] for state in State}
     for row in rows:
         jobs[row.state].append(row)

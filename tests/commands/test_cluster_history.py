@@ -137,7 +137,7 @@ def test_a_site_condition_is_reported_once_whichever_node_meets_it(store: Postgr
     away = Failed(**ended(), **AWAY, retry_at=NOW)
     published = Published(**ended(), commit=SHA)
     drain("blog")(away)
-    drain("blog")(dataclasses.replace(away, error="in other words"))
+    drain("blog")(Failed(**{**vars(away), "error": "in other words"}))
     drain("shop")(published)
     assert History(store, "blog").condition() == Condition("network", away.error, "connect it", NOW)
     drain("blog").deliver([published, published], lambda: None)

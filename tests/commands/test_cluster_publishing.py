@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -387,7 +386,7 @@ def test_nodes_that_race_for_the_branch_lose_no_post(cluster: Cluster) -> None:
         try:
             for number in range(6):
                 slug = f"{host}-{number}"
-                request = replace(cluster.save(slug, {f"content/{slug}.md": slug}), key=f"{slug}-key")
+                request = cluster.save(slug, {f"content/{slug}.md": slug})._replace(key=f"{slug}-key")
                 cluster.database.payloads[request.key] = Payload(
                     (SubmittedFile(f"content/{slug}.md", "100644", named(slug.encode()), NOW),)
                 )

@@ -124,7 +124,7 @@ def test_the_newest_save_wins_and_has_the_paths_of_both(engine: Engine) -> None:
     found = engine.queue.claim(NOW)
     (claim,) = found.claims
     assert (claim.job.id, claim.job.paths) == (new, ("a.md", "new.png", "old.png"))
-    assert [(s.job_id, s.slug, s.by) for s in found.superseded] == [(old, "a", new)]
+    assert [(s.job_id, s.slug, s.superseded_by) for s in found.superseded] == [(old, "a", new)]
     acknowledge(engine, found.claims)
     assert engine.rows("a") == []
 
@@ -165,7 +165,7 @@ def test_a_save_during_the_work_takes_over_what_comes_back(
     (claim,) = found.claims
     assert (claim.job.id, claim.job.message, claim.attempt) == (new, "the newest", 1)
     assert claim.job.paths == ("a.md", "old.png")
-    assert {s.by for s in found.superseded} <= {new}
+    assert {s.superseded_by for s in found.superseded} <= {new}
 
 
 def test_a_save_during_the_work_is_published_after_the_older_was(engine: Engine) -> None:

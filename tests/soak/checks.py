@@ -16,7 +16,7 @@ from soak.surroundings import LINK, Cms, Elsewhere, Operator, first_line, iso, l
 if TYPE_CHECKING:
     from collections import Counter
 
-_OUTCOMES = (seen.Published, seen.NoChange, seen.NoPaths, seen.Failed, seen.DeadLettered, seen.Snoozed)
+_OUTCOMES = (seen.Published, seen.NoChange, seen.NoPaths, seen.Failed, seen.DeadLettered)
 
 
 class CheckedHistory(RuleBasedStateMachine):
@@ -91,7 +91,7 @@ class CheckedHistory(RuleBasedStateMachine):
                 save.fate = Fate.DONE
             return
         assert event.error, f"no reason: {event}"
-        if isinstance(event, seen.Snoozed):
+        if isinstance(event, seen.Failed) and "belongs to a scheduled post" in event.error:
             assert any(each.until > self.now for each in self.model.saves.values()), f"for nothing: {event}"
             return
         save.attempts = event.attempt

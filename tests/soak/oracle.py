@@ -240,10 +240,7 @@ class Trial:
             for event in events
             if isinstance(
                 event,
-                (
-                    *(seen.Published, seen.NoChange, seen.NoPaths, seen.DeadLettered, seen.Failed),
-                    seen.Snoozed,
-                ),
+                (seen.Published, seen.NoChange, seen.NoPaths, seen.DeadLettered, seen.Failed),
             )
         }
         commits = self._commits()
@@ -267,13 +264,13 @@ class Trial:
                 for path in tree.keys() | after.keys()
                 if tree.get(path) != after.get(path)
             }
-            snoozed = bool(wanted.on_hold) and not changed
+            deferred = bool(wanted.on_hold) and not changed
             # Another job of the batch may have published the same: then there is a commit.
-            kinds = (seen.Snoozed if snoozed else seen.NoChange, seen.Published)
+            kinds = (seen.Failed if deferred else seen.NoChange, seen.Published)
             assert isinstance(outcome, kinds), f"expected {wanted}: {about}"
             found = commits.pop(name, {})
             assert found == changed, f"expected {changed}, found {found}: {about}"
-            self._figures["commits" if changed else "snoozed" if snoozed else "nothing to publish"] += 1
+            self._figures["commits" if changed else "deferred" if deferred else "nothing to publish"] += 1
             tree = after
         assert not commits, f"commits of nobody: {commits}"
         assert tree_of(self._place, "main", self._place.remote) == tree, "the remote has another tree"

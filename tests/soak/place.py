@@ -23,8 +23,8 @@ from briter_worker.git.pull import pull
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.plugins import Plugins
+from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
-from briter_worker.retry import Backoff
 from briter_worker.worker import Stop, Worker
 from soak.report import IN_MEMORY
 
@@ -265,7 +265,7 @@ class Place:
             queue=queue,
             publisher=lambda: publisher,
             emit=sink,
-            extensions=Plugins({}),
+            plugins=lambda: Plugins({}),
             backoff=Backoff(DELAYS),
             max_attempts=MAX_ATTEMPTS,
             dry_run=dry_run,

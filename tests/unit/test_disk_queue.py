@@ -20,7 +20,8 @@ from briter_worker.job import State, format_time
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from briter_worker.ports import Claim, QuarantinedFile
+    from briter_worker.events import Quarantined
+    from briter_worker.ports import Claim
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def put(disk: Disk, name: str | bytes, data: bytes, *, age: float = 10.0) -> Pat
     return path
 
 
-def quarantined(disk: Disk, now: float = NOW) -> QuarantinedFile:
+def quarantined(disk: Disk, now: float = NOW) -> Quarantined:
     (one,) = disk.queue.claim(now).quarantined
     return one
 
@@ -85,7 +86,7 @@ def test_what_does_not_parse_is_left_alone_for_two_seconds_and_then_put_aside(
     assert (document["status"], document["failure"]) == ("failed", "unreadable")
     assert one.file in document["lastError"]
     assert disk.queue.next_due(NOW + 2) is None
-    assert [kept.file for kept in disk.queue.quarantined()] == [one.file]
+    assert [str(path) for path in disk.queue.quarantined()] == [one.file]
 
 
 def test_a_torn_file_from_the_future_is_not_waited_for_forever(disk: Disk) -> None:
@@ -119,7 +120,7 @@ def test_what_breaks_the_table_is_put_aside_at_once(disk: Disk, data: bytes, rea
     found = disk.queue.claim(NOW)
     assert found.claims
     (one,) = found.quarantined
-    assert reason in one.reason
+    assert reason in one.error
     assert Path(one.file).read_bytes() == data
     (row,) = disk.queue.find(one.job_id, NOW)
     assert (row.state, row.job.failure) == (State.FAILED, "malformed")
@@ -271,9 +272,7 @@ def test_bytes_kept_earlier_are_never_overwritten(disk: Disk) -> None:
         put(disk, "bad.json", b"[%d]" % number)
         quarantined(disk)
         (disk.root / "bad.json").unlink()
-    assert sorted(Path(kept.file).read_bytes() for kept in disk.queue.quarantined()) == [
-        b"[%d]" % n for n in range(5)
-    ]
+    assert sorted(path.read_bytes() for path in disk.queue.quarantined()) == [b"[%d]" % n for n in range(5)]
 
 
 def test_a_quarantine_on_another_file_system_gets_the_bytes_too(tmp_path: Path) -> None:

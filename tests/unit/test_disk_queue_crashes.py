@@ -156,7 +156,7 @@ def check(disk: Disk) -> None:
     assert {slug: found.get(slug) for slug in expected} == expected
     # A file quarantined twice, by a crash in the middle, shows twice; nothing else may be new.
     assert {slug.rstrip("-2") for slug in found} == set(expected)
-    assert {Path(file.file).read_bytes() for file in disk.queue.quarantined()} == {b"{", b'{"slug": 3}'}
+    assert {path.read_bytes() for path in disk.queue.quarantined()} == {b"{", b'{"slug": 3}'}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -23,7 +23,8 @@ from briter_worker.queues.disk import control
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from briter_worker.ports import Claim, QuarantinedFile
+    from briter_worker.events import Quarantined
+    from briter_worker.ports import Claim
     from briter_worker.queues.disk.claims import TakenJob
     from briter_worker.queues.disk.files import Folder
 
@@ -57,7 +58,7 @@ class Run:
         self.disk = disk
         self.published: Counter[str] = Counter()
         self.paths: set[str] = set()
-        self.quarantined: list[QuarantinedFile] = []
+        self.quarantined: list[Quarantined] = []
 
     def __call__(self, now: float = NOW) -> None:
         found = self.disk.queue.claim(now)
@@ -379,7 +380,7 @@ def test_a_file_that_may_not_be_read_is_put_aside_unread(
     run(NOW)
     monkeypatch.undo()
     (aside,) = run.quarantined
-    assert "let its group or others read" in aside.reason
+    assert "let its group or others read" in aside.error
     assert run.published == {"b": 1}
     assert b'"slug": "a"' in Path(aside.file).read_bytes()
 
@@ -421,7 +422,7 @@ def test_what_takes_the_place_of_a_file_before_it_is_read_is_never_followed_nor_
     at_opening(monkeypatch, "a.json", another)
     assert disk.queue.unusable_files(NOW) == {"a.json": "it is not a regular file"}
     (aside,) = disk.queue.claim(NOW).quarantined
-    assert "it is not a regular file" in aside.reason
+    assert "it is not a regular file" in aside.error
     assert not stat.S_ISREG(Path(aside.file).lstat().st_mode)
 
 

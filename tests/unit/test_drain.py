@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import pytest
 from drain_bench import COMMIT, MAX_ATTEMPTS, Bench
 from queue_engines import NOW, Disk
 
-from briter_worker.batch import Counts
+from briter_worker.drain import Counts
 from briter_worker.errors import (
     Failure,
     FailureCode,
@@ -33,7 +32,6 @@ from briter_worker.events import (
     NoPaths,
     Published,
     Revived,
-    Snoozed,
     Superseded,
     Warned,
 )
@@ -82,7 +80,7 @@ def test_a_start_and_its_publication_are_emitted_in_full(bench: Bench) -> None:
         job_id="one", slug="a", attempt=2, dry_run=False, title="Say", saved_at=NOW - 9, due_at=NOW - 5
     )
     assert isinstance(published, Published)
-    assert replace(published, duration_ms=0) == Published(
+    assert Published(**{**vars(published), "duration_ms": 0}) == Published(
         job_id="one",
         slug="a",
         attempt=2,
@@ -100,7 +98,7 @@ def test_the_publisher_gets_the_post_as_its_job_declares_it(bench: Bench) -> Non
     bench.disk.save("plain", ["content/p.md"])
     bench.disk.save("later", ["content/later.md"], scheduledFor=format_time(NOW + 99))
     bench.drain.run()
-    requests = {request.slug: replace(request, key="") for request in bench.publisher.requests}
+    requests = {request.slug: request._replace(key="") for request in bench.publisher.requests}
     assert requests == {
         "a": Request("", "a", ("content/a.md", "content/b"), "Say\n\nit", ("Ada", "ada@example.org")),
         "plain": Request("", "plain", ("content/p.md",), "Publish plain", None),
@@ -158,11 +156,9 @@ def test_an_unknown_type_is_refused_and_never_reaches_the_publisher(bench: Bench
 def test_a_withheld_job_waits_and_costs_no_attempt(bench: Bench) -> None:
     bench.save("a")
     reason = Failure(FailureCode.UNSETTLED, "content/a.md is scheduled by another job")
-    bench.publisher.outcome = lambda each: Outcome(
-        each.key, Result.SNOOZED, failure=reason, retry_at=NOW + 30
-    )
+    bench.publisher.outcome = lambda each: Outcome(each.key, Result.FAILED, failure=reason, retry_at=NOW + 30)
     bench.drain.run()
-    assert isinstance(bench.events[-1], Snoozed)
+    assert isinstance(bench.events[-1], Failed)
     assert bench.state("a") == (State.RETRYING, 0)
     assert bench.disk.document("a")["lastError"] == reason.message
 
@@ -287,7 +283,7 @@ def test_a_job_cancelled_before_the_push_is_gone(bench: Bench) -> None:
     [
         failing(AGAIN),
         failing(Failure(FailureCode.CONFLICT, "both")),
-        lambda each: Outcome(each.key, Result.SNOOZED, retry_at=NOW + 9),
+        lambda each: Outcome(each.key, Result.FAILED, retry_at=NOW + 9),
         lambda each: Outcome(each.key, Result.RELEASED),
     ],
 )
@@ -523,8 +519,8 @@ def test_a_plugin_surrounds_each_attempt_and_its_late_errors_change_nothing(tmp_
     ("error", "name", "state"),
     [
         (RefusedError("no category", "add one"), "dead-lettered", (State.FAILED, 1)),
-        (SnoozedError(NOW + 30, "embargo"), "snoozed", (State.RETRYING, 0)),
-        (SnoozedError(float("inf"), "for ever"), "snoozed", (State.RETRYING, 0)),
+        (SnoozedError(NOW + 30, "embargo"), "failed", (State.RETRYING, 0)),
+        (SnoozedError(float("inf"), "for ever"), "failed", (State.RETRYING, 0)),
         (ValueError("oops"), "failed", (State.RETRYING, 1)),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -125,9 +125,9 @@ def test_base_versions_of_the_author_come_with_the_files(bench: Bench) -> None:
     values = PayloadValues.of({"a": b"a", "b": b"b", "c": None}, saved_at=NOW - 5)
     a, b, c = values.payload.files
     sent = (
-        replace(a, base="1" * 40, has_base=True, mode="100755"),
-        replace(b, has_base=True),
-        replace(c, base="2" * 40, has_base=True),
+        a._replace(base="1" * 40, has_base=True, mode="100755"),
+        b._replace(has_base=True),
+        c._replace(base="2" * 40, has_base=True),
     )
     store(bench.database, {"slug": "a", "paths": ["a"]}, PayloadValues(Payload(sent), values.contents))
     assert bench.payload(bench.claim()).files == sent
@@ -180,7 +180,7 @@ def test_a_newer_save_without_a_base_version_keeps_the_older_ones(bench: Bench) 
     for created, content, bases in ((NOW - 2, b"1", ("1", "1")), (NOW - 1, b"2", (None, "2"))):
         values = PayloadValues.of({"a": content, "b": content}, saved_at=created)
         files = tuple(
-            replace(file, base=base and base * 40, has_base=base is not None)
+            file._replace(base=base and base * 40, has_base=base is not None)
             for file, base in zip(values.payload.files, bases, strict=True)
         )
         document = {"slug": "a", "paths": ["a", "b"], "createdAt": format_time(created)}

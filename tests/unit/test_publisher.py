@@ -171,7 +171,7 @@ def test_a_post_that_is_cancelled_right_before_the_push_is_built_out_of_it(here:
 
 def test_a_request_that_a_plugin_defers_keeps_its_rejected_paths_and_stops_no_other(here: Here) -> None:
     def check(key: str, _changes: Sequence[Change]) -> Outcome | None:
-        return Outcome(key, Result.SNOOZED, retry_at=NOW + 5) if key == "a" else None
+        return Outcome(key, Result.FAILED, retry_at=NOW + 5) if key == "a" else None
 
     here.post("a")
     found = here.publish(declared("a", "content/posts/a.md", "secret.md"), here.post("b"), check=check)
@@ -199,7 +199,7 @@ def test_withheld_files_keep_their_job_waiting_unless_it_publishes_others(
     if also:
         assert found.result is Result.PUBLISHED
     else:
-        assert (found.result, found.retry_at) == (Result.SNOOZED, NOW + 60)
+        assert (found.result, found.retry_at) == (Result.FAILED, NOW + 60)
         assert found.failure is not None
         assert later in found.failure.message
     assert here.site.remote_file(later) is None

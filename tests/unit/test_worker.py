@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from briter_worker.batch import Counts
+from briter_worker.drain import Counts
 from briter_worker.errors import FailureCode, LockLostError, PublishError
 from briter_worker.events import Paused, Resumed, Warned
 from briter_worker.ports import Pause

@@ -31,7 +31,6 @@ from briter_worker.redaction import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from briter_worker.ports import QuarantinedFile
 
 _LOOKS = 5
 """A queue that never rests is shown as it is after so many looks."""
@@ -41,7 +40,7 @@ _ONE_FILE_ONLY = frozenset({errno.EPERM, errno.EBUSY, errno.EXDEV})
 
 
 class DiskControl:
-    """Implements `ports.QueueControl`. A command decides on the file that it actually took."""
+    """What commands and pages do with the queue. A command decides on the file that it actually took."""
 
     def __init__(
         self,
@@ -80,12 +79,9 @@ class DiskControl:
         """Return the job of this id, else all jobs of this slug."""
         return select_matching(self.jobs(now), wanted)
 
-    def quarantined(self) -> Sequence[QuarantinedFile]:
+    def quarantined(self) -> Sequence[Path]:
         """Return the quarantined files, oldest first."""
-        with self._guard:
-            self._index.refresh(self._clock())
-            letters = [entry.job for entry in self._index.entries.values() if entry.is_quarantined]
-            return self._quarantine.contents(letters)
+        return self._quarantine.files()
 
     def unusable_files(self, now: float) -> dict[str, str]:
         """Return the reason for each file that is not a job, or that could not be moved."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from briter_worker.errors import Failure
+from briter_worker.events import Quarantined
 from briter_worker.job import (
     SUFFIX,
     WORKERS_KEYS,
@@ -21,12 +22,10 @@ from briter_worker.job import (
     format_time,
     with_state,
 )
-from briter_worker.ports import QuarantinedFile
 from briter_worker.queues.disk.files import Folder, printable, stem, variants
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from briter_worker.queues.disk.claims import ClaimFolder
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 _FIX = "correct what wrote the file, save the post again, then cancel this job"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-_STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d.]+Z-")
-_KEPT = re.compile(r" is kept as (?P<file>.+)$")
 _MAX_REASON = 400
 """Leaves room for the names of the files."""
 
@@ -48,7 +45,7 @@ class Quarantine:
         self._path = path
         self._claims = claims
 
-    def put(self, taken: str, name: str, file: QueueFile, known: Entry, now: float) -> QuarantinedFile:
+    def put(self, taken: str, name: str, file: QueueFile, known: Entry, now: float) -> Quarantined:
         """Keep the bytes of a taken file called `name`, and write the failed job that names them.
 
         The job is written first: a crash in between quarantines the file once more, never silently.
@@ -77,7 +74,13 @@ class Quarantine:
             raise
         claimed.rename(letter, claimed, taken)
         self._claims.give_back([taken])
-        return QuarantinedFile(document["id"], document["slug"], failure.message, str(self._path / target))
+        return Quarantined(
+            job_id=document["id"],
+            slug=document["slug"],
+            error=failure.message,
+            file=str(self._path / target),
+            fix=failure.fix,
+        )
 
     def _free_name(self, name: str, now: float) -> str:
         stamp = format_time(now).replace(":", "")
@@ -100,23 +103,11 @@ class Quarantine:
             folder.sync()
             claimed.sync()
 
-    def contents(self, failed: Iterable[Job]) -> list[QuarantinedFile]:
-        """Return what is kept, oldest first, with the failed jobs that name the files."""
-        jobs = {}
-        for job in failed:
-            if match := _KEPT.search(job.last_error or ""):
-                jobs[match["file"]] = job
-        kept: list[Path] = []
+    def files(self) -> list[Path]:
+        """Return the quarantined files, oldest first."""
         with contextlib.suppress(FileNotFoundError):
-            kept = sorted(self._path.iterdir(), key=lambda path: path.name)
-        return [_described(path, jobs.get(str(path))) for path in kept]
-
-
-def _described(path: Path, job: Job | None) -> QuarantinedFile:
-    if job is not None:
-        return QuarantinedFile(job.id, job.slug, job.last_error or "", str(path))
-    name = stem(_STAMP.sub("", path.name))
-    return QuarantinedFile(name, name, "", str(path))
+            return sorted(self._path.iterdir(), key=lambda path: path.name)
+        return []
 
 
 def _salvage(document: Document, name: str, modified: float) -> Document:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-from dataclasses import replace
 from functools import partial
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import is_environment, os_error_text
+from briter_worker.events import Quarantined, Superseded
 from briter_worker.job import Document, Job, Status, format_time, join_paths, with_state
-from briter_worker.ports import Claim, ClaimResult, SupersededJob
+from briter_worker.ports import Claim, ClaimResult
 from briter_worker.queues.disk.claims import ALONE, CANCEL, TakenJob, marked, read_job
 from briter_worker.queues.disk.control import DiskControl
 from briter_worker.queues.disk.index import GRACE_S
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from briter_worker.errors import Failure
-    from briter_worker.ports import QuarantinedFile
     from briter_worker.queues.disk.index import FolderWatcher
 
 
@@ -65,7 +64,7 @@ class DiskQueue(DiskControl):
 
     def _claim(self, now: float) -> ClaimResult:
         superseded, ready = self._join_saves(now)
-        quarantined: list[QuarantinedFile] = []
+        quarantined: list[Quarantined] = []
         slugs = {taken.job.slug for taken in ready}
         back = []
         for name in self._index.due(now):
@@ -101,12 +100,12 @@ class DiskQueue(DiskControl):
             raise
         return tuple(claims)
 
-    def _join_saves(self, now: float) -> tuple[list[SupersededJob], list[TakenJob]]:
+    def _join_saves(self, now: float) -> tuple[list[Superseded], list[TakenJob]]:
         """Keep the newest save of each slug, with the paths of all; likewise of dead letters.
 
         Return the jobs that were superseded, and those of the kept ones that are due.
         """
-        superseded: list[SupersededJob] = []
+        superseded: list[Superseded] = []
         due: list[TakenJob] = []
         back: list[str] = []
         losers: list[str] = []
@@ -117,7 +116,10 @@ class DiskQueue(DiskControl):
             newest, *older = sorted(rivals, key=lambda taken: taken.order, reverse=True)
             winner = self._with_paths(newest, join_paths(newest.job.paths, *(t.job.paths for t in older)))
             losers += [taken.name for taken in older]
-            superseded += [SupersededJob(taken.job.id, winner.job.slug, winner.job.id) for taken in older]
+            superseded += [
+                Superseded(job_id=taken.job.id, slug=winner.job.slug, superseded_by=winner.job.id)
+                for taken in older
+            ]
             if self._index.due_of(winner.job, now) <= now:
                 due.append(winner)
             else:
@@ -146,7 +148,7 @@ class DiskQueue(DiskControl):
         document.pop("dryRunAt", None)
         return self._claims.rewrite(taken, document)
 
-    def _quarantine_file(self, name: str, now: float) -> QuarantinedFile | None:
+    def _quarantine_file(self, name: str, now: float) -> Quarantined | None:
         taken = None
         try:
             if taken := self._claims.take(name):
@@ -206,7 +208,7 @@ class DiskQueue(DiskControl):
                     self._claims.rewrite(taken, {**taken.document, "attempts": claim.attempt})
                 self._claims.claimed.touch(claim.key + ALONE)
                 self._claims.claimed.sync()
-        return replace(claim, attempt=claim.attempt + claim.alone, alone=True)
+        return claim._replace(attempt=claim.attempt + claim.alone, alone=True)
 
     # Results
 

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
@@ -273,7 +273,7 @@ class PostgresBases:
                 "site": self._site,
                 "path": path_field(path),
                 "base": version.blob,
-                "conflict": json.dumps(asdict(version.conflict)) if version.conflict else None,
+                "conflict": json.dumps(version.conflict._asdict()) if version.conflict else None,
                 "kept": version.blob if version.blob in contents else None,
             }
             for path, version in versions.items()

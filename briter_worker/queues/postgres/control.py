@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from briter_worker.job import State, Status, with_state
@@ -25,13 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from briter_worker.job import Document, Job
-    from briter_worker.ports import QuarantinedFile
     from briter_worker.queues.postgres.database import Connection, Database
     from briter_worker.queues.postgres.rows import Row
 
 
 class PostgresControl:
-    """Implements `ports.QueueControl` for one site."""
+    """What commands and pages do with the queue of one site."""
 
     def __init__(self, database: Database, site: str) -> None:
         self._database = database
@@ -103,7 +101,7 @@ class PostgresControl:
         pause = Pause(now, until, one_line(reason))
         with self._locked() as connection:
             connection.execute(
-                "UPDATE sites SET paused = %s WHERE name = %s", (json.dumps(asdict(pause)), self._site)
+                "UPDATE sites SET paused = %s WHERE name = %s", (json.dumps(pause._asdict()), self._site)
             )
         return pause
 
@@ -124,7 +122,7 @@ class PostgresControl:
         pause = Pause(**row[0])
         return pause if pause.is_active(now) else None
 
-    def quarantined(self) -> Sequence[QuarantinedFile]:
+    def quarantined(self) -> Sequence[object]:
         """Return nothing: `submit` refuses what is not a job."""
         return ()
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import FailureClass, FailureCode, LockLostError, LossReason
+from briter_worker.events import Superseded
 from briter_worker.job import Status, with_state
-from briter_worker.ports import Claim, ClaimResult, Plan, SupersededJob
+from briter_worker.ports import Claim, ClaimResult, Plan
 from briter_worker.queues.postgres.control import PostgresControl, as_new
 from briter_worker.queues.postgres.fencing import fenced
 from briter_worker.queues.postgres.rows import (
@@ -54,7 +54,7 @@ SET saved_at = greatest(p.saved_at, excluded.saved_at), published_at = excluded.
 
 
 class PostgresQueue(PostgresControl):
-    """Implements `ports.Queue` and `ports.QueueControl` for one site.
+    """Implements `ports.Queue` for one site.
 
     Each change of a drain is one transaction, which raises LockLostError unless `token` is the site's last
     one. `token` None is for commands and pages.
@@ -96,7 +96,10 @@ class PostgresQueue(PostgresControl):
             ).fetchall()
         return ClaimResult(
             tuple(self._claims(rows, now)),
-            tuple(SupersededJob(*record) for _, *record in sorted(superseded)),
+            tuple(
+                Superseded(job_id=job_id, slug=slug, superseded_by=by)
+                for _, job_id, slug, by in sorted(superseded)
+            ),
         )
 
     def recover(self, now: float) -> Sequence[Claim]:
@@ -317,7 +320,7 @@ class PostgresPlans:
     def record(self, plan: Plan) -> None:
         """Store the plan durably. Raises LockLostError."""
         # In ASCII: JSON's escapes can hold paths that are not UTF-8, and Postgres's text cannot.
-        text = json.dumps(asdict(plan))
+        text = json.dumps(plan._asdict())
         with fenced(self._database, self._site, self._token) as connection:
             connection.execute(
                 "INSERT INTO plans (site, id, plan) VALUES (%s, %s, %s)"

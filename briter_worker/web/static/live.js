@@ -11,7 +11,7 @@
     "cancelled": "was cancelled",
     "handled": "is done",
   };
-  const names = ["start", ...Object.keys(spoken), "snoozed", "superseded", "quarantined", "revived", "paused", "resumed",
+  const names = ["start", ...Object.keys(spoken), "superseded", "quarantined", "revived", "paused", "resumed",
     "worker-started", "worker-stopped", "warning", "condition", "snapshot", "status"];
   const live = () => document.getElementById("live");
   let timer = 0;
