@@ -6,17 +6,27 @@ environment and the defaults decide where `config.json` is; the file cannot move
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    Json,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict
 
-from briter_worker import setting_types as types
-from briter_worker.adapters import CUSTOM, FOLDERS
+from briter_worker.allowlist import FOLDERS, Allowlist
 from briter_worker.errors import UsageError, os_error_fix, os_error_text
 from briter_worker.redaction import one_line
 
@@ -38,8 +48,143 @@ PER_SITE = (
     "worker_max_file_bytes", "published_href_template", "commit_href_template",
 )  # fmt: skip
 """What each site of a cluster may set for itself."""
-_OPTIONAL = frozenset({"worker_concurrency"})
-"""An invalid value is ignored with a warning, instead of stopping the start."""
+
+_MONTH_MS = 31 * 24 * 60 * 60 * 1000
+SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+"""Pattern of a site's name, which also names a folder of the clone cache."""
+
+_NO_LINE = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
+_INK = rf"[^\s{_NO_LINE}]"
+_REF_PART = r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*(?<!\.lock)"
+_REF_NAME = rf"(?!refs/|HEAD$)(?=.{{1,200}}$){_REF_PART}(?:/{_REF_PART})*"
+"""Stricter than `git check-ref-format`, which accepts `+main` (a forced push in a refspec)."""
+_REF_TEXT = "letters, digits, and between them . _ - and /"
+_ADDRESS = r"://(?:[!-~]*@)?(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-+\--~]*)?"
+_TOPICS = r"(?:published|dead-lettered|condition)(?:\+(?:published|dead-lettered|condition))*"
+_FILE_NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]+"
+"""Text that the system can open. The remaining surrogates stand for bytes that are not UTF-8."""
+
+
+def absolute_path(path: Path, base: Path | None = None) -> Path:
+    """Return the absolute path of one that may be relative to `base`."""
+    path = ((base or Path()) / path).absolute()
+    # `..` after a symlink means what the file system says; other paths stay as written.
+    return Path(os.path.realpath(path)) if ".." in path.parts else path
+
+
+def _parse_folder(value: object, info: ValidationInfo) -> Path:
+    if not isinstance(value, str | Path) or not re.fullmatch(_FILE_NAME, str(value)):
+        raise ValueError("a folder, absolute or relative to BRITER_APP_ROOT")
+    return absolute_path(Path(value), info.data.get("app_root"))
+
+
+def _refuse_letters(value: object) -> object:
+    # pydantic also takes one letter; only an explicit false may turn the dry run off.
+    if isinstance(value, str) and value.casefold() in {"t", "f", "y", "n"}:
+        raise ValueError("true, false, 1, 0, yes, no, on or off")
+    return value
+
+
+def _split(value: object) -> object:
+    return [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+
+
+def _check_folders(folders: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return Allowlist(folders).folders
+    except UsageError as error:
+        raise ValueError(f"a list of folders below the repository's root; {error.message}") from None
+
+
+def _check_network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        raise ValueError("a list of IP addresses or networks, such as 10.0.0.0/8") from None
+
+
+def _check_adapter(name: str) -> str:
+    if name not in FOLDERS:
+        raise ValueError(f"one of {', '.join(FOLDERS)}")
+    return name
+
+
+def _check_address(value: str, info: ValidationInfo) -> str:
+    scheme = "https?" if info.data.get("webhook_allow_private") else "https"
+    if value and not re.fullmatch(scheme + _ADDRESS, value):
+        schemes = scheme.replace("?", " or http")
+        raise ValueError(f"an address with {schemes}, such as https://example.org/hook")
+    return value
+
+
+def _check_topics(address: str, info: ValidationInfo) -> str:
+    url, mark, topics = address.partition("#")
+    if not url or (mark and not re.fullmatch(_TOPICS, topics)):
+        raise ValueError(
+            "addresses, after each if wanted # and the events to send, such as published+condition"
+        )
+    _check_address(url, info)
+    return address
+
+
+def _matching(pattern: str, accepted: str) -> AfterValidator:
+    """Return a validator of texts that match the whole pattern."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(accepted)
+        return value
+
+    return AfterValidator(check)
+
+
+def _list_schema(item: str) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"items": {"type": item}, "type": "array"}, {"type": "string"}]})
+
+
+_Split = BeforeValidator(_split)
+_Strings = _list_schema("string")
+Flag = Annotated[bool, BeforeValidator(_refuse_letters)]
+Folder = Annotated[Path, BeforeValidator(_parse_folder)]
+Milliseconds = Annotated[int, Field(ge=0, le=_MONTH_MS)]
+PositiveMilliseconds = Annotated[int, Field(ge=1, le=_MONTH_MS)]
+PollInterval = Annotated[int, Field(ge=10, le=_MONTH_MS)]
+Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
+Jitter = Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)]
+FileSize = Annotated[int, Field(ge=1, le=2**53 - 1)]
+Concurrency = Annotated[int, Field(ge=1, le=1_000)]
+Days = Annotated[int, Field(ge=1, le=36_500)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Delays = Annotated[tuple[Milliseconds, ...], Field(min_length=1), _Split, _list_schema("integer")]
+Folders = Annotated[tuple[str, ...], AfterValidator(_check_folders), _Split, _Strings]
+Networks = Annotated[tuple[Annotated[str, AfterValidator(_check_network)], ...], _Split, _Strings]
+WebAddress = Annotated[str, AfterValidator(_check_address)]
+WebAddresses = Annotated[tuple[Annotated[str, AfterValidator(_check_topics)], ...], _Split, _Strings]
+JsonObject = dict[str, Any] | Json[dict[str, Any]]
+AdapterName = Annotated[str, AfterValidator(_check_adapter)]
+
+_BRANCH = f"a branch's short name, such as main: {_REF_TEXT}"
+_REMOTE = f"the name of a configured remote, such as origin: {_REF_TEXT}"
+_LINK = "an http(s) address with {%s} in it, such as https://example.org/%s/{%s}"
+_LINK_PATTERN = rf"https?://(?![/?#{{]){_INK}*\{{%s\}}{_INK}*|"
+_KEY = r"whsec_(?:[A-Za-z0-9+/]{4}){8,21}(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?|"
+_SITE = "a site's name: up to 100 letters, digits, and after the first also . _ and -"
+_DATABASE = "an address of Postgres, such as postgresql://db.example.org/briter"
+_HOST = "an IP address or a host name, such as 127.0.0.1 or ::1"
+
+BranchName = Annotated[str, _matching(_REF_NAME, _BRANCH)]
+RemoteName = Annotated[str, _matching(_REF_NAME, _REMOTE)]
+PersonName = Annotated[
+    str, _matching(rf"(?=.*\w)[^{_NO_LINE}<>]+", "one line with a letter, without < and >")
+]
+Email = Annotated[str, _matching(rf"(?!.*[<>]){_INK}+", "an address without spaces, < and >")]
+PostLink = Annotated[str, _matching(_LINK_PATTERN % "slug", _LINK % ("slug", "notes", "slug"))]
+CommitLink = Annotated[str, _matching(_LINK_PATTERN % "commit", _LINK % ("commit", "commit", "commit"))]
+Host = Annotated[str, _matching(r"[A-Za-z0-9.:%_-]{1,255}", _HOST)]
+SigningSecret = Annotated[str, _matching(_KEY, "whsec_ and 24 to 64 bytes in base64")]
+SiteName = Annotated[str, _matching(rf"{SITE_NAME}|", _SITE)]
+DatabaseAddress = Annotated[str, _matching(r"postgres(?:ql)?://[!-~]+|", _DATABASE)]
+Token = Annotated[str, _matching(r"[!-~]{16,200}|", "at least 16 characters, without spaces")]
 
 
 def _setting(default: object, description: str, *, secret: bool = False) -> Any:  # noqa: ANN401 - as Field
@@ -56,114 +201,99 @@ class Settings(BaseSettings):
         env_prefix=PREFIX,
         env_ignore_empty=True,
         enable_decoding=False,
+        validate_default=False,
         extra="ignore",
         frozen=True,
         field_title_generator=lambda name, _: PREFIX + name.upper(),
     )
 
-    app_root: types.Folder = _setting(Path.cwd, "Base of relative paths.")
-    storage_root: types.Folder = _setting(
+    app_root: Folder = _setting(Path.cwd, "Base of relative paths.")
+    storage_root: Folder = _setting(
         lambda above: above["app_root"] / "storage",
         "Folder of queue, lock, history and quarantine. Default: `storage` in the app root.",
     )
-    queue_root: types.Folder = _setting(
+    queue_root: Folder = _setting(
         lambda above: above["storage_root"] / "queue", "Queue folder. Default: `queue` in the storage root."
     )
-    adapter: types.AdapterName = _setting("local-mdx", "Kind of site: decides which folders are published.")
-    allowed_paths: types.Folders = _setting((), "Folders added to the adapter's.")
-    git_worktree: types.Folder = _setting(
+    adapter: AdapterName = _setting("local-mdx", "Kind of site: decides which folders are published.")
+    allowed_paths: Folders = _setting((), "Folders added to the adapter's.")
+    git_worktree: Folder = _setting(
         lambda above: above["app_root"], "The site's repository. Default: the app root."
     )
-    git_branch: types.BranchName = _setting("main", "Branch that is checked out and pushed to.")
-    git_remote: types.RemoteName = _setting("origin", "Remote that is pushed to.")
-    git_author_name: types.PersonName = _setting("Briter Worker", "The worker's committer name.")
-    git_author_email: types.Email = _setting("briter-worker@localhost", "The worker's committer address.")
-    git_timeout_ms: types.PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
-    git_hooks: types.Flag = _setting(False, "Run the repository's own hooks.")
-    worker_dry_run: types.Flag = _setting(
-        True, "Do everything except the push. Jobs stay in the queue as `tried`."
-    )
-    worker_poll_interval_ms: types.PollInterval = _setting(
+    git_branch: BranchName = _setting("main", "Branch that is checked out and pushed to.")
+    git_remote: RemoteName = _setting("origin", "Remote that is pushed to.")
+    git_author_name: PersonName = _setting("Briter Worker", "The worker's committer name.")
+    git_author_email: Email = _setting("briter-worker@localhost", "The worker's committer address.")
+    git_timeout_ms: PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
+    git_hooks: Flag = _setting(False, "Run the repository's own hooks.")
+    worker_dry_run: Flag = _setting(True, "Do everything except the push. Jobs stay in the queue as `tried`.")
+    worker_poll_interval_ms: PollInterval = _setting(
         5_000, "Interval of the fallback poll in ms. Changes wake the worker."
     )
-    worker_max_attempts: types.Attempts = _setting(8, "Attempts before a job is dead-lettered.")
-    worker_backoff_ms: types.Delays = _setting(
+    worker_max_attempts: Attempts = _setting(8, "Attempts before a job is dead-lettered.")
+    worker_backoff_ms: Delays = _setting(
         (60_000, 300_000, 1_800_000), "Delays between attempts in ms. The last one repeats."
     )
-    worker_backoff_jitter: types.Jitter = _setting(
-        0.0, "Fraction by which delays vary at random, up and down."
-    )
-    worker_lock_stale_ms: types.PositiveMilliseconds = _setting(
+    worker_backoff_jitter: Jitter = _setting(0.0, "Fraction by which delays vary at random, up and down.")
+    worker_lock_stale_ms: PositiveMilliseconds = _setting(
         60_000, "Age in ms at which the heartbeat of an unheld lock is stale."
     )
-    worker_shutdown_timeout_ms: types.Milliseconds = _setting(
+    worker_shutdown_timeout_ms: Milliseconds = _setting(
         300_000, "Time in ms that a running publication has after SIGTERM."
     )
-    worker_max_file_bytes: types.FileSize = _setting(
-        104_857_600, "Maximum size of a published file in bytes."
-    )
-    plugins: types.JsonObject = _setting(
-        dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True
-    )
-    history_stale_days: types.Days = _setting(30, "Days after which a receipt is listed only on request.")
-    history_keep_days: types.Days = _setting(365, "Days after which a receipt is deleted.")
-    published_href_template: types.PostLink = _setting(
+    worker_max_file_bytes: FileSize = _setting(104_857_600, "Maximum size of a published file in bytes.")
+    plugins: JsonObject = _setting(dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True)
+    history_stale_days: Days = _setting(30, "Days after which a receipt is listed only on request.")
+    history_keep_days: Days = _setting(365, "Days after which a receipt is deleted.")
+    published_href_template: PostLink = _setting(
         "", "Address of a published post: `https://example.org/notes/{slug}`."
     )
-    commit_href_template: types.CommitLink = _setting(
+    commit_href_template: CommitLink = _setting(
         "", "Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."
     )
-    webhook_allow_private: types.Flag = _setting(False, "Allow webhooks to private networks and over http.")
-    webhook_urls: types.WebAddresses = _setting(
+    webhook_allow_private: Flag = _setting(False, "Allow webhooks to private networks and over http.")
+    webhook_urls: WebAddresses = _setting(
         (), "Addresses notified of publications, dead letters and site conditions.", secret=True
     )
-    webhook_secret: types.SigningSecret = _setting(
+    webhook_secret: SigningSecret = _setting(
         "", "Key that signs webhooks (Standard Webhooks): `whsec_…`.", secret=True
     )
     webhook_template: Literal["json", "slack", "discord", "text"] = _setting(
         "json", "Format of the notifications for `BRITER_WEBHOOK_URLS`."
     )
-    build_hook_url: types.WebAddress = _setting(
+    build_hook_url: WebAddress = _setting(
         "", "Address that gets an empty POST after a push that published a post.", secret=True
     )
-    build_hook_min_interval_ms: types.Milliseconds = _setting(
+    build_hook_min_interval_ms: Milliseconds = _setting(
         60_000, "Minimum interval of these POSTs in ms. The last push gets one."
     )
-    metrics_port: types.Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
-    metrics_host: types.Host = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
-    dashboard_host: types.Host = _setting("127.0.0.1", "Address that `serve` listens on.")
-    dashboard_port: types.Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
-    dashboard_token: types.Token = _setting(
+    metrics_port: Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
+    metrics_host: Host = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
+    dashboard_host: Host = _setting("127.0.0.1", "Address that `serve` listens on.")
+    dashboard_port: Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
+    dashboard_token: Token = _setting(
         "",
         "Token of the dashboard, also for `Bearer`. Default: a random one in `.git/briter/dashboard.token`.",
         secret=True,
     )
-    trusted_proxies: types.Networks = _setting(
+    trusted_proxies: Networks = _setting(
         (), "IP addresses or networks of proxies whose `X-Forwarded-*` headers count."
     )
-    database_url: types.DatabaseAddress = _setting(
+    database_url: DatabaseAddress = _setting(
         "", "Postgres of a cluster: `postgresql://user@host/name`. Empty: a folder.", secret=True
     )
-    site: types.SiteName = _setting("", "Cluster: site that commands act on by default.")
-    worker_concurrency: types.Concurrency = _setting(
-        4, "Cluster: sites published at once. Invalid values are ignored."
-    )
-    cache_root: types.Folder = _setting(
+    site: SiteName = _setting("", "Cluster: site that commands act on by default.")
+    worker_concurrency: Concurrency = _setting(4, "Cluster: sites published at once.")
+    cache_root: Folder = _setting(
         lambda above: above["storage_root"] / "cache",
         "Cluster: folder of the sites' disposable clones. Default: `cache` in the storage root.",
     )
     _config_path: Path = PrivateAttr(default=Path())
-    _warnings: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def config_path(self) -> Path:
         """Return where `config.json` was looked for."""
         return self._config_path
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Return one line for each ignored value."""
-        return self._warnings
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -179,11 +309,6 @@ class Settings(BaseSettings):
     def history_path(self) -> Path:
         """Return the path of the history."""
         return self.storage_root / "history.db"
-
-    @property
-    def webhooks_path(self) -> Path:
-        """Return the path of the webhooks' outbox."""
-        return self.storage_root / "webhooks.db"
 
     @property
     def quarantine_root(self) -> Path:
@@ -235,8 +360,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """
     environment = _Environment(os.environ if environ is None else environ)()
     try:
-        app_root = types.absolute_path(Path(environment.get("app_root", "")))
-        path = types.absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
+        app_root = absolute_path(Path(environment.get("app_root", "")))
+        path = absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
         settings = _merge(
             environment,
             _read_config(path),
@@ -274,14 +399,8 @@ def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[st
         error = refused.errors(include_url=False)[0]
         name = str(error["loc"][0])
         layer = upper if name in upper else lower
-        message = _refusal(source_of(name), layer[name], error)
-        if name not in _OPTIONAL:
-            raise UsageError(message, _FIXES.get(name, "")) from None
-        del layer[name]
-        settings = _merge(upper, lower, source_of)
-        settings._warnings += (one_line(f"{message}; the value is ignored"),)  # noqa: SLF001 - this module's
-        return settings
-    if settings.adapter == CUSTOM and not settings.allowed_paths:
+        raise UsageError(_refusal(source_of(name), layer[name], error), _FIXES.get(name, "")) from None
+    if settings.adapter == "custom" and not settings.allowed_paths:
         raise UsageError(
             f"{source_of('adapter')} is custom, which has no folders of its own",
             "name them in BRITER_ALLOWED_PATHS (allowedPaths)",

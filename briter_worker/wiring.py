@@ -125,7 +125,7 @@ def open_outbox(settings: Settings) -> SqliteStore | PostgresStore:
     """Return the store of the webhooks that are not sent yet, on either backend."""
     if settings.database_url:
         return PostgresStore(open_database(settings).transaction)
-    return SqliteStore(settings.webhooks_path, OUTBOX_TABLES, mode=0o600)
+    return SqliteStore(settings.storage_root / "webhooks.db", OUTBOX_TABLES, mode=0o600)
 
 
 def open_lock(settings: Settings) -> SiteLock:

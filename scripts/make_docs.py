@@ -15,7 +15,7 @@ import typer.main
 from pydantic.alias_generators import to_camel
 
 from briter_worker import events
-from briter_worker.adapters import FOLDERS
+from briter_worker.allowlist import FOLDERS
 from briter_worker.cli import build_app
 from briter_worker.errors import FailureClass, FailureCode
 from briter_worker.job import job_schema

@@ -59,8 +59,6 @@ def run(
     settings = _load(
         BRITER_WORKER_CONCURRENCY=workers, BRITER_METRICS_PORT=metrics_port, BRITER_METRICS_HOST=metrics_host
     )
-    for warning in settings.warnings:
-        output.report(f"warning: {warning}")
     has_colours = output.is_terminal() and not os.environ.get("NO_COLOR")
     sink = LogSink(standard_output(), complain=output.report, has_colours=has_colours)
     open_metrics = _metrics_of(settings)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from briter_worker.adapters import FOLDERS
-from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.allowlist import FOLDERS, Allowlist, PathRefusedError
 
 CONTRACT = "local-mdx git-target hugo jekyll astro eleventy mkdocs kirby grav statamic custom"
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from briter_worker.adapters import FOLDERS
+from briter_worker.allowlist import FOLDERS
 from briter_worker.errors import UsageError
 from briter_worker.settings import PER_SITE, for_site, load_settings, settings_schema
 
@@ -287,6 +287,7 @@ REFUSED: list[tuple[list[str], list[Any], str]] = [
     (WHOLE, ["9" * 5000, -1], ""),
     (["BRITER_GIT_TIMEOUT_MS", "BRITER_WORKER_MAX_ATTEMPTS"], ["0"], "greater than or equal to 1"),
     (["BRITER_WORKER_POLL_INTERVAL_MS"], ["9", 9], "greater than or equal to 10"),
+    (["BRITER_WORKER_CONCURRENCY"], ["many", "0", "1001", [7]], ""),
     (["BRITER_METRICS_PORT", "BRITER_DASHBOARD_PORT"], ["65536"], "less than or equal to 65535"),
     (["BRITER_WORKER_BACKOFF_MS"], ["1,,2", ",", "1;2", [1.5], [None], [[1]]], "a valid integer"),
     (["BRITER_WORKER_BACKOFF_MS"], ["-1", "99999999999", [], 5, {"a": 1}], ""),
@@ -462,20 +463,6 @@ def test_secrets_are_not_shown_when_settings_are_printed() -> None:
 
 
 # --- the cluster
-
-
-@pytest.mark.parametrize("nonsense", ["many", "0", "-1", "2.5", "1001"])
-def test_a_concurrency_that_makes_no_sense_falls_back_with_a_warning(site: Site, nonsense: str) -> None:
-    variable = "BRITER_WORKER_CONCURRENCY"
-    loaded = load_settings({variable: nonsense})
-    assert loaded.worker_concurrency == 4
-    (warning,) = loaded.warnings
-    assert warning.startswith(f'{variable} is "{nonsense}"; accepted: ')
-    assert warning.endswith("; the value is ignored")
-    site.config({"workerConcurrency": 7})
-    assert site.value(variable, {variable: nonsense}) == 7
-    site.config({"workerConcurrency": [7]})
-    assert site.value(variable) == 4
 
 
 def test_what_a_site_has_of_its_own_lies_over_the_workers_settings(site: Site) -> None:
