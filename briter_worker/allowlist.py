@@ -15,7 +15,7 @@ from briter_worker.errors import UsageError
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "local-mdx": ("content",),
@@ -92,6 +92,11 @@ class Allowlist:
 def is_inside(folder: str, path: str) -> bool:
     """Return True if `path` is `folder` or below it: `content2/a` is not inside `content`."""
     return path == folder or path.startswith(f"{folder}/")
+
+
+def parents(path: str) -> Iterator[str]:
+    """Yield the folders above a path, topmost first."""
+    return (path[:i] for i, c in enumerate(path) if c == "/")
 
 
 def is_safe_to_check_out(path: str) -> bool:

@@ -23,9 +23,11 @@ from briter_worker.errors import (
 )
 from briter_worker.events import Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
 from briter_worker.git.commits import Person
-from briter_worker.git.copies import open_disk_publisher
+from briter_worker.git.plans import FileConflicts, FilePlans
+from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
+from briter_worker.git.staging import Staging, WorkTreeCopies
 from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
 from briter_worker.plugins import Plugins
 from briter_worker.ports import Backoff
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from briter_worker.events import Event
-    from briter_worker.git.publisher import GitPublisher
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
@@ -271,19 +272,28 @@ class _SitePublisher:
     def open(self) -> GitPublisher:
         """Return the publisher. Raises PublishError while a plugin is broken."""
         if self._opened is None:
-            settings, emit = self._settings, self._emit
-            self._opened = open_disk_publisher(
-                self._git,
-                branch=settings.git_branch,
-                remote=settings.git_remote,
-                allowlist=Allowlist(
-                    (*settings.folders, *self.plugins().allowed_paths()), private=_private_folders(settings)
-                ),
+            settings, git, emit = self._settings, self._git, self._emit
+            repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
+            allowlist = Allowlist(
+                (*settings.folders, *self.plugins().allowed_paths()), private=_private_folders(settings)
+            )
+
+            def progress(phase: str, done: int, total: int) -> None:
+                emit(Progress(phase=phase, done=done, total=total))
+
+            def warn(text: str, fix: str) -> None:
+                emit(Warned(error=text, fix=fix))
+
+            staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
+            self._opened = GitPublisher(
+                repository,
+                copies=WorkTreeCopies(staging, warn),
+                plans=FilePlans(git.state_dir, settings.git_branch),
+                bases=FileConflicts(git.state_dir, settings.git_branch),
                 identity=Person(settings.git_author_name, settings.git_author_email),
-                max_file_bytes=settings.worker_max_file_bytes,
                 dry_run=settings.worker_dry_run,
-                progress=lambda phase, done, total: emit(Progress(phase=phase, done=done, total=total)),
-                warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
+                progress=progress,
+                warn=warn,
                 still_ours=self._lock.still_ours,
             )
         return self._opened

@@ -17,14 +17,15 @@ from briter_worker.allowlist import Allowlist
 from briter_worker.errors import UnavailableError
 from briter_worker.git.clone import open_clone
 from briter_worker.git.commits import Person
-from briter_worker.git.copies import open_cluster_publisher
+from briter_worker.git.payloads import SubmittedCopies
+from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.staging import Staging
 from briter_worker.ports import Payload, Plan, Request, SubmittedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from briter_worker.git.publisher import GitPublisher
     from briter_worker.git.repository import Repository
     from briter_worker.ports import BaseVersion, Outcome
 
@@ -199,14 +200,13 @@ class Cluster:
         dry_run: bool = False,
         still_ours: Callable[[], bool] = lambda: True,
     ) -> GitPublisher:
-        return open_cluster_publisher(
+        staging = Staging(repository, Allowlist(["content"]), self.max_file_bytes, lambda *_: None)
+        return GitPublisher(
             repository,
-            payloads=self.database,
-            bases=self.database,
+            copies=SubmittedCopies(staging, self.database, self.database),
             plans=self.database,
-            allowlist=Allowlist(["content"]),
+            bases=self.database,
             identity=WORKER,
-            max_file_bytes=self.max_file_bytes,
             dry_run=dry_run,
             progress=lambda _phase, _done, _total: None,
             warn=lambda text, _fix: self.warned.append(text),

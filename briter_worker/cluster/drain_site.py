@@ -15,7 +15,9 @@ from briter_worker.drain import Counts, Drain
 from briter_worker.events import Progress, Warned
 from briter_worker.git.clone import open_clone
 from briter_worker.git.commits import Person
-from briter_worker.git.copies import open_cluster_publisher
+from briter_worker.git.payloads import SubmittedCopies
+from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.staging import Staging
 from briter_worker.queues.postgres.blobs import PostgresBases, PostgresPayloads
 from briter_worker.queues.postgres.fencing import check_token, take_site
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
@@ -30,7 +32,6 @@ from briter_worker.wiring import open_backoff, receivers_of, retention_of, targe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from briter_worker.git.publisher import GitPublisher
     from briter_worker.git.run import Git
     from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
@@ -177,16 +178,20 @@ class SiteDrains:
             check_token(self._database, site.name, token)  # raises LockLostError with the reason
             return True
 
-        return open_cluster_publisher(
+        def progress(phase: str, done: int, total: int) -> None:
+            emit(Progress(phase=phase, done=done, total=total))
+
+        allowlist = Allowlist((*settings.folders, *self._plugins.allowed_paths()))
+        staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
+        bases = PostgresBases(self._database, site.name, token=token)
+        return GitPublisher(
             repository,
-            payloads=PostgresPayloads(self._database, site.name),
-            bases=PostgresBases(self._database, site.name, token=token),
+            copies=SubmittedCopies(staging, PostgresPayloads(self._database, site.name), bases),
             plans=PostgresPlans(self._database, site.name, token=token),
-            allowlist=Allowlist((*settings.folders, *self._plugins.allowed_paths())),
+            bases=bases,
             identity=Person(settings.git_author_name, settings.git_author_email),
-            max_file_bytes=settings.worker_max_file_bytes,
             dry_run=settings.worker_dry_run,
-            progress=lambda phase, done, total: emit(Progress(phase=phase, done=done, total=total)),
+            progress=progress,
             warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
             still_ours=still_ours,
         )

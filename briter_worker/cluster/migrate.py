@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import DeclinedError
-from briter_worker.git.gather import GatherError, gather, write_files
+from briter_worker.git.payloads import GatherError, gather, write_files
 from briter_worker.git.plans import FilePlans
 from briter_worker.job import SUFFIX, State, encode_document, format_time
 from briter_worker.lock import AnotherWorkerError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from briter_worker.git.gather import Gathered
+    from briter_worker.git.payloads import Gathered
     from briter_worker.ports import ListedJob
     from briter_worker.queues.disk.queue import DiskQueue
     from briter_worker.queues.postgres.rows import Row

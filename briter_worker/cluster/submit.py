@@ -13,7 +13,7 @@ from briter_worker.allowlist import Allowlist, PathRefusedError
 from briter_worker.client import compose
 from briter_worker.cluster.sites import get, settings_of
 from briter_worker.errors import UsageError
-from briter_worker.git.gather import GatherError, gather
+from briter_worker.git.payloads import GatherError, gather
 from briter_worker.job import parse_time
 from briter_worker.queues.postgres.blobs import ContentChangedError, PayloadValues
 from briter_worker.queues.postgres.producer import submit, wake_sites

@@ -5,58 +5,35 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_fix, os_error_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
 
 _MAX_OPEN = 64
-_NOT_NAMES = frozenset({"", ".", ".."})
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM})
 """Says something about one file; any other error that has a fix says something about the machine."""
-TRIES = 5
-PAUSE_S = 0.02
 _PIECE = 1 << 20
 
-
-class Stamp(NamedTuple):
-    """Distinguishes the states of a file."""
-
-    inode: int
-    size: int
-    modified_ns: int
-    changed_ns: int
-    mode: int
-
-
-class Refused(Exception):  # noqa: N818 - a decision, not an error
-    """Refuse to publish what lies at a path. `reason` says why, and what to do."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
-
-    @classmethod
-    def for_mode(cls, mode: int) -> Refused:
-        """Return the refusal of what is neither a file nor a folder."""
-        if stat.S_ISLNK(mode):
-            return cls("it is, or is below, a symbolic link; put the file itself there")
-        return cls("it is no regular file; put a regular file there")
+Stamp = tuple[int, ...]
+"""Distinguishes the states of a file."""
 
 
 class Folders:
-    """Folders of one work tree, kept open during a batch. Close it afterwards."""
+    """Folders of one work tree, kept open during a batch. Close it afterwards.
+
+    Every method raises PathRefusedError for a link, a special file, a nested repository or a way out.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -70,8 +47,7 @@ class Folders:
     def open(self, folder: str) -> int:
         """Return the descriptor of a folder, valid until the next call.
 
-        Raises Refused for a link, a special file, a nested repository or a way out of the work tree;
-        FileNotFoundError or NotADirectoryError where there is no such folder.
+        Raises FileNotFoundError or NotADirectoryError where there is no such folder.
         """
         if not folder:
             return self._root
@@ -79,12 +55,12 @@ class Folders:
         if known is not None:
             return known
         parent, _, name = folder.rpartition("/")
-        if name in _NOT_NAMES:
-            raise Refused("it has an empty part, or a part . or .., in it; write it in full")
+        if name in ("", ".", ".."):
+            raise PathRefusedError(folder, "it has an empty part, or a part . or .., in it; write it in full")
         fd = _open_at(self.open(parent), name, _FOLDER)
         try:
             _check_folder(fd, folder)
-        except Refused:
+        except PathRefusedError:
             os.close(fd)
             raise
         if len(self._open) >= _MAX_OPEN:
@@ -111,18 +87,18 @@ class Folders:
             return None
 
     def stamp(self, path: str) -> Stamp | None:
-        """Return the state of a file; None where no regular file is."""
+        """Return the state of a file; None where no regular file can be seen."""
         parent, _, name = path.rpartition("/")
         try:
             status = os.stat(name, dir_fd=self.open(parent), follow_symlinks=False)
-        except (OSError, Refused):
+        except (OSError, PathRefusedError):
             return None
         return stamp_of(status) if stat.S_ISREG(status.st_mode) else None
 
     def list(self, folder: str) -> list[tuple[str, int]]:
-        """Return the names and kinds (`st_mode`) of what a folder holds."""
+        """Return the names and kinds (`st_mode`) of what a folder holds, sorted."""
         with os.scandir(self.open(folder)) as entries:
-            return [(entry.name, _kind(entry)) for entry in entries]
+            return sorted((entry.name, _kind(entry)) for entry in entries)
 
     @contextmanager
     def file(self, path: str) -> Iterator[int]:
@@ -134,22 +110,10 @@ class Folders:
             if stat.S_ISDIR(mode):
                 raise IsADirectoryError(errno.EISDIR, "a folder took its place meanwhile", name)
             if not stat.S_ISREG(mode):
-                raise Refused.for_mode(mode)
+                raise _refusal(path, mode)
             yield fd
         finally:
             os.close(fd)
-
-    def read(self, path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
-        """Read a file that holds still. Raises PublishError when it is too large or keeps changing."""
-        for _ in range(TRIES):
-            with self.file(path) as fd:
-                before = os.fstat(fd)
-                check_size(path, before.st_size, max_bytes)
-                content = b"".join(read_pieces(fd, before.st_size + 1))
-                if stamp_of(os.fstat(fd)) == stamp_of(before) and len(content) == before.st_size:
-                    return content, before
-            time.sleep(PAUSE_S)
-        raise changing(path)
 
     def _close_all(self) -> None:
         for fd in self._open.values():
@@ -173,57 +137,54 @@ class Expansion:
     closed: list[str] = field(default_factory=list)
     """Those below a declared folder: what the branch has there stays."""
 
-
-def expand_paths(folders: Folders, allowlist: Allowlist, declared: Collection[str]) -> Expansion:
-    """Find the files that the declared paths stand for. Raises PublishError for an unreadable folder."""
-    found = Expansion()
-    for each in declared:
+    def expand(self, folders: Folders, allowlist: Allowlist, declared: str) -> None:
+        """Add the files that a declared path stands for. Raises PublishError for an unreadable folder."""
         try:
-            path = found.places[each] = allowlist.resolve(each)
+            path = self.places[declared] = allowlist.resolve(declared)
             mode = folders.mode(path)
             if mode is None:
-                found.absent.append(path)
+                self.absent.append(path)
             elif stat.S_ISDIR(mode):
-                _expand_folder(folders, allowlist, path, found)
-                found.folders.append(path)
+                self._expand_folder(folders, allowlist, path)
+                self.folders.append(path)
             elif stat.S_ISREG(mode):
-                found.files[path] = None
+                self.files[path] = None
             else:
-                raise Refused.for_mode(mode)
-        except (PathRefusedError, Refused) as refusal:
-            found.rejected[each] = refusal.reason
+                raise _refusal(path, mode)
+        except PathRefusedError as refusal:
+            self.rejected[declared] = refusal.reason
         except OSError as error:
-            raise unreadable(each, error) from error
-    return found
+            raise unreadable(declared, error) from error
 
-
-def _expand_folder(folders: Folders, allowlist: Allowlist, top: str, found: Expansion) -> None:
-    todo = [top]
-    while todo:
-        folder = todo.pop()
-        try:
-            listing = folders.list(folder)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except Refused as refusal:
-            if folder == top:
-                raise
-            found.rejected[folder] = refusal.reason
-            found.closed.append(folder)
-            continue
-        for name, mode in sorted(listing):
-            path = f"{folder}/{name}"
+    def _expand_folder(self, folders: Folders, allowlist: Allowlist, top: str) -> None:
+        todo = [top]
+        while todo:
+            folder = todo.pop()
             try:
-                allowlist.resolve(path)
-                if stat.S_ISDIR(mode):
-                    todo.append(path)
-                elif stat.S_ISREG(mode):
-                    found.files[path] = None
-                else:
-                    raise Refused.for_mode(mode)
-            except (PathRefusedError, Refused) as refusal:
-                found.rejected[path] = refusal.reason
-                found.closed.append(path)
+                listing = folders.list(folder)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except PathRefusedError as refusal:
+                if folder == top:
+                    raise
+                self._close(folder, refusal)
+                continue
+            for name, mode in listing:
+                path = f"{folder}/{name}"
+                try:
+                    allowlist.resolve(path)
+                    if stat.S_ISDIR(mode):
+                        todo.append(path)
+                    elif stat.S_ISREG(mode):
+                        self.files[path] = None
+                    else:
+                        raise _refusal(path, mode)
+                except PathRefusedError as refusal:
+                    self._close(path, refusal)
+
+    def _close(self, path: str, refusal: PathRefusedError) -> None:
+        self.rejected[path] = refusal.reason
+        self.closed.append(path)
 
 
 def unreadable(path: str, error: OSError | MemoryError) -> PublishError:
@@ -235,12 +196,6 @@ def unreadable(path: str, error: OSError | MemoryError) -> PublishError:
     code = FailureCode.DISK if is_of_machine else FailureCode.UNSETTLED
     reason = os_error_text(error, with_path=False)
     return PublishError(code, f"{path} cannot be read: {reason}", os_error_fix(error))
-
-
-def changing(path: str) -> PublishError:
-    """Return the failure of one job whose file does not hold still."""
-    fix = "write it elsewhere, then rename"
-    return PublishError(FailureCode.UNSETTLED, f"{path} keeps changing while it is read", fix)
 
 
 def check_size(path: str, size: int, max_bytes: int) -> None:
@@ -262,7 +217,14 @@ def read_pieces(fd: int, size: int) -> Iterator[bytes]:
 
 def stamp_of(status: os.stat_result) -> Stamp:
     """Return the state of a file."""
-    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode)
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode)
+
+
+def _refusal(path: str, mode: int) -> PathRefusedError:
+    """Return the refusal of what is neither a file nor a folder."""
+    if stat.S_ISLNK(mode):
+        return PathRefusedError(path, "it is, or is below, a symbolic link; put the file itself there")
+    return PathRefusedError(path, "it is no regular file; put a regular file there")
 
 
 def _open_at(folder: int, name: str, flags: int) -> int:
@@ -271,18 +233,19 @@ def _open_at(folder: int, name: str, flags: int) -> int:
     except OSError:
         mode = _mode_at(folder, name)
         if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise Refused.for_mode(mode) from None
+            raise _refusal(name, mode) from None
         raise
 
 
 def _check_folder(fd: int, folder: str) -> None:
     bare = ("HEAD", "objects", "refs")
     if _mode_at(fd, ".git") is not None or all(_mode_at(fd, name) is not None for name in bare):
-        raise Refused("it is inside a nested repository; publish it from there")
+        raise PathRefusedError(folder, "it is inside a nested repository; publish it from there")
     for rules in (".gitignore", ".gitattributes"):
         mode = _mode_at(fd, rules)
         if mode is not None and stat.S_ISFIFO(mode):
-            raise Refused(f"{folder}/{rules} is a pipe, on which git would wait for ever; remove it")
+            reason = f"{folder}/{rules} is a pipe, on which git would wait for ever; remove it"
+            raise PathRefusedError(folder, reason)
 
 
 def _mode_at(folder: int, name: str) -> int | None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from briter_worker.allowlist import parents
 from briter_worker.git import messages
 from briter_worker.git.commits import File, blob_id
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
-from briter_worker.git.staging import parents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -39,7 +39,7 @@ from briter_worker.git.environment import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from _typeshed import WriteableBuffer
 
@@ -235,26 +235,6 @@ class Git:
         with self._finishing([command]):
             out, said = _read_output(command.process)
         return command.process.returncode, out, said
-
-    @contextmanager
-    def run_beside(self, *args: str, stdin: bytes = b"", what: str = "") -> Iterator[Callable[[], bytes]]:
-        """Run git beside the caller; yield the function that returns what `run` returns."""
-        with _open_input(stdin) as source:
-            command = self._start(args, source)
-
-        def read() -> bytes:
-            with self._finishing([command]):
-                out, said = _read_output(command.process)
-            if status := command.process.returncode:
-                raise self.failure(what or f"git {args[0]} failed", said, status)
-            return out
-
-        try:
-            yield read
-        finally:
-            if command in self._active:
-                command.end()
-                self._finish(command)
 
     @contextmanager
     def open(

@@ -1,4 +1,4 @@
-"""Read what jobs declare from the work tree, and compare it with the remote's tip.
+"""Read what jobs declare from a work tree, and compare it with the remote's tip.
 
 Declared paths pass the allowlist, then each part of them is opened without following links, and what was
 opened is what is read. Git itself reads files that its attributes change on the way in: filters, LFS, line
@@ -12,25 +12,16 @@ import stat
 import tempfile
 import time
 from bisect import bisect_left
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from briter_worker.allowlist import PathRefusedError, is_inside
+from briter_worker.allowlist import PathRefusedError, is_inside, parents
 from briter_worker.errors import Failure, FailureCode, PublishError
+from briter_worker.git.checkout import Checkout
 from briter_worker.git.commits import blob_id
-from briter_worker.git.folders import (
-    PAUSE_S,
-    TRIES,
-    Expansion,
-    Folders,
-    Refused,
-    changing,
-    check_size,
-    expand_paths,
-    stamp_of,
-    unreadable,
-)
+from briter_worker.git.folders import Expansion, Folders, check_size, read_pieces, stamp_of, unreadable
+from briter_worker.git.merge import Base
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, Repository
 from briter_worker.ports import Change
 
@@ -49,8 +40,11 @@ _FEW_PATHS = 100
 _LARGE = 4 << 20
 """Git reads larger files, so that they are not kept in memory."""
 _PROGRESS_STEP = 100
+_TRIES = 10
+_PAUSE_S = 0.02
 IGNORED = "git ignores it; see git check-ignore -v, and change .gitignore"
 _SUBMODULE = "it is inside a nested repository (a submodule)"
+_NO_BASES: Mapping[str, str | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +66,35 @@ class Staged:
     """The blobs of paths that came with the request and are what the tip has; empty for a work tree."""
 
 
-_NO_BASES: Mapping[str, str | None] = {}
-
-
 @dataclass(slots=True)
-class _Draft:
-    """One request while it is being staged."""
+class _Draft(Expansion):
+    """What one request declares, while it is compared with the tip."""
 
-    request: Request
-    found: Expansion = field(default_factory=Expansion)
-    files: dict[str, None] = field(default_factory=dict)
     gone: dict[str, None] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    ignored: set[str] = field(default_factory=set)
+    ignored: list[str] = field(default_factory=list)
     withheld: dict[str, float] = field(default_factory=dict)
     failure: Failure | None = None
 
+    def withhold(self, scheduled: Mapping[str, float]) -> None:
+        """Leave out what scheduled jobs declare, unless a declared path is more specific."""
+        places = set(self.places.values())
+        for paths in (self.files, self.gone):
+            for path in list(paths) if scheduled else ():
+                lineage = (path, *reversed([*parents(path)]))
+                theirs = next((each for each in lineage if each in scheduled), None)
+                ours = next((each for each in lineage if each in places), "")
+                if theirs is not None and len(theirs) >= len(ours) and ours != path:
+                    self.withheld[path] = scheduled[theirs]
+                    del paths[path]
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """One file as it was read."""
+    def is_rejected(self) -> bool:
+        """Return True if nothing that the request declares may be published."""
+        return all(each in self.rejected or path in self.rejected for each, path in self.places.items())
+
+
+class _Read(NamedTuple):
+    """One file as it was read; git reads a file whose blob is empty."""
 
     entry: Entry
     stamp: Stamp
@@ -101,40 +104,29 @@ class _Tree:
     """The part of a commit's tree at and below some paths."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
-        self.entries = entries
-        self._paths = sorted(entries)
-
-    def get(self, path: str) -> Entry | None:
-        return self.entries.get(path)
-
-    def is_folder(self, path: str) -> bool:
-        entry = self.entries.get(path)
-        return entry is not None and entry.mode == FOLDER
+        self.get = entries.get
+        self._paths = sorted(path for path, entry in entries.items() if entry.mode != FOLDER)
 
     def below(self, folder: str) -> Iterator[str]:
         """Yield every file, link and submodule below the folder."""
         at = bisect_left(self._paths, f"{folder}/")
         while at < len(self._paths) and self._paths[at].startswith(f"{folder}/"):
-            if not self.is_folder(self._paths[at]):
-                yield self._paths[at]
+            yield self._paths[at]
             at += 1
 
     def is_in_submodule(self, path: str) -> bool:
-        entry = self.entries.get(path)
-        return any(each.mode == SUBMODULE for each in (entry, *dict(self.above(path)).values()) if each)
+        entries = (self.get(each) for each in (*parents(path), path))
+        return any(entry is not None and entry.mode == SUBMODULE for entry in entries)
 
-    def above(self, path: str) -> Iterator[tuple[str, Entry]]:
-        """Yield what is at the path's parents, topmost first."""
-        for parent in parents(path):
-            entry = self.entries.get(parent)
-            if entry is None:
-                return
-            yield parent, entry
+    def file_above(self, path: str) -> str | None:
+        """Return the parent of the path that is no folder, if there is one."""
+        above = (each for each in parents(path) if (entry := self.get(each)) and entry.mode != FOLDER)
+        return next(above, None)
 
 
 @dataclass(frozen=True, slots=True)
-class WorkTreeSource:
-    """Stage the files that the CMS has written into its work tree."""
+class Staging:
+    """Stages the files below the repository's work tree."""
 
     repository: Repository
     allowlist: Allowlist
@@ -159,15 +151,47 @@ class WorkTreeSource:
             return _Batch(self, folders, tip, bases).stage(requests, scheduled)
 
 
+class WorkTreeCopies:
+    """The CMS's own clone. Implements `publisher.Copies`."""
+
+    def __init__(self, staging: Staging, warn: Callable[[str, str], None]) -> None:
+        folders = staging.allowlist.folders
+        self._repository = staging.repository
+        self._staging = staging
+        self._checkout = Checkout(
+            staging.repository, warn, is_cms_path=lambda path: any(is_inside(each, path) for each in folders)
+        )
+        self.sync = self._checkout.sync
+        self.catch_up = self._checkout.catch_up
+        self.read = staging.repository.blob  # a version that the repository has lost is damage, no conflict
+
+    def stage(
+        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
+    ) -> Mapping[str, Staged]:
+        """Return what differs from the versions that the work tree's files are edits of."""
+        kept = {path: base.blob for path, base in self._checkout.state().bases.items()}
+        return self._staging.stage(requests, tip=self._agreed(tip), scheduled=scheduled, bases=kept)
+
+    def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
+        """Return the remembered versions, else those of the commit where mirror and remote agreed."""
+        found = {path: Base(blob) for path, blob in self._checkout.bases(paths).items()}
+        agreed = self._agreed(tip)
+        if agreed != tip:
+            entries = self._repository.entries(agreed, paths)
+            found = {path: Base.of(entries.get(path)) for path in paths} | found
+        return found
+
+    def _agreed(self, tip: str) -> str:
+        return self._checkout.agreed(tip) or tip
+
+
 class _Batch:
     """One batch of requests, staged against one commit."""
 
-    def __init__(
-        self, source: WorkTreeSource, folders: Folders, tip: str, bases: Mapping[str, str | None]
-    ) -> None:
-        self._source = source
-        self._repository = source.repository
-        self._git = source.repository.git
+    def __init__(self, staging: Staging, folders: Folders, tip: str, bases: Mapping[str, str | None]) -> None:
+        self._staging = staging
+        self._repository = staging.repository
+        self._git = staging.repository.git
         self._folders = folders
         self._tip = tip
         self._keep_modes = self._git.config("core.fileMode", "true").lower() in ("false", "no", "off", "0")
@@ -179,35 +203,32 @@ class _Batch:
         self._lfs: set[str] = set()
 
     def stage(self, requests: Sequence[Request], scheduled: Mapping[str, float]) -> dict[str, Staged]:
-        drafts = [self._expand(request) for request in requests]
-        # Most of git's time here is its start, so two commands start at once.
-        with self._finding_filtered({path for draft in drafts for path in draft.found.files}):
-            self._tree = self._read_tree(drafts)
-            held = {path.removesuffix("/"): at for path, at in scheduled.items()}
-            for draft in drafts:
-                self._sort(draft)
-                _withhold(draft, held)
-            self._drop_ignored(drafts)
-            self._drop_sparse(drafts)
-        for draft in drafts:
+        drafts = {request.key: self._expand(request) for request in requests}
+        self._tree = self._read_tree({path for draft in drafts.values() for path in draft.places.values()})
+        held = {path.removesuffix("/"): at for path, at in scheduled.items()}
+        for draft in drafts.values():
+            self._compare(draft)
+            draft.withhold(held)
+        self._drop_ignored(drafts.values())
+        self._drop_sparse(drafts.values())
+        for draft in drafts.values():
             self._reject_barren(draft)
-        self._read_files(dict.fromkeys(path for draft in drafts for path in draft.files))
-        self._read_changed_again(drafts)
-        return {draft.request.key: self._result(draft) for draft in drafts}
+        self._read_files(drafts.values())
+        return {key: self._result(draft) for key, draft in drafts.items()}
 
     # Which files
 
     def _expand(self, request: Request) -> _Draft:
-        self._git.check_running()
-        draft = _Draft(request)
+        draft = _Draft()
         try:
-            draft.found = expand_paths(self._folders, self._source.allowlist, request.paths)
+            for path in request.paths:
+                self._git.check_running()
+                draft.expand(self._folders, self._staging.allowlist, path)
         except PublishError as error:
             draft.failure = error.failure
         return draft
 
-    def _read_tree(self, drafts: Sequence[_Draft]) -> _Tree:
-        places = {path for draft in drafts for path in draft.found.places.values()}
+    def _read_tree(self, places: set[str]) -> _Tree:
         wanted = {*places, *(each for path in places for each in parents(path))}
         entries = self._repository.entries(self._tip, wanted)
         folders = [path for path in places if path in entries and entries[path].mode == FOLDER]
@@ -220,55 +241,46 @@ class _Batch:
                     entries[path] = Entry("100644", blob)  # a mode that is another counts as a change
         return _Tree(entries)
 
-    def _sort(self, draft: _Draft) -> None:
-        """Compare what is in the work tree with the tip: files to read, and paths that are gone."""
-        found = draft.found
-        for path in found.files:
-            if self._tree.is_in_submodule(path):
-                found.rejected[path] = _SUBMODULE
-            else:
-                draft.files[path] = None
-        for declared, path in found.places.items():
-            if self._tree.is_in_submodule(path):
-                found.rejected[declared] = _SUBMODULE
-            if declared in found.rejected:
+    def _compare(self, draft: _Draft) -> None:
+        """Find what the tip has and the work tree has not; what is refused there stays."""
+        for path in [path for path in draft.files if self._tree.is_in_submodule(path)]:
+            del draft.files[path]
+            draft.rejected[path] = _SUBMODULE
+        for declared, place in draft.places.items():
+            if self._tree.is_in_submodule(place):
+                draft.rejected[declared] = _SUBMODULE
+            if declared in draft.rejected:
                 continue
-            entry = self._tree.get(path)
-            if entry is None and path in found.absent:
-                draft.missing.append(path)
-            elif entry is not None and entry.mode != FOLDER and path not in found.files:
-                draft.gone[path] = None
-            self._find_gone(draft, path)
+            if place in draft.absent and self._tree.get(place) is None:
+                draft.missing.append(place)
+            closed = [path for path in draft.closed if is_inside(place, path)]
+            for path in (place, *self._tree.below(place)):
+                entry = self._tree.get(path)
+                is_here = path in draft.files or any(is_inside(each, path) for each in closed)
+                if is_here or entry is None or entry.mode in (FOLDER, SUBMODULE):
+                    continue
+                try:
+                    self._staging.allowlist.resolve(path)
+                    draft.gone[path] = None
+                except PathRefusedError as refusal:
+                    draft.rejected[path] = refusal.reason
 
-    def _find_gone(self, draft: _Draft, folder: str) -> None:
-        """Find what the tip has below the folder and the work tree has not; what is refused there stays."""
-        found = draft.found
-        closed = tuple(path for path in found.closed if is_inside(folder, path))
-        for path in self._tree.below(folder):
-            if path in found.files or any(is_inside(each, path) for each in closed):
-                continue
-            if self._tree.entries[path].mode == SUBMODULE:
-                continue
-            try:
-                self._source.allowlist.resolve(path)
-                draft.gone[path] = None
-            except PathRefusedError as refusal:
-                found.rejected[path] = refusal.reason
-
-    def _drop_ignored(self, drafts: Sequence[_Draft]) -> None:
+    def _drop_ignored(self, drafts: Collection[_Draft]) -> None:
         new = sorted({path for draft in drafts for path in draft.files if self._tree.get(path) is None})
         ignored = ignored_paths(self._git, new)
         for draft in drafts:
-            for path in ignored & draft.files.keys():
+            for path in sorted(ignored & draft.files.keys()):
                 del draft.files[path]
-                draft.ignored.add(path)
-                if path in draft.found.places.values():
-                    draft.found.rejected[path] = IGNORED
+                draft.ignored.append(path)
+                if path in draft.places.values():
+                    draft.rejected[path] = IGNORED
 
-    def _drop_sparse(self, drafts: Sequence[_Draft]) -> None:
+    def _drop_sparse(self, drafts: Collection[_Draft]) -> None:
         """Nobody deleted what a sparse checkout, or the mirror, leaves out of the work tree."""
         gone = sorted({path for draft in drafts for path in draft.gone} - self._bases.keys())
-        skipped = sparse_paths(self._git, gone if len(gone) <= _FEW_PATHS else self._source.allowlist.folders)
+        skipped = sparse_paths(
+            self._git, gone if len(gone) <= _FEW_PATHS else self._staging.allowlist.folders
+        )
         skipped.difference_update(self._bases)
         for draft in drafts:
             for path in skipped & draft.gone.keys():
@@ -276,43 +288,58 @@ class _Batch:
 
     def _reject_barren(self, draft: _Draft) -> None:
         """Refuse a folder in which everything is refused or ignored."""
-        for folder in draft.found.folders:
+        for folder in draft.folders:
             carried = any(is_inside(folder, path) for path in (*draft.files, *draft.gone, *draft.withheld))
-            refused = [p for p in (*draft.found.closed, *sorted(draft.ignored)) if is_inside(folder, p)]
+            refused = [path for path in (*draft.closed, *draft.ignored) if is_inside(folder, path)]
             if refused and not carried and next(self._tree.below(folder), None) is None:
                 reason = f"nothing in it may be published ({refused[0]} is refused or ignored)"
-                draft.found.rejected[folder] = reason
+                draft.rejected[folder] = reason
 
     # Their contents
 
-    def _read_files(self, paths: Collection[str]) -> None:
-        by_git = self._filtered.intersection(paths)
+    def _read_files(self, drafts: Collection[_Draft]) -> None:
+        """Read every file until none has changed since it was read."""
+        for attempt in range(_TRIES):
+            for draft in drafts:
+                # Some editors save by removing the file and writing it anew: that is no deletion.
+                for path in [path for path in draft.gone if self._folders.stamp(path) is not None]:
+                    del draft.gone[path]
+                    draft.files[path] = None
+            paths = dict.fromkeys(path for draft in drafts for path in draft.files)
+            changed = [path for path in paths if self._has_changed(path)]
+            if not changed:
+                return
+            if attempt:
+                time.sleep(_PAUSE_S)
+            self._read_once(changed)
+        for path in filter(self._has_changed, changed):
+            text = f"{path} keeps changing while it is read"
+            self._read[path] = PublishError(FailureCode.UNSETTLED, text, "write it elsewhere, then rename")
+
+    def _has_changed(self, path: str) -> bool:
+        known = self._read.get(path)
+        if path not in self._read or isinstance(known, PublishError):
+            return known is None
+        return self._folders.stamp(path) != (known.stamp if known else None)
+
+    def _read_once(self, paths: Sequence[str]) -> None:
+        self._find_filtered(paths)
+        by_git: dict[str, _Read] = {}
         for done, path in enumerate(paths):
             self._git.check_running()
             if done % _PROGRESS_STEP == 0:
-                self._source.progress("stage", done, len(paths))
-            stamp = self._folders.stamp(path)
-            if stamp and stamp.size > _LARGE:
-                by_git.add(path)
-            if path not in by_git:
-                self._read[path] = self._try(self._read_file, path)
-        if by_git:
-            self._read_by_git(sorted(by_git))
-        self._source.progress("stage", len(paths), len(paths))
+                self._staging.progress("stage", done, len(paths))
+            self._read[path] = read = self._read_file(path)
+            if isinstance(read, _Read) and not read.entry.blob:
+                by_git[path] = read
+        for path, blob in self._add_to_index([*by_git]).items():
+            self._read[path] = _Read(Entry(by_git[path].entry.mode, blob), by_git[path].stamp)
+        self._staging.progress("stage", len(paths), len(paths))
 
-    @contextmanager
-    def _finding_filtered(self, paths: Collection[str]) -> Iterator[None]:
-        """Find the paths whose contents git changes on their way in, while something else is done."""
-        if not paths:
-            yield
-            return
+    def _find_filtered(self, paths: Collection[str]) -> None:
+        """Find the paths whose contents git changes on their way in."""
         command = ("check-attr", "-z", "--stdin", *_ATTRIBUTES)
-        what = ".gitattributes could not be read"
-        with self._git.run_beside(*command, stdin=_nul_lines(paths), what=what) as read:
-            yield
-            self._note_filtered(read())
-
-    def _note_filtered(self, out: bytes) -> None:
+        out = self._git.run(*command, stdin=_nul_lines(paths), what=".gitattributes could not be read")
         fields = os.fsdecode(out).split("\0")[:-1]
         all_text = self._git.config("core.autocrlf").lower() in _ALL_TEXT
         for path, attribute, value in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
@@ -323,48 +350,31 @@ class _Batch:
             if (attribute, value) == ("filter", "lfs"):
                 self._lfs.add(path)
 
-    @staticmethod
-    def _try(read: Callable[[str], _Read], path: str) -> _Read | PublishError | None:
+    def _read_file(self, path: str) -> _Read | PublishError | None:
         """Return what was read, the failure of this file alone, or None if it has just been deleted."""
+        self._contents.pop(path, None)
         try:
-            return read(path)
+            with self._folders.file(path) as fd:
+                status = os.fstat(fd)
+                check_size(path, status.st_size, self._staging.max_file_bytes)
+                was, blob = self._tree.get(path), ""
+                if path not in self._filtered and status.st_size <= _LARGE:
+                    content = b"".join(read_pieces(fd, status.st_size + 1))
+                    blob = blob_id(content, like=self._tip)
+                    if was is None or was.blob != blob:
+                        self._contents[path] = content
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except Refused as refusal:
+        except PathRefusedError as refusal:
             return PublishError(FailureCode.NO_PATHS, refusal.reason)
         except PublishError as error:
             return error
         except (OSError, MemoryError) as error:
             return unreadable(path, error)
-
-    def _read_file(self, path: str) -> _Read:
-        content, status = self._folders.read(path, self._source.max_file_bytes)
-        blob = blob_id(content, like=self._tip)
-        was = self._tree.get(path)
-        if was is None or was.blob != blob:
-            self._contents[path] = content
-        return _Read(Entry(self._mode(path, status), blob), stamp_of(status))
-
-    def _look(self, path: str) -> _Read:
-        """Return the state of a file that git reads."""
-        with self._folders.file(path) as fd:
-            status = os.fstat(fd)
-        check_size(path, status.st_size, self._source.max_file_bytes)
-        return _Read(Entry(self._mode(path, status), ""), stamp_of(status))
-
-    def _mode(self, path: str, status: os.stat_result) -> str:
-        was = self._tree.get(path)
+        mode = "100755" if status.st_mode & stat.S_IXUSR and not self._keep_modes else "100644"
         if self._keep_modes and was is not None and was.mode not in (FOLDER, LINK, SUBMODULE):
-            return was.mode
-        executable = status.st_mode & stat.S_IXUSR and not self._keep_modes
-        return "100755" if executable else "100644"
-
-    def _read_by_git(self, paths: Sequence[str]) -> None:
-        """Have git read the files. One that changes meanwhile no longer is as it was seen before."""
-        self._read.update((path, self._try(self._look, path)) for path in paths)
-        seen = {path: each for path in paths if isinstance(each := self._read[path], _Read)}
-        for path, blob in self._add_to_index([*seen]).items():
-            self._read[path] = _Read(Entry(seen[path].entry.mode, blob), seen[path].stamp)
+            mode = was.mode
+        return _Read(Entry(mode, blob), stamp_of(status))
 
     def _add_to_index(self, paths: Sequence[str]) -> dict[str, str]:
         """Add the files to an index of their own, as `git add` does; return the blobs.
@@ -397,47 +407,22 @@ class _Batch:
         found = {path: about.split()[1] for about, _, path in listed}
         return {path: found[path] for path in paths}
 
-    def _read_changed_again(self, drafts: Sequence[_Draft]) -> None:
-        """Read again what was rewritten, or came back, while the others were read."""
-        for draft in drafts:
-            for path in [path for path in draft.gone if self._folders.stamp(path) is not None]:
-                # Some editors save by removing the file and writing it anew: that is no deletion.
-                del draft.gone[path]
-                draft.files[path] = None
-        paths = dict.fromkeys(path for draft in drafts for path in draft.files)
-        for _ in range(TRIES):
-            changed = [path for path in paths if self._has_changed(path)]
-            if not changed:
-                return
-            time.sleep(PAUSE_S)
-            with self._finding_filtered(changed):  # of paths that came back, nothing is known yet
-                pass
-            self._read_files(changed)
-        self._read.update((path, changing(path)) for path in paths if self._has_changed(path))
-
-    def _has_changed(self, path: str) -> bool:
-        known = self._read.get(path)
-        if isinstance(known, PublishError):
-            return False
-        return self._folders.stamp(path) != (known.stamp if known else None)
-
     # The result
 
     def _result(self, draft: _Draft) -> Staged:
-        found = draft.found
         read = [self._read.get(path) for path in draft.files]
         failed = [each.failure for each in read if isinstance(each, PublishError)]
         failure = next((each for each in failed if each.code is not FailureCode.NO_PATHS), draft.failure)
         if failure is not None:
-            return Staged(rejected=found.rejected, failure=failure)
+            return Staged(rejected=draft.rejected, failure=failure)
         changes = self._changes(draft)
-        if all(_is_rejected(found, declared) for declared in draft.request.paths):
-            failure = Failure(FailureCode.NO_PATHS, *self._why(found.rejected))
-            return Staged(rejected=found.rejected, failure=failure)
+        if draft.is_rejected():
+            failure = Failure(FailureCode.NO_PATHS, *self._why(draft.rejected))
+            return Staged(rejected=draft.rejected, failure=failure)
         return Staged(
             changes=tuple(changes.values()),
             contents={path: self._contents[path] for path in changes if path in self._contents},
-            rejected=found.rejected,
+            rejected=draft.rejected,
             missing=tuple(draft.missing),
             withheld=draft.withheld,
             uses_lfs=not self._lfs.isdisjoint(changes),
@@ -449,14 +434,17 @@ class _Batch:
         for path in draft.files:
             known = self._read.get(path)
             if isinstance(known, PublishError):
-                draft.found.rejected[path] = known.message
+                draft.rejected[path] = known.message
             elif known is None:
                 if self._tree.get(path) is not None:
                     changes[path] = Change(path, "", None)
             elif reason := self._obstacle(draft, path):
-                draft.found.rejected[path] = reason
-                if self._tree.is_folder(path):
-                    changes = _without_removal(draft, path, changes)
+                draft.rejected[path] = reason
+                # What only this path would have removed stays; what the job itself declares is removed.
+                own = [place for place in draft.places.values() if place.startswith(f"{path}/")]
+                for each in self._tree.below(path):
+                    if not any(is_inside(place, each) for place in own):
+                        changes.pop(each, None)
             elif self._tree.get(path) != known.entry:
                 changes[path] = Change(path, known.entry.mode, known.entry.blob)
         return changes
@@ -466,7 +454,7 @@ class _Batch:
 
         What the mirror could not bring into the work tree is the remote's alone: that is a conflict instead.
         """
-        above = next((each for each, entry in self._tree.above(path) if entry.mode != FOLDER), None)
+        above = self._tree.file_above(path)
         if above is not None and above not in draft.gone and not self._is_remote_link(above):
             return f"it would replace the file {above}; declare that path, too"
         left = (each for each in self._tree.below(path) if each not in draft.gone)
@@ -487,42 +475,8 @@ class _Batch:
         # No colon behind a path: after such as `config/secret`, redaction would hide what follows.
         first = "; ".join(f"{path}, as {reason}" for path, reason in list(rejected.items())[:3])
         more = f" (and {len(rejected) - 3} more)" if len(rejected) > 3 else ""  # noqa: PLR2004
-        allowed = ", ".join(f"{folder}/" for folder in self._source.allowlist.folders)
+        allowed = ", ".join(f"{folder}/" for folder in self._staging.allowlist.folders)
         return f"none of its paths may be published: {first}{more}", f"declare files under {allowed}"
-
-
-def _withhold(draft: _Draft, scheduled: Mapping[str, float]) -> None:
-    """Leave out what scheduled jobs declare, unless the request's own path is more specific."""
-    if not scheduled:
-        return
-    places = set(draft.found.places.values())
-    for paths in (draft.files, draft.gone):
-        for path in list(paths):
-            lineage = (path, *reversed([*parents(path)]))
-            theirs = next((each for each in lineage if each in scheduled), None)
-            ours = next((each for each in lineage if each in places), "")
-            if theirs is not None and len(theirs) >= len(ours) and ours != path:
-                draft.withheld[path] = scheduled[theirs]
-                del paths[path]
-
-
-def _without_removal(draft: _Draft, folder: str, changes: dict[str, Change]) -> dict[str, Change]:
-    """Keep what only the refused path would have removed; what the job itself declares is removed."""
-    below = [place for place in draft.found.places.values() if place.startswith(f"{folder}/")]
-    return {
-        path: change
-        for path, change in changes.items()
-        if not path.startswith(f"{folder}/") or any(is_inside(place, path) for place in below)
-    }
-
-
-def _is_rejected(found: Expansion, declared: str) -> bool:
-    return declared in found.rejected or found.places.get(declared) in found.rejected
-
-
-def parents(path: str) -> Iterator[str]:
-    """Yield the folders above a path, topmost first."""
-    return (path[:i] for i, c in enumerate(path) if c == "/")
 
 
 def ignored_paths(git: Git, paths: Collection[str]) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,9 @@ from clones import LINES, NOW, Cluster, blobs_here, named, small
 from machine import provide
 from remotes import Exchange, cuts_after, http_remote
 
+from briter_worker.allowlist import Allowlist
 from briter_worker.errors import FailureCode, LockLostError, PublishError, UnavailableError
+from briter_worker.git.payloads import gather
 from briter_worker.ports import Payload, SubmittedFile
 
 if TYPE_CHECKING:
@@ -63,6 +66,26 @@ def test_a_folder_is_published_with_what_is_gone_from_it(cluster: Cluster) -> No
     cluster.publish(request)
     names = cluster.git("ls-tree", "-r", "--name-only", "main", "content/posts").splitlines()
     assert names == [f"content/posts/{name}" for name in ("b.md", "welcome.md", "x/kept.md", "x/new.md")]
+
+
+@pytest.mark.parametrize("declared", ["content/posts", "content/posts/x"])
+def test_what_was_deleted_below_a_declared_folder_of_a_clone_is_deleted(
+    cluster: Cluster, declared: str
+) -> None:
+    cluster.person({"content/posts/x/gone.md": "gone\n"})
+    cms = cluster.root / "cms"
+    cluster.git("clone", "-q", str(cluster.remote), str(cms))
+    cluster.person({"content/posts/x/theirs.md": "theirs\n"})
+    shutil.rmtree(cms / "content/posts/x")
+    request = cluster.save("x", {}, folders=[declared])
+    found = gather(
+        cms, [declared], allowlist=Allowlist(["content"]), max_bytes=1 << 20, saved_at=cluster.clock
+    )
+    cluster.database.payloads[request.key] = found.payload
+    cluster.database.contents |= {blob: b"".join(found.content(blob)) for blob in found.sources}
+    assert cluster.publish(request)["x"].failure is None
+    assert cluster.file("content/posts/x/gone.md") is None
+    assert cluster.file("content/posts/x/theirs.md") == "theirs\n"
 
 
 def test_a_folder_that_is_gone_is_deleted_with_all_that_was_in_it(cluster: Cluster) -> None:

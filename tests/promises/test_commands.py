@@ -331,18 +331,6 @@ def test_a_command_that_does_not_read_what_it_is_given_is_no_error(git: Git) -> 
     assert git.run("rev-parse", "--is-inside-work-tree", stdin=b"x" * (1 << 22)) == b"true\n"
 
 
-def test_a_command_beside_another_answers_fails_and_ends_with_its_caller(git: Git) -> None:
-    names = b"\0".join(b"%d" % number for number in range(100_000)) + b"\0"
-    with git.run_beside("check-attr", "-z", "--stdin", "text", stdin=names) as read:
-        assert git.run("rev-parse", "--is-inside-work-tree") == b"true\n"
-        assert read().count(b"unspecified") == 100_000
-    with pytest.raises(PublishError), git.run_beside("ls-tree", "no-such-commit") as read:
-        read()
-    with pytest.raises(ZeroDivisionError), git.run_beside("cat-file", "--batch", stdin=names):
-        raise ZeroDivisionError
-    assert children() == []
-
-
 @pytest.mark.parametrize("with_setpriv", [True, False])
 def test_a_git_that_is_gone_is_missing_whatever_would_have_started_it(
     site: Site, monkeypatch: pytest.MonkeyPatch, *, with_setpriv: bool

@@ -10,7 +10,7 @@ from briter_worker.allowlist import Allowlist
 from briter_worker.client import compose
 from briter_worker.cluster.submit import send
 from briter_worker.errors import UnavailableError
-from briter_worker.git.gather import gather
+from briter_worker.git.payloads import gather
 from briter_worker.job import parse_time
 from briter_worker.queues.postgres.producer import submit
 from briter_worker.wiring import open_database

@@ -18,10 +18,12 @@ from briter_worker.drain import Drain
 from briter_worker.errors import PublishError
 from briter_worker.git.checkout import Checkout
 from briter_worker.git.commits import Person
-from briter_worker.git.copies import open_disk_publisher
+from briter_worker.git.plans import FileConflicts, FilePlans
+from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.pull import pull
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
+from briter_worker.git.staging import Staging, WorkTreeCopies
 from briter_worker.plugins import Plugins
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
@@ -247,13 +249,14 @@ class Place:
         fuse.watch(self.site / ".git", self.root / "aside")
         git = _MortalGit(self.site, remote="origin", timeout=60.0, durable=False)
         git.fuse = fuse
-        publisher = open_disk_publisher(
-            git,
-            branch="main",
-            remote="origin",
-            allowlist=Allowlist(folders),
+        repository = Repository(git, branch="main", remote="origin")
+        staging = Staging(repository, Allowlist(folders), _MAX_FILE_BYTES, progress)
+        publisher = GitPublisher(
+            repository,
+            copies=WorkTreeCopies(staging, lambda _text, _fix: None),
+            plans=FilePlans(git.state_dir, "main"),
+            bases=FileConflicts(git.state_dir, "main"),
             identity=Person(*WORKER),
-            max_file_bytes=_MAX_FILE_BYTES,
             dry_run=dry_run,
             progress=progress,
             warn=lambda _text, _fix: None,

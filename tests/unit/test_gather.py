@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.git.gather import Gathered, GatherError, gather, write_files
+from briter_worker.git.payloads import Gathered, GatherError, gather, write_files
 from briter_worker.ports import Payload, SubmittedFile
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def test_what_a_sparse_checkout_leaves_out_was_not_deleted(site: Site) -> None:
         whole = path == "content/posts"
         assert found.payload.folders == (("content/posts",) if whole else ())
         gone = [file.path for file in found.payload.files if file.blob is None]
-        assert gone == ([] if whole else ["content/posts/gone.md"])
+        assert gone == ["content/posts/gone.md"]
 
 
 def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:

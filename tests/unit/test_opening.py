@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from briter_worker.git.folders import Folders, Refused
+from briter_worker.allowlist import PathRefusedError
+from briter_worker.git.folders import Folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ def open_here() -> int:
 @pytest.mark.parametrize("folder", ["a/..", "a/../..", ".", "a//b", ".."])
 def test_a_way_out_of_the_work_tree_is_no_folder(folders: Folders, tmp_path: Path, folder: str) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
-    with pytest.raises(Refused, match="write it in full"):
+    with pytest.raises(PathRefusedError, match="write it in full"):
         folders.open(folder)
 
 
@@ -50,7 +51,7 @@ def test_only_a_regular_file_is_opened_as_one(folders: Folders, tmp_path: Path) 
         server.bind(str(tmp_path / "socket"))
         (tmp_path / "folder").mkdir()
         for name, reason in (("link", "symbolic link"), ("pipe", "regular file"), ("socket", "regular file")):
-            with pytest.raises(Refused, match=reason), folders.file(name):
+            with pytest.raises(PathRefusedError, match=reason), folders.file(name):
                 pass
         with pytest.raises(IsADirectoryError), folders.file("folder"):
             pass

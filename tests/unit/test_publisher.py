@@ -12,10 +12,11 @@ import pytest
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import FailureCode, LockLostError, PublishError
 from briter_worker.git.commits import Person
-from briter_worker.git.copies import open_disk_publisher
-from briter_worker.git.plans import FilePlans
+from briter_worker.git.plans import FileConflicts, FilePlans
+from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
+from briter_worker.git.staging import Staging, WorkTreeCopies
 from briter_worker.ports import Outcome, Plan, Request, Result
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from sites import Site
 
-    from briter_worker.git.publisher import GitPublisher
     from briter_worker.ports import Change
 
 NOW = 1_800_000_000.0
@@ -50,18 +50,22 @@ class Here:
         return self.opened[dry_run]
 
     def open_publisher(self, *, dry_run: bool) -> GitPublisher:
-        return open_disk_publisher(
-            self.git,
-            branch="main",
-            remote="origin",
-            allowlist=Allowlist(["content"]),
+        repository = Repository(self.git, branch="main", remote="origin")
+        staging = Staging(repository, Allowlist(["content"]), 1 << 20, lambda *_: None)
+        return GitPublisher(
+            repository,
+            copies=WorkTreeCopies(staging, self.warn),
+            plans=FilePlans(self.git.state_dir, "main"),
+            bases=FileConflicts(self.git.state_dir, "main"),
             identity=WORKER,
-            max_file_bytes=1 << 20,
             dry_run=dry_run,
             progress=lambda *_: None,
-            warn=lambda text, _fix: self.warned.append(text),
+            warn=self.warn,
             still_ours=lambda: self.has_lock,
         )
+
+    def warn(self, text: str, _fix: str) -> None:
+        self.warned.append(text)
 
     def publish(
         self,

@@ -1,0 +1,507 @@
+"""What jobs carry where the publisher cannot read the CMS's work tree: gather it, and publish from it.
+
+A producer gathers the files that a job declares. Where its folder has a git repository, the payload says
+which version of each file its author started from, and leaves out what git ignores.
+
+A node writes a batch's files into a temporary work tree and stages them like the CMS's own, with the branch's
+`.gitattributes` and `.gitignore`. Where several jobs bring one path, the version saved last counts, whichever
+job brought it: in the CMS's work tree, too, a file is there once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside, parents
+from briter_worker.errors import Failure, FailureCode, PublishError, UnavailableError, UsageError
+from briter_worker.git.commits import blob_id
+from briter_worker.git.folders import Expansion, Folders, check_size, read_pieces
+from briter_worker.git.merge import Base
+from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
+from briter_worker.git.run import Git
+from briter_worker.git.staging import IGNORED, ignored_paths, sparse_paths
+from briter_worker.ports import BaseVersion, Payload, SubmittedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from briter_worker.git.staging import Staged, Staging
+    from briter_worker.ports import BaseVersions, Change, Payloads, Request
+
+_GIT_TIMEOUT_S = 60.0
+_ANY_SIZE = 2**63
+_SHA1 = "0" * 40
+"""Jobs name their contents by SHA-1."""
+_OBJECT_ID = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
+_RULES = (".gitattributes", ".gitignore")
+_FILES = ("100644", "100755")
+_UNKNOWN = 0.0
+"""Time of saving of a folder in which nothing was left."""
+
+
+class GatherError(UsageError, ValueError):
+    """Report files that cannot be sent as they are."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The payload of a new job. Contents stay in their files until they are asked for."""
+
+    root: Path
+    paths: tuple[str, ...]
+    """The paths to declare: without those that are left out."""
+    payload: Payload
+    left_out: Mapping[str, str]
+    """Reasons for the paths that are not sent."""
+    missing: tuple[str, ...]
+    """Declared paths where nothing is, nor was in the version that the author started from."""
+    sources: Mapping[str, str]
+    """A file for each blob."""
+    sizes: Mapping[str, int]
+
+    def content(self, blob: str) -> Iterator[bytes]:
+        """Yield the content in pieces, as it is by now: compare it with its id."""
+        with _opened(self.root) as folders, folders.file(self.sources[blob]) as fd:
+            yield from read_pieces(fd, _ANY_SIZE)
+
+
+def gather(
+    root: Path, paths: Sequence[str], *, allowlist: Allowlist, max_bytes: int, saved_at: float
+) -> Gathered:
+    """Return everything below `root` that these paths declare.
+
+    Raises GatherError for what cannot be sent as a whole, and OSError for what cannot be read.
+    """
+    found = Expansion()
+    try:
+        with _opened(root) as folders:
+            for path in paths:
+                found.expand(folders, allowlist, path)
+            history = _read_history(root, set(found.places.values()), found.files)
+            files = [path for path in found.files if path not in history.ignored]
+            read = {path: _read(folders, path, max_bytes) for path in files}
+    except PublishError as error:
+        raise GatherError(error.message, error.fix) from error
+    # What the allowlist refuses is sent: the worker refuses and logs it.
+    refused = {
+        each: why for each, why in found.rejected.items() if each in found.places or each in found.closed
+    }
+    left_out = {found.places.get(each, each): why for each, why in refused.items()}
+    declared = dict.fromkeys(found.places.get(each, each) for each in paths)
+    left_out |= dict.fromkeys(history.ignored & declared.keys(), IGNORED)
+    gone = _find_gone(found, history, read.keys() | left_out.keys())
+    files_sent = [history.submit(path, each.mode, each.blob, saved_at) for path, each in read.items()]
+    files_sent += [history.submit(path, "", None, saved_at) for path in gone]
+    stays = (*found.closed, *history.sparse)
+    whole = [each for each in found.folders if not any(is_inside(each, path) for path in stays)]
+    return Gathered(
+        root,
+        tuple(path for path in declared if path not in left_out),
+        Payload(tuple(files_sent), tuple(whole)),
+        left_out,
+        tuple(path for path in found.absent if path in gone and not history.had(path)),
+        {each.blob: path for path, each in read.items()},
+        {each.blob: each.size for each in read.values()},
+    )
+
+
+@dataclass(slots=True)
+class _History:
+    """What the folder's git knows of some paths; nothing where it has no git."""
+
+    has_git: bool = False
+    head: dict[str, str] = field(default_factory=dict)
+    """Blobs of the version that the author started from."""
+    sparse: set[str] = field(default_factory=set)
+    """Paths that a sparse checkout leaves out: nobody deleted them."""
+    ignored: set[str] = field(default_factory=set)
+
+    def submit(self, path: str, mode: str, blob: str | None, saved_at: float) -> SubmittedFile:
+        return SubmittedFile(path, mode, blob, saved_at, self.head.get(path), self.has_git)
+
+    def had(self, path: str) -> bool:
+        """Return True if there was a file or a folder of this name, or if that is not known."""
+        return not self.has_git or any(is_inside(path, each) for each in self.head)
+
+
+def _find_gone(found: Expansion, history: _History, kept: Collection[str]) -> list[str]:
+    """Return the declared paths and the files below them that were deleted."""
+    gone = [path for path in found.absent if not any(is_inside(path, each) for each in history.sparse)]
+    tops = (*found.folders, *found.absent)
+    return [
+        *gone,
+        *(
+            path
+            for path in history.head
+            if any(path.startswith(f"{top}/") for top in tops)
+            and path not in history.sparse
+            and not any(is_inside(each, path) for each in kept)
+        ),
+    ]
+
+
+def _read_history(root: Path, places: Iterable[str], files: Iterable[str]) -> _History:
+    if not (root / ".git").exists():
+        return _History()
+    history, wanted = _History(has_git=True), sorted(places)
+    git = Git(root, remote="origin", timeout=_GIT_TIMEOUT_S)
+    try:
+        history.sparse = sparse_paths(git, wanted)
+        if wanted and git.attempt("rev-parse", "--verify", "--quiet", "HEAD")[0] == 0:
+            repository = Repository(git, branch="", remote="origin")
+            tree = repository.entries("HEAD", wanted) | repository.entries_below("HEAD", wanted)
+            no_files = (FOLDER, SUBMODULE)
+            history.head = {path: each.blob for path, each in tree.items() if each.mode not in no_files}
+        history.ignored = ignored_paths(git, [path for path in files if path not in history.head])
+    finally:
+        git.close()
+    return history
+
+
+class _Read(NamedTuple):
+    """A file as it was read."""
+
+    mode: str
+    blob: str
+    size: int
+
+
+def _read(folders: Folders, path: str, max_bytes: int) -> _Read:
+    with folders.file(path) as fd:
+        status = os.fstat(fd)
+        check_size(path, status.st_size, max_bytes)
+        content = b"".join(read_pieces(fd, status.st_size + 1))
+    mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
+    return _Read(mode, blob_id(content, like=_SHA1), len(content))
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[Folders]:
+    folders = Folders(root)
+    try:
+        yield folders
+    except PathRefusedError as refused:
+        raise GatherError(f"a file cannot be sent: {refused.reason}") from None
+    finally:
+        folders.close()
+
+
+def write_files(
+    root: Path, allowlist: Allowlist, payloads: Payloads, files: Iterable[SubmittedFile]
+) -> dict[str, str]:
+    """Write submitted files below `root`, oldest save first, where the CMS has not changed them since.
+
+    Return the reason for each path that was not written.
+    """
+    kept: dict[str, str] = {}
+    allowed: list[SubmittedFile] = []
+    for file in sorted(files, key=lambda file: file.saved_at):
+        try:
+            allowed.append(replace(file, path=allowlist.resolve(file.path)))
+        except PathRefusedError as refused:
+            kept[file.path] = refused.reason
+    head = _read_history(root, {file.path for file in allowed}, ()).head
+    expected = {file.path: {None, head.get(file.path)} for file in allowed}
+    with _opened(root) as folders:
+        for file in allowed:
+            path = file.path
+            kept.pop(path, None)
+            if file.has_base:
+                expected[path].add(file.base)
+            try:
+                here = _blob_at(folders, path)
+                if here not in {*expected[path], file.blob}:
+                    kept[path] = "it was changed here since; what is here will be published"
+                    continue
+                if here != file.blob:
+                    _write_file(root, folders, file, payloads)
+                expected[path].add(file.blob)
+            except PathRefusedError as refused:
+                kept[path] = refused.reason
+    return kept
+
+
+def _blob_at(folders: Folders, path: str) -> str | None:
+    try:
+        return _read(folders, path, _ANY_SIZE).blob
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _write_file(root: Path, folders: Folders, file: SubmittedFile, payloads: Payloads) -> None:
+    parent, _, name = file.path.rpartition("/")
+    if file.blob is None:
+        os.unlink(name, dir_fd=folders.open(parent))
+        return
+    # Not where a job's folder could carry it, if this process dies here.
+    aside = root / ".git" if (root / ".git").is_dir() else root
+    handle, temporary = tempfile.mkstemp(prefix=".briter-", dir=aside)
+    try:
+        with os.fdopen(handle, "wb") as content:
+            content.writelines(payloads.content(file.blob))
+            os.fchmod(content.fileno(), 0o755 if file.mode == "100755" else 0o644)
+            content.flush()
+            os.fsync(content.fileno())
+        folder = folders.make(parent)
+        if os.geteuid() == 0:  # the CMS has to be able to edit it
+            like = os.fstat(folder)
+            os.chown(temporary, like.st_uid, like.st_gid)
+        os.replace(temporary, name, dst_dir_fd=folder)
+    finally:
+        with suppress(FileNotFoundError):
+            Path(temporary).unlink()
+
+
+class SubmittedCopies:
+    """The copies of a cluster's authors: nothing follows the remote. Implements `publisher.Copies`."""
+
+    def __init__(self, staging: Staging, payloads: Payloads, store: BaseVersions) -> None:
+        self._repository = staging.repository
+        self._payloads = payloads
+        self._store = store
+        self._allowlist = staging.allowlist
+        self._max_file_bytes = staging.max_file_bytes
+        self._staging = staging
+        self._newest = _Newest({})
+
+    def stage(
+        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
+    ) -> dict[str, Staged]:
+        """Return what each request changes on `tip`, by its key."""
+        payloads = self._payloads.of([request.key for request in requests])
+        self._newest = _Newest(payloads)
+        git = self._repository.git
+        try:
+            with tempfile.TemporaryDirectory(prefix="worktree-", dir=git.state_dir) as folder:
+                unsound = self._write_files(Path(folder))
+                self._write_rules(Path(folder), tip, requests)
+                with git.in_worktree(Path(folder)):
+                    staged = self._staging.stage(requests, tip=tip, scheduled=scheduled)
+        except UnavailableError:
+            raise
+        except OSError as error:
+            raise PublishError.from_os("the posts' files cannot be written", error) from error
+        paths = {change.path for each in staged.values() for change in each.changes}
+        paths |= self._newest.files.keys()
+        published = self._payloads.published(paths)
+        known = published.keys() | self._store.bases(paths).keys()
+        return {
+            key: self._judge(each, payloads.get(key, Payload()), unsound, published, known)
+            for key, each in staged.items()
+        }
+
+    def _write_files(self, root: Path) -> dict[str, str]:
+        """Write the files; return the reason for each path whose content is not what was saved."""
+        unsound = {}
+        for file in self._newest.present():
+            # What was saved later may be a file where this has a folder, or the other way round.
+            with suppress(PathRefusedError, FileExistsError, NotADirectoryError):
+                path = root / self._allowlist.resolve(file.path)
+                content = self._read_content(str(file.blob))
+                is_whole = len(content) <= self._max_file_bytes  # staging refuses the other
+                if is_whole and blob_id(content, like=str(file.blob)) != file.blob:
+                    unsound[file.path] = f"the content of {file.path} is not what was saved"
+                    continue
+                _write_new(path, content)
+                path.chmod(0o755 if file.mode == "100755" else 0o644)
+        return unsound
+
+    def _read_content(self, blob: str) -> bytes:
+        """Return the content, or the beginning of one that is too large; empty if the store has none."""
+        pieces, size = [], 0
+        with suppress(LookupError):
+            for piece in self._payloads.content(blob):
+                self._repository.git.check_running()
+                pieces.append(piece)
+                size += len(piece)
+                if size > self._max_file_bytes:
+                    break
+        return b"".join(pieces)
+
+    def _write_rules(self, root: Path, tip: str, requests: Sequence[Request]) -> None:
+        """Write the rule files along the folders, unless the CMS changed or removed them."""
+        folders = {""}
+        for path in (*self._newest.files, *(path for request in requests for path in request.paths)):
+            with suppress(PathRefusedError):
+                folders.update(parents(f"{self._allowlist.resolve(path)}/"))
+        rules = {f"{folder}/{name}".lstrip("/") for folder in folders for name in _RULES}
+        found = {
+            path: entry.blob
+            for path, entry in self._repository.entries(tip, rules).items()
+            if entry.mode in _FILES
+            and (path.endswith(".gitattributes") or self._newest.gone_at(path) is None)
+        }
+        contents = {blob: b"".join(pieces) for blob, pieces in self._repository.blobs(set(found.values()))}
+        for path, blob in found.items():
+            with suppress(FileExistsError, NotADirectoryError):
+                _write_new(root / path, contents[blob])
+
+    def _judge(
+        self,
+        staged: Staged,
+        payload: Payload,
+        unsound: Mapping[str, str],
+        published: Mapping[str, float],
+        known: Collection[str],
+    ) -> Staged:
+        """Leave out what nobody saved; name what the payload brings and the tip has already."""
+        if broken := next((file.path for file in payload.files if file.path in unsound), None):
+            failure = Failure(FailureCode.INTERNAL, unsound[broken], "save the post again")
+            return replace(staged, changes=(), failure=failure)
+        rejected = dict(staged.rejected)
+        for file in payload.files:
+            try:
+                self._allowlist.resolve(file.path)
+            except PathRefusedError as refusal:
+                rejected.setdefault(file.path, refusal.reason)
+        changes = tuple(each for each in staged.changes if self._is_wanted(each, published, known))
+        left = rejected.keys() | {change.path for change in staged.changes} | staged.withheld.keys()
+        unchanged = {
+            file.path: file.blob
+            for file in payload.files
+            if file.path not in left
+            and self._newest.files[file.path].blob == file.blob
+            and file.saved_at >= published.get(file.path, file.saved_at)
+        }
+        return replace(staged, changes=changes, rejected=rejected, unchanged=unchanged)
+
+    def _is_wanted(self, change: Change, published: Mapping[str, float], known: Collection[str]) -> bool:
+        """Return False for what nobody saved, and for what is older than the published version."""
+        own = self._newest.files.get(change.path)
+        saved_at = self._newest.gone_at(change.path)
+        if change.blob is not None and own is not None:
+            saved_at = own.saved_at
+        if saved_at is None:
+            return False
+        if change.blob is None and change.path not in known and self._newest.was_never_there(change.path):
+            return False  # a colleague has added it to the branch
+        return saved_at == _UNKNOWN or saved_at >= published.get(change.path, saved_at)
+
+    def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
+        """Return what came with the jobs, or what is remembered of earlier publications."""
+        known = self._store.bases(paths)
+        own = {path: self._newest.files[path] for path in paths if path in self._newest.files}
+        submitted = {
+            path: file.base
+            for path, file in own.items()
+            if file.has_base and (file.base is None or _OBJECT_ID.fullmatch(file.base))
+        }
+        found = {path: Base(base) for path, base in submitted.items()}
+        entries = self._repository.entries(tip, known.keys() & submitted.keys())
+        for path, version in known.items():
+            # The remembered version is what the copy was published as. Where the copy has seen what the
+            # remote has now, that is newer.
+            if path not in entries or submitted[path] != entries[path].blob:
+                found[path] = Base(version.blob)
+        return found
+
+    def read(self, blob: str) -> bytes:
+        """Return the content of a blob; of a base version, the database may have the only one."""
+        with suppress(LookupError):
+            return b"".join(self._payloads.content(blob))
+        try:
+            return self._repository.blob(blob)
+        except PublishError as error:
+            if error.code is FailureCode.CORRUPT:
+                raise LookupError(blob) from error
+            raise
+
+    def sync(self, tip: str, blobs: Mapping[str, str | None]) -> None:
+        """Remember what the authors' copies are: their next saves are edits of that.
+
+        Raises UnavailableError: nothing of this may be acknowledged before it is remembered.
+        """
+        if not blobs:
+            return
+        try:
+            entries = self._repository.entries(tip, blobs.keys())
+        except PublishError:  # the clone is damaged or gone: then every version is kept
+            entries = {}
+        contents: dict[str, bytes] = {}
+        for path, blob in blobs.items():
+            entry = entries.get(path)
+            if blob is not None and (entry is None or entry.blob != blob):  # merged on its way
+                with suppress(LookupError):
+                    contents[blob] = b"".join(self._payloads.content(blob))
+        self._store.remember({path: BaseVersion(blob) for path, blob in blobs.items()}, contents)
+
+    def catch_up(self) -> None:
+        """Do nothing: what is remembered is never late."""
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as file:
+        file.write(content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """All that was below a folder when it was saved."""
+
+    saved_at: float
+    paths: frozenset[str]
+    names_deletions: bool
+    """The CMS's own git knows what was there, so that the job names each deleted file."""
+
+
+class _Newest:
+    """Of all that a batch's jobs brought, the version of each path saved last."""
+
+    def __init__(self, payloads: Mapping[str, Payload]) -> None:
+        self.files: dict[str, SubmittedFile] = {}
+        self._snapshots: dict[str, _Snapshot] = {}
+        for payload in payloads.values():
+            for file in payload.files:
+                known = self.files.get(file.path)
+                if known is None or file.saved_at > known.saved_at:
+                    self.files[file.path] = file
+            for folder in payload.folders:
+                self._add_folder(folder.rstrip("/"), payload)
+        for file in self.files.values():
+            if file.blob is None:  # it may have been a folder
+                self._add(file.path, _Snapshot(file.saved_at, frozenset(), file.has_base))
+
+    def _add_folder(self, folder: str, payload: Payload) -> None:
+        below = [file for file in payload.files if file.path.startswith(f"{folder}/")]
+        saved_at = max((file.saved_at for file in below or payload.files), default=_UNKNOWN)
+        present = frozenset(file.path for file in below if file.blob is not None)
+        names_deletions = any(file.has_base for file in payload.files)
+        self._add(folder, _Snapshot(saved_at, present, names_deletions))
+
+    def _add(self, folder: str, snapshot: _Snapshot) -> None:
+        known = self._snapshots.get(folder)
+        if known is None or snapshot.saved_at > known.saved_at:
+            self._snapshots[folder] = snapshot
+
+    def present(self) -> list[SubmittedFile]:
+        """Return the files that are there, newest first."""
+        there = [file for file in self.files.values() if file.blob is not None]
+        found = [file for file in there if (self.gone_at(file.path) or _UNKNOWN) <= file.saved_at]
+        return sorted(found, key=lambda file: -file.saved_at)
+
+    def gone_at(self, path: str) -> float | None:
+        """Return when the path was last seen to be absent; None if it never was."""
+        times = [snapshot.saved_at for snapshot in self._lacking(path)]
+        own = self.files.get(path)
+        if own is not None and own.blob is None:
+            times.append(own.saved_at)
+        return max(times, default=None)
+
+    def was_never_there(self, path: str) -> bool:
+        """Return True if the CMS's copy of a folder lacks the path and did not lose it."""
+        above = list(self._lacking(path))
+        return path not in self.files and bool(above) and all(each.names_deletions for each in above)
+
+    def _lacking(self, path: str) -> Iterator[_Snapshot]:
+        for folder in parents(path):
+            snapshot = self._snapshots.get(folder)
+            if snapshot is not None and path not in snapshot.paths:
+                yield snapshot
