@@ -204,7 +204,7 @@ def write_files(
     allowed: list[SubmittedFile] = []
     for file in sorted(files, key=lambda file: file.saved_at):
         try:
-            allowed.append(replace(file, path=allowlist.resolve(file.path)))
+            allowed.append(file._replace(path=allowlist.resolve(file.path)))
         except PathRefusedError as refused:
             kept[file.path] = refused.reason
     head = _read_history(root, {file.path for file in allowed}, ()).head
