@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import UsageError
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "local-mdx": ("content",),
@@ -65,13 +66,28 @@ class PathRefusedError(Exception):
 class Allowlist:
     """The folders of a site from which jobs may publish."""
 
-    def __init__(self, folders: Iterable[str], *, private: Iterable[str] = ()) -> None:
-        """`private` has folders inside the repository that are never published: the worker's storage."""
+    def __init__(
+        self,
+        folders: Iterable[str],
+        *,
+        private: Iterable[str] = (),
+        more: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        """`private` has folders inside the repository that are never published: the worker's storage.
+
+        `more` is called for the folders of plugins when they are first needed.
+        """
         self._private = tuple(private)
+        self._more = more
         try:
-            self.folders = tuple(dict.fromkeys(_check(folder) for folder in folders))
+            self._own = tuple(_check(folder) for folder in folders)
         except PathRefusedError as refused:
             raise UsageError(f"{refused.path!r} cannot be an allowed folder: {refused.reason}") from None
+
+    @cached_property
+    def folders(self) -> tuple[str, ...]:
+        """The allowed folders, each once."""
+        return tuple(dict.fromkeys((*self._own, *self._more())))
 
     def resolve(self, declared: str) -> str:
         """Return the path to stage: as declared, without a trailing slash.

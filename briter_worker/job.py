@@ -148,6 +148,7 @@ class Job(BaseModel):
         populate_by_name=True,
         alias_generator=to_camel,
         title="Briter Worker job",
+        defer_build=True,  # a start that finds no job needs no validator
     )
 
     id: _Line = Field("", description="Unique. Absent: the file's name without `.json`.")

@@ -72,8 +72,7 @@ class Plugins:
         """Return the folders that plugins add to the adapter's."""
         with _site_condition():
             found = tuple(path for paths in self._call("allowed_paths") for path in paths)
-            Allowlist(found)
-            return found
+            return Allowlist(found).folders
 
     def kind(self, name: str) -> JobKind | None:
         """Return how jobs of this type are handled; a kind that fails, while a plugin is broken."""

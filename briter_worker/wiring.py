@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 from contextlib import closing, contextmanager, suppress
-from functools import cache, partial
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ from briter_worker.errors import (
     PublishError,
     StoppedError,
     UsageError,
-    os_error_fix,
 )
 from briter_worker.events import Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
 from briter_worker.git.commits import Person
@@ -28,8 +27,7 @@ from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import Staging, WorkTreeCopies
-from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
-from briter_worker.plugins import Plugins
+from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
 from briter_worker.sinks.condition import SiteCondition
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from briter_worker.events import Event
+    from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
@@ -232,9 +231,6 @@ def run_worker(
             except AnotherWorkerError as other:
                 emit(WorkerSkipped(message=_SKIPPED, holder_pid=other.holder.pid if other.holder else None))
                 return 0
-            except UnusableLockError as error:
-                fix = os_error_fix(error.__cause__) if isinstance(error.__cause__, OSError) else ""
-                raise PublishError(FailureCode.DISK, str(error), fix) from error
             with heartbeat(lock, max(0.2, settings.worker_lock_stale_ms / 3000)):
                 running.append(open_git(settings, pass_fds=(lock.descriptor(),)))
                 with closing(_SitePublisher(settings, running[0], lock, emit)) as publisher:
@@ -262,12 +258,18 @@ class _SitePublisher:
     """The publisher of one site, opened when a drain first needs it."""
 
     def __init__(self, settings: Settings, git: Git, lock: SiteLock, emit: EventSink) -> None:
-        self.plugins = cache(partial(Plugins, settings.plugins))
         self._settings = settings
         self._git = git
         self._lock = lock
         self._emit = emit
         self._opened: GitPublisher | None = None
+
+    @cached_property
+    def plugins(self) -> Plugins:
+        """The installed plugins."""
+        from briter_worker.plugins import Plugins  # noqa: PLC0415 - only publications need them
+
+        return Plugins(self._settings.plugins)
 
     def open(self) -> GitPublisher:
         """Return the publisher. Raises PublishError while a plugin is broken."""
@@ -275,7 +277,7 @@ class _SitePublisher:
             settings, git, emit = self._settings, self._git, self._emit
             repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
             allowlist = Allowlist(
-                (*settings.folders, *self.plugins().allowed_paths()), private=_private_folders(settings)
+                settings.folders, private=_private_folders(settings), more=self._plugin_folders
             )
 
             def progress(phase: str, done: int, total: int) -> None:
@@ -297,6 +299,9 @@ class _SitePublisher:
                 still_ours=self._lock.still_ours,
             )
         return self._opened
+
+    def _plugin_folders(self) -> tuple[str, ...]:
+        return self.plugins.allowed_paths()
 
     def tidy(self) -> None:
         """Sync the local branch and clean up; whatever prevents it now is tried again later."""
@@ -330,7 +335,7 @@ def _run(
         queue=queue,
         publisher=publisher.open,
         emit=emit,
-        plugins=publisher.plugins,
+        plugins=lambda: publisher.plugins,
         backoff=open_backoff(settings),
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,
@@ -339,10 +344,10 @@ def _run(
     worker = Worker(
         drain=drain,
         queue=queue,
-        lock=lock,
+        still_ours=lock.still_ours,
         emit=emit,
         stop=stop,
-        waker=queue.watch(),
+        wait=lambda seconds, stop: queue.watch().wait(seconds, stop),
         tidy=publisher.tidy,
         poll=settings.worker_poll_interval_ms / 1000,
     )

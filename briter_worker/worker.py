@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from briter_worker.drain import Counts
 from briter_worker.errors import LockLostError, PublishError, os_error_fix, os_error_text
 from briter_worker.events import Paused, Resumed, Warned, WorkerStopping
+from briter_worker.ports import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,26 +24,11 @@ if TYPE_CHECKING:
 
     from briter_worker.drain import Drain
     from briter_worker.events import Event
+    from briter_worker.lock import SiteLock
     from briter_worker.ports import EventSink, Pause
 
 _TIDY_INTERVAL_S = 30.0
 _MAX_LOOP_PAUSE_S = 60.0
-
-
-class Lock(Protocol):
-    """One worker per site."""
-
-    def still_ours(self) -> bool:
-        """Return True while no other worker can have the site."""
-        ...
-
-    def beat(self, now: float) -> None:
-        """Write the heartbeat."""
-        ...
-
-    def release(self) -> None:
-        """Give the site free."""
-        ...
 
 
 class Stop:
@@ -94,52 +80,38 @@ class Stop:
             self._abort()
 
 
-class Waker(Protocol):
-    """Sleeps until there may be something to do."""
-
-    def wait(self, seconds: float, stop: Stop) -> None:
-        """Return after `seconds`, or when the queue changed, or when `stop` is set."""
-        ...
-
-
-class WatchedQueue(Protocol):
-    """What the loop asks the queue of one site."""
-
-    def next_due(self, now: float) -> float | None:
-        """Return when the next pending job is due, or None."""
-        ...
-
-    def active_pause(self, now: float) -> Pause | None:
-        """Return the active pause, if any."""
-        ...
+class WatchedQueue(Queue, Protocol):
+    """The queue of one site that no database notifies of."""
 
     def stuck_files(self) -> Mapping[str, str]:
         """Return the reason for each file that could not be quarantined when that was last tried."""
-        ...
 
 
 class Worker:
-    """Publishes one site's posts while it holds the site's lock."""
+    """Publishes one site's posts while it holds the site's lock.
+
+    `wait` returns after some seconds, or when the queue changed, or when `Stop` is set.
+    """
 
     def __init__(
         self,
         *,
         drain: Drain,
         queue: WatchedQueue,
-        lock: Lock,
+        still_ours: Callable[[], bool],
         emit: EventSink,
         stop: Stop,
-        waker: Waker,
+        wait: Callable[[float, Stop], None],
         tidy: Callable[[], None],
         poll: float,
     ) -> None:
         self.counts = Counts()
         self._drain = drain
         self._queue = queue
-        self._lock = lock
+        self._still_ours = still_ours
         self._emit = emit
         self._stop = stop
-        self._waker = waker
+        self._wait = wait
         self._tidy = tidy
         self._poll = poll
         self._queue_errors = 0
@@ -173,7 +145,7 @@ class Worker:
                 pause = loop_backoff(self._queue_errors, self._poll)
                 self._report_queue_error(error, pause)
             if pause > 0:
-                self._waker.wait(pause, self._stop)
+                self._wait(pause, self._stop)
         return self.counts
 
     def _report_queue_error(self, error: OSError | PublishError, pause: float) -> None:
@@ -185,7 +157,7 @@ class Worker:
 
     def _work(self) -> bool:
         """Recover and drain once; return True if something was done, so that more may be due."""
-        if not self._lock.still_ours():
+        if not self._still_ours():
             raise LockLostError
         if self._is_paused():
             return False
@@ -246,7 +218,7 @@ def loop_backoff(failures: int, poll: float) -> float:
 
 
 @contextmanager
-def heartbeat(lock: Lock, interval: float) -> Iterator[None]:
+def heartbeat(lock: SiteLock, interval: float) -> Iterator[None]:
     """Keep the lock's heartbeat fresh inside, however long a push takes; release the lock at the end."""
     done = threading.Event()
 

@@ -181,7 +181,7 @@ class SiteDrains:
         def progress(phase: str, done: int, total: int) -> None:
             emit(Progress(phase=phase, done=done, total=total))
 
-        allowlist = Allowlist((*settings.folders, *self._plugins.allowed_paths()))
+        allowlist = Allowlist(settings.folders, more=self._plugins.allowed_paths)
         staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
         bases = PostgresBases(self._database, site.name, token=token)
         return GitPublisher(

@@ -14,7 +14,7 @@ from briter_worker.git.checkout import Checkout
 from briter_worker.git.pull import pull as pull_branch
 from briter_worker.git.repository import Repository
 from briter_worker.job import job_schema
-from briter_worker.lock import AnotherWorkerError, UnusableLockError
+from briter_worker.lock import AnotherWorkerError
 from briter_worker.settings import load_settings, settings_schema
 from briter_worker.status import health_problems, read_status
 from briter_worker.wiring import open_database, open_git, open_lock
@@ -104,8 +104,6 @@ def _pull_site(settings: Settings, *, rebase: bool, push: bool) -> PullResult:
         raise DeclinedError(
             f"a worker is running{pid}", "stop the worker, run this command, then start the worker again"
         ) from None
-    except UnusableLockError as error:
-        raise DeclinedError(str(error)) from error
     try:
         git = open_git(settings, pass_fds=(lock.descriptor(),))
         repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)

@@ -151,20 +151,8 @@ class _Sink:
             self(event)
 
 
-class _Undisturbed:
-    """The lock of a worker that is alone, and the waker of one that never waits."""
-
-    def still_ours(self) -> bool:
-        return True
-
-    def beat(self, now: float) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
-    def wait(self, seconds: float, stop: Stop) -> None:
-        raise AssertionError(f"waited {seconds} s, {stop}")
+def _never_wait(seconds: float, stop: Stop) -> None:
+    raise AssertionError(f"waited {seconds} s, {stop}")
 
 
 class Place:
@@ -263,7 +251,7 @@ class Place:
             still_ours=lambda: True,
         )
         queue: Any = _MortalQueue(self.open_queue(clock, dry_run=dry_run), fuse)
-        sink, alone = _Sink(emit, fuse), _Undisturbed()
+        sink = _Sink(emit, fuse)
         drain = Drain(
             queue=queue,
             publisher=lambda: publisher,
@@ -283,10 +271,10 @@ class Place:
         return Worker(
             drain=drain,
             queue=queue,
-            lock=alone,
+            still_ours=lambda: True,
             emit=sink,
             stop=Stop(emit, limit=60.0, abort=git.abort),
-            waker=alone,
+            wait=_never_wait,
             tidy=tidy,
             poll=5.0,
         )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from briter_worker.drain import Drain
     from briter_worker.events import Event
+    from briter_worker.worker import WatchedQueue
 
 POLL = 5.0
 
@@ -64,11 +65,11 @@ class Bench:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.worker = Worker(
             drain=cast("Drain", self.drain),
-            queue=self,
-            lock=self,
+            queue=cast("WatchedQueue", self),
+            still_ours=lambda: self.ours,
             emit=self,
             stop=cast("Stop", self),
-            waker=self,
+            wait=self.wait,
             tidy=lambda: None,
             poll=POLL,
         )
@@ -86,15 +87,6 @@ class Bench:
     def deliver(self, events: Sequence[Event], acknowledge: Callable[[], None], /) -> None:
         self.events.extend(events)
         acknowledge()
-
-    def still_ours(self) -> bool:
-        return self.ours
-
-    def beat(self, now: float) -> None:
-        self.now = max(self.now, now)
-
-    def release(self) -> None:
-        self.ours = False
 
     def next_due(self, now: float) -> float | None:  # noqa: ARG002 - the queue's signature
         return None
