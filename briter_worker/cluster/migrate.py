@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import DeclinedError
 from briter_worker.git.payloads import GatherError, gather, write_files
-from briter_worker.git.plans import FilePlans
+from briter_worker.git.push import FilePlans
 from briter_worker.job import SUFFIX, State, encode_document, format_time
 from briter_worker.lock import AnotherWorkerError
 from briter_worker.queues.disk.files import sync_folder, temporary_name, variants, write_new

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.errors import UsageError
-from briter_worker.git.config_secrets import find_secrets
+from briter_worker.git.environment import find_secrets
 from briter_worker.redaction import redact
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ def _check_worktree(repository: Repository) -> None:
 
 
 def _check_version(repository: Repository) -> None:
-    version = repository.git.version()
+    version = repository.git.run("version", discover=True).decode().strip()
     found = re.search(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) < _MIN_GIT:
         raise PublishError(FailureCode.GIT_MISSING, f"{version} is too old", "install git 2.36 or newer")

@@ -20,8 +20,8 @@ from briter_worker.ports import BaseVersion, Conflict, Result
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from briter_worker.git.batch import Item
     from briter_worker.git.commits import Person
+    from briter_worker.git.publisher import Item
     from briter_worker.git.repository import Repository
     from briter_worker.ports import BaseVersions, Outcome
 

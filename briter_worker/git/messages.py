@@ -1,4 +1,4 @@
-"""Classify git's messages: the only module that reads them.
+"""Read and classify what git prints: the only module that does.
 
 Git reports most failures as text alone. Each row is a failure code, the fix, and the phrases that stand for
 them. The first match wins, so specific rows come first. Quoted names, URLs, paths and hosts are taken out
@@ -9,15 +9,21 @@ apart from what git wrote here, and is never taken for a fix.
 from __future__ import annotations
 
 import errno
+import io
+import os
 import re
+import select
+import selectors
 import signal
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from briter_worker.errors import OS_FIXES, FailureCode, PublishError
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from _typeshed import WriteableBuffer
 
 _C = FailureCode
 _ADDRESS = "check the remote's address: git remote -v, and that its server lets the worker push there"
@@ -153,9 +159,70 @@ _REJECTIONS = _rows(r"""
 _TOO_LARGE = [pattern for _, _, pattern in _REJECTIONS[:2]]
 _MOVED_THERE = _phrases("is at [0-9a-f]{4,64} but expected")
 _MOVED = _phrases("stale info|fetch first|non-fast-forward|incorrect old value|already exists")
-_UNEXPLAINED = _phrases(r"couldn't (?:set|write) '[^'\n]{1,300}'")
 _UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
 """The remote's git cannot start the hook, whatever is pushed."""
+
+
+_PIECE = 1 << 16
+_KEPT_ERROR_BYTES = 64_000
+"""So much is kept of the beginning of git's error output, and as much of its end."""
+_OPEN_PIPE_S = 0.5
+"""How long to wait for more output of a process that has exited, while another one keeps its pipe open."""
+
+
+class _UntilExit(io.RawIOBase):
+    """A pipe that ends when its process has exited, even if another process keeps it open."""
+
+    def __init__(self, pipe: IO[bytes], has_exited: Callable[[], bool]) -> None:
+        self._pipe = pipe
+        self._has_exited = has_exited
+        self._poller = select.poll()
+        self._poller.register(pipe, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view, exited = memoryview(buffer), False
+        while not self._poller.poll(0 if exited else 1000 * _OPEN_PIPE_S):
+            if exited:
+                return 0
+            exited = self._has_exited()
+        data = os.read(self._pipe.fileno(), len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._pipe.close()
+        super().close()
+
+
+def open_text(pipe: IO[bytes], has_exited: Callable[[], bool]) -> io.TextIOWrapper:
+    """Return the pipe as text that ends when the process has exited, even if another one keeps it open."""
+    buffered = io.BufferedReader(_UntilExit(pipe, has_exited))
+    return io.TextIOWrapper(buffered, encoding="utf-8", errors="replace")
+
+
+def read_output(stdout: IO[bytes], stderr: IO[bytes], has_exited: Callable[[], bool]) -> tuple[bytes, str]:
+    """Return the output, and the errors without their middle.
+
+    A daemon that ssh or a helper leaves behind may keep a pipe open: the exit of git ends the reading then.
+    """
+    out, errors = bytearray(), bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(stdout, selectors.EVENT_READ, out)
+        selector.register(stderr, selectors.EVENT_READ, errors)
+        while selector.get_map():
+            ready = selector.select(_OPEN_PIPE_S)
+            if not ready and has_exited():
+                break
+            for key, _ in ready:
+                part = os.read(key.fd, _PIECE)
+                key.data.extend(part)
+                del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]
+                if not part:
+                    selector.unregister(key.fileobj)
+    return bytes(out), errors.decode(errors="replace")
 
 
 def from_git(what_failed: str, text: str) -> PublishError:
@@ -170,11 +237,6 @@ def from_git(what_failed: str, text: str) -> PublishError:
     )
     code, fix = next(found, (FailureCode.INTERNAL, ""))
     return PublishError(code, f"{what_failed}: {_essence(text) or 'git printed no reason'}", fix)
-
-
-def hides_reason(text: str) -> bool:
-    """Return True if git could not write a ref, of which it does not say why."""
-    return bool(_UNEXPLAINED.search(_split_voices(_shorten(text))[0]))
 
 
 def status_text(status: int) -> str:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, LockLostError, PublishError
-from briter_worker.git.plans import FilePlans
-from briter_worker.git.push import UncertainPushError, push, push_large_files
+from briter_worker.git.push import FilePlans, UncertainPushError, push, push_large_files
 from briter_worker.git.repository import Entry
 
 if TYPE_CHECKING:

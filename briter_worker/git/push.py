@@ -1,33 +1,40 @@
-"""Push commits with a lease on the remote's tip, and say how the push ended."""
+"""Push commits with a lease on the remote's tip, say how the push ended, and record what is pushed."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
-from collections import deque
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import git
 from git.remote import PushInfo
 
 from briter_worker.errors import FailureCode, PublishError
 from briter_worker.git import messages
+from briter_worker.ports import BaseVersion, Conflict, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from briter_worker.git.repository import Repository
 
+_T = TypeVar("_T")
 _RECEIVE_PACK = "git-receive-pack"
 """Always given, because the repository's configuration may name another program, and git would run that."""
 _PROGRESS_LINE = re.compile(
     r"(?:remote: )?(?:Enumerating|Counting|Compressing|Writing|Delta|Resolving|Total|Unpacking|Receiving)\b"
 )
-_PACKING_LINE = re.compile(r"(?:Enumerating|Counting|Compressing|Writing|Delta|Total)\b")
 _UNCERTAIN = frozenset(
     {FailureCode.NETWORK, FailureCode.TIMEOUT, FailureCode.INTERNAL, FailureCode.REMOTE_REFUSED}
 )
 _KEPT_LINES = 400
+"""So many lines are kept of the beginning of what git prints, and of its end."""
 _LONGEST_LINE = 4_000
+_OBJECT_ID = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 
 
 class UncertainPushError(PublishError):
@@ -40,26 +47,24 @@ class _PushListener(git.RemoteProgress):
     def __init__(self, progress: Callable[[str, int, int], None]) -> None:
         super().__init__()
         self._progress = progress
-        self._first: list[str] = []
-        self._last: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lines: list[str] = []
         self.is_sending = False
 
     def new_message_handler(self) -> Callable[[str], None]:
         parse = super().new_message_handler()
 
         def handle(line: str) -> None:
-            self.is_sending = self.is_sending or bool(_PACKING_LINE.match(line))
             if _PROGRESS_LINE.match(line):
+                self.is_sending = True
                 parse(line)  # not the other lines: GitPython would keep every one of them
-            elif len(self._first) < _KEPT_LINES:
-                self._first.append(line[:_LONGEST_LINE].rstrip())
             else:
-                self._last.append(line[:_LONGEST_LINE].rstrip())
+                self._lines.append(line[:_LONGEST_LINE].rstrip())
+                del self._lines[_KEPT_LINES:-_KEPT_LINES]
 
         return handle
 
     def text(self) -> str:
-        return "\n".join((*self._first, *self._last))
+        return "\n".join(self._lines)
 
     def update(
         self,
@@ -91,18 +96,15 @@ def push(
     options = {"dry_run": dry_run, "no_thin": repository.git.worktree is None}  # a bare clone lacks contents
     infos: list[PushInfo] = []
     try:
-        with repository.git.supervise():
-            try:
-                infos = repository.git.remote.push(
-                    refspec,
-                    progress=listener,
-                    allow_unsafe_options=True,  # for the next one, which makes it safe
-                    receive_pack=_RECEIVE_PACK,
-                    force_with_lease=lease,
-                    **{name: True for name, is_on in options.items() if is_on},
-                )
-            except git.GitCommandError:
-                infos = []
+        with repository.git.supervise(), suppress(git.GitCommandError):
+            infos = git.Remote(repository.git.repo, repository.remote).push(
+                refspec,
+                progress=listener,
+                allow_unsafe_options=True,  # for the next one, which makes it safe
+                receive_pack=_RECEIVE_PACK,
+                force_with_lease=lease,
+                **{name: True for name, is_on in options.items() if is_on},
+            )
         return _result_of(infos, listener.text())
     except PublishError as error:
         is_answered = any(each.flags & (PushInfo.REJECTED | PushInfo.REMOTE_REJECTED) for each in infos)
@@ -151,3 +153,126 @@ def _result_of(infos: list[PushInfo], text: str) -> bool:
     if is_rejected:
         raise messages.from_rejection(summary, text)
     raise messages.from_git("the push failed", f"{summary}\n{text}")
+
+
+class FilePlans:
+    """Store each plan of the disk backend in a file below `.git/briter/`. Implements `ports.PlanStore`."""
+
+    def __init__(self, state_dir: Path, branch: str) -> None:
+        self._folder = _branch_folder(state_dir, branch) / "plans"
+
+    def record(self, plan: Plan) -> None:
+        """Store the plan durably."""
+        _write(self._folder / f"{plan.id}.json", plan._asdict())
+
+    def plans(self) -> Sequence[Plan]:
+        """Return the recorded plans, oldest first. Raises PublishError for a file that is not a plan."""
+        try:
+            files = sorted((file.stat().st_mtime_ns, file) for file in self._folder.glob("*.json"))
+        except OSError as error:
+            raise PublishError.from_os("the plans of earlier pushes cannot be read", error) from error
+        return [_read(file, _as_plan) for _, file in files]
+
+    def drop(self, plan: Plan) -> None:
+        """Delete the plan durably."""
+        try:
+            (self._folder / f"{plan.id}.json").unlink()
+            _sync_folder(self._folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise PublishError.from_os("the plan of a push cannot be deleted", error) from error
+
+
+class FileConflicts:
+    """Remember the conflicts that are open. Implements `ports.BaseVersions` beside the checkout.
+
+    The checkout remembers every other base version, so a version without a conflict is forgotten here.
+    """
+
+    def __init__(self, state_dir: Path, branch: str) -> None:
+        self._file = _branch_folder(state_dir, branch) / "conflicts.json"
+
+    def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
+        """Return the base versions of those paths that have an open conflict."""
+        known = self._known()
+        return {path: known[path] for path in known.keys() & paths}
+
+    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:  # noqa: ARG002 - the repository has the contents
+        """Store the versions that have a conflict, and forget those of the other paths."""
+        before = self._known()
+        after = {path: base for path, base in {**before, **versions}.items() if base.conflict is not None}
+        if after != before:
+            _write(
+                self._file,
+                {
+                    path: {"blob": base.blob, "conflict": base.conflict and base.conflict._asdict()}
+                    for path, base in after.items()
+                },
+            )
+
+    def _known(self) -> dict[str, BaseVersion]:
+        return _read(self._file, _as_conflicts) if self._file.exists() else {}
+
+
+def _branch_folder(state_dir: Path, branch: str) -> Path:
+    """Return the folder of one branch's state: linked work trees share `state_dir`, but no branch."""
+    return state_dir / hashlib.sha256(branch.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _as_plan(document: dict[str, Any]) -> Plan:
+    plan = Plan(**document)
+    _check_ids((plan.tip, plan.base, *plan.commits.values(), *plan.blobs.values()))
+    return plan
+
+
+def _as_conflicts(document: dict[str, Any]) -> dict[str, BaseVersion]:
+    found = {path: BaseVersion(each["blob"], Conflict(**each["conflict"])) for path, each in document.items()}
+    for base in found.values():
+        _check_ids((base.blob, base.conflict.ours, base.conflict.theirs) if base.conflict else ())
+    return found
+
+
+def _check_ids(values: Iterable[str | None]) -> None:
+    for value in values:
+        if value is not None and not _OBJECT_ID.fullmatch(value):
+            raise ValueError(value)
+
+
+def _read(file: Path, build: Callable[[dict[str, Any]], _T]) -> _T:
+    try:
+        return build(json.loads(file.read_bytes()))
+    except OSError as error:
+        raise PublishError.from_os("the state of earlier pushes cannot be read", error) from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise PublishError(
+            FailureCode.CORRUPT,
+            f"{file} is damaged",
+            f"compare the remote's last commits with the posts that wait, then: rm {file}",
+        ) from error
+
+
+def _write(file: Path, document: dict[str, Any]) -> None:
+    """Replace the file durably. Raises PublishError."""
+    partial = file.with_name("new.tmp")  # one name: what a dead worker left is replaced
+    try:
+        if not file.parent.is_dir():
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (file.parent.parent, file.parent.parent.parent):
+                _sync_folder(folder)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:  # noqa: PTH123 - with a mode
+            handle.write(json.dumps(document).encode())
+            handle.flush()
+            os.fsync(handle.fileno())
+        partial.replace(file)
+        _sync_folder(file.parent)
+    except OSError as error:
+        raise PublishError.from_os("the plan of a push cannot be stored", error) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

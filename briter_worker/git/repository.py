@@ -1,17 +1,20 @@
-"""One repository, one branch, one remote: its state, its refs and its objects."""
+"""One repository, one branch, one remote: its state, its refs, its objects, and what dead gits left in it."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from contextlib import contextmanager
+import shutil
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import IO, TYPE_CHECKING, cast
 
+import psutil
+
 from briter_worker.errors import FailureCode, PublishError, UsageError
-from briter_worker.git.stale_locks import StaleLocks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -33,7 +36,6 @@ _IN_PROGRESS = {
 }
 _VALUE = re.compile(rb"([0-9a-f]{64}|[0-9a-f]{40})(?:\s|\Z)")
 _SYMBOLIC = re.compile(rb"ref:\s*(refs/[^\s\0]+)\s*\Z")
-_MAX_SYMBOLIC = 5
 _NO_BRANCH = re.compile(r"couldn't find remote ref", re.IGNORECASE)
 _NOT_ON_REMOTE = re.compile(r"not our ref|unadvertised object")
 _UPLOAD = "--upload-pack=git-upload-pack"
@@ -43,6 +45,16 @@ _FEW_PATHS = 100
 _BLOBS_AT_ONCE = 200
 _MAX_LOCAL_COMMITS = 50
 _PIECE = 1 << 16
+_OLD_LOCK_S = 15 * 60.0
+"""No git command takes so long that its lock is still held, if no git runs."""
+_SHORT_S = 0.5
+_INDEX_LOCK = "index.lock"
+_MAX_PACKS = 30
+_ROLL_UP = (
+    *("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0"),
+    *("repack", "--geometric=2", "-d", "-q", "--no-write-bitmap-index"),
+)
+"""Keeps every object, whether referred to or not, at the cost of the small packs alone."""
 
 Move = tuple[str, str | None, str | None]
 """A ref, its new value (None: delete it), and the value it must have (None: any; empty: none yet)."""
@@ -74,22 +86,9 @@ class Repository:
         self._head: tuple[int, int] | None = None
         self._listed: tuple[str, dict[str, Entry | None]] = ("", {})
         """A commit, and what its tree has at the paths asked for so far."""
-        self._locks = StaleLocks(git, (self.branch_ref, self.tracking_ref), PRIVATE)
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Read the configuration again, remove stale locks, and mark the repository as in use.
-
-        A worker that dies inside leaves the mark, by which its lock files are recognised.
-        """
-        self.git.refresh()
-        with self._locks.marked():
-            yield
-
-    def clear_own_locks(self) -> None:
-        """Remove locks of the worker's own refs, which a killed git left. Call it when none of ours runs."""
-        for path in (self.git.common_dir / self.own_refs).rglob("*.lock"):
-            path.unlink(missing_ok=True)
+        self.last_built: tuple[str, str] | None = None
+        """A commit of the remote, and one that was built on it: git need not be asked."""
+        self._is_marked = False
 
     def check(self) -> None:
         """Raise PublishError unless the repository is ready for a publication. The remote is not asked."""
@@ -118,9 +117,9 @@ class Repository:
 
     def check_branch(self) -> None:
         """Raise PublishError unless the configured branch is checked out, with a commit."""
-        current = self._head_ref(self.git.git_dir)
+        current = self._head_ref()
         if current != self.branch_ref:
-            found = "HEAD is detached" if current is None else f"{current[11:]} is checked out"
+            found = f"{current[11:]} is checked out" if current else "HEAD is detached"
             raise PublishError(
                 FailureCode.WRONG_BRANCH,
                 f"{found}, and the worker publishes {self.branch}",
@@ -146,60 +145,45 @@ class Repository:
 
         With a --git-dir git does not check the owner, so it is asked where that matters.
         """
-        if self.git.worktree is None:
-            return
-        if {place.stat().st_uid for place in (self.git.git_dir, self.git.worktree)} != {os.geteuid()}:
+        places = filter(None, (self.git.git_dir, self.git.worktree))
+        if self.git.worktree and {place.stat().st_uid for place in places} != {os.geteuid()}:
             self.git.run("rev-parse", "--git-dir", discover=True, what="git refused the site's repository")
 
     def check_remote(self) -> None:
         """Raise PublishError unless the remote is configured, with one push address."""
-        if not self.push_addresses():
+        try:
+            count = self.check_push_address()
+        except UsageError as error:
+            raise PublishError(FailureCode.REMOTE_MISSING, error.message, error.fix) from None
+        if not count:
             raise PublishError(
                 FailureCode.REMOTE_MISSING,
                 f"the repository has no remote named {self.remote}",
                 f"git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
             )
-        try:
-            self.check_push_address()
-        except UsageError as error:
-            raise PublishError(FailureCode.REMOTE_MISSING, error.message, error.fix) from None
 
-    def check_push_address(self) -> None:
-        """Raise UsageError if the remote has more than one push address."""
-        addresses = self.push_addresses()
+    def check_push_address(self) -> int:
+        """Return the number of push addresses. Raises UsageError if there is more than one."""
+        urls = self.git.config_values(f"remote.{self.remote}.url")
+        addresses = self.git.config_values(f"remote.{self.remote}.pushurl") or urls
         if len(addresses) > 1:
             raise UsageError(
                 f"the remote {self.remote} has {len(addresses)} push addresses, and the worker pushes to one",
                 f"git config --unset-all remote.{self.remote}.pushurl, and keep one remote.{self.remote}.url",
             )
-
-    def push_addresses(self) -> list[str]:
-        """Return the addresses that git would push to."""
-        urls = self.git.config_values(f"remote.{self.remote}.url")
-        return self.git.config_values(f"remote.{self.remote}.pushurl") or urls
-
-    def locks(self) -> list[Path]:
-        """Return the lock files that may be in the way."""
-        return list(self._locks.locks())
+        return len(addresses)
 
     def is_checked_out(self) -> bool:
         """Return True if work tree and index are the configured branch's."""
-        return self._head_ref(self.git.git_dir) == self.branch_ref
+        return self._head_ref() == self.branch_ref
 
-    def _head_ref(self, git_dir: Path) -> str | None:
-        """Return the ref that is checked out; None where HEAD is detached."""
-        path = git_dir / "HEAD"
+    def _head_ref(self) -> str:
+        """Return the ref that is checked out; empty where HEAD is detached."""
         try:
-            content = path.read_bytes()
+            content = os.fsdecode((self.git.git_dir / "HEAD").read_bytes())
         except OSError as error:
             raise PublishError.from_os("HEAD cannot be read", error) from error
-        if target := _SYMBOLIC.match(content):
-            return os.fsdecode(target[1])
-        if _VALUE.match(content):
-            return None
-        # Not by git symbolic-ref, which finds no repository there.
-        fix = f"echo {shlex.quote(f'ref: {self.branch_ref}')} > {shlex.quote(str(path))}"
-        raise PublishError(FailureCode.CORRUPT, f"{path} is damaged", fix)
+        return content.removeprefix("ref:").strip() if content.startswith("ref:") else ""
 
     def _head_stamp(self) -> tuple[int, int]:
         """Return what changes whenever git switches branches: it writes HEAD anew; a commit does not."""
@@ -211,21 +195,20 @@ class Repository:
     def ref(self, name: str) -> str | None:
         """Return the object a ref points to, or None. Raises PublishError when the ref is damaged.
 
-        Refs are read without starting git: a drain asks for many of them.
+        Without git, as a drain asks for many; and without GitPython, for which a ref that cannot be read is
+        missing.
         """
-        for _ in range(_MAX_SYMBOLIC):
-            path = self.git.common_dir / name
-            try:
-                content = path.read_bytes()
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                return self._packed_ref(name)
-            except OSError as error:
-                raise PublishError.from_os(f"{name} cannot be read", error) from error
-            if value := _VALUE.match(content):
-                return value[1].decode()
-            if not (target := _SYMBOLIC.match(content)):
-                break
-            name = os.fsdecode(target[1])
+        path = self.git.common_dir / name
+        try:
+            content = path.read_bytes()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return self._packed_ref(name)
+        except OSError as error:
+            raise PublishError.from_os(f"{name} cannot be read", error) from error
+        if value := _VALUE.match(content):
+            return value[1].decode()
+        if target := _SYMBOLIC.match(content):
+            return self.ref(os.fsdecode(target[1]))
         if name.startswith(f"{PRIVATE}/"):  # emptied by a power cut: it must not stop the posts
             path.unlink(missing_ok=True)
             return self._packed_ref(name)
@@ -265,6 +248,8 @@ class Repository:
 
     def is_ancestor(self, old: str, new: str) -> bool:
         """Return True if `new` contains `old`; False also where `old` is not known here."""
+        if old == new or (old, new) == self.last_built:
+            return True
         if self.git.attempt("merge-base", "--is-ancestor", old, new)[0] == 0:
             return True
         if not (self.git.common_dir / "shallow").exists():
@@ -404,6 +389,128 @@ class Repository:
                 ):
                     raise _missing(batch[0]) from failure
                 raise
+
+    # What dead gits left
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Read the configuration again, remove stale locks, and mark the repository as in use.
+
+        A worker that dies inside leaves the mark. A lock file that appeared after the mark was that worker's:
+        its git has ended, as the site's lock is free. Raises PublishError for a lock that stops the worker
+        and may be somebody's; `index.lock` stops nobody: building and pushing do not use the index.
+        """
+        self.git.refresh()
+        if self._is_marked:
+            yield
+            return
+        # Of this work tree alone: a worker in another linked one has its own.
+        mark = self.git.git_dir / "briter" / "busy"
+        self._clear_locks(mark, index=True)
+        if held := self._clear_locks(mark, wait=True):
+            raise PublishError(
+                FailureCode.LOCKED,
+                f"another git command holds {held[0]}",
+                "let that command end; if none runs, remove the file",
+            )
+        try:
+            mark.parent.mkdir(mode=0o700, exist_ok=True)
+            mark.touch()
+        except OSError as error:
+            raise PublishError.from_os("the repository cannot be written", error) from error
+        self._is_marked, ended = True, self.git.ended
+        try:
+            yield
+        finally:
+            self._is_marked = False
+            killed = self.git.ended > ended  # these could not remove their locks
+            with suppress(OSError, PublishError):
+                self._clear_locks(mark, index=killed, wait=not killed)
+                mark.unlink(missing_ok=True)
+
+    def locks(self) -> list[Path]:
+        """Return the lock files that are there now, whoever made them."""
+        git_dir, common = self.git.git_dir, self.git.common_dir
+        refs = (common / f"{ref}.lock" for ref in (self.branch_ref, self.tracking_ref))
+        shared = (git_dir / _INDEX_LOCK, git_dir / "HEAD.lock", common / "packed-refs.lock", *refs)
+        return [*(path for path in shared if path.exists()), *(common / PRIVATE).rglob("*.lock")]
+
+    def clear_own_locks(self) -> None:
+        """Remove locks of the worker's own refs, which a killed git left. Call it when none of ours runs."""
+        for path in (self.git.common_dir / self.own_refs).rglob("*.lock"):
+            path.unlink(missing_ok=True)
+
+    def _clear_locks(self, mark: Path, *, index: bool = False, wait: bool = False) -> list[Path]:
+        """Remove stale locks; return the others. `wait`: others may hold the lock of a ref for a moment."""
+        since = mark.stat().st_mtime if mark.exists() else None
+        found = {path: _inode(path) for path in self.locks() if index or path.name != _INDEX_LOCK}
+        if found and wait:
+            time.sleep(_SHORT_S)
+        left = (path for path, inode in found.items() if _inode(path) == inode)
+        return [path for path in left if not self._remove_lock(path, since)]
+
+    def _remove_lock(self, path: Path, since: float | None) -> bool:
+        """Remove the lock if it is provably the worker's, or old; return True if it is gone.
+
+        That no process has the file open proves nothing: `git commit` waits for its editor without.
+        """
+        try:
+            modified = path.stat().st_mtime
+            ours = path.is_relative_to(self.git.common_dir / PRIVATE)
+            stale = (since is not None and modified >= since) or time.time() - modified > _OLD_LOCK_S
+            if not ours and (not stale or self._is_git_running()):
+                return False
+            path.unlink(missing_ok=True)
+        except OSError:
+            return not path.exists()
+        return True
+
+    def _is_git_running(self) -> bool:
+        """Return True if another git may be working in this repository."""
+        places = (str(self.git.worktree or self.git.git_dir), str(self.git.git_dir))
+        for process in psutil.process_iter(["name"]):
+            try:
+                if not process.info["name"].startswith("git") or process.ppid() == os.getpid():
+                    continue
+                command = " ".join(process.cmdline())
+                if process.cwd().startswith(places) or any(place in command for place in places):
+                    return True
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+            except psutil.AccessDenied:
+                return True
+        return False
+
+    def tidy(self, now: float, keep: Collection[str] = ()) -> None:
+        """Remove old temporary files and unused private refs, and roll up small packs. Raises PublishError.
+
+        `keep` has the refs that recorded plans name. Call it inside `working`.
+        """
+        objects = self.git.common_dir / "objects"
+        for path in (
+            *self.git.git_dir.glob("fast_import_crash_*"),
+            *(path for name in ("tmp_*", ".tmp-*") for path in (objects / "pack").glob(name)),
+            *objects.glob("[0-9a-f][0-9a-f]/tmp_obj_*"),
+            *self.git.state_dir.glob("index-*"),
+        ):
+            with suppress(OSError):
+                if now - path.stat().st_mtime > _OLD_LOCK_S:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        out = self.git.run("for-each-ref", "--format=%(refname)", f"{self.own_refs}/batch/")
+        for name in set(out.decode().splitlines()) - set(keep):  # of a worker that died before it had a plan
+            self.update_refs((name, None, None))
+        pack = objects / "pack"
+        # Objects shared with another repository, or still on the remote, are left to `git gc`.
+        shared = (objects / "info" / "alternates").exists() or any(pack.glob("*.promisor"))
+        if not shared and len([*pack.glob("*.pack")]) >= _MAX_PACKS:
+            self.git.run(*_ROLL_UP, what="the small packs could not be merged")
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def _blob_pieces(stdout: IO[bytes], sha: str) -> Iterator[bytes]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from sites import Site
 
-from briter_worker.git.maintenance import tidy_repository
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 
@@ -267,4 +266,4 @@ def tidy_later(site: Site) -> None:
     """Tidy as an idle worker does, days from now: some files might be a living process's."""
     repository = Repository(Git(site.worktree, remote="origin", timeout=60.0), branch="main", remote="origin")
     with repository.working():
-        tidy_repository(repository, time.time() + _DAYS)
+        repository.tidy(time.time() + _DAYS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from briter_worker.git.config_secrets import find_secrets
+from briter_worker.git.environment import find_secrets
 
 CANARY = "cAnArY7Zk4Wq9Xv2"
 
