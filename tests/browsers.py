@@ -108,7 +108,7 @@ def visiting(
                     "name": COOKIE,
                     "value": dashboard.page.cookies[COOKIE],
                     "url": dashboard.base,
-                    "sameSite": "Strict",
+                    "sameSite": "Lax",
                 }
             ]
         )

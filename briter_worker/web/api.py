@@ -1,7 +1,6 @@
 """The API of one site. `/openapi.json` describes it. Errors are problem documents (RFC 9457)."""
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -14,12 +13,13 @@ from pydantic.alias_generators import to_camel
 
 from briter_worker.job import Author, Job, State, parse_time
 from briter_worker.status import job_to_json, pause_to_json
-from briter_worker.web.problems import MEDIA_TYPE, ProblemError
+from briter_worker.web.live import Feed
+from briter_worker.web.responses import PROBLEM_TYPE, Json, ProblemError
 from briter_worker.web.site import Site
 
 _PROBLEM = {"type": "object", "required": ["type", "title", "status", "detail"]}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    code: {"description": text, "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}
+    code: {"description": text, "content": {PROBLEM_TYPE: {"schema": _PROBLEM}}}
     for code, text in (("4XX", "The request is refused."), ("5XX", "The dashboard cannot answer."))
 }
 EVENT_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
@@ -97,16 +97,6 @@ class PauseRequest(BaseModel):
     reason: Annotated[str, Field(max_length=500)] = ""
 
 
-class Json(Response):
-    """JSON in ASCII, so that a lone surrogate in a file's name stays an escape."""
-
-    media_type = "application/json"
-
-    def render(self, content: object) -> bytes:
-        """Encode the content."""
-        return json.dumps(content, separators=(",", ":")).encode()
-
-
 def current_site(request: Request) -> Site:
     """Return the site that the address names, or the only one."""
     site: Site = request.app.state.open_site(request.path_params.get("site"))
@@ -144,24 +134,26 @@ def jobs(
     limit: Limit = 50,
 ) -> Response:
     """Return the jobs in the queue: in flight, waiting by due time, dead letters."""
-    snapshot = site.snapshot()
-    rows = [row for each in _ORDER if state in {None, each} for row in snapshot.jobs[each]]
-    if slug is not None:
-        rows = [row for row in snapshot.of_slug(slug) if state in {None, row.state}]
-    items = [job_to_json(row) for row in rows[offset : offset + limit]]
-    return Json({"items": items, "total": len(rows), "next": next_offset(offset, len(items), len(rows))})
+    jobs = site.snapshot().jobs
+    rows = [
+        row
+        for each in _ORDER
+        if state in {None, each}
+        for row in jobs[each]
+        if slug is None or row.job.slug == slug
+    ]
+    return listed([job_to_json(row) for row in rows[offset : offset + limit]], offset, len(rows))
 
 
-def next_offset(offset: int, shown: int, total: int) -> int | None:
-    """Return the offset of the next page of a list."""
-    return offset + shown if shown and offset + shown < total else None
+def listed(items: Sequence[object], offset: int, total: int) -> Response:
+    """Return one page of a list, with the offset of the next one."""
+    end = offset + len(items)
+    return Json({"items": items, "total": total, "next": end if items and end < total else None})
 
 
 @folder_router.post("/jobs", status_code=201)
 def enqueue(
-    site: CurrentSite,
-    job: Annotated[NewJob, Body()],
-    idempotency_key: IdempotencyKey = None,
+    site: CurrentSite, job: Annotated[NewJob, Body()], idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Enqueue a post. Requests with the same Idempotency-Key are one job."""
     job_id, replayed = site.enqueue(job.model_dump(by_alias=True), idempotency_key)
@@ -276,8 +268,8 @@ def status(site: CurrentSite) -> Response:
 @router.get("/doctor")
 async def doctor(site: CurrentSite) -> Response:
     """Run the checks of `doctor`. Requests at the same time share one run."""
-    running = site.checks.start()
-    while running.is_alive():  # noqa: ASYNC110 - waiting in a thread would leave one fewer for the pages
+    site.checks.start()
+    while site.checks.is_running:  # noqa: ASYNC110 - waiting in a thread would leave one fewer for the pages
         await asyncio.sleep(_CHECKS_POLL_S)
     return Json({"ok": site.checks.is_ok, "findings": [each.to_json() for each in site.checks.findings]})
 
@@ -290,7 +282,15 @@ def csrf(request: Request) -> Response:
 
 @live_router.get("/events", response_class=Response, responses=EVENT_STREAM)
 async def events(
-    site: CurrentSite, last_event_id: Annotated[str | None, Header(max_length=40)] = None
+    request: Request, site: CurrentSite, last_event_id: Annotated[str | None, Header(max_length=40)] = None
 ) -> Response:
     """Stream a `snapshot`, then every event with its id, and `status` when the status changes."""
-    return site.feed.stream(last_event_id)
+    return stream(request, site.feed, last_event_id)
+
+
+def stream(request: Request, feed: Feed, last_event_id: str | None = None) -> Response:
+    """Return a live stream, which ends with the session of its reader."""
+    access, cookie = request.app.state.access, request.state.visit.cookie
+    if cookie is None:
+        return feed.stream(last_event_id)
+    return feed.stream(last_event_id, session=cookie, is_open=lambda: access.has_session(cookie))

@@ -1,9 +1,11 @@
-"""The pages of one site. They work without JavaScript, which only keeps them up to date."""
+"""The pages of one site, and signing in. They work without JavaScript, which only keeps them up to date."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any
+from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
@@ -16,16 +18,17 @@ from briter_worker.settings import settings_schema
 from briter_worker.sinks.history import History, HistoryUnreadableError, Receipt
 from briter_worker.sinks.webhook_addresses import origin_of
 from briter_worker.status import PULL_COMMAND, job_to_json, waits_since
-from briter_worker.web import charts, labels
+from briter_worker.web import labels
 from briter_worker.web.api import OUTCOMES, CurrentSite
-from briter_worker.web.cache import NotReadYetError
-from briter_worker.web.problems import ProblemError
-from briter_worker.web.root import form_of, local_path
+from briter_worker.web.responses import ProblemError, address, page
+from briter_worker.web.security import COOKIE, SESSION_S, SIGN_IN, Access, client_address
 from briter_worker.web.site import Site
 from briter_worker.web.snapshot import headline
-from briter_worker.web.templating import page
 
 router = APIRouter()
+"""Below `/`, in a cluster below `/sites/{site}`."""
+sign_in_router = APIRouter()
+"""Below `/`."""
 PER_PAGE = 50
 _RECENT = 8
 _FIRST = 20
@@ -138,7 +141,7 @@ def post(request: Request, site: CurrentSite, id: Text = "", slug: Text = "") ->
     """Show one post, from the save to the remote."""
     wanted = id or slug
     snapshot = site.snapshot()
-    rows = snapshot.find(id) if id else snapshot.of_slug(slug)
+    rows = snapshot.find(id, slug)
 
     def ask(history: History) -> list[Receipt]:
         found = history.attempts(id) if id else []
@@ -176,13 +179,14 @@ def _key_texts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 @router.get("/figures")
 def figures(request: Request, site: CurrentSite) -> Response:
     """Show how many posts were published in the last 30 days, and how fast."""
-    try:
-        columns = site.figures.get()
-    except NotReadYetError:
-        raise ProblemError(503, "the figures take long to count", "load the page again in a minute") from None
-    counts, times = charts.throughput_chart(columns), charts.waits_chart(columns)
-    size = {"width": charts.WIDTH, "height": charts.HEIGHT, "left": charts.LEFT}
-    return page(request, site, "figures.html", columns=columns, counts=counts, times=times, size=size)
+    days = site.figures.get()
+    most = max(day.published + day.failed for day in days)
+    longest = max(day.slowest for day in days)
+
+    def share(seconds: float) -> float:
+        return math.log1p(seconds) / math.log1p(longest)
+
+    return page(request, site, "figures.html", days=days, most=most, longest=longest, share=share)
 
 
 @router.get("/site")
@@ -201,12 +205,24 @@ def site_page(request: Request, site: CurrentSite) -> Response:
     return page(request, site, "site.html", rows=rows, checks=site.checks)
 
 
+async def _form_of(request: Request) -> dict[str, str]:
+    """Return the fields of a page's form."""
+    fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
+    return {name: values[0] for name, values in fields.items()}
+
+
+def _local_path(target: str) -> str:
+    """Return the target if it is a page of the dashboard, else `/`."""
+    fine = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
+    return target if fine else "/"
+
+
 @router.post("/actions/{action}")
 async def act(request: Request, site: CurrentSite, action: str) -> Response:
     """Perform the action of a form, and show the page again."""
-    form = await form_of(request)
+    form = await _form_of(request)
     notice = await run_in_threadpool(_act, site, action, form)
-    target = local_path(form.get("back", "/"))
+    target = _local_path(form.get("back", "/"))
     joint = "&" if "?" in target else "?"
     return RedirectResponse(f"{target}{joint}told={notice}", status_code=303)
 
@@ -236,3 +252,58 @@ def _act(site: Site, action: str, form: Mapping[str, str]) -> str:
         case _:
             raise ProblemError(404, "this page does not exist")
     return action
+
+
+@sign_in_router.get(SIGN_IN)
+def sign_in_page(
+    request: Request,
+    next: Text = "/",  # noqa: A002 - in the address
+    key: Annotated[str, Query(max_length=200)] = "",
+) -> Response:
+    """Ask for the token, or sign in by the key of a one-time link."""
+    access: Access = request.app.state.access
+    if request.state.visit.cookie is not None:
+        return RedirectResponse(_local_path(next), status_code=303)
+    if key and access.use_link_key(key):
+        return _signed_in(request, "/")
+    wrong = "This link was used before, or is too old. Enter the token." if key else ""
+    return _sign_in_form(request, 403 if key else 200, next, wrong)
+
+
+@sign_in_router.post(SIGN_IN)
+async def sign_in(request: Request) -> Response:
+    """Open a session."""
+    form = await _form_of(request)
+    access: Access = request.app.state.access
+    target = form.get("next", "/")
+    try:
+        access.check_token(form.get("token", "").strip(), client_address(request.scope))
+    except ProblemError as refused:
+        answer = _sign_in_form(request, refused.status, target, f"{labels.sentence(refused.detail)}.")
+        answer.headers.update(refused.headers)
+        return answer
+    return _signed_in(request, target)
+
+
+@sign_in_router.post("/sign-out")
+def sign_out(request: Request) -> Response:
+    """End the session."""
+    request.app.state.access.end_session(request.state.visit.cookie)
+    response = RedirectResponse(address(SIGN_IN, told="signed-out"), status_code=303)
+    response.delete_cookie(COOKIE, httponly=True, samesite="lax")
+    return response
+
+
+def _sign_in_form(request: Request, status: int, target: str, wrong: str) -> Response:
+    shell = request.app.state.shell
+    more = {"target": _local_path(target), "wrong": wrong}
+    return page(request, shell, "sign-in.html", status=status, **more)
+
+
+def _signed_in(request: Request, target: str) -> Response:
+    response = RedirectResponse(_local_path(target), status_code=303)
+    cookie = request.app.state.access.open_session()
+    # Not strict: a link from a chat opens the page. Changes need the CSRF token.
+    secure = request.url.scheme == "https"
+    response.set_cookie(COOKIE, cookie, max_age=int(SESSION_S), httponly=True, samesite="lax", secure=secure)
+    return response

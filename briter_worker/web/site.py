@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import threading
@@ -20,11 +19,9 @@ from briter_worker.queues.selection import UnknownJobError
 from briter_worker.redaction import one_line
 from briter_worker.sinks.history import HistoryUnreadableError
 from briter_worker.status import read_local_commits, read_status
-from briter_worker.web.cache import CachedValue, NotReadYetError
-from briter_worker.web.charts import read_figures
-from briter_worker.web.live import MAX_MISSED, Feed, News
-from briter_worker.web.problems import ProblemError, explain
-from briter_worker.web.snapshot import obstacle, take_snapshot
+from briter_worker.web.live import MAX_KEPT, Feed, News
+from briter_worker.web.responses import ProblemError
+from briter_worker.web.snapshot import CachedValue, Snapshot, obstacle, read_days
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from briter_worker.ports import Cancellation, Pause
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
-    from briter_worker.web.snapshot import Snapshot
+    from briter_worker.status import LocalCommits
     from briter_worker.wiring import SiteQueue
 
 PAGES = (
@@ -46,6 +43,7 @@ PAGES = (
     ("/site", "Site"),
 )
 _MAX_IN_FLIGHT = 500
+_LOCAL_COMMITS_S = 60.0
 _REQUEST = "requestDigest"
 """Key of a job that came with an Idempotency-Key: tells whether a later request is the same."""
 _one_key = threading.Lock()
@@ -70,46 +68,33 @@ class Site:
         self.base = base
         self.history = wiring.open_history(settings)
         self.checks = SiteChecks(settings, complain)
-        self.feed = Feed(self._news, self._first_status)
+        self.feed = Feed(self._news)
         self._log = log
         self._complain = complain
         self._queue = wiring.open_queue(settings)
         self._queue_guard = threading.Lock()
-        self._allowlist = Allowlist(settings.folders)
-        self._snapshot = CachedValue(self._read_snapshot, lifetime=0.1)
-        self._last: Snapshot | None = None
-        self._local_commits = CachedValue(lambda: read_local_commits(settings), lifetime=60.0, patience=0.0)
-        self.figures = CachedValue(lambda: read_figures(self.history, time.time()))
+        self._snapshot = CachedValue(self._read_snapshot, "the queue", lifetime=0.1)
+        self.figures = CachedValue(lambda: read_days(self.history, time.time()), "the history")
+        self._commits: LocalCommits = ()
+        self._commits_expire = 0.0
 
     # Reading
 
     def snapshot(self) -> Snapshot:
         """Return the queue and the status as they were at most a few seconds ago. Raises ProblemError."""
-        try:
-            return self._snapshot.get()
-        except NotReadYetError:
-            text = "the queue is being read for the first time"
-            fix = "load the page again in a few seconds"
-            raise ProblemError(503, text, fix, headers={"Retry-After": "2"}) from None
-        except OSError as error:
-            message, fix = explain(error)
-            if self._last is None:
-                raise ProblemError(503, f"the queue cannot be read: {message}", fix) from None
-            return dataclasses.replace(self._last, problem=message, problem_fix=fix)
+        return self._snapshot.get()
 
     def _read_snapshot(self) -> Snapshot:
         now = time.time()
-        try:
-            commits = self._local_commits.get(first_wait=0.0)
-        except Exception:  # noqa: BLE001 - not read yet, or git failed: `doctor` says why
-            commits = ()
+        if time.monotonic() > self._commits_expire:
+            self._commits = read_local_commits(self.settings)
+            self._commits_expire = time.monotonic() + _LOCAL_COMMITS_S
         with self._queue_guard:
             rows = self._queue.jobs(now)
             status = read_status(
-                self.settings, now, queue=self._queue, jobs=rows, local_commits=commits or ()
+                self.settings, now, queue=self._queue, jobs=rows, local_commits=self._commits
             )
-        self._last = take_snapshot(rows, status, self._last)
-        return self._last
+        return Snapshot.of(rows, status)
 
     def progress(self) -> list[dict[str, Any]]:
         """Return how far each job in flight is. Raises ProblemError."""
@@ -117,71 +102,44 @@ class Site:
             attempts = {each.job_id: each for each in self.history.under_way()}
         except HistoryUnreadableError:
             attempts = {}
-        return [
-            _progress_json(row.job, attempts.get(row.job.id))
-            for row in self.snapshot().jobs[State.CLAIMED][:_MAX_IN_FLIGHT]
-        ]
+        rows = self.snapshot().jobs[State.CLAIMED][:_MAX_IN_FLIGHT]
+        return [_progress_json(row.job, attempts.get(row.job.id)) for row in rows]
 
     def live_status(self) -> dict[str, Any]:
-        """Return the status that readers of the live stream are sent. Raises ProblemError."""
+        """Return what of the status readers of the live stream are sent. Raises ProblemError."""
         snapshot = self.snapshot()
         status = snapshot.status.to_json()
         worker = status["worker"]
         return {
             "revision": snapshot.revision,
-            "jobs": status["jobs"],
             "worker": None if worker is None else {"pid": worker["pid"], "alive": worker["alive"]},
-            **{key: status[key] for key in ("paused", "condition", "failure", "fix", "dryRun")},
+            **{key: status[key] for key in ("jobs", "paused", "condition", "failure", "fix", "dryRun")},
             "inFlight": self.progress(),
         }
 
     def status_json(self) -> dict[str, Any]:
         """Return the status for programs. Raises ProblemError."""
-        snapshot = self.snapshot()
-        latest, trouble = self._latest()
-        return {
-            **snapshot.status.to_json(),
-            "inFlight": self.progress(),
-            "latest": latest,
-            "revision": snapshot.revision,
-            "readers": len(self.feed),
-            "problems": [text for text in (snapshot.problem, trouble) if text],
-        }
+        return {**self.live_status(), **self.snapshot().status.to_json(), "readers": len(self.feed)}
 
-    def _first_status(self) -> dict[str, Any]:
-        try:
-            return self.status_json()
-        except ProblemError as error:
-            return {"problems": [error.detail]}
-
-    def _latest(self) -> tuple[int, str]:
-        """Return the id of the newest moment, or why the history cannot be read."""
-        try:
-            return self.history.latest()[0], ""
-        except HistoryUnreadableError as error:
-            return 0, str(error)
-
-    def _news(self, after: int | None) -> News:
+    def _news(self, after: int) -> News:
         """Read for the live stream."""
-        latest, trouble = self._latest()
         try:
-            moments = [] if after is None or trouble else self.history.moments(after, MAX_MISSED)
-            return News(self.live_status(), after or 0 if trouble else latest, moments)
-        except (HistoryUnreadableError, ProblemError):
-            return News({}, after or 0)
+            newest, oldest = self.history.latest()
+            since = max(after if after <= newest else 0, newest - MAX_KEPT, oldest - 1)
+            return News(self.live_status(), newest, since, self.history.moments(since, MAX_KEPT))
+        except (HistoryUnreadableError, ProblemError) as error:
+            return News({"problem": str(error)}, after, after)
         except Exception as error:  # noqa: BLE001 - the live stream of all readers would end
             self._complain(f"live stream: {type(error).__name__}: {error}")
-            return News({}, after or 0)
+            return News({}, after, after)
 
     def page_context(self) -> dict[str, Any]:
         """Return what every page shows, also while the queue cannot be read."""
-        latest, _ = self._latest()  # before the snapshot: at worst, the page is loaded again
         try:
             snapshot = self.snapshot()
         except Exception:  # noqa: BLE001 - the page of an error must not raise another one
             snapshot = None
         return {
-            "seen": f"{snapshot.revision if snapshot else 0}-{latest}",
             "snapshot": snapshot,
             "status": snapshot and snapshot.status,
             "dry_run": self.settings.worker_dry_run,
@@ -191,7 +149,7 @@ class Site:
             "above": "/" if self.base else "",
             "pages": PAGES,
             "counted": "/failed",
-            "failed_count": len(snapshot.failed) if snapshot else 0,
+            "failed_count": len(snapshot.jobs[State.FAILED]) if snapshot else 0,
             "max_attempts": self.settings.worker_max_attempts,
         }
 
@@ -202,10 +160,9 @@ class Site:
         try:
             with self._queue_guard:
                 result = action(self._queue, time.time())
-        except UnknownJobError as error:
-            raise ProblemError(404, error.message, error.fix) from None
         except DeclinedError as error:
-            raise ProblemError(409, error.message, error.fix) from None
+            status = 404 if isinstance(error, UnknownJobError) else 409
+            raise ProblemError(status, error.message, error.fix) from None
         self._after_change()
         return result
 
@@ -238,23 +195,41 @@ class Site:
         The key determines the job's id, so that the queue or the history has the job of an earlier request.
         Raises ProblemError.
         """
+        contents = contents or {}
         given = {name: value for name, value in body.items() if value is not None}
         author, at = given.pop("author", None), given.pop("scheduledFor", None)
         person = (author["name"], author["email"]) if author else None
-        contents = contents or {}
-        replayed = False
         try:
             document = client.compose(given.pop("slug"), given.pop("paths"), at=at, author=person, **given)
-            if key is None:
+            with _one_key:  # two dashboards at once store the same job, under the same id
+                if key is not None:
+                    files = [[path, None if data is None else data.hex()] for path, data in contents.items()]
+                    request = _digest(json.dumps([body, files], sort_keys=True).encode())
+                    job_id = _digest(key.encode("utf-8", "surrogatepass"))[:32]
+                    document |= {"id": job_id, _REQUEST: request}
+                    if self._has(document):
+                        return job_id, True
                 self._store(document, contents)
-            else:
-                replayed = self._store_once(document, contents, key, body)
         except ValueError as error:
             raise ProblemError(422, str(error)) from None
         except DeclinedError as error:
             raise ProblemError(422, error.message, error.fix) from None
         self._after_change()
-        return document["id"], replayed
+        return document["id"], False
+
+    def _has(self, document: Document) -> bool:
+        """Return True if the queue or the history has the job. Raises ProblemError if it has another one."""
+        with self._queue_guard:
+            waiting = self._queue.find(document["id"], time.time())
+        receipts = self.history.attempts(document["id"])
+        if waiting:
+            is_same = waiting[0].read().get(_REQUEST) == document[_REQUEST]
+        else:
+            is_same = not receipts or receipts[0].slug == document["slug"]
+        if not is_same:
+            text = "this Idempotency-Key was used for another request"
+            raise ProblemError(422, text, "use a new key for a new request")
+        return bool(waiting or receipts)
 
     def _store(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
         """Store a job durably. Raises ValueError and DeclinedError for a refused job, and OSError."""
@@ -264,37 +239,15 @@ class Site:
     def _after_change(self) -> None:
         self._snapshot.renew()
 
-    def _store_once(
-        self, document: Document, contents: Mapping[str, bytes | None], key: str, body: Document
-    ) -> bool:
-        """Store the job unless the queue or the history has it. Return True if one of them has it."""
-        digests = {path: None if data is None else _digest(data) for path, data in contents.items()}
-        request = _digest(json.dumps([body, digests], sort_keys=True).encode())
-        document |= {"id": _digest(key.encode("utf-8", "surrogatepass"))[:32], _REQUEST: request}
-        with _one_key:  # two dashboards at once store the same job, under the same id
-            with self._queue_guard:
-                waiting = self._queue.find(document["id"], time.time())
-            receipts = self.history.attempts(document["id"])
-            if not waiting and not receipts:
-                self._store(document, contents)
-                return False
-        if waiting:
-            is_same = waiting[0].read().get(_REQUEST) == request
-        else:
-            is_same = receipts[0].slug == document["slug"]
-        if not is_same:
-            text = "this Idempotency-Key was used for another request"
-            raise ProblemError(422, text, "use a new key for a new request")
-        return True
-
     def warnings(self, paths: Sequence[str]) -> list[str]:
         """Return which of these paths will not be published, and why."""
         if not paths:
             return ["nothing will be published: the job declares no paths"]
+        allowlist = Allowlist(self.settings.folders)
         found = []
         for path in paths:
             try:
-                self._allowlist.resolve(path)
+                allowlist.resolve(path)
             except PathRefusedError as refused:
                 found.append(one_line(f"{path} will not be published: {refused.reason}"))
         return found
@@ -307,31 +260,28 @@ class SiteChecks:
         self._settings = settings
         self._complain = complain
         self._guard = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self.findings: Sequence[Finding] = ()
+        self._thread = threading.Thread()
+        self.findings: tuple[Finding, ...] = ()
         self.started_at: float | None = None
 
     @property
     def is_running(self) -> bool:
         """Return True if more results will come."""
-        thread = self._thread
-        return thread is not None and thread.is_alive()
+        return self._thread.is_alive()
 
     @property
     def is_ok(self) -> bool:
         """Return True if no result is an error."""
         return all(finding.state is not FindingState.ERROR for finding in self.findings)
 
-    def start(self) -> threading.Thread:
-        """Start a run, unless one is running; return its thread."""
+    def start(self) -> None:
+        """Start a run, unless one is running."""
         with self._guard:
-            if self._thread is None or not self._thread.is_alive():
-                self.findings = ()
-                self.started_at = time.time()
+            if not self.is_running:
+                self.findings, self.started_at = (), time.time()
                 # A daemon: a remote may take minutes to answer, and the dashboard must end at once.
                 self._thread = threading.Thread(target=self._run, name="doctor", daemon=True)
                 self._thread.start()
-            return self._thread
 
     def _run(self) -> None:
         try:

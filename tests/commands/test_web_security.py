@@ -93,18 +93,20 @@ def test_a_wrong_bearer_is_refused(dashboard: Dashboard, stranger: httpx.Client)
     for wrong in ("x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\u00fc"):
         headers = {b"Authorization": f"Bearer {wrong}".encode()}
         assert stranger.get("/api/status", headers=headers).status_code == 401
-    assert stranger.get("/api/status", headers={"Authorization": "Bearer wrong"}).status_code == 429
-    assert dashboard.api.get("/api/status").status_code == 200, "the right token is let in all the same"
+    for token in ("wrong", TOKEN):
+        headers = {b"Authorization": f"Bearer {token}".encode()}
+        assert stranger.get("/api/status", headers=headers).status_code == 429, "no guess is answered"
+    assert dashboard.page.get("/").status_code == 200, "a session goes on"
 
 
-def test_signing_in_opens_a_strict_session_and_signing_out_ends_it(
+def test_signing_in_opens_a_session_and_signing_out_ends_it(
     dashboard: Dashboard, stranger: httpx.Client
 ) -> None:
     answer = sign_in(stranger, TOKEN)
     assert (answer.status_code, answer.headers["location"]) == (303, "/failed")
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
-    assert "samesite=strict" in cookie
+    assert "samesite=lax" in cookie
     assert "secure" not in cookie.replace("samesite", "")
     assert TOKEN not in answer.headers["set-cookie"]
     kept = stranger.cookies["briter_session"]
@@ -132,7 +134,7 @@ def test_after_five_wrong_tokens_their_sender_has_to_wait(
     refused = sign_in(stranger, TOKEN)
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) > 0
-    assert dashboard.api.get("/api/status").status_code == 200
+    assert dashboard.api.get("/api/status").status_code == 429
 
 
 # --- Proxies

@@ -13,7 +13,8 @@ from briter_worker.events import Published
 from briter_worker.sinks.history import History
 from briter_worker.sinks.recorder import HistorySink, Target
 from briter_worker.sinks.store import HISTORY_TABLES, SqliteStore
-from briter_worker.web import charts, labels
+from briter_worker.web import labels
+from briter_worker.web.snapshot import read_days
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +83,7 @@ def test_figures_count_by_the_days_of_the_servers_zone(zone: str, tmp_path: Path
     sink = HistorySink(store, Target("main", "origin"), clock=lambda: late)
     sink.store([Published(job_id="1", slug="a", attempt=1, dry_run=False, duration_ms=1, commit="c")])
     history = History(store)
-    figures = charts.read_figures(history, late + 3 * 3600)
+    figures = read_days(history, late + 3 * 3600)
     history.close()
     assert [each.label for each in figures if each.published] == ["15 Jan"], zone
     assert [each.label for each in figures][-2:] == ["15 Jan", "16 Jan"]

@@ -67,17 +67,13 @@
       // Signed out, or the dashboard has stopped: the reloaded page shows which.
       if (source.readyState === EventSource.CLOSED) setTimeout(() => window.location.reload(), 5000);
     };
-    let first = true;
     for (const name of names) {
       source.addEventListener(name, (event) => {
         let data = {};
         try { data = JSON.parse(event.data); } catch { return; }
         if (name === "snapshot" || name === "status") count(data);
         if (spoken[name] && data.slug) say(`${data.slug} ${spoken[name]}.`);
-        // Equal revisions: nothing changed between loading the page and opening the stream.
-        const same = first && `${data.revision}-${data.latest}` === document.getElementById("main").dataset.seen;
-        if (!same) soon();
-        first = false;
+        soon();
       });
     }
     return source;
