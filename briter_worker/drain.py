@@ -38,7 +38,7 @@ from briter_worker.events import (
     Revived,
     Warned,
 )
-from briter_worker.job import GIT_SYNC, quoted
+from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Backoff, Outcome, Publication, Request, Result
 
 if TYPE_CHECKING:
@@ -293,26 +293,25 @@ class _Batch:
             )
         ended = []
         for claim in self.open.values():
-            stack = self._contexts[claim.key] = ExitStack()
+            self._contexts[claim.key] = ExitStack()
             self.attempts.callback(self._leave_attempt, claim.key)
-            around = self._plugins().around_attempt(claim.job, claim.attempt)
-            if outcome := _refusal(claim.key, partial(stack.enter_context, around)):
+            if outcome := _refusal(claim.key, partial(self._enter_attempt, claim)):
                 ended.append(outcome)
         self.complete(ended)
 
+    def _enter_attempt(self, claim: Claim) -> None:
+        for around in self._plugins().call("around_attempt", job=claim.job, attempt=claim.attempt):
+            self._contexts[claim.key].enter_context(around)
+
     def check(self, key: str, changes: Sequence[Change]) -> Outcome | None:
         """Return the outcome of a job that a plugin refuses to publish."""
-        return _refusal(key, lambda: self._plugins().before_publish(self.open[key].job, changes))
+        job = self.open[key].job
+        return _refusal(key, lambda: self._plugins().call("before_publish", job=job, changes=changes))
 
     def handle(self, claim: Claim) -> None:
         """Have a plugin handle a job of the plugin's own type."""
-        if kind := self._plugins().kind(claim.job.type):
-            outcome = _refusal(claim.key, lambda: kind.handle(claim.job))
-            self.complete([outcome or Outcome(claim.key, Result.PUBLISHED)])
-            return
-        message = f"no plugin handles the type {quoted(claim.job.type)}"
-        fix = "leave type out, or install the plugin"
-        self.fail([claim.key], Failure(FailureCode.UNKNOWN_TYPE, message, fix))
+        outcome = _refusal(claim.key, lambda: self._plugins().handle(claim.job))
+        self.complete([outcome or Outcome(claim.key, Result.PUBLISHED)])
 
     def complete(self, outcomes: Sequence[Outcome]) -> None:
         """Store what became of these claims, then emit it."""
@@ -345,7 +344,9 @@ class _Batch:
                 publication = Publication(
                     claim.job, outcome.commit, claim.attempt, self._dry_run, outcome.rejected_paths
                 )
-                self._call_safely(claim.job.slug, partial(self._plugins().after_publish, publication))
+                self._call_safely(
+                    claim.job.slug, partial(self._plugins().call, "after_publish", publication=publication)
+                )
 
     def complete_cancelled(self, *, except_for: Collection[str] = ()) -> None:
         """Drop the open claims whose cancellation was requested."""
@@ -380,7 +381,7 @@ class _Batch:
     def _fail(self, claim: Claim, outcome: Outcome) -> None:
         """Store and emit a failure: the job is deferred, retried after a backoff, or a dead letter."""
         failure = outcome.failure or Failure(FailureCode.INTERNAL, "the publisher gave no reason")
-        kind = None if claim.job.type == GIT_SYNC else self._plugins().kind(claim.job.type)
+        kind = None if claim.job.type == GIT_SYNC else self._plugins().kinds.get(claim.job.type)
         max_attempts = (kind and kind.max_attempts) or self._max_attempts
         facts = self._facts(claim, outcome) | {"error": failure.message, "fix": failure.fix}
         is_deferred = outcome.retry_at is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import Self
 
 from briter_worker.redaction import one_line
 
@@ -27,20 +28,28 @@ class FailureClass(Enum):
 class FailureCode(StrEnum):
     """Public failure codes: the closed set that programs may rely on."""
 
-    NO_PATHS = "nopaths"
-    MALFORMED = "malformed"
-    UNREADABLE = "unreadable"
-    UNKNOWN_TYPE = "unknown-type"
-    TOO_LARGE = "too-large"
-    REJECTED = "rejected"
-    CONFLICT = "conflict"
-    PLUGIN = "plugin"
+    _value_: str
+    failure_class: FailureClass
 
-    LOST_RACE = "lost-race"
-    UNSETTLED = "unsettled"
-    KILLED_WORKER = "killed-worker"
-    INTERNAL = "internal"
+    def __new__(cls, value: str, failure_class: FailureClass = FailureClass.ENVIRONMENT) -> Self:
+        """Return the code with its class."""
+        code = str.__new__(cls, value)
+        code._value_ = value
+        code.failure_class = failure_class
+        return code
 
+    NO_PATHS = "nopaths", FailureClass.REFUSED
+    MALFORMED = "malformed", FailureClass.REFUSED
+    UNREADABLE = "unreadable", FailureClass.REFUSED
+    UNKNOWN_TYPE = "unknown-type", FailureClass.REFUSED
+    TOO_LARGE = "too-large", FailureClass.REFUSED
+    REJECTED = "rejected", FailureClass.REFUSED
+    CONFLICT = "conflict", FailureClass.REFUSED
+    PLUGIN = "plugin", FailureClass.REFUSED
+    LOST_RACE = "lost-race", FailureClass.TRANSIENT
+    UNSETTLED = "unsettled", FailureClass.TRANSIENT
+    KILLED_WORKER = "killed-worker", FailureClass.TRANSIENT
+    INTERNAL = "internal", FailureClass.TRANSIENT
     NETWORK = "network"
     TIMEOUT = "timeout"
     AUTH = "auth"
@@ -58,30 +67,6 @@ class FailureCode(StrEnum):
     DISK = "disk"
     PLUGIN_BROKEN = "plugin-broken"
     GIT_MISSING = "git-missing"
-
-    @property
-    def failure_class(self) -> FailureClass:
-        """Return the class that this code belongs to."""
-        if self in _REFUSED:
-            return FailureClass.REFUSED
-        return FailureClass.TRANSIENT if self in _TRANSIENT else FailureClass.ENVIRONMENT
-
-
-_REFUSED = frozenset(
-    {
-        FailureCode.NO_PATHS,
-        FailureCode.MALFORMED,
-        FailureCode.UNREADABLE,
-        FailureCode.UNKNOWN_TYPE,
-        FailureCode.TOO_LARGE,
-        FailureCode.REJECTED,
-        FailureCode.CONFLICT,
-        FailureCode.PLUGIN,
-    }
-)
-_TRANSIENT = frozenset(
-    {FailureCode.LOST_RACE, FailureCode.UNSETTLED, FailureCode.KILLED_WORKER, FailureCode.INTERNAL}
-)
 
 
 def is_environment(code: str | None) -> bool:
@@ -140,28 +125,15 @@ class PublishError(Exception):
 
     def __init__(self, code: FailureCode, message: str, fix: str = "") -> None:
         self.failure = Failure(code, message, fix)
-        super().__init__(self.failure.message)
+        self.code = code
+        self.message = self.failure.message
+        self.fix = self.failure.fix
+        super().__init__(self.message)
 
     @classmethod
     def from_os(cls, what_failed: str, error: OSError) -> PublishError:
         """Return the environment failure for an error of the operating system."""
-        message = f"{what_failed}: {os_error_text(error)}"
-        return cls(FailureCode.DISK, message, os_error_fix(error))
-
-    @property
-    def code(self) -> FailureCode:
-        """Return the failure code."""
-        return self.failure.code
-
-    @property
-    def message(self) -> str:
-        """Return the message, without the fix."""
-        return self.failure.message
-
-    @property
-    def fix(self) -> str:
-        """Return the fix, which may be empty."""
-        return self.failure.fix
+        return cls(FailureCode.DISK, f"{what_failed}: {os_error_text(error)}", os_error_fix(error))
 
 
 class RefusedError(PublishError):
@@ -184,31 +156,20 @@ class StoppedError(Exception):
     """Abort the work because the operator told the worker to stop; only the remote knows what a push did."""
 
 
-class LossReason(StrEnum):
-    """Reason why a worker lost its site."""
-
-    TAKEN = "taken"
-    """Another worker has the site."""
-    DONE = "done"
-    """Another worker completed the jobs in hand."""
-    MISSING = "missing"
-    """The site was removed."""
-    ERROR = "error"
-    """The worker cannot find out whether it still has the site."""
-
-
 class LockLostError(Exception):
     """Abort the work because the site may be another worker's. Nothing was pushed."""
 
     def __init__(
         self,
-        reason: LossReason = LossReason.TAKEN,
         message: str = "the worker's lock file was removed or replaced while the worker ran, so another "
         "worker may have the site now; this one ends",
         fix: str = "start the worker again, and leave worker.lock alone",
+        *,
+        in_doubt: bool = False,
     ) -> None:
-        self.reason = reason
+        """`in_doubt`: the worker could not find out whether it still has the site."""
         self.fix = fix
+        self.in_doubt = in_doubt
         super().__init__(one_line(message))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -123,7 +123,7 @@ class Bench:
             queue=self.disk.queue,
             publisher=self.open_publisher,
             emit=self,
-            plugins=partial(Plugins, {}, self.plugins),
+            plugins=cache(partial(Plugins, {}, self.plugins)),
             backoff=Backoff((60.0,)),
             max_attempts=MAX_ATTEMPTS,
             dry_run=self.dry_run,

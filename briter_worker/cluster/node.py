@@ -29,7 +29,6 @@ from briter_worker.cluster.sweep import Sweep, Swept
 from briter_worker.drain import Counts
 from briter_worker.errors import (
     LockLostError,
-    LossReason,
     PublishError,
     UnavailableError,
     UsageError,
@@ -320,10 +319,10 @@ class Node:
         try:
             drained = self._drains.drain(site, self._stop.is_set)
         except LockLostError as lost:
-            if lost.reason is LossReason.ERROR:
+            if lost.in_doubt:
                 self._defer(site)
             self._warn(site, str(lost), lost.fix)
-            return Drained(Counts(failed=int(lost.reason is LossReason.ERROR)))
+            return Drained(Counts(failed=int(lost.in_doubt)))
         except UnavailableError as error:
             self._outage.begin(error)
         except (PublishError, UsageError) as error:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -256,7 +257,7 @@ class Place:
             queue=queue,
             publisher=lambda: publisher,
             emit=sink,
-            plugins=lambda: Plugins({}),
+            plugins=cache(partial(Plugins, {})),
             backoff=Backoff(DELAYS),
             max_attempts=MAX_ATTEMPTS,
             dry_run=dry_run,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import dict_row
 
-from briter_worker.errors import DeclinedError, LockLostError, LossReason
+from briter_worker.errors import DeclinedError, LockLostError
 from briter_worker.queues.postgres.database import DatabaseError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def lock_for_worker(connection: Connection, site: str, token: int) -> None:
     if row is None or row[1]:
         raise _missing(site)
     if row[0] != token:
-        raise LockLostError(LossReason.TAKEN, f"another worker has the site {site} now; this drain ends", "")
+        raise LockLostError(f"another worker has the site {site} now; this drain ends", "")
 
 
 def lock_site(connection: Connection, site: str) -> None:
@@ -85,8 +85,8 @@ def check_token(database: Database, site: str, token: int) -> None:
             pass
     except DatabaseError as error:
         message = f"the worker cannot check whether it still has the site {site}: {error.message}"
-        raise LockLostError(LossReason.ERROR, message, error.fix) from error
+        raise LockLostError(message, error.fix, in_doubt=True) from error
 
 
 def _missing(site: str) -> LockLostError:
-    return LockLostError(LossReason.MISSING, f"there is no site {site} any more", "")
+    return LockLostError(f"there is no site {site} any more", "")

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import FailureClass, FailureCode, LockLostError, LossReason
+from briter_worker.errors import FailureClass, FailureCode, LockLostError
 from briter_worker.events import Superseded
 from briter_worker.job import Status, with_state
 from briter_worker.ports import Claim, ClaimResult, Plan
@@ -118,7 +118,7 @@ class PostgresQueue(PostgresControl):
             )
             rows = self._claimed_rows(connection, [claim])
             if not rows:
-                raise LockLostError(LossReason.DONE, f"a job of the site {self._site} is gone", "")
+                raise LockLostError(f"a job of the site {self._site} is gone", "")
             return _claim(rows[0])
 
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
@@ -266,7 +266,7 @@ class PostgresQueue(PostgresControl):
 
     def _fenced(self) -> AbstractContextManager[Connection]:
         if self._token is None:
-            raise LockLostError(LossReason.TAKEN, f"this program never took the site {self._site}", "")
+            raise LockLostError(f"this program never took the site {self._site}", "")
         return fenced(self._database, self._site, self._token)
 
     def _claimed_rows(self, connection: Connection, claims: Sequence[Claim]) -> list[Row]:
