@@ -6,15 +6,15 @@ import os
 import re
 import threading
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from briter_worker.job import (
     GIT_SYNC,
     SUFFIX,
+    WORKERS_KEYS,
     Document,
     Job,
     MalformedJobError,
@@ -30,16 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _AUTHOR = re.compile(r"\s*(?P<name>[^<>]*[^<>\s])\s*<(?P<email>[^<>\s]+)>\s*")
-_RESERVED = frozenset(
-    {"id", "slug", "paths", "message", "scheduledFor", "createdAt", "firstSavedAt", "author", "status"}
-    | {"attempts", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt", "dryRunAt"}
-    | {"commitMessage", "attempt"}
+_RESERVED = WORKERS_KEYS.union(
+    ["id", "slug", "paths", "message", "commitMessage", "author", "scheduledFor", "createdAt", "firstSavedAt"]
 )
 _MAX_REMEMBERED_SLUGS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
+class Enqueued(NamedTuple):
     """A job that is durably in the queue."""
 
     id: str

@@ -86,30 +86,22 @@ class Drain:
         stopping: Callable[[], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._queue = queue
+        self.queue = queue
+        self.emit = emit
+        self.plugins = plugins
+        self.backoff = backoff
+        self.max_attempts = max_attempts
+        self.dry_run = dry_run
+        self.clock = clock
         self._open_publisher = publisher
-        self._emit = emit
-        self._max_attempts = max_attempts
-        self._dry_run = dry_run
         self._stopping = stopping
-        self._clock = clock
-        self._new_batch = partial(
-            _Batch,
-            queue=queue,
-            emit=emit,
-            plugins=plugins,
-            backoff=backoff,
-            max_attempts=max_attempts,
-            dry_run=dry_run,
-            clock=clock,
-        )
         self._last_doubt = ""
 
     def run(self) -> Counts | None:
         """Publish what is due; return None if nothing was."""
-        found = self._queue.claim(self._clock())
+        found = self.queue.claim(self.clock())
         for event in (*found.superseded, *found.quarantined):
-            self._emit(event)
+            self.emit(event)
         counts = Counts(failed=len(found.quarantined))
         if found.claims:
             counts.add(self._drain(found.claims))
@@ -121,14 +113,14 @@ class Drain:
         Jobs whose push the remote did not answer for stay in flight and count as undecided.
         """
         # What a live worker had pushed before it died is published, also if a dry run finds it.
-        batch = self._new_batch(self._queue.recover(self._clock()), dry_run=False)
+        batch = _Batch(self, self.queue.recover(self.clock()), dry_run=False)
         undecided = self._resolve(batch)
         for claim in [claim for key, claim in batch.open.items() if key not in undecided]:
             if self._stopping():
                 break  # the next start finds it in flight
-            claimed = self._queue.reclaim(claim, self._clock())
-            if claim.alone and claimed.attempt > self._max_attempts:
-                poisoned = self._new_batch([claimed])
+            claimed = self.queue.reclaim(claim, self.clock())
+            if claim.alone and claimed.attempt > self.max_attempts:
+                poisoned = _Batch(self, [claimed], dry_run=self.dry_run)
                 poisoned.fail([claimed.key], _poison_failure(claimed))
                 batch.counts.add(poisoned.counts)
             else:
@@ -162,12 +154,12 @@ class Drain:
         """Warn once per reason why jobs in flight have to wait."""
         message = doubt.message if doubt else ""
         if doubt and message != self._last_doubt:
-            self._emit(Warned(error=f"jobs in flight wait for the remote: {message}", fix=doubt.fix))
+            self.emit(Warned(error=f"jobs in flight wait for the remote: {message}", fix=doubt.fix))
         self._last_doubt = message
 
     def _drain(self, claims: Sequence[Claim]) -> Counts:
         """Publish the claims with one push, and complete each of them."""
-        batch = self._new_batch(claims)
+        batch = _Batch(self, claims, dry_run=self.dry_run)
         with batch.attempts:
             try:
                 batch.start()
@@ -187,8 +179,8 @@ class Drain:
                     batch.release(except_for=self._undecided(batch))
                 raise
         if batch.has_pushed:
-            for job in self._queue.requeue(self._clock(), batch.failed_ids):
-                self._emit(Revived(job_id=job.id, slug=job.slug))
+            for job in self.queue.requeue(self.clock(), batch.failed_ids):
+                self.emit(Revived(job_id=job.id, slug=job.slug))
         return batch.counts
 
     def _publish(self, batch: _Batch, requests: Sequence[Request]) -> None:
@@ -201,8 +193,8 @@ class Drain:
 
         def scheduled() -> Mapping[str, float]:
             """Look, before and after the files are read, also for saves that claims must wait for."""
-            overtaken.update(self._queue.overtaken(list(batch.open.values()), self._clock()))
-            return self._queue.scheduled_paths(self._clock())
+            overtaken.update(self.queue.overtaken(list(batch.open.values()), self.clock()))
+            return self.queue.scheduled_paths(self.clock())
 
         def check(key: str, changes: Sequence[Change]) -> Outcome | None:
             return Outcome(key, Result.RELEASED) if key in overtaken else batch.check(key, changes)
@@ -212,8 +204,8 @@ class Drain:
                 requests,
                 scheduled=scheduled,
                 check=check,
-                cancelled=lambda: self._queue.cancelled(list(batch.open.values())),
-                now=self._clock(),
+                cancelled=lambda: self.queue.cancelled(list(batch.open.values())),
+                now=self.clock(),
             ):
                 batch.complete(outcomes)
         except (LockLostError, UnavailableError, StoppedError):
@@ -248,18 +240,7 @@ class Drain:
 class _Batch:
     """The claims of one drain that are still open, and what became of the others."""
 
-    def __init__(
-        self,
-        claims: Iterable[Claim],
-        *,
-        queue: Queue,
-        emit: EventSink,
-        plugins: Callable[[], Plugins],
-        backoff: Backoff,
-        max_attempts: int,
-        dry_run: bool,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, drain: Drain, claims: Iterable[Claim], *, dry_run: bool) -> None:
         self.open = {claim.key: claim for claim in claims}
         self.counts = Counts()
         self.attempts = ExitStack()
@@ -267,13 +248,10 @@ class _Batch:
         self.has_pushed = False
         self.failed_ids: set[str] = set()
         self._total = len(self.open)
-        self._queue = queue
-        self._emit = emit
-        self._plugins = plugins
-        self._backoff = backoff
-        self._max_attempts = max_attempts
+        self._queue = drain.queue
+        self._emit = drain.emit
+        self._drain = drain
         self._dry_run = dry_run
-        self._clock = clock
         self._started = time.monotonic()
         self._contexts: dict[str, ExitStack] = {}
 
@@ -300,17 +278,20 @@ class _Batch:
         self.complete(ended)
 
     def _enter_attempt(self, claim: Claim) -> None:
-        for around in self._plugins().call("around_attempt", job=claim.job, attempt=claim.attempt):
+        for around in self._call_plugins("around_attempt", job=claim.job, attempt=claim.attempt):
             self._contexts[claim.key].enter_context(around)
+
+    def _call_plugins(self, hook: str, **arguments: object) -> list[Any]:
+        return self._drain.plugins().call(hook, **arguments)
 
     def check(self, key: str, changes: Sequence[Change]) -> Outcome | None:
         """Return the outcome of a job that a plugin refuses to publish."""
         job = self.open[key].job
-        return _refusal(key, lambda: self._plugins().call("before_publish", job=job, changes=changes))
+        return _refusal(key, lambda: self._call_plugins("before_publish", job=job, changes=changes))
 
     def handle(self, claim: Claim) -> None:
         """Have a plugin handle a job of the plugin's own type."""
-        outcome = _refusal(claim.key, lambda: self._plugins().handle(claim.job))
+        outcome = _refusal(claim.key, lambda: self._drain.plugins().handle(claim.job))
         self.complete([outcome or Outcome(claim.key, Result.PUBLISHED)])
 
     def complete(self, outcomes: Sequence[Outcome]) -> None:
@@ -341,12 +322,9 @@ class _Batch:
             self.counts.completed += 1
             self._leave_attempt(outcome.key)
             if outcome.commit is not None and claim.job.type == GIT_SYNC:
-                publication = Publication(
-                    claim.job, outcome.commit, claim.attempt, self._dry_run, outcome.rejected_paths
-                )
-                self._call_safely(
-                    claim.job.slug, partial(self._plugins().call, "after_publish", publication=publication)
-                )
+                facts = (claim.job, outcome.commit, claim.attempt, self._dry_run, outcome.rejected_paths)
+                after = partial(self._call_plugins, "after_publish", publication=Publication(*facts))
+                self._call_safely(claim.job.slug, after)
 
     def complete_cancelled(self, *, except_for: Collection[str] = ()) -> None:
         """Drop the open claims whose cancellation was requested."""
@@ -372,7 +350,7 @@ class _Batch:
             if self._dry_run and each.result is Result.PUBLISHED and each.commit is not None
         ]
         if tried:
-            self._queue.mark_tried([self.open[each.key] for each in tried], self._clock())
+            self._queue.mark_tried([self.open[each.key] for each in tried], self._drain.clock())
         gone = [each for each in finished if each not in tried]
         if gone:
             rejected = {each.key: each.rejected_paths for each in gone}
@@ -381,8 +359,8 @@ class _Batch:
     def _fail(self, claim: Claim, outcome: Outcome) -> None:
         """Store and emit a failure: the job is deferred, retried after a backoff, or a dead letter."""
         failure = outcome.failure or Failure(FailureCode.INTERNAL, "the publisher gave no reason")
-        kind = None if claim.job.type == GIT_SYNC else self._plugins().kinds.get(claim.job.type)
-        max_attempts = (kind and kind.max_attempts) or self._max_attempts
+        kind = None if claim.job.type == GIT_SYNC else self._drain.plugins().kinds.get(claim.job.type)
+        max_attempts = (kind and kind.max_attempts) or self._drain.max_attempts
         facts = self._facts(claim, outcome) | {"error": failure.message, "fix": failure.fix}
         is_deferred = outcome.retry_at is not None
         event: Event
@@ -402,13 +380,13 @@ class _Batch:
         self._emit(event)
 
     def _retry_time(self, claim: Claim, outcome: Outcome, delays: tuple[float, ...] | None) -> float:
-        now, longest = self._clock(), self._backoff.longest
+        now, longest = self._drain.clock(), self._drain.backoff.longest
         if outcome.retry_at is None:
-            backoff = Backoff(delays) if delays else self._backoff
+            backoff = Backoff(delays) if delays else self._drain.backoff
             return now + min(backoff.delay(claim.attempt), longest)
         # A time that has come would make the job due at once, again and again. One further away than any
         # backoff would be taken for the retry of a clock that ran ahead.
-        at = outcome.retry_at if outcome.retry_at > now else now + self._backoff.delay(1)
+        at = outcome.retry_at if outcome.retry_at > now else now + self._drain.backoff.delay(1)
         return min(at, now + longest)
 
     def _receipt(self, claim: Claim, outcome: Outcome) -> Event:
