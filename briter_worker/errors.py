@@ -164,12 +164,8 @@ class LockLostError(Exception):
         message: str = "the worker's lock file was removed or replaced while the worker ran, so another "
         "worker may have the site now; this one ends",
         fix: str = "start the worker again, and leave worker.lock alone",
-        *,
-        in_doubt: bool = False,
     ) -> None:
-        """`in_doubt`: the worker could not find out whether it still has the site."""
         self.fix = fix
-        self.in_doubt = in_doubt
         super().__init__(one_line(message))
 
 

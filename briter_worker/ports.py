@@ -311,8 +311,8 @@ class Payloads(Protocol):
     def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
         """Return the payload of each claim, by key."""
 
-    def content(self, blob: str) -> Iterator[bytes]:
-        """Yield the content of a blob in pieces. Raises LookupError if the blob is unknown."""
+    def content(self, blob: str) -> bytes:
+        """Return the content of a blob. Raises LookupError if the blob is unknown."""
 
     def published(self, paths: Collection[str]) -> Mapping[str, float]:
         """Return when the version was saved that was published last, for the paths that ever were."""

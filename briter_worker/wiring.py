@@ -87,7 +87,6 @@ def open_postgres_queue(settings: Settings) -> PostgresQueue:
     return PostgresQueue(
         database,
         settings.site,
-        token=None,
         longest_delay=open_backoff(settings).longest,
         dry_run=settings.worker_dry_run,
     )

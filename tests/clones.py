@@ -54,11 +54,10 @@ class Database:
     def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
         return {key: self.payloads[key] for key in keys}
 
-    def content(self, blob: str) -> Iterator[bytes]:
+    def content(self, blob: str) -> bytes:
         if self.is_away:
             raise UnavailableError("the database is away")
-        content = self.contents[blob]
-        yield from (content[at : at + PIECE] for at in range(0, len(content), PIECE))
+        return self.contents[blob]
 
     def published(self, paths: Collection[str]) -> Mapping[str, float]:
         return {path: self.saved[path] for path in paths if path in self.saved}

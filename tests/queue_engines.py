@@ -109,8 +109,8 @@ class Postgres(_Looking):
         self.restart()
 
     def restart(self, *, dry_run: bool = False) -> None:
-        from briter_worker.queues.postgres.fencing import take_site  # noqa: PLC0415 - an extra
         from briter_worker.queues.postgres.queue import PostgresQueue  # noqa: PLC0415 - an extra
+        from briter_worker.queues.postgres.rows import take_site  # noqa: PLC0415 - an extra
 
         self.queue = PostgresQueue(
             self.database,
@@ -130,7 +130,7 @@ class Postgres(_Looking):
         name: str = "",  # noqa: ARG002 - there are no files
         **keys: object,
     ) -> str:
-        from briter_worker.queues.postgres.producer import submit  # noqa: PLC0415 - an extra
+        from briter_worker.queues.postgres.payloads import submit  # noqa: PLC0415 - an extra
 
         self.saves += 1
         job_id = str(keys.pop("id", f"job{self.saves:05}"))

@@ -18,9 +18,9 @@ from briter_worker.git.commits import Person
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.staging import Staging
-from briter_worker.queues.postgres.blobs import PostgresBases, PostgresPayloads
-from briter_worker.queues.postgres.fencing import check_token, take_site
+from briter_worker.queues.postgres.payloads import PostgresBases, PostgresPayloads
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
+from briter_worker.queues.postgres.rows import take_site
 from briter_worker.sinks.condition import SiteCondition
 from briter_worker.sinks.fanout import FanOut
 from briter_worker.sinks.recorder import HistorySink, retire
@@ -166,17 +166,12 @@ class SiteDrains:
                 timeout=settings.git_timeout_ms / 1000,
             )
         )
-        git = repository.git
         with self._guard:
-            self._running.add(git)
+            self._running.add(repository.git)
             aborted = self._aborted
-        stack.callback(self._forget, git)
+        stack.callback(self._running.discard, repository.git)
         if aborted:
-            git.abort()
-
-        def still_ours() -> bool:
-            check_token(self._database, site.name, token)  # raises LockLostError with the reason
-            return True
+            repository.git.abort()
 
         def progress(phase: str, done: int, total: int) -> None:
             emit(Progress(phase=phase, done=done, total=total))
@@ -193,9 +188,5 @@ class SiteDrains:
             dry_run=settings.worker_dry_run,
             progress=progress,
             warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
-            still_ours=still_ours,
+            still_ours=lambda: True,  # the plan, recorded just before, checks the token
         )
-
-    def _forget(self, git: Git) -> None:
-        with self._guard:
-            self._running.discard(git)

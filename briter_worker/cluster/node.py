@@ -16,7 +16,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -25,7 +24,7 @@ from procrastinate.jobs import Status
 from procrastinate.worker import Worker as ProcrastinateWorker
 
 from briter_worker.cluster.drain_site import Drained, NodeSinks, SiteDrains
-from briter_worker.cluster.sweep import Sweep, Swept
+from briter_worker.cluster.sites import DRAIN_QUEUE, DRAIN_TASK, wake
 from briter_worker.drain import Counts
 from briter_worker.errors import (
     LockLostError,
@@ -37,9 +36,8 @@ from briter_worker.errors import (
 )
 from briter_worker.events import Reaped, Warned, WorkerStarted, WorkerStopped
 from briter_worker.plugins import Plugins
-from briter_worker.queues.postgres.blobs import collect_blobs
 from briter_worker.queues.postgres.database import Database, DatabaseError
-from briter_worker.queues.postgres.producer import DRAIN_QUEUE, DRAIN_TASK, wake_sites
+from briter_worker.queues.postgres.payloads import collect_blobs
 from briter_worker.sinks.store import StoreError
 from briter_worker.wiring import open_backoff
 from briter_worker.worker import Stop, loop_backoff
@@ -78,6 +76,35 @@ _CLIENT: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
+_DOUBT_S = 60.0
+"""How long a site rests whose jobs in flight wait for an answer of the remote."""
+# Sites that have something due and no drain waiting: posts whose schedule or backoff ended, producers that
+# died between their commit and the wake-up, drains that were cut off. A retry further away than any backoff
+# was written by a clock that ran ahead, and is due. A site whose drain waits or runs looks for itself.
+_DUE_SITES = """
+SELECT s.name FROM sites s
+WHERE NOT s.removed
+  AND (s.paused IS NULL OR (s.paused->>'until')::float8 <= %(now)s)
+  AND s.name <> ALL (%(besides)s::text[])
+  AND (
+    EXISTS (
+      SELECT FROM publications p
+      WHERE p.site = s.name AND p.state = 'pending' AND p.due_at <= %(now)s
+        AND NOT (p.tried AND coalesce((s.settings->>'workerDryRun')::boolean, %(dry_run)s))
+    )
+    OR EXISTS (
+      SELECT FROM publications p
+      WHERE p.site = s.name AND p.state = 'pending' AND p.next_attempt_at > %(furthest)s
+    )
+    OR (
+      coalesce(s.taken_at, 0) <= %(now)s - %(doubt)s
+      AND EXISTS (SELECT FROM publications p WHERE p.site = s.name AND p.state = 'claimed')
+    )
+  )
+  AND NOT EXISTS (
+    SELECT FROM procrastinate_jobs j WHERE j.lock = s.name AND j.status IN ('todo', 'doing')
+  )
+"""
 _OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OSError, TimeoutError)
 
 
@@ -94,7 +121,9 @@ def run_node(
     With `once`, until nothing is due. Raises DatabaseError when Postgres cannot be used at the start.
     """
     for name in ("procrastinate", "psycopg", "psycopg.pool", "asyncio"):
-        _silence(name)
+        log_of_library = logging.getLogger(name)  # would be unredacted
+        log_of_library.propagate = False
+        log_of_library.addHandler(logging.NullHandler())
     with Database(settings.database_url, connections=workers) as database:
         database.check()
         sinks = NodeSinks(settings, database, log, metrics)
@@ -241,11 +270,6 @@ class Node:
         connector = LastingConnector(database.conninfo, self._outage, self._gives_up)
         self._app = App(connector=connector)
         self._app.task(name=DRAIN_TASK, queue=DRAIN_QUEUE, pass_context=True)(self._drain_site)
-        self._sweep = Sweep(
-            database,
-            dry_run=settings.worker_dry_run,
-            longest_delay=open_backoff(settings).longest,
-        )
 
     async def run_forever(self) -> None:
         """Drain sites until told to stop."""
@@ -268,9 +292,9 @@ class Node:
         async with self._app.open_async():
             while not self._stop.is_set():
                 before = self.counts.completed
-                swept = await self._in_thread(partial(self._wake_due, self._idle, doubtful=True))
+                woken, _ = await asyncio.to_thread(self._wake_due, self._idle, doubt=0.0)
                 await self._run_worker(wait=False)
-                if not swept.woken and self.counts.completed == before and not await self._free_dead_sites():
+                if not woken and self.counts.completed == before and not await self._free_dead_sites():
                     break
         with suppress(DatabaseError):
             collect_blobs(self._database)
@@ -308,7 +332,7 @@ class Node:
             drained = await asyncio.get_running_loop().run_in_executor(self._threads, self._drain, site)
             self.counts.add(drained.counts)
             if drained.is_due and not self._stop.is_set():
-                await self._in_thread(wake_sites, self._database, [site])
+                await asyncio.to_thread(wake, self._database, [site])
         except DatabaseError as error:
             self._outage.begin(error)
         finally:
@@ -319,10 +343,8 @@ class Node:
         try:
             drained = self._drains.drain(site, self._stop.is_set)
         except LockLostError as lost:
-            if lost.in_doubt:
-                self._defer(site)
             self._warn(site, str(lost), lost.fix)
-            return Drained(Counts(failed=int(lost.in_doubt)))
+            return Drained(Counts())
         except UnavailableError as error:
             self._outage.begin(error)
         except (PublishError, UsageError) as error:
@@ -362,9 +384,8 @@ class Node:
                 resting = [site for site, at in self._retry_at.items() if at > now]
                 self._retry_at = {site: self._retry_at[site] for site in resting}
                 if now >= swept_at:
-                    swept = await self._in_thread(self._wake_due, resting)
-                    next_due = math.inf if swept.next_due is None else swept.next_due - time.time()
-                    swept_at = now + max(0.0, min(poll, next_due))
+                    _, next_due = await asyncio.to_thread(self._wake_due, resting)
+                    swept_at = now + max(0.0, min(poll, next_due - time.time()))
             except (DatabaseError, exceptions.ProcrastinateException) as error:
                 self._outage.begin(error)
             await asyncio.sleep(max(0.1, min(_LOOP_S, swept_at - time.monotonic())))
@@ -397,21 +418,37 @@ class Node:
         except exceptions.ConnectorException:
             return  # another node was faster
         self._log(Reaped(site=site, worker=job.worker_id))
-        await self._in_thread(wake_sites, self._database, [site])
+        await asyncio.to_thread(wake, self._database, [site])
 
     async def _keep_house(self) -> None:
         """Delete blobs that nothing refers to, old receipts and the rows of nodes that are long gone."""
         while True:
             with suppress(DatabaseError, StoreError):
-                await self._in_thread(collect_blobs, self._database)
-                await self._in_thread(self._sinks.retire, time.time())
+                await asyncio.to_thread(collect_blobs, self._database)
+                await asyncio.to_thread(self._sinks.retire, time.time())
             await asyncio.sleep(_HOUSEKEEPING_S)
 
-    def _wake_due(self, besides: Collection[str], *, doubtful: bool = False) -> Swept:
-        return self._sweep.wake_due(time.time(), list(besides), doubtful=doubtful)
+    def _wake_due(self, besides: Collection[str], *, doubt: float = _DOUBT_S) -> tuple[list[str], float]:
+        """Wake the sites that have something due, except `besides`. Return them, and when a post is due next.
 
-    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - as the call has them
-        return await asyncio.to_thread(call, *arguments)
+        `doubt`: how long a site rests whose jobs in flight wait for the remote. Raises DatabaseError.
+        """
+        now = time.time()
+        values = {
+            "now": now,
+            "furthest": now + open_backoff(self._settings).longest,
+            "besides": list(besides),
+            "dry_run": self._settings.worker_dry_run,
+            "doubt": doubt,
+        }
+        with self._database.connection() as connection:
+            names = [name for (name,) in connection.execute(_DUE_SITES, values)]
+            row = connection.execute(
+                "SELECT min(due_at) FROM publications WHERE state = 'pending' AND due_at > %s", (now,)
+            ).fetchone()
+        if names:
+            wake(self._database, names)
+        return names, row[0] if row and row[0] is not None else math.inf
 
     def _gives_up(self) -> bool:
         """Return True if the node stops and Postgres has been away for too long to wait for it."""
@@ -447,11 +484,3 @@ def _raise_lost_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _silence(name: str) -> None:
-    """Keep a library from logging what it met, which would be unredacted."""
-    log = logging.getLogger(name)
-    log.propagate = False
-    if not log.handlers:
-        log.addHandler(logging.NullHandler())

@@ -1,6 +1,8 @@
-"""The register of a cluster's sites: where each is published to, and its own settings.
+"""The register of a cluster's sites: where each is published to, its own settings, and its wake-up.
 
-The row of a removed site stays, so that the site's fencing token goes on counting.
+The row of a removed site stays, so that the site's fencing token goes on counting. The database is shared,
+copied and backed up, so it contains no credential: only the name of an environment variable or the path of a
+file, on each node.
 """
 
 from __future__ import annotations
@@ -12,28 +14,56 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import dict_row
 
-from briter_worker.cluster.remotes import check_credentials, check_remote
 from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.git.environment import find_secrets
 from briter_worker.job import format_time
 from briter_worker.ports import Pause
-from briter_worker.queues.postgres.fencing import SiteMissingError
-from briter_worker.redaction import one_line
+from briter_worker.queues.postgres.rows import SiteMissingError
+from briter_worker.redaction import one_line, redact
 from briter_worker.settings import SITE_NAME, for_site
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from briter_worker.queues.postgres.database import Connection, Database
     from briter_worker.settings import Settings
 
+_HOST = r"(?:[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?"
+_USER = r"[A-Za-z0-9_][A-Za-z0-9._+-]*"
+_PATH = r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff\\?#]*"
+_HTTP = rf"https?://{_HOST}/{_PATH}"
+_SSH = rf"ssh://(?:{_USER}@)?{_HOST}/{_PATH}|(?:{_USER}@)?[A-Za-z0-9][A-Za-z0-9._-]*:(?!:|//|$){_PATH}"
+_OTHER = rf"git://{_HOST}/{_PATH}|file:///{_PATH}|/{_PATH}"
+_MAX_LENGTH = 2000
+_ACCEPTED = (
+    "https://host/path, ssh://host/path, git@host:path, git://host/path, file:///path or an absolute "
+    "path, without a password, token, query or fragment"
+)
+_USE_REFERENCE = "name the credentials with --credential-env NAME, --credential-file PATH or --ssh-key PATH"
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,199}"
+_USERNAME = r"[^\s\x00-\x1f\x7f-\x9f:@]{1,200}"
+_OPTIONS = {"env": "--credential-env", "file": "--credential-file", "sshKey": "--ssh-key"}
+DRAIN_QUEUE = "drains"
+DRAIN_TASK = "drain_site"
+# Procrastinate's own function fails for all sites if one has a drain waiting already. In one order, so that
+# two producers that wake the same sites never wait for each other. A wake-up that a crash of the server loses
+# is repeated by the node's sweep, so it need not wait for the disk.
+_WAKE = f"""
+INSERT INTO procrastinate_jobs (queue_name, task_name, lock, queueing_lock, args)
+SELECT '{DRAIN_QUEUE}', '{DRAIN_TASK}', site, site, jsonb_build_object('site', site)
+FROM unnest(%s::text[]) AS site
+WHERE set_config('synchronous_commit', 'off', true) = 'off'
+ORDER BY site
+ON CONFLICT DO NOTHING
+"""  # noqa: S608 - constants only
 _ALIVE_S = 15.0
 """A node without a heartbeat for so long is not counted."""
 _OWN_ARGUMENTS = {"gitBranch": "--branch", "adapter": "--adapter", "allowedPaths": "--allow"}
-# Counts of a site's jobs by state.
+_STATES = ("pending", "scheduled", "retrying", "tried", "claimed", "failed")
 _SUMMARIES = """
 SELECT s.*, c.failure, c.condition, c.fix,
   coalesce(n.pending, 0) AS pending, coalesce(n.retrying, 0) AS retrying, coalesce(n.tried, 0) AS tried,
-  coalesce(n.scheduled, 0) AS scheduled, coalesce(n.claimed, 0) AS claimed, coalesce(n.failed, 0) AS dead,
+  coalesce(n.scheduled, 0) AS scheduled, coalesce(n.claimed, 0) AS claimed, coalesce(n.failed, 0) AS failed,
   n.oldest
 FROM sites s
 LEFT JOIN conditions c ON c.site = s.name AND c.failure IS NOT NULL
@@ -71,8 +101,6 @@ class Site:
     """Where each node finds the credentials of the remote; never the credentials."""
     created_at: float = 0.0
     paused: Pause | None = None
-    tip: str | None = None
-    """The remote branch's commit after the last publication."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Site:
@@ -88,7 +116,6 @@ class Site:
             credentials=row["credentials"] or None,
             created_at=row["created_at"],
             paused=pause and Pause(pause["since"], pause.get("until"), pause.get("reason", "")),
-            tip=row["tip"],
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -111,12 +138,8 @@ class SiteSummary:
     """One site among many: its jobs by state, and its condition."""
 
     site: Site
-    pending: int
-    scheduled: int
-    retrying: int
-    tried: int
-    claimed: int
-    failed: int
+    jobs: Mapping[str, int]
+    """The number of jobs in each state."""
     oldest: float | None
     """When the job that waits longest was saved, or became due."""
     failure: str | None = None
@@ -131,20 +154,19 @@ class SiteSummary:
         return self.site.name
 
     @property
-    def jobs(self) -> dict[str, int]:
-        """Return the number of jobs in each state."""
-        states = ("pending", "scheduled", "retrying", "tried", "claimed", "failed")
-        return {state: getattr(self, state) for state in states}
-
-    @property
     def waiting(self) -> int:
         """Return the number of jobs that are neither in flight nor failed."""
-        return self.pending + self.scheduled + self.retrying + self.tried
+        return sum(self.jobs[state] for state in _STATES[:4])
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True if jobs are in flight, due or retrying."""
+        return any(self.jobs[state] for state in ("pending", "retrying", "claimed"))
 
     @property
     def has_trouble(self) -> bool:
         """Return True if the site needs attention."""
-        return self.failure is not None or self.failed > 0 or self.retrying > 0
+        return self.failure is not None or self.jobs["failed"] > 0 or self.jobs["retrying"] > 0
 
     def to_json(self, now: float) -> dict[str, Any]:
         """Return the summary for programs, in camelCase."""
@@ -154,7 +176,7 @@ class SiteSummary:
             "name": self.site.name,
             "remote": self.site.remote,
             "branch": self.site.branch,
-            "jobs": self.jobs,
+            "jobs": dict(self.jobs),
             "oldestWaitingSeconds": None if self.oldest is None else max(0.0, now - self.oldest),
             "paused": pause
             and {"since": format_time(pause.since), "until": until, "reason": pause.reason or None},
@@ -203,7 +225,7 @@ def add(database: Database, site: Site, node: Settings) -> None:
             " ON CONFLICT (name) DO UPDATE SET remote = excluded.remote, branch = excluded.branch,"
             " adapter = excluded.adapter, allowed = excluded.allowed, settings = excluded.settings,"
             " credentials = excluded.credentials, created_at = excluded.created_at, removed = false,"
-            " paused = NULL, tip = NULL WHERE sites.removed RETURNING name",
+            " paused = NULL WHERE sites.removed RETURNING name",
             (site.name, *_columns(site), site.created_at),
         ).fetchone()
     if added is None:
@@ -232,7 +254,7 @@ def change(database: Database, site: Site, node: Settings) -> None:
 
 def _forget_published(connection: Connection, name: str) -> None:
     """Drop what is known of the old remote, and fence off a node that still publishes to it."""
-    connection.execute("UPDATE sites SET tip = NULL, token = token + 1 WHERE name = %s", (name,))
+    connection.execute("UPDATE sites SET token = token + 1 WHERE name = %s", (name,))
     for table in (b"published", b"base_versions", b"conditions", b"plans"):
         connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
@@ -251,22 +273,21 @@ def summaries(database: Database, now: float) -> list[SiteSummary]:
     """Return every site by name, with its jobs and its condition."""
     with database.connection() as connection:
         rows = connection.cursor(row_factory=dict_row).execute(_SUMMARIES, {"now": now}).fetchall()
-    return [_summary(row, now) for row in rows]
-
-
-def _summary(row: Mapping[str, Any], now: float) -> SiteSummary:
-    site = Site.from_row(row)
-    counts = {state: row[state] for state in ("pending", "scheduled", "retrying", "tried", "claimed")}
-    return SiteSummary(
-        site,
-        **counts,
-        failed=row["dead"],
-        oldest=row["oldest"],
-        failure=row["failure"],
-        condition=None if row["condition"] is None else one_line(row["condition"]),
-        fix=row["fix"] or "",
-        paused=site.paused if site.paused is not None and site.paused.is_active(now) else None,
-    )
+    found = []
+    for row in rows:
+        site = Site.from_row(row)
+        found.append(
+            SiteSummary(
+                site,
+                {state: row[state] for state in _STATES},
+                oldest=row["oldest"],
+                failure=row["failure"],
+                condition=None if row["condition"] is None else one_line(row["condition"]),
+                fix=row["fix"] or "",
+                paused=site.paused if site.paused is not None and site.paused.is_active(now) else None,
+            )
+        )
+    return found
 
 
 def count_nodes(database: Database) -> int:
@@ -278,15 +299,6 @@ def count_nodes(database: Database) -> int:
             (_ALIVE_S,),
         ).fetchone()
     return int(row[0]) if row else 0
-
-
-def published_at(database: Database, name: str) -> float:
-    """Return when something of the site was published last; 0 when nothing was."""
-    with database.connection() as connection:
-        row = connection.execute(
-            "SELECT max(published_at) FROM published WHERE site = %s", (name,)
-        ).fetchone()
-    return float(row[0] or 0.0) if row else 0.0
 
 
 def remove(database: Database, name: str, *, discard: bool) -> None:
@@ -322,3 +334,65 @@ def _columns(site: Site) -> tuple[object, ...]:
         json.dumps(dict(site.settings)),
         json.dumps(dict(site.credentials or {})),
     )
+
+
+def wake(database: Database, names: Collection[str]) -> None:
+    """Have these sites drained by whichever node comes first. Call it when their jobs are committed.
+
+    In the same transaction, a drain that waits already could start before the commit and miss the jobs.
+    """
+    with database.connection() as connection:
+        connection.execute(_WAKE, (list(names),))
+
+
+def check_remote(url: str) -> None:
+    """Raise UsageError unless the address is one that everybody may read."""
+    if len(url) > _MAX_LENGTH or not re.fullmatch(f"{_HTTP}|{_SSH}|{_OTHER}", url):
+        # The value is not shown, because its mistake may be the secret in it.
+        raise UsageError(f"--remote is not accepted; accepted: {_ACCEPTED}", _USE_REFERENCE)
+    without_user = re.sub(f"ssh://{_USER}@", "ssh://", url)  # the user of ssh is not a secret
+    if find_secrets([("remote.site.url", url)]) or redact(without_user) != without_user:
+        raise UsageError("--remote contains what looks like a credential", _USE_REFERENCE)
+
+
+def check_credentials(remote: str, reference: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Return the reference: `env` or `file` with an optional `username`, or `sshKey`. Raises UsageError."""
+    given = {key: value for key, value in (reference or {}).items() if value is not None}
+    if not given:
+        return None
+    kinds = [key for key in _OPTIONS if key in given]
+    unknown = given.keys() - {*kinds, "username"}
+    if len(kinds) != 1 or unknown or given.keys() == {"username", "sshKey"}:
+        raise UsageError(
+            "credentials are one of --credential-env, --credential-file and --ssh-key; "
+            "--credential-user goes with the first two"
+        )
+    (kind,) = kinds
+    value = given[kind]
+    _check_scheme(remote, kind)
+    if kind == "env":
+        _check_variable(value)
+    elif not isinstance(value, str) or not value.startswith("/") or not value.isprintable():
+        raise UsageError(f"{_OPTIONS[kind]}: an absolute path on the nodes, such as /run/secrets/blog")
+    user = given.get("username")
+    if user is not None and (not isinstance(user, str) or not re.fullmatch(_USERNAME, user)):
+        raise UsageError("--credential-user is not accepted; accepted: a name without spaces, : and @")
+    return {key: str(value) for key, value in given.items()}
+
+
+def _check_scheme(remote: str, kind: str) -> None:
+    if kind == "sshKey":
+        if not re.fullmatch(_SSH, remote):
+            raise UsageError("--ssh-key goes with an address for ssh, such as git@host:path")
+    elif not re.fullmatch(_HTTP, remote):
+        raise UsageError(f"{_OPTIONS[kind]} goes with an address that begins with https:// or http://")
+
+
+def _check_variable(name: object) -> None:
+    if not isinstance(name, str) or not re.fullmatch(_VARIABLE, name) or redact(name) != name:
+        raise UsageError(
+            "--credential-env is not accepted; accepted: the name of a variable in the nodes' environment, "
+            "such as BLOG_TOKEN; not the credential itself"
+        )
+    if name.startswith("BRITER_"):
+        raise UsageError(f"--credential-env {name} belongs to the worker", "use another name")

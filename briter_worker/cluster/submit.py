@@ -11,23 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from briter_worker.allowlist import Allowlist, PathRefusedError
 from briter_worker.client import compose
-from briter_worker.cluster.sites import get, settings_of
+from briter_worker.cluster import sites
 from briter_worker.errors import UsageError
 from briter_worker.git.payloads import GatherError, gather
 from briter_worker.job import parse_time
-from briter_worker.queues.postgres.blobs import ContentChangedError, PayloadValues
-from briter_worker.queues.postgres.producer import submit, wake_sites
+from briter_worker.queues.postgres.payloads import ContentChangedError, PayloadValues, submit
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_database
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
     from briter_worker.job import Document
-    from briter_worker.queues.postgres.blobs import PayloadSource
-    from briter_worker.queues.postgres.database import Connection
+    from briter_worker.queues.postgres.payloads import PayloadSource
     from briter_worker.settings import Settings
 
 _MAX_TRIES = 5
@@ -73,7 +71,7 @@ def enqueue(
         raise UsageError("the site to publish to is unknown", fix)
     if files is not None and (paths or root):
         raise ValueError("files come with their paths: leave paths and root out")
-    settings = settings_of(get(open_database(settings), name), settings)
+    settings = sites.settings_of(sites.get(open_database(settings), name), settings)
     declared = list(paths) if files is None else list(files)
     document = compose(slug, declared, message=message, at=at, author=author, **extra)
     return send(settings, document, root=root, files=files)
@@ -85,11 +83,8 @@ def send(
     *,
     root: Path | None = None,
     files: Mapping[str, bytes | None] | None = None,
-    first: Callable[[Connection], None] | None = None,
 ) -> Sent:
     """Store a job of `compose` with its files for the settings' site, and wake the site.
-
-    `first` runs in the transaction that stores the job, before it; what it raises leaves nothing stored.
 
     Raises as `enqueue` does.
     """
@@ -116,12 +111,10 @@ def send(
             document = {**document, "paths": list(found.paths)}
         try:
             with database.transaction() as connection:
-                if first is not None:
-                    first(connection)
                 submit(connection, settings.site, document, source, now=time.time())
         except ContentChangedError:
             continue
-        wake_sites(database, [settings.site])
+        sites.wake(database, [settings.site])
         return Sent(document["id"], settings.site, left_out, missing)
     raise GatherError("the files keep changing while they are read: write them elsewhere, then rename them")
 

@@ -172,7 +172,7 @@ def resume(name: Name) -> None:
 
 def _summary_to_json(row: SiteSummary) -> dict[str, Any]:
     since = None if row.oldest is None else format_time(row.oldest)
-    jobs = {"waiting": row.waiting, "claimed": row.claimed, "failed": row.failed}
+    jobs = {"waiting": row.waiting, "claimed": row.jobs["claimed"], "failed": row.jobs["failed"]}
     return {**row.site.to_json(), "jobs": jobs, "waitingSince": since}
 
 

@@ -287,7 +287,7 @@ def write_site(site: Site) -> None:
 def write_sites(rows: Sequence[SiteSummary]) -> None:
     """Print a table of the sites and their jobs."""
     cells: list[list[_Cell]] = [
-        [row.name, row.waiting, row.claimed, row.failed, row.site.remote] for row in rows
+        [row.name, row.waiting, row.jobs["claimed"], row.jobs["failed"], row.site.remote] for row in rows
     ]
     empty = "No sites yet. Add one: briter-worker site add NAME --remote URL"
     _write_table(["Site", "Waiting", "In flight", "Failed", "Remote"], cells, 0.0, empty)

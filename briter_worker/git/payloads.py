@@ -64,12 +64,11 @@ class Gathered:
     """Declared paths where nothing is, nor was in the version that the author started from."""
     sources: Mapping[str, str]
     """A file for each blob."""
-    sizes: Mapping[str, int]
 
-    def content(self, blob: str) -> Iterator[bytes]:
-        """Yield the content in pieces, as it is by now: compare it with its id."""
+    def content(self, blob: str) -> bytes:
+        """Return the content as it is by now: compare it with its id."""
         with _opened(self.root) as folders, folders.file(self.sources[blob]) as fd:
-            yield from read_pieces(fd, _ANY_SIZE)
+            return b"".join(read_pieces(fd, _ANY_SIZE))
 
 
 def gather(
@@ -108,7 +107,6 @@ def gather(
         left_out,
         tuple(path for path in found.absent if path in gone and not history.had(path)),
         {each.blob: path for path, each in read.items()},
-        {each.blob: each.size for each in read.values()},
     )
 
 
@@ -170,7 +168,6 @@ class _Read(NamedTuple):
 
     mode: str
     blob: str
-    size: int
 
 
 def _read(folders: Folders, path: str, max_bytes: int) -> _Read:
@@ -179,7 +176,7 @@ def _read(folders: Folders, path: str, max_bytes: int) -> _Read:
         check_size(path, status.st_size, max_bytes)
         content = b"".join(read_pieces(fd, status.st_size + 1))
     mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
-    return _Read(mode, blob_id(content, like=_SHA1), len(content))
+    return _Read(mode, blob_id(content, like=_SHA1))
 
 
 @contextmanager
@@ -245,7 +242,7 @@ def _write_file(root: Path, folders: Folders, file: SubmittedFile, payloads: Pay
     handle, temporary = tempfile.mkstemp(prefix=".briter-", dir=aside)
     try:
         with os.fdopen(handle, "wb") as content:
-            content.writelines(payloads.content(file.blob))
+            content.write(payloads.content(file.blob))
             os.fchmod(content.fileno(), 0o755 if file.mode == "100755" else 0o644)
             content.flush()
             os.fsync(content.fileno())
@@ -267,7 +264,6 @@ class SubmittedCopies:
         self._payloads = payloads
         self._store = store
         self._allowlist = staging.allowlist
-        self._max_file_bytes = staging.max_file_bytes
         self._staging = staging
         self._newest = _Newest({})
 
@@ -305,8 +301,7 @@ class SubmittedCopies:
             with suppress(PathRefusedError, FileExistsError, NotADirectoryError):
                 path = root / self._allowlist.resolve(file.path)
                 content = self._read_content(str(file.blob))
-                is_whole = len(content) <= self._max_file_bytes  # staging refuses the other
-                if is_whole and blob_id(content, like=str(file.blob)) != file.blob:
+                if blob_id(content, like=str(file.blob)) != file.blob:
                     unsound[file.path] = f"the content of {file.path} is not what was saved"
                     continue
                 _write_new(path, content)
@@ -314,16 +309,12 @@ class SubmittedCopies:
         return unsound
 
     def _read_content(self, blob: str) -> bytes:
-        """Return the content, or the beginning of one that is too large; empty if the store has none."""
-        pieces, size = [], 0
-        with suppress(LookupError):
-            for piece in self._payloads.content(blob):
-                self._repository.git.check_running()
-                pieces.append(piece)
-                size += len(piece)
-                if size > self._max_file_bytes:
-                    break
-        return b"".join(pieces)
+        """Return the content; empty if the store has none."""
+        self._repository.git.check_running()
+        try:
+            return self._payloads.content(blob)
+        except LookupError:
+            return b""
 
     def _write_rules(self, root: Path, tip: str, requests: Sequence[Request]) -> None:
         """Write the rule files along the folders, unless the CMS changed or removed them."""
@@ -405,7 +396,7 @@ class SubmittedCopies:
     def read(self, blob: str) -> bytes:
         """Return the content of a blob; of a base version, the database may have the only one."""
         with suppress(LookupError):
-            return b"".join(self._payloads.content(blob))
+            return self._payloads.content(blob)
         try:
             return self._repository.blob(blob)
         except PublishError as error:
@@ -429,7 +420,7 @@ class SubmittedCopies:
             entry = entries.get(path)
             if blob is not None and (entry is None or entry.blob != blob):  # merged on its way
                 with suppress(LookupError):
-                    contents[blob] = b"".join(self._payloads.content(blob))
+                    contents[blob] = self._payloads.content(blob)
         self._store.remember({path: BaseVersion(blob) for path, blob in blobs.items()}, contents)
 
     def catch_up(self) -> None:

@@ -21,7 +21,6 @@ from briter_worker.cluster.submit import send
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.job import Document
 from briter_worker.queues.postgres.database import Database
-from briter_worker.queues.postgres.producer import wake_sites
 from briter_worker.settings import SITE_NAME, Settings
 from briter_worker.sinks.history import Tally, tallies
 from briter_worker.sinks.log import LogSink
@@ -63,7 +62,7 @@ class Overview:
             if all(word in f"{site.name}\n{site.site.remote}".casefold() for word in words)
             and (
                 (show == "trouble" and site.has_trouble)
-                or (show == "waiting" and (site.pending or site.retrying or site.claimed))
+                or (show == "waiting" and site.is_busy)
                 or (show == "paused" and site.paused is not None)
                 or show not in {"trouble", "waiting", "paused"}
             )
@@ -172,7 +171,7 @@ class ClusterSite(Site):
 
     def _after_change(self) -> None:
         with suppress(OSError):  # the nodes look for due jobs themselves, a little later
-            wake_sites(self._database, [self.name])
+            registry.wake(self._database, [self.name])
         super()._after_change()
 
 

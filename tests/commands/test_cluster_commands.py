@@ -11,8 +11,8 @@ import pytest
 
 from briter_worker.cluster.submit import enqueue
 from briter_worker.errors import UsageError
-from briter_worker.queues.postgres.blobs import PostgresPayloads
-from briter_worker.queues.postgres.fencing import SiteMissingError
+from briter_worker.queues.postgres.payloads import PostgresPayloads
+from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def carried(database: Database, slug: str) -> dict[str, bytes | None]:
     assert row is not None
     payloads = PostgresPayloads(database, row[1])
     files = payloads.of([str(row[0])])[str(row[0])].files
-    return {file.path: None if file.blob is None else b"".join(payloads.content(file.blob)) for file in files}
+    return {file.path: None if file.blob is None else payloads.content(file.blob) for file in files}
 
 
 def waiting(database: Database) -> set[str]:

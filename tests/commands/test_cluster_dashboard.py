@@ -15,7 +15,8 @@ from sites import Site, eventually
 
 from briter_worker.cluster.sites import Site as Registered
 from briter_worker.cluster.sites import add
-from briter_worker.queues.postgres.producer import submit, submit_many
+from briter_worker.queues.postgres.payloads import submit
+from briter_worker.queues.postgres.rows import Row, insert
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -305,15 +306,10 @@ def test_a_page_is_fast_with_many_sites_and_jobs(site: Site, database: Database,
             (names,),
         )
     for name in names:
-        jobs = [
-            (
-                {"id": f"{name}-{n}", "slug": f"post-{n}", "paths": ["content/a.md"], "scheduledFor": LATE},
-                None,
-            )
-            for n in range(50)
-        ]
+        jobs = [{"slug": f"post-{n}", "paths": ["content/a.md"], "scheduledFor": LATE} for n in range(50)]
+        rows = [Row.from_document(job, name=f"{name}-{job['slug']}", now=time.time()) for job in jobs]
         with database.transaction() as connection:
-            submit_many(connection, name, jobs, now=time.time())
+            insert(connection, "publications", [row.fields(name) for row in rows])
     with serving(site) as dashboard:
         eventually(lambda: dashboard.json("/api/status")["jobs"]["scheduled"] == 100_000, within=60)
         took = {}

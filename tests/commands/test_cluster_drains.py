@@ -12,7 +12,7 @@ import pytest
 from cluster_farm import Farm, events
 from sites import eventually
 
-from briter_worker.queues.postgres.blobs import collect_blobs
+from briter_worker.queues.postgres.payloads import collect_blobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,7 +113,7 @@ def test_a_host_that_starts_removes_contents_that_nothing_needs(farm: Farm) -> N
     farm.add("blog")
     farm.save("blog", "later", at=datetime.now(UTC) + timedelta(days=1))
     with farm.database.transaction() as connection:
-        connection.execute("INSERT INTO blobs (blob, size) VALUES (%s, 0)", ("0" * 40,))
+        connection.execute("INSERT INTO blobs (blob, content) VALUES (%s, '')", ("0" * 40,))
     farm.start("one")
 
     def contents() -> int:

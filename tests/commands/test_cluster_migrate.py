@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sites import Site
 
-from briter_worker.cluster import migrate, sites
 from briter_worker.queues.postgres.queue import PostgresQueue
-from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +41,7 @@ def jobs(site: Site) -> dict[str, dict[str, Any]]:
 
 
 def queue_of(database: Database) -> PostgresQueue:
-    return PostgresQueue(database, "blog", token=None, longest_delay=1800.0, dry_run=False)
+    return PostgresQueue(database, "blog", longest_delay=1800.0, dry_run=False)
 
 
 def elsewhere(site: Site, root: Path) -> Site:
@@ -211,17 +209,15 @@ def test_nothing_is_moved_under_a_worker_that_publishes(cluster: Site) -> None:
     assert len(cluster.jobs()) == 1
 
 
-def test_what_is_in_flight_is_not_moved_out(
-    cluster: Site, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_in_flight_is_not_moved_out(cluster: Site, database: Database) -> None:
     cluster.write_post("content/posts/a.md", "a")
     cluster.save("a", ["content/posts/a.md"])
     ok(cluster.command("import", "--json"))
     with database.transaction() as connection:
         connection.execute("UPDATE publications SET state = 'claimed', attempt = 1")
-    monkeypatch.setattr(migrate, "_IN_FLIGHT_WAIT_S", 0.0)
-    settings = load_settings(cluster.environment())
-    moved = migrate.export_jobs(sites.settings_of(sites.get(database, "blog"), settings), time.time())
-    assert moved.jobs == 0
-    assert "in flight" in moved.stayed["a"]
+    result = cluster.command("export", "--json")
+    assert result.returncode == 1
+    moved = json.loads(result.stdout)
+    assert moved["jobs"] == 0
+    assert "in flight" in moved["stayed"]["a"]
     assert cluster.jobs() == []

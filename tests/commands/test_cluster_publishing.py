@@ -82,7 +82,7 @@ def test_what_was_deleted_below_a_declared_folder_of_a_clone_is_deleted(
         cms, [declared], allowlist=Allowlist(["content"]), max_bytes=1 << 20, saved_at=cluster.clock
     )
     cluster.database.payloads[request.key] = found.payload
-    cluster.database.contents |= {blob: b"".join(found.content(blob)) for blob in found.sources}
+    cluster.database.contents |= {blob: found.content(blob) for blob in found.sources}
     assert cluster.publish(request)["x"].failure is None
     assert cluster.file("content/posts/x/gone.md") is None
     assert cluster.file("content/posts/x/theirs.md") == "theirs\n"
@@ -246,14 +246,6 @@ def test_of_a_file_and_a_folder_of_one_name_the_newer_is_published(cluster: Clus
     file = cluster.save("file", {"content/x": "a file\n"})
     cluster.publish(folder, file)
     assert cluster.file("content/x") == "a file\n"
-
-
-def test_a_content_larger_than_allowed_is_refused_before_all_of_it_is_there(cluster: Cluster) -> None:
-    cluster.max_file_bytes = 10
-    large = cluster.save("large", {"content/large.md": b"x" * (3 << 20)})
-    outcomes = cluster.publish(large, cluster.save("a", {"content/a.md": "A\n"}))
-    assert code(outcomes["large"]) is FailureCode.TOO_LARGE
-    assert cluster.log() == ["Publish a", "Start the site"]
 
 
 def test_what_a_removed_rule_ignored_is_published_with_its_removal(cluster: Cluster) -> None:

@@ -21,8 +21,8 @@ from sites import Site as DiskSite
 from sites import events_in
 
 from briter_worker.cluster import sites
-from briter_worker.queues.postgres.blobs import collect_blobs
 from briter_worker.queues.postgres.database import Database
+from briter_worker.queues.postgres.payloads import collect_blobs
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_database, open_queue
 from soak import ledger

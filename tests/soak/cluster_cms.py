@@ -12,7 +12,7 @@ from briter_worker.cluster.submit import send
 from briter_worker.errors import UnavailableError
 from briter_worker.git.payloads import gather
 from briter_worker.job import parse_time
-from briter_worker.queues.postgres.producer import submit
+from briter_worker.queues.postgres.payloads import submit
 from briter_worker.wiring import open_database
 from soak.cms import AUTHOR, FILLER, FLEETING, TITLED, post_path
 from soak.ledger import Ledger, Save

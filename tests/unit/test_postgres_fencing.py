@@ -13,21 +13,19 @@ from postgres_queues import LONGEST_DELAY, NOW, control_queue, store, take_queue
 
 from briter_worker.errors import Failure, FailureCode, LockLostError
 from briter_worker.ports import BaseVersion, Claim, Plan
-from briter_worker.queues.postgres.blobs import PayloadValues, PostgresBases
 from briter_worker.queues.postgres.database import Database, DatabaseError
-from briter_worker.queues.postgres.fencing import (
+from briter_worker.queues.postgres.payloads import PayloadValues, PostgresBases
+from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
+from briter_worker.queues.postgres.rows import (
     SiteMissingError,
-    check_token,
-    fenced,
     lock_site,
+    locked,
     take_site,
 )
-from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from postgres import Server
 
 TABLES = ("publications", "files", "folders", "blobs", "plans", "published", "base_versions", "superseded")
 DOWN = Failure(FailureCode.NETWORK, "down", "start it")
@@ -53,7 +51,6 @@ def everything(database: Database) -> dict[str, list[tuple[Any, ...]]]:
 
 ACTIONS: dict[str, Callable[[PostgresQueue, PostgresPlans, PostgresBases, Claim], object]] = {
     "claim": lambda queue, _p, _b, _c: queue.claim(NOW),
-    "recover": lambda queue, _p, _b, _c: queue.recover(NOW),
     "reclaim": lambda queue, _p, _b, claim: queue.reclaim(claim, NOW),
     "acknowledge": lambda queue, _p, _b, claim: queue.acknowledge([claim], {}),
     "mark_tried": lambda queue, _p, _b, claim: queue.mark_tried([claim], NOW),
@@ -127,29 +124,15 @@ def test_a_recovered_job_that_is_gone_cannot_be_reclaimed(database: Database) ->
         queue.reclaim(claim, NOW)
 
 
-def test_a_lost_site_is_in_doubt_only_while_the_database_cannot_be_asked(
-    postgres_server: Server, database_url: str
-) -> None:
-    with Database(database_url, patience=1) as database:
-        add_site(database)
-        token = take(database)
-        queue = take_queue(database)
-        with pytest.raises(LockLostError) as taken:
-            check_token(database, "site", token)
-        postgres_server.stop()
-        try:
-            with pytest.raises(LockLostError, match="cannot check") as unknown:
-                check_token(database, "site", token)
-        finally:
-            postgres_server.start()
-        with database.connection() as connection:
-            connection.execute("UPDATE sites SET removed = true")
-        with pytest.raises(LockLostError) as removed:
-            queue.claim(NOW)
-        with pytest.raises(LockLostError) as missing:
-            take(database)
-        doubts = [each.value.in_doubt for each in (taken, unknown, removed, missing)]
-        assert doubts == [False, True, False, False]
+def test_a_removed_site_is_lost_to_its_worker(database: Database) -> None:
+    add_site(database)
+    queue = take_queue(database)
+    with database.connection() as connection:
+        connection.execute("UPDATE sites SET removed = true")
+    with pytest.raises(LockLostError, match="there is no site"):
+        queue.claim(NOW)
+    with pytest.raises(LockLostError, match="there is no site"):
+        take(database)
 
 
 def test_a_removed_site_takes_no_jobs_and_no_commands(database: Database) -> None:
@@ -173,7 +156,7 @@ def test_taking_a_site_waits_for_the_running_transaction_of_its_worker(database:
         take(database)
         taken.set()
 
-    with fenced(database, "site", token) as connection:
+    with locked(database, "site", token) as connection:
         thread = threading.Thread(target=take_over)
         thread.start()
         assert not taken.wait(0.3)
@@ -190,7 +173,7 @@ def test_a_worker_suspended_in_a_transaction_does_not_keep_the_site(database_url
         save(database, "a")
 
         def sleep() -> None:
-            with fenced(sleeper, "site", token) as connection:
+            with locked(sleeper, "site", token) as connection:
                 connection.execute("DELETE FROM publications")
                 began = time.monotonic()
                 take(database)  # waits until the server ends the sleeper's session

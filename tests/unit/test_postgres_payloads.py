@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from postgres import add_site
-from postgres_queues import NOW, control_queue, store, take_queue
+from postgres_queues import NOW, store, take_queue
 
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import MalformedJobError, State, format_time
 from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
-from briter_worker.queues.postgres.blobs import (
-    PART_BYTES,
+from briter_worker.queues.postgres.database import Database
+from briter_worker.queues.postgres.payloads import (
     ContentChangedError,
     PayloadValues,
     PostgresBases,
@@ -22,12 +22,10 @@ from briter_worker.queues.postgres.blobs import (
     blob_id,
     collect_blobs,
 )
-from briter_worker.queues.postgres.database import Database
-from briter_worker.queues.postgres.fencing import SiteMissingError, take_site
-from briter_worker.queues.postgres.producer import submit, submit_many
+from briter_worker.queues.postgres.rows import SiteMissingError, take_site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from postgres import Server
 
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 DOWN = Failure(FailureCode.NETWORK, "the network is down", "start it")
 NOT_UTF8 = b"content/\xff\xfe.md".decode("utf-8", "surrogateescape")
-TABLES = ("publications", "files", "folders", "blobs", "blob_parts")
+TABLES = ("publications", "files", "folders", "blobs")
 
 
 @dataclass
@@ -75,7 +73,7 @@ class Bench:
     def files(self, claim: Claim) -> dict[str, bytes | None]:
         """Return the files that come with the claim."""
         return {
-            file.path: None if file.blob is None else b"".join(self.payloads.content(file.blob))
+            file.path: None if file.blob is None else self.payloads.content(file.blob)
             for file in self.payload(claim).files
         }
 
@@ -102,9 +100,7 @@ def test_files_arrive_as_they_were_submitted(bench: Bench) -> None:
         "content/a.md": b"hello",
         "content/empty": b"",
         "content/gone.md": None,
-        "content/large.png": random.randbytes(3 * PART_BYTES + 5),
-        "content/exactly.bin": random.randbytes(2 * PART_BYTES),
-        "content/medium.bin": random.randbytes(PART_BYTES // 2),
+        "content/large.png": random.randbytes(3 << 20),
         NOT_UTF8: b"\0\xff\r\n",
         "content/same.md": b"hello",
     }
@@ -112,13 +108,11 @@ def test_files_arrive_as_they_were_submitted(bench: Bench) -> None:
     claim = bench.claim()
     assert bench.files(claim) == files
     assert set(bench.payload(claim).folders) == {"content/", "other"}
-    with bench.database.connection() as connection:
-        assert connection.execute("SELECT max(length(bytes)) FROM blob_parts").fetchone() == (PART_BYTES,)
     bench.publish(claim)
     assert bench.blobs() == 0
     assert [bench.count(table) for table in TABLES] == [0] * len(TABLES)
     with pytest.raises(LookupError, match="the job that it belonged to is gone"):
-        list(PostgresPayloads(bench.database, "site").content(blob_id(b"hello")))
+        bench.payloads.content(blob_id(b"hello"))
 
 
 def test_base_versions_of_the_author_come_with_the_files(bench: Bench) -> None:
@@ -281,58 +275,24 @@ def test_a_drain_claims_no_more_than_its_limit_and_the_earliest_first(bench: Ben
     assert claimed == [(["s6", "s5", "s4"], False), (["s3", "s2", "s1"], False), (["s0"], True)]
 
 
-@pytest.mark.parametrize("count", [3, 60])
-def test_jobs_submitted_together_join_one_another_and_the_pending_ones(bench: Bench, count: int) -> None:
+def test_dead_letters_and_what_was_superseded_are_told_apart_by_the_next_claim(bench: Bench) -> None:
     bench.save("s1", {"s1.md": b"before", "kept.md": b"kept"}, created=NOW - 99)
-    saves: list[tuple[dict[str, object], PayloadValues | None]] = []
-    for number in range(count):
-        files: dict[str, bytes | None] = {f"s{number}.md": f"content {number}".encode(), "logo.png": b"logo"}
-        created = NOW - 90 + number
-        document = {"slug": f"s{number}", "paths": ["x"], "createdAt": format_time(created)}
-        saves.append(({**document}, PayloadValues.of(files, saved_at=created, folders=["f"])))
-    twice = PayloadValues.of({"s2.md": b"the newest"}, saved_at=NOW - 1)
-    saves.append(({"slug": "s2", "paths": ["y"], "createdAt": format_time(NOW - 1)}, twice))
+    bench.save("s1", {"s1.md": b"1", "logo.png": b"logo"}, created=NOW - 90)
     dead = {"slug": "dead", "paths": ["x"], "status": "failed", "failure": "network", "attempts": 8, "own": 1}
-    with bench.database.transaction() as connection:
-        jobs = submit_many(connection, "site", [*saves, (dead, None)], now=NOW)
-    assert [job.slug for job in jobs] == [*(f"s{n}" for n in range(count)), "s2", "dead"]
+    store(bench.database, dead)
     rows = {row.job.slug: row for row in bench.queue.jobs(NOW)}
-    assert len(rows) == count + 1
     assert (rows["dead"].state, rows["dead"].read()["own"]) == (State.FAILED, 1)
     found = bench.queue.claim(NOW)
-    assert sorted(each.slug for each in found.superseded) == ["s1", "s2"]
-    claims = {claim.job.slug: claim for claim in found.claims}
-    assert (set(claims["s1"].job.paths), claims["s2"].job.paths) == ({"x", "s1.md", "kept.md"}, ("y", "x"))
-    assert bench.files(claims["s1"]) == {"s1.md": b"content 1", "kept.md": b"kept", "logo.png": b"logo"}
-    bench.queue.acknowledge(found.claims, {})
-    assert bench.blobs() == 0
+    assert [each.slug for each in found.superseded] == ["s1"]
+    (claim,) = found.claims
+    assert bench.files(claim) == {"s1.md": b"1", "kept.md": b"kept", "logo.png": b"logo"}
 
 
-@dataclass
-class ChangingFile:
-    """A source whose file changes between the look and the reading."""
-
-    payload: Payload
-    sizes: dict[str, int]
-
-    def content(self, blob: str) -> Iterator[bytes]:
-        assert blob
-        yield b"changed"
-
-
-@pytest.mark.parametrize("size", [7, 2 * PART_BYTES])
-def test_a_file_that_changes_while_it_is_read_stores_nothing(bench: Bench, size: int) -> None:
-    blob = blob_id(b"x" * size)
-    source = ChangingFile(Payload((SubmittedFile("a.md", "100644", blob, NOW),)), {blob: size})
-    bench_values = PayloadValues.of({"b": b"b"}, saved_at=NOW)
-
-    def send() -> None:
-        with bench.database.transaction() as connection:
-            submit(connection, "site", {"slug": "b", "paths": ["b"]}, bench_values, now=NOW)
-            submit(connection, "site", {"slug": "a", "paths": ["a.md"]}, source, now=NOW)
-
+def test_a_file_that_changes_while_it_is_read_stores_nothing(bench: Bench) -> None:
+    blob = blob_id(b"before")
+    source = PayloadValues(Payload((SubmittedFile("a.md", "100644", blob, NOW),)), {blob: b"after"})
     with pytest.raises(ContentChangedError):
-        send()
+        store(bench.database, {"slug": "a", "paths": ["a.md"]}, source)
     assert [bench.count(table) for table in TABLES] == [0] * len(TABLES)
 
 
@@ -419,21 +379,7 @@ def test_base_versions_are_remembered_until_they_are_replaced(bench: Bench) -> N
     bases.remember(versions, {merged: b"merged"})
     assert bases.bases(["a.md", NOT_UTF8, "unknown"]) == versions
     assert bench.blobs() == 1
-    assert b"".join(bench.payloads.content(merged)) == b"merged"
+    assert bench.payloads.content(merged) == b"merged"
     bases.remember({"a.md": BaseVersion("3" * 40)}, {})
     assert bases.bases(["a.md"]) == {"a.md": BaseVersion("3" * 40)}
     assert bench.blobs() == 0
-
-
-def test_a_page_sees_every_change_since_its_last_look(bench: Bench) -> None:
-    for number in range(3):
-        bench.save(f"s{number}", {})
-    page = control_queue(bench.database)
-    before = {row.job.slug: row for row in page.jobs(NOW)}
-    bench.queue.dead_letter(bench.queue.claim(NOW).claims[0], DOWN)
-    after = {row.job.slug: row for row in page.jobs(NOW)}
-    assert sorted(row.state.value for row in after.values()) == ["claimed", "claimed", "failed"]
-    bench.queue.cancel("s0", NOW)
-    bench.save("s9", {})
-    assert before["s1"].where.startswith("site site, row ")
-    assert {row.job.slug for row in page.jobs(NOW)} == {"s1", "s2", "s9"}

@@ -12,13 +12,15 @@ from briter_worker.events import Superseded
 from briter_worker.job import Status, with_state
 from briter_worker.ports import Claim, ClaimResult, Plan
 from briter_worker.queues.postgres.control import PostgresControl, as_new
-from briter_worker.queues.postgres.fencing import fenced
 from briter_worker.queues.postgres.rows import (
+    COLUMNS,
     FAILED,
     PENDING,
+    Row,
     delete,
     delete_files,
     is_covered,
+    locked,
     put_back,
     select,
     update,
@@ -31,25 +33,29 @@ if TYPE_CHECKING:
     from briter_worker.errors import Failure
     from briter_worker.job import Document, Job
     from briter_worker.queues.postgres.database import Connection, Database
-    from briter_worker.queues.postgres.rows import Row
 
 _ENVIRONMENT = [code.value for code in FailureCode if code.failure_class is FailureClass.ENVIRONMENT]
-_OF_ENVIRONMENT = "site = %(site)s AND failure = ANY(%(codes)s)"
-_CLAIM = """
+_NO_TOKEN = -1
+_DELAYED_BY_ENVIRONMENT = """
+site = %(site)s AND failure = ANY(%(codes)s)
+AND (state = 'failed' OR state = 'pending' AND next_attempt_at > 0 AND next_attempt_at > %(now)s)
+"""
+# A retry further away than any backoff was written before the clock was set back.
+_CLAIM = f"""
 WITH due AS (
     SELECT id FROM publications
-    WHERE site = %(site)s AND state = 'pending' AND due_at <= %(now)s AND NOT (tried AND %(dry_run)s)
+    WHERE site = %(site)s AND state = 'pending' AND NOT (tried AND %(dry_run)s)
+    AND (due_at <= %(now)s OR scheduled_for <= %(now)s AND next_attempt_at > %(furthest)s)
     ORDER BY due_at, created_at, id LIMIT %(limit)s
 )
 UPDATE publications SET state = 'claimed', attempt = attempts + 1, cancelled = false,
     alone = (SELECT count(*) FROM due) = 1
-WHERE id IN (SELECT id FROM due) RETURNING id
-"""
+WHERE id IN (SELECT id FROM due) RETURNING {COLUMNS}
+"""  # noqa: S608 - column names only
 _RECORD_PUBLISHED = """
-INSERT INTO published AS p (site, path, saved_at, published_at)
-SELECT %(site)s, path, max(saved_at), %(now)s FROM files WHERE publication = ANY(%(ids)s) GROUP BY path
-ON CONFLICT (site, path) DO UPDATE
-SET saved_at = greatest(p.saved_at, excluded.saved_at), published_at = excluded.published_at
+INSERT INTO published AS p (site, path, saved_at)
+SELECT %(site)s, path, max(saved_at) FROM files WHERE publication = ANY(%(ids)s) GROUP BY path
+ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at)
 """
 
 
@@ -57,7 +63,7 @@ class PostgresQueue(PostgresControl):
     """Implements `ports.Queue` for one site.
 
     Each change of a drain is one transaction, which raises LockLostError unless `token` is the site's last
-    one. `token` None is for commands and pages.
+    one. Commands and pages have no token.
     """
 
     def __init__(
@@ -65,7 +71,7 @@ class PostgresQueue(PostgresControl):
         database: Database,
         site: str,
         *,
-        token: int | None,
+        token: int = _NO_TOKEN,
         longest_delay: float,
         dry_run: bool,
         limit: int = 500,
@@ -81,16 +87,15 @@ class PostgresQueue(PostgresControl):
 
     def claim(self, now: float) -> ClaimResult:
         """Claim the due jobs, at most `limit`, and count the attempt."""
-        values = {"site": self._site, "now": now, "dry_run": self._dry_run, "limit": self._limit}
-        with self._fenced() as connection:
-            # A retry further away than any backoff was written before the clock was set back.
-            connection.execute(
-                "UPDATE publications SET next_attempt_at = 0 WHERE site = %s AND state = 'pending'"
-                " AND next_attempt_at > 0 AND next_attempt_at > %s",
-                (self._site, now + self._longest_delay),
-            )
-            ids = [number for (number,) in connection.execute(_CLAIM, values)]
-            rows = select(connection, "id = ANY(%(ids)s)", {"ids": ids}) if ids else []
+        values = {
+            "site": self._site,
+            "now": now,
+            "furthest": now + self._longest_delay,
+            "dry_run": self._dry_run,
+            "limit": self._limit,
+        }
+        with self._locked() as connection:
+            rows = [Row.from_record(record) for record in connection.execute(_CLAIM, values)]
             superseded = connection.execute(
                 "DELETE FROM superseded WHERE site = %s RETURNING id, job_id, slug, by_job", (self._site,)
             ).fetchall()
@@ -104,13 +109,13 @@ class PostgresQueue(PostgresControl):
 
     def recover(self, now: float) -> Sequence[Claim]:
         """Return everything in flight: nobody but the caller works on the site's jobs."""
-        with self._fenced() as connection:
+        with self._database.connection() as connection:
             rows = select(connection, "site = %(site)s AND state = 'claimed'", {"site": self._site})
-            return self._claims(rows, now)
+        return self._claims(rows, now)
 
     def reclaim(self, claim: Claim, now: float) -> Claim:  # noqa: ARG002 - the port's signature
         """Claim a recovered job again, to be published alone; a crash while it was alone counts."""
-        with self._fenced() as connection:
+        with self._locked() as connection:
             connection.execute(
                 "UPDATE publications SET attempt = attempt + alone::int, alone = true"
                 " WHERE id = %s AND state = 'claimed'",
@@ -124,14 +129,14 @@ class PostgresQueue(PostgresControl):
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
         """Remove published jobs, and older dead letters of their slugs as far as they are published now."""
         now = self._clock()
-        with self._fenced() as connection:
+        with self._locked() as connection:
             rows = self._claimed_rows(connection, claims)
             for row in rows:
                 left_out = {path.rstrip("/") for path in rejected.get(str(row.id), ())}
                 if left_out:
                     delete_files(connection, row.id, partial(is_covered, declared=left_out))
             ids = [row.id for row in rows]
-            connection.execute(_RECORD_PUBLISHED, {"site": self._site, "now": now, "ids": ids})
+            connection.execute(_RECORD_PUBLISHED, {"site": self._site, "ids": ids})
             for letter in self._rows_of_slugs(connection, FAILED, rows):
                 published = {
                     path.rstrip("/")
@@ -161,7 +166,7 @@ class PostgresQueue(PostgresControl):
             attempts = claim.attempt - 1
             return with_state(row.document, now, status=Status.PENDING, attempts=attempts, dry_run_at=now)
 
-        with self._fenced() as connection:
+        with self._locked() as connection:
             self._put_back_claims(connection, claims, as_tried, now)
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
@@ -174,7 +179,7 @@ class PostgresQueue(PostgresControl):
                 row.document, now, status=status, attempts=attempts, failure=failure, next_attempt_at=at
             )
 
-        with self._fenced() as connection:
+        with self._locked() as connection:
             return not self._put_back_claims(connection, [claim], as_retrying, now)
 
     def dead_letter(self, claim: Claim, failure: Failure) -> bool:
@@ -189,7 +194,7 @@ class PostgresQueue(PostgresControl):
             status = Status.PENDING if others else Status.FAILED
             return with_state(row.document, now, status=status, attempts=claim.attempt, failure=failure)
 
-        with self._fenced() as connection:
+        with self._locked() as connection:
             return not self._put_back_claims(connection, [claim], as_failed, now)
 
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
@@ -200,7 +205,7 @@ class PostgresQueue(PostgresControl):
             attempts = claim.attempt - 1
             return row.document if row.job.attempts >= attempts else {**row.document, "attempts": attempts}
 
-        with self._fenced() as connection:
+        with self._locked() as connection:
             return self._put_back_claims(connection, claims, as_before, self._clock())
 
     def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
@@ -225,21 +230,23 @@ class PostgresQueue(PostgresControl):
 
     def drop(self, claims: Sequence[Claim]) -> None:
         """Remove cancelled jobs."""
-        with self._fenced() as connection:
+        with self._locked() as connection:
             delete(connection, [row.id for row in self._claimed_rows(connection, claims)])
 
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """Make dead letters of environment failures pending again, and their retries due at once."""
         values = {"site": self._site, "now": now, "codes": _ENVIRONMENT}
-        with self._fenced() as connection:
-            letters = select(connection, f"state = 'failed' AND {_OF_ENVIRONMENT}", values)
-            delayed = "state = 'pending' AND next_attempt_at > 0 AND next_attempt_at > %(now)s"
-            retries = select(connection, f"{delayed} AND {_OF_ENVIRONMENT}", values)
-            ids = frozenset(except_for)
-            revived = [as_new(row, now) for row in letters if row.job.id not in ids]
-            hurried = [
-                row.with_keys({"nextAttemptAt": None}, now) for row in retries if row.job.id not in ids
+        with self._database.connection() as connection:  # as a rule there is nothing to change
+            if not select(connection, _DELAYED_BY_ENVIRONMENT, values):
+                return ()
+        with self._locked() as connection:
+            rows = [
+                row
+                for row in select(connection, _DELAYED_BY_ENVIRONMENT, values)
+                if row.job.id not in except_for
             ]
+            revived = [as_new(row, now) for row in rows if row.state == FAILED]
+            hurried = [row.with_keys({"nextAttemptAt": None}, now) for row in rows if row.state == PENDING]
             put_back(connection, self._site, [*revived, *hurried], now)
         return [row.job for row in revived]
 
@@ -264,10 +271,8 @@ class PostgresQueue(PostgresControl):
             ).fetchone()
         return row[0] if row else None
 
-    def _fenced(self) -> AbstractContextManager[Connection]:
-        if self._token is None:
-            raise LockLostError(f"this program never took the site {self._site}", "")
-        return fenced(self._database, self._site, self._token)
+    def _locked(self) -> AbstractContextManager[Connection]:
+        return locked(self._database, self._site, self._token)
 
     def _claimed_rows(self, connection: Connection, claims: Sequence[Claim]) -> list[Row]:
         return select(connection, "id = ANY(%(ids)s) AND state = 'claimed'", {"ids": _ids(claims)})
@@ -310,33 +315,38 @@ def _ids(claims: Sequence[Claim]) -> list[int]:
 
 
 class PostgresPlans:
-    """Implements `ports.PlanStore` for one drain of one site."""
+    """Implements `ports.PlanStore` for one drain of one site, the only one that changes the site's plans."""
 
     def __init__(self, database: Database, site: str, *, token: int) -> None:
         self._database = database
         self._site = site
         self._token = token
+        self._known: list[Plan] | None = None
 
     def record(self, plan: Plan) -> None:
         """Store the plan durably. Raises LockLostError."""
         # In ASCII: JSON's escapes can hold paths that are not UTF-8, and Postgres's text cannot.
         text = json.dumps(plan._asdict())
-        with fenced(self._database, self._site, self._token) as connection:
+        known, self._known = self.plans(), None
+        with locked(self._database, self._site, self._token) as connection:
             connection.execute(
-                "INSERT INTO plans (site, id, plan) VALUES (%s, %s, %s)"
-                " ON CONFLICT (site, id) DO UPDATE SET plan = excluded.plan",
-                (self._site, plan.id, text),
+                "INSERT INTO plans (site, id, plan) VALUES (%s, %s, %s)", (self._site, plan.id, text)
             )
+        self._known = [*known, plan]
 
-    def plans(self) -> Sequence[Plan]:
+    def plans(self) -> list[Plan]:
         """Return the recorded plans, oldest first."""
-        with self._database.connection() as connection:
-            found = connection.execute(
-                "SELECT plan FROM plans WHERE site = %s ORDER BY number", (self._site,)
-            )
-            return [Plan(**json.loads(text)) for (text,) in found]
+        if self._known is None:
+            with self._database.connection() as connection:
+                found = connection.execute(
+                    "SELECT plan FROM plans WHERE site = %s ORDER BY number", (self._site,)
+                )
+                self._known = [Plan(**json.loads(text)) for (text,) in found]
+        return self._known
 
     def drop(self, plan: Plan) -> None:
         """Delete the plan durably. Raises LockLostError."""
-        with fenced(self._database, self._site, self._token) as connection:
+        known, self._known = self.plans(), None
+        with locked(self._database, self._site, self._token) as connection:
             connection.execute("DELETE FROM plans WHERE site = %s AND id = %s", (self._site, plan.id))
+        self._known = [each for each in known if each.id != plan.id]

@@ -1,16 +1,21 @@
 """A publication as a row: the job file as written, and beside it the columns that queries need.
 
-`join_saves` keeps at most one pending job and one dead letter per slug. Its callers hold the site's lock, so
-that nobody else changes the site's rows meanwhile.
+Whoever changes a site's rows locks the site. Each drain takes the site's next fencing token, and only the
+holder of the last one may write: a node that was suspended, taken for dead and replaced changes nothing,
+wherever it wakes up. `join_saves` keeps at most one pending job and one dead letter per slug.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from psycopg.rows import dict_row
+
+from briter_worker.errors import DeclinedError, LockLostError
 from briter_worker.job import (
     MAX_FILE_BYTES,
     Job,
@@ -22,22 +27,22 @@ from briter_worker.job import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from briter_worker.job import Document
-    from briter_worker.queues.postgres.database import Connection
+    from briter_worker.queues.postgres.database import Connection, Database
 
 PENDING, CLAIMED, FAILED = "pending", "claimed", "failed"
 _MAX_NAME_BYTES = 1_000  # an index entry has at most 2,700 bytes
 _MAX_BIGINT = 2**53
-_COLUMNS = "id, document, job_id, created_at, state, attempt, alone, cancelled"
+COLUMNS = "id, document, job_id, created_at, state, attempt, alone, cancelled"
 _FIELDS = (
     "job_id, slug, document, paths, created_at, scheduled_for, next_attempt_at, attempts, failure, tried,"
     " state"
 )
 # The state is not a parameter, so that every plan can use the partial index for it.
 _CROWDED = f"""
-SELECT {_COLUMNS} FROM (
+SELECT {COLUMNS} FROM (
     SELECT *, count(*) OVER (PARTITION BY slug) AS saves FROM publications
     WHERE site = %s AND slug = ANY(%s) AND {{condition}}
 ) AS crowd WHERE saves > 1
@@ -77,6 +82,60 @@ DELETE FROM files d USING folders f
 WHERE d.publication = ANY(%(newer)s) AND f.publication = d.publication AND d.saved_at < f.saved_at
 AND substring(d.path FROM 1 FOR length(rtrim(f.path, '/')) + 1) = rtrim(f.path, '/') || '/'
 """
+
+
+class SiteMissingError(DeclinedError):
+    """The cluster has no site of this name."""
+
+    def __init__(self, site: str) -> None:
+        super().__init__(
+            f"there is no site {site!r}", "briter-worker site list, or briter-worker site add NAME"
+        )
+
+
+def take_site(database: Database, site: str, worker: str, now: float) -> dict[str, Any]:
+    """Take the site's next token for `worker`. Return the site's row, with the token.
+
+    Waits until the previous holder's running transaction ends. Raises LockLostError if there is no site.
+    """
+    with database.connection() as connection:
+        row = (
+            connection.cursor(row_factory=dict_row)
+            .execute(
+                "UPDATE sites SET token = token + 1, worker = %s, taken_at = %s"
+                " WHERE name = %s AND NOT removed RETURNING *",
+                (worker, now, site),
+            )
+            .fetchone()
+        )
+    if row is None:
+        raise LockLostError(f"there is no site {site} any more", "")
+    return row
+
+
+def lock_site(connection: Connection, site: str, token: int | None = None) -> None:
+    """Lock the site until the transaction ends, for producers and commands, or for the drain of a token.
+
+    Raises SiteMissingError; for a drain LockLostError, also if the token is not the site's last one.
+    """
+    row = connection.execute(
+        "SELECT token FROM sites WHERE name = %s AND NOT removed FOR NO KEY UPDATE", (site,)
+    ).fetchone()
+    if token is None:
+        if row is None:
+            raise SiteMissingError(site)
+    elif row is None:
+        raise LockLostError(f"there is no site {site} any more", "")
+    elif row[0] != token:
+        raise LockLostError(f"another worker has the site {site} now; this drain ends", "")
+
+
+@contextlib.contextmanager
+def locked(database: Database, site: str, token: int | None = None) -> Iterator[Connection]:
+    """Yield a transaction that has locked the site as `lock_site` does."""
+    with database.transaction() as connection:
+        lock_site(connection, site, token)
+        yield connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +258,7 @@ def is_covered(path: str, declared: Collection[str]) -> bool:
 
 def select(connection: Connection, condition: str, values: Mapping[str, object]) -> list[Row]:
     """Return the rows of a condition."""
-    records = connection.execute(f"SELECT {_COLUMNS} FROM publications WHERE {condition}", values)  # noqa: S608
+    records = connection.execute(f"SELECT {COLUMNS} FROM publications WHERE {condition}", values)  # noqa: S608
     return [Row.from_record(record) for record in records]
 
 
