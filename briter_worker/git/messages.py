@@ -69,12 +69,13 @@ _CAUSES = {
     ),
     "none": (_C.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone"),
 }
-_Rows = list[tuple[FailureCode, str, re.Pattern[str]]]
+_Rows = list[tuple[FailureCode, str, str]]
 
 
-def _phrases(phrases: str) -> re.Pattern[str]:
-    """Match any of these as whole words: `ssl` is not in `hassle`."""
-    return re.compile(rf"(?<!\w)(?:{phrases})(?!\w)", re.IGNORECASE)
+def _phrases(phrases: str) -> str:
+    """Return the pattern of any of these as whole words: `ssl` is not in `hassle`."""
+    # Not compiled yet: most starts of the worker see no failure.
+    return rf"(?i)(?<!\w)(?:{phrases})(?!\w)"
 
 
 def _rows(table: str) -> _Rows:
@@ -233,7 +234,7 @@ def from_git(what_failed: str, text: str) -> PublishError:
         (code, fix)
         for rows, said in ((_LOCAL_FIRST, here), (_REMOTE, there), (_LOCAL, here))
         for code, fix, pattern in rows
-        if pattern.search(said)
+        if re.search(pattern, said)
     )
     code, fix = next(found, (FailureCode.INTERNAL, ""))
     return PublishError(code, f"{what_failed}: {_essence(text) or 'git printed no reason'}", fix)
@@ -251,14 +252,14 @@ def status_text(status: int) -> str:
 def is_remote_moved(summary: str, text: str) -> bool:
     """Return True if a rejection says that the remote branch is not where it was last seen."""
     summary, there = _without_names(summary), _split_voices(_shorten(text))[1]
-    return bool(_MOVED.search(summary) or _MOVED_THERE.search(f"{summary}\n{there}"))
+    return bool(re.search(_MOVED, summary) or re.search(_MOVED_THERE, f"{summary}\n{there}"))
 
 
 def is_too_large(text: str) -> bool:
     """Return True if the remote ended the connection because the push was too large."""
     here, there = _split_voices(_shorten(text))
     return bool(
-        re.search(r"(?:error:|HTTP) 413\b", here) or any(pattern.search(there) for pattern in _TOO_LARGE)
+        re.search(r"(?:error:|HTTP) 413\b", here) or any(re.search(pattern, there) for pattern in _TOO_LARGE)
     )
 
 
@@ -266,7 +267,7 @@ def from_rejection(summary: str, text: str) -> PublishError:
     """Return what the remote's rejection of a push means: REJECTED when the contents are at fault."""
     text = _shorten(text)
     said = f"{_without_names(summary)}\n{_split_voices(text)[1]}"
-    found = ((code, fix) for code, fix, pattern in _REJECTIONS if pattern.search(said))
+    found = ((code, fix) for code, fix, pattern in _REJECTIONS if re.search(pattern, said))
     code, fix = next(found, (FailureCode.REMOTE_REFUSED, _REPAIR))
     if _UNSTARTABLE_HOOK.search(text):
         code, fix = FailureCode.REMOTE_REFUSED, _REPAIR

@@ -487,11 +487,13 @@ class Repository:
         `keep` has the refs that recorded plans name. Call it inside `working`.
         """
         objects = self.git.common_dir / "objects"
+        pack = objects / "pack"
+        loose = (path for path in objects.iterdir() if len(path.name) == 2)  # noqa: PLR2004 - 00 to ff
         for path in (
-            *self.git.git_dir.glob("fast_import_crash_*"),
-            *(path for name in ("tmp_*", ".tmp-*") for path in (objects / "pack").glob(name)),
-            *objects.glob("[0-9a-f][0-9a-f]/tmp_obj_*"),
-            *self.git.state_dir.glob("index-*"),
+            *_named(self.git.git_dir, "fast_import_crash_"),
+            *_named(pack, "tmp_", ".tmp-"),
+            *(path for folder in loose for path in _named(folder, "tmp_obj_")),
+            *_named(self.git.state_dir, "index-"),
         ):
             with suppress(OSError):
                 if now - path.stat().st_mtime > _OLD_LOCK_S:
@@ -499,11 +501,18 @@ class Repository:
         out = self.git.run("for-each-ref", "--format=%(refname)", f"{self.own_refs}/batch/")
         for name in set(out.decode().splitlines()) - set(keep):  # of a worker that died before it had a plan
             self.update_refs((name, None, None))
-        pack = objects / "pack"
         # Objects shared with another repository, or still on the remote, are left to `git gc`.
-        shared = (objects / "info" / "alternates").exists() or any(pack.glob("*.promisor"))
-        if not shared and len([*pack.glob("*.pack")]) >= _MAX_PACKS:
+        kinds = [path.suffix for path in _named(pack, "pack-")]
+        shared = (objects / "info" / "alternates").exists() or ".promisor" in kinds
+        if not shared and kinds.count(".pack") >= _MAX_PACKS:
             self.git.run(*_ROLL_UP, what="the small packs could not be merged")
+
+
+def _named(folder: Path, *prefixes: str) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.name.startswith(prefixes)]
+    except FileNotFoundError:
+        return []
 
 
 def _inode(path: Path) -> int | None:

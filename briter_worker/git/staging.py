@@ -155,11 +155,12 @@ class WorkTreeCopies:
     """The CMS's own clone. Implements `publisher.Copies`."""
 
     def __init__(self, staging: Staging, warn: Callable[[str, str], None]) -> None:
-        folders = staging.allowlist.folders
         self._repository = staging.repository
         self._staging = staging
         self._checkout = Checkout(
-            staging.repository, warn, is_cms_path=lambda path: any(is_inside(each, path) for each in folders)
+            staging.repository,
+            warn,
+            is_cms_path=lambda path: any(is_inside(each, path) for each in staging.allowlist.folders),
         )
         self.sync = self._checkout.sync
         self.catch_up = self._checkout.catch_up
