@@ -273,55 +273,32 @@ def _in_url(url: str) -> Iterator[str]:
         return
     if scheme.endswith("file"):
         return
-    userinfo, rest = _split_userinfo(rest)
+    # A password may hold any character, the @ that ends it, too.
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    userinfo, given, host = authority.rpartition("@")
+    if not _HOST.fullmatch(host):
+        userinfo, given, _ = rest.rpartition("@")
     yield from _in_userinfo(userinfo, lone_user=not scheme.endswith("ssh"))
-    place, more = _split_query(rest)
+    place, *more = re.split("[?#]", rest[len(userinfo + given) :])
     yield from filter(_is_random, (part.removesuffix(".git") for part in place.split("/")[1:]))
-    yield more
-    for part in re.split("[#?]", more):
-        yield from (value for _, value in parse_qsl(part))
+    for part in more:
         yield part
-
-
-def _split_userinfo(rest: str) -> tuple[str, str]:
-    """Return the part before the @ that ends it, and the part after; a password may hold any character."""
-    authority = _split_query(rest)[0].partition("/")[0]
-    before, given, host = authority.rpartition("@")
-    if given and _HOST.fullmatch(host):
-        return before, rest[len(before) + 1 :]
-    if not given and _HOST.fullmatch(authority):
-        return "", rest
-    before, _, after = rest.rpartition("@")
-    return before, after
-
-
-def _split_query(rest: str) -> tuple[str, str]:
-    found = re.search("[?#]", rest)
-    return (rest[: found.start()], rest[found.end() :]) if found else (rest, "")
+        yield from (value for _, value in parse_qsl(part))
 
 
 def _in_userinfo(userinfo: str, *, lone_user: bool) -> Iterator[str]:
     """Yield its secrets. `lone_user`: a user without a password is one, as some hosts take a token there."""
     user, given, password = userinfo.partition(":")
-    if not userinfo:
-        return
-    if not given:
-        if lone_user or _is_random(user):
-            yield from _with_parts(user)
-        return
-    yield userinfo
-    yield from _with_parts(password)
-    # As in a header. The end of the base64 text depends on what follows, so it is left out.
-    yield base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode().rstrip("=")
-    if password in {"", "x", "x-oauth-basic"} or _is_random(user):
-        yield from _with_parts(user)
-
-
-def _with_parts(secret: str) -> Iterator[str]:
-    """Yield also the parts: another reader of the URL may take one for a host or a port."""
-    yield secret
-    for each in (secret, unquote(secret)):
-        yield from re.split("[/:@?#]", each)
+    secrets = [password] if password else []
+    if _is_random(user) or (lone_user and not given) or (given and password in {"", "x", "x-oauth-basic"}):
+        secrets.append(user)
+    for secret in secrets:
+        for each in (secret, unquote(secret)):  # and the parts: another reader may take one for a host
+            yield from (each, *re.split("[/:@?#]", each))
+    if given:
+        yield userinfo
+        # As in a header. The end of the base64 text depends on what follows, so it is left out.
+        yield base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode().rstrip("=")
 
 
 def _is_random(text: str) -> bool:

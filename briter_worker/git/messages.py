@@ -21,7 +21,7 @@ from briter_worker.errors import OS_FIXES, FailureCode, PublishError
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     from _typeshed import WriteableBuffer
 
@@ -59,6 +59,7 @@ _CAUSES = {
     "login": (_C.REMOTE_REFUSED, "check what the remote's login prints: git ls-remote"),
     "branch": (_C.REMOTE_REFUSED, "allow the worker's key on the branch, or configure another branch"),
     "content": (_C.REJECTED, _CHANGE),
+    "large": (_C.REJECTED, "make the post's files smaller, then save it again"),
     "index": (_C.CORRUPT, "rebuild the index: rm .git/index && git reset"),
     "config": (_C.CORRUPT, "correct that line of the file; git config --list names it"),
     "objects": (_C.CORRUPT, _FSCK),
@@ -85,6 +86,7 @@ def _rows(table: str) -> _Rows:
 
 
 _LOCAL_FIRST = _rows(r"""
+    large      (?:error:|HTTP) 413
     full       no space left on device|out of disk ?space
     quota      disk quota exceeded
     limit      file too large|file size limit exceeded|died of signal 25
@@ -105,6 +107,8 @@ _LOCAL_FIRST = _rows(r"""
     owner      dubious ownership
 """)
 _REMOTE = _rows(r"""
+    large      exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
+    large      large files detected|larger than the allowed
     remote     no space left|disk quota|read-only file ?system|input/output error|out of memory|unpacker error
     remote     unable to (?:create|write)|insufficient permission|unable to lock|cannot lock ref
     remote     maintenance|archived|over its data quota|exceeded its size limit
@@ -142,8 +146,8 @@ _LOCAL = _rows(r"""
     none       not a git repository
 """)
 _REJECTIONS = _rows(r"""
-    content    exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
-    content    large files detected|larger than the allowed|(?:error:|HTTP) 413
+    large      exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
+    large      large files detected|larger than the allowed|(?:error:|HTTP) 413
     content    cannot contain secrets|push protection|contains? (?:\w{1,20} )?secrets|secrets? detected
     content    secrets found
     branch     protected (?:branch|branches|ref|refs)|GH006|GH013|not allowed to (?:force )?push
@@ -157,7 +161,6 @@ _REJECTIONS = _rows(r"""
     remote     maintenance|archived|exceeded its size limit|over its data quota
     content    declined|GH0\d\d|fsck error|prohibited by|refusing to allow
 """)
-_TOO_LARGE = [pattern for _, _, pattern in _REJECTIONS[:2]]
 _MOVED_THERE = _phrases("is at [0-9a-f]{4,64} but expected")
 _MOVED = _phrases("stale info|fetch first|non-fast-forward|incorrect old value|already exists")
 _UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
@@ -255,14 +258,6 @@ def is_remote_moved(summary: str, text: str) -> bool:
     return bool(re.search(_MOVED, summary) or re.search(_MOVED_THERE, f"{summary}\n{there}"))
 
 
-def is_too_large(text: str) -> bool:
-    """Return True if the remote ended the connection because the push was too large."""
-    here, there = _split_voices(_shorten(text))
-    return bool(
-        re.search(r"(?:error:|HTTP) 413\b", here) or any(re.search(pattern, there) for pattern in _TOO_LARGE)
-    )
-
-
 def from_rejection(summary: str, text: str) -> PublishError:
     """Return what the remote's rejection of a push means: REJECTED when the contents are at fault."""
     text = _shorten(text)
@@ -327,23 +322,22 @@ def _hidden(name: str) -> str:
 
 def _remote_text(text: str) -> str:
     found = (_REMOTE_LINE.match(line) for line in re.split(r"[\r\n]+", text))
-    lines = dict.fromkeys(each[1].strip() for each in found if each)
-    return _shown([each for each in lines if each], between=" ")
+    return _shown([each[1].strip() for each in found if each], between=" ")
 
 
 def _essence(text: str) -> str:
     """Return git's text without its labels, hints and progress."""
-    lines = [line.strip(" \t@") for line in re.split(r"[\r\n]+", text)]
-    kept = [
-        re.sub(r"^(?:fatal|error): ", "", line).rstrip(".")
-        for line in lines
-        if line and not line.startswith(("hint:", "To ", "Everything up-to-date"))
-    ]
-    return _shown(list(dict.fromkeys(kept)))
+    lines = (line.strip(" \t@") for line in re.split(r"[\r\n]+", text))
+    noise = ("hint:", "To ", "Everything up-to-date")
+    kept = (
+        re.sub(r"^(?:fatal|error): ", "", line).rstrip(".") for line in lines if not line.startswith(noise)
+    )
+    return _shown([*kept])
 
 
-def _shown(lines: Sequence[str], *, between: str = "; ") -> str:
+def _shown(lines: Iterable[str], *, between: str = "; ") -> str:
     """Join the lines; of a long text return the beginning and the last line. Redact before cutting."""
+    lines = [line for line in dict.fromkeys(lines) if line]
     text = one_line(between.join(lines)).rstrip(".")
     if len(text) <= _SHOWN and not text.endswith("…"):
         return text

@@ -81,6 +81,17 @@ class Item(NamedTuple):
         author = Person(*self.request.author) if self.request.author else identity
         return Commit(self.request.message.encode(), author.line(now), identity.line(now), files)
 
+    def rebased(self, bases: Mapping[str, Base], own: Sequence[OwnCommit]) -> Item:
+        """Return the same edits, of these bases and of what the worker's own commits made of them."""
+        edits = []
+        for edit in self.edits:
+            base = edit.base or bases.get(edit.path)
+            for commit in own if base else ():
+                if base and commit.blobs.get(edit.path, ("",))[0] == base.blob:
+                    base = Base(commit.blobs[edit.path][1])
+            edits.append(replace(edit, base=base))
+        return self._replace(edits=tuple(edits))
+
     def outcome(
         self, result: Result, *, commit: str | None = None, failure: Failure | None = None
     ) -> Outcome:
@@ -99,13 +110,6 @@ class Tip(NamedTuple):
     """The remote was asked within this publication."""
     own_commits: tuple[OwnCommit, ...] = ()
     """Commits of the worker's that turned out to be on the remote: pushes whose answers were lost."""
-
-    def advance(self, path: str, base: Base) -> Base:
-        """Return what these commits made of a base version: the author's next edit started from it."""
-        for commit in self.own_commits:
-            if path in commit.blobs and commit.blobs[path][0] == base.blob:
-                base = Base(commit.blobs[path][1])
-        return base
 
     def unchanged(self, item: Item) -> Outcome:
         """Return the outcome of a request that changes nothing here."""
@@ -167,14 +171,22 @@ class GitPublisher:
                 self._copies.catch_up()
             tip = self._first_tip()
             self._scheduled = scheduled()
-            items, outcomes = self._read(requests, tip)
+            read, outcomes = self._read(requests, tip)
             # A post that was scheduled meanwhile may have been read, and its time has not come.
             newly_scheduled = {path.strip("/") for path in scheduled().keys() - self._scheduled.keys()}
-            waiting = [item for item in items if not _settle_early(item, newly_scheduled, check, outcomes)]
+            items: list[Item] = []
+            for item in read:
+                changes, released = item.staged.changes, item.outcome(Result.RELEASED)
+                if any(is_inside(folder, change.path) for change in changes for folder in newly_scheduled):
+                    outcomes.append(released)
+                elif outcome := check(item.key, changes):
+                    outcomes.append(outcome._replace(rejected_paths=released.rejected_paths))
+                else:
+                    items.append(item)
             self._repository.check_unmoved()
             if outcomes:
                 yield outcomes
-            yield from self._build_and_push(waiting, tip, cancelled, now)
+            yield from self._build_and_push(items, tip, cancelled, now)
 
     def resolve(self) -> Iterator[Mapping[str, str]]:
         """Implement `ports.Publisher`."""
@@ -405,7 +417,7 @@ class GitPublisher:
         if self._repository.git.worktree is None:  # a job may delete what only the new tip has
             items, failed = self._read([item.request for item in items], moved)
             settled += failed
-        return [_rebased(item, bases, moved) for item in items], moved
+        return [item.rebased(bases, moved.own_commits) for item in items], moved
 
     # After the push
 
@@ -445,29 +457,3 @@ class GitPublisher:
 
     def _batch_ref(self, plan: Plan) -> str:
         return f"{self._repository.own_refs}/batch/{plan.id}"
-
-
-def _settle_early(
-    item: Item,
-    newly_scheduled: Collection[str],
-    check: Callable[[str, Sequence[Change]], Outcome | None],
-    outcomes: list[Outcome],
-) -> bool:
-    """Return True, and add the outcome, if the item is not published now."""
-    changes, released = item.staged.changes, item.outcome(Result.RELEASED)
-    if any(is_inside(folder, change.path) for change in changes for folder in newly_scheduled):
-        outcomes.append(released)
-    elif outcome := check(item.key, changes):
-        outcomes.append(outcome._replace(rejected_paths=released.rejected_paths))
-    else:
-        return False
-    return True
-
-
-def _rebased(item: Item, bases: Mapping[str, Base], tip: Tip) -> Item:
-    """Return the same edits, of these bases and of what the worker's own commits made of them."""
-    edits = []
-    for edit in item.edits:
-        base = edit.base or bases.get(edit.path)
-        edits.append(replace(edit, base=base and tip.advance(edit.path, base)))
-    return item._replace(edits=tuple(edits))

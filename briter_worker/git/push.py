@@ -17,7 +17,7 @@ from briter_worker.git import messages
 from briter_worker.ports import BaseVersion, Conflict, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from briter_worker.git.repository import Repository
@@ -92,8 +92,6 @@ def push(
     REJECTED where the remote objects to the contents.
     """
     listener = _PushListener(progress)
-    lease = f"{refspec.rpartition(':')[2]}:{expect or ''}"
-    options = {"dry_run": dry_run, "no_thin": repository.git.worktree is None}  # a bare clone lacks contents
     infos: list[PushInfo] = []
     try:
         with repository.git.supervise(), suppress(git.GitCommandError):
@@ -102,8 +100,9 @@ def push(
                 progress=listener,
                 allow_unsafe_options=True,  # for the next one, which makes it safe
                 receive_pack=_RECEIVE_PACK,
-                force_with_lease=lease,
-                **{name: True for name, is_on in options.items() if is_on},
+                force_with_lease=f"{refspec.rpartition(':')[2]}:{expect or ''}",
+                dry_run=dry_run,
+                no_thin=repository.git.worktree is None,  # a bare clone lacks contents
             )
         return _result_of(infos, listener.text())
     except PublishError as error:
@@ -136,23 +135,14 @@ def push_large_files(repository: Repository, ref: str, *, base: str | None, dry_
 
 
 def _result_of(infos: list[PushInfo], text: str) -> bool:
-    if not infos:
-        if messages.is_too_large(text):
-            message = messages.from_git("the remote rejected it as too large", text).message
-            raise PublishError(
-                FailureCode.REJECTED, message, "make the post's files smaller, then save it again"
-            )
-        raise messages.from_git("the push failed", text)
-    info = infos[0]
-    if not info.flags & PushInfo.ERROR:
+    if infos and not infos[0].flags & PushInfo.ERROR:
         return True
-    summary = info.summary.strip()
-    is_rejected = info.flags & (PushInfo.REJECTED | PushInfo.REMOTE_REJECTED)
-    if is_rejected and messages.is_remote_moved(summary, text):
+    summary = infos[0].summary.strip() if infos else ""
+    if not infos or not infos[0].flags & (PushInfo.REJECTED | PushInfo.REMOTE_REJECTED):
+        raise messages.from_git("the push failed", f"{summary}\n{text}")
+    if messages.is_remote_moved(summary, text):
         return False
-    if is_rejected:
-        raise messages.from_rejection(summary, text)
-    raise messages.from_git("the push failed", f"{summary}\n{text}")
+    raise messages.from_rejection(summary, text)
 
 
 class FilePlans:
@@ -201,15 +191,14 @@ class FileConflicts:
     def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:  # noqa: ARG002 - the repository has the contents
         """Store the versions that have a conflict, and forget those of the other paths."""
         before = self._known()
-        after = {path: base for path, base in {**before, **versions}.items() if base.conflict is not None}
+        after = {path: base for path, base in {**before, **versions}.items() if base.conflict}
         if after != before:
-            _write(
-                self._file,
-                {
-                    path: {"blob": base.blob, "conflict": base.conflict and base.conflict._asdict()}
-                    for path, base in after.items()
-                },
-            )
+            document = {
+                path: {"blob": base.blob, "conflict": base.conflict._asdict()}
+                for path, base in after.items()
+                if base.conflict
+            }
+            _write(self._file, document)
 
     def _known(self) -> dict[str, BaseVersion]:
         return _read(self._file, _as_conflicts) if self._file.exists() else {}
@@ -222,21 +211,22 @@ def _branch_folder(state_dir: Path, branch: str) -> Path:
 
 def _as_plan(document: dict[str, Any]) -> Plan:
     plan = Plan(**document)
-    _check_ids((plan.tip, plan.base, *plan.commits.values(), *plan.blobs.values()))
+    _check_ids(plan.tip, plan.base, *plan.commits.values(), *plan.blobs.values())
     return plan
 
 
 def _as_conflicts(document: dict[str, Any]) -> dict[str, BaseVersion]:
-    found = {path: BaseVersion(each["blob"], Conflict(**each["conflict"])) for path, each in document.items()}
-    for base in found.values():
-        _check_ids((base.blob, base.conflict.ours, base.conflict.theirs) if base.conflict else ())
+    found = {}
+    for path, each in document.items():
+        conflict = Conflict(**each["conflict"])
+        _check_ids(each["blob"], conflict.ours, conflict.theirs)
+        found[path] = BaseVersion(each["blob"], conflict)
     return found
 
 
-def _check_ids(values: Iterable[str | None]) -> None:
-    for value in values:
-        if value is not None and not _OBJECT_ID.fullmatch(value):
-            raise ValueError(value)
+def _check_ids(*values: str | None) -> None:
+    if not all(value is None or _OBJECT_ID.fullmatch(value) for value in values):
+        raise ValueError(values)
 
 
 def _read(file: Path, build: Callable[[dict[str, Any]], _T]) -> _T:

@@ -8,9 +8,8 @@ import shlex
 import shutil
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 import psutil
 
@@ -50,18 +49,12 @@ _OLD_LOCK_S = 15 * 60.0
 _SHORT_S = 0.5
 _INDEX_LOCK = "index.lock"
 _MAX_PACKS = 30
-_ROLL_UP = (
-    *("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0"),
-    *("repack", "--geometric=2", "-d", "-q", "--no-write-bitmap-index"),
-)
-"""Keeps every object, whether referred to or not, at the cost of the small packs alone."""
 
 Move = tuple[str, str | None, str | None]
 """A ref, its new value (None: delete it), and the value it must have (None: any; empty: none yet)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What a tree holds under a path: a file, a link, a folder or a submodule."""
 
     mode: str
@@ -118,19 +111,16 @@ class Repository:
     def check_branch(self) -> None:
         """Raise PublishError unless the configured branch is checked out, with a commit."""
         current = self._head_ref()
-        if current != self.branch_ref:
-            found = f"{current[11:]} is checked out" if current else "HEAD is detached"
-            raise PublishError(
-                FailureCode.WRONG_BRANCH,
-                f"{found}, and the worker publishes {self.branch}",
-                f"git switch {self.branch}, or set BRITER_GIT_BRANCH",
-            )
-        if self.ref(self.branch_ref) is None:
-            raise PublishError(
-                FailureCode.WRONG_BRANCH,
-                f"the branch {self.branch} has no commit yet",
-                "commit and push once by hand",
-            )
+        message = f"{current[11:]} is checked out" if current else "HEAD is detached"
+        message, fix = (
+            f"{message}, and the worker publishes {self.branch}",
+            f"git switch {self.branch}, or set BRITER_GIT_BRANCH",
+        )
+        if current == self.branch_ref:
+            if self.ref(self.branch_ref) is not None:
+                return
+            message, fix = f"the branch {self.branch} has no commit yet", "commit and push once by hand"
+        raise PublishError(FailureCode.WRONG_BRANCH, message, fix)
 
     def check_under_way(self) -> None:
         """Raise PublishError while a merge, a rebase or the like is under way."""
@@ -232,44 +222,34 @@ class Repository:
 
     def update_refs(self, *moves: Move) -> None:
         """Move refs, all or none."""
-        lines = []
+        stdin = ""
         for name, new, old in moves:
-            if new is None:
-                lines.append(f"delete {name} {old or ''}".rstrip())
-            else:
-                must = "0" * len(new) if old == "" else old or ""
-                lines.append(f"update {name} {new} {must}".rstrip())
-        stdin = "".join(f"{line}\n" for line in lines).encode()
-        self.git.run(
-            *("update-ref", "-m", "briter: publish", "--stdin"),
-            stdin=stdin,
-            what="the refs could not be moved",
-        )
+            must = "0" * len(new or "") if old == "" else old or ""
+            stdin += (f"update {name} {new} {must}" if new else f"delete {name} {must}").rstrip() + "\n"
+        command = ("update-ref", "-m", "briter: publish", "--stdin")
+        self.git.run(*command, stdin=stdin.encode(), what="the refs could not be moved")
 
     def is_ancestor(self, old: str, new: str) -> bool:
         """Return True if `new` contains `old`; False also where `old` is not known here."""
         if old == new or (old, new) == self.last_built:
             return True
-        if self.git.attempt("merge-base", "--is-ancestor", old, new)[0] == 0:
+        command = ("merge-base", "--is-ancestor", old, new)
+        if self.git.attempt(*command)[0] == 0:
             return True
         if not (self.git.common_dir / "shallow").exists():
             return False
         # The history ends above `old`: get the commits that are missing, without their trees.
         self._fetch("--unshallow", "--filter=tree:0")
-        return self.git.attempt("merge-base", "--is-ancestor", old, new)[0] == 0
+        return self.git.attempt(*command)[0] == 0
 
     def local_commits(self) -> list[tuple[str, str]]:
         """Return the commits (and subjects) of the local branch that the remote lacks, newest first."""
-        if self.ref(self.branch_ref) is None:
-            return []
         known = [name for name in (self.pushed_ref, self.tracking_ref) if self.ref(name)]
-        if not known:
+        if not known or self.ref(self.branch_ref) is None:
             return []
-        out = self.git.run(
-            *("log", f"--max-count={_MAX_LOCAL_COMMITS}", "-z", "--format=%H %s", self.branch_ref),
-            *("--not", *known, "--"),
-        )
-        pairs = (line.partition(" ") for line in out.decode(errors="replace").split("\0") if line)
+        command = ("log", f"--max-count={_MAX_LOCAL_COMMITS}", "-z", "--format=%H %s", self.branch_ref)
+        out = self.git.run(*command, "--not", *known, "--").decode(errors="replace")
+        pairs = (line.partition(" ") for line in out.split("\0") if line)
         return [(sha, subject) for sha, _, subject in pairs]
 
     # The remote
@@ -292,12 +272,9 @@ class Repository:
         return tip
 
     def _fetch(self, *options: str) -> None:
-        status, _, said = self.git.attempt(
-            "fetch",
-            *options,
-            *("--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap="),
-            *(_UPLOAD, "--", self.remote, f"+{self.branch_ref}:{self.fetched_ref}"),
-        )
+        command = ("--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap=")
+        refspec = f"+{self.branch_ref}:{self.fetched_ref}"
+        status, _, said = self.git.attempt("fetch", *options, *command, _UPLOAD, "--", self.remote, refspec)
         if status and _NO_BRANCH.search(said):
             raise self.no_branch_error()
         if status:
@@ -335,11 +312,9 @@ class Repository:
             self._listed = (commit, {})
         listed = self._listed[1]
         if asked := [path for path in paths if path not in listed]:
-            if len(asked) <= _FEW_PATHS:
-                found = self._list_tree("-t", commit, "--", *asked)
-            else:
-                tops = sorted({path.partition("/")[0] for path in asked})
-                found = self._list_tree("-r", "-t", commit, "--", *tops)
+            few = ["-t", commit, "--", *asked]
+            tops = sorted({path.partition("/")[0] for path in asked})
+            found = self._list_tree(*(few if len(asked) <= _FEW_PATHS else ["-r", "-t", commit, "--", *tops]))
             listed.update((path, found.get(path)) for path in asked)
         return {path: entry for path in paths if (entry := listed[path]) is not None}
 
@@ -353,10 +328,8 @@ class Repository:
         return self._list_tree("-r", *(["-t"] if with_folders else []), commit, "--", *wanted)
 
     def _list_tree(self, *args: str) -> dict[str, Entry]:
-        out = self.git.run(
-            *("--literal-pathspecs", "ls-tree", "-z", "--full-tree", *args),
-            what="the commit could not be read",
-        )
+        command = ("--literal-pathspecs", "ls-tree", "-z", "--full-tree")
+        out = self.git.run(*command, *args, what="the commit could not be read")
         found = {}
         for line in os.fsdecode(out).split("\0")[:-1]:
             about, _, path = line.partition("\t")
@@ -414,7 +387,7 @@ class Repository:
                 "let that command end; if none runs, remove the file",
             )
         try:
-            mark.parent.mkdir(mode=0o700, exist_ok=True)
+            (self.git.git_dir / "briter").mkdir(mode=0o700, exist_ok=True)
             mark.touch()
         except OSError as error:
             raise PublishError.from_os("the repository cannot be written", error) from error
@@ -505,7 +478,10 @@ class Repository:
         kinds = [path.suffix for path in _named(pack, "pack-")]
         shared = (objects / "info" / "alternates").exists() or ".promisor" in kinds
         if not shared and kinds.count(".pack") >= _MAX_PACKS:
-            self.git.run(*_ROLL_UP, what="the small packs could not be merged")
+            # Keeps every object, whether referred to or not, at the cost of the small packs alone.
+            limits = ("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0")
+            command = ("repack", "--geometric=2", "-d", "-q", "--no-write-bitmap-index")
+            self.git.run(*limits, *command, what="the small packs could not be merged")
 
 
 def _named(folder: Path, *prefixes: str) -> list[Path]:
