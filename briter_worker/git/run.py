@@ -85,6 +85,7 @@ class Git:
         self._configuration: Configuration | None = None
         self._environment: dict[str, str] | None = None
         self._active: list[_Command] = []
+        self._begun: dict[tuple[tuple[str, ...], bytes], _Command] = {}
         self._aborted = threading.Event()
         self.ended = 0
         """Number of processes that were killed: these may have left lock files."""
@@ -170,6 +171,10 @@ class Git:
 
     def refresh(self) -> None:
         """Look at the repository again, and at its configuration if a person may have changed that."""
+        while self._begun:  # of a batch that ended early
+            command = self._begun.popitem()[1]
+            command.end()
+            self._finish(command)
         self._repo = None
         if self._configuration is not None and not self._configuration.is_current():
             self._configuration = self._environment = None
@@ -209,14 +214,30 @@ class Git:
         discover: bool = False,
     ) -> tuple[int, bytes, str]:
         """Return git's exit status, standard output and standard error."""
+        command = self._begun.pop((args, stdin), None)
+        if command is None:
+            command = self._start_with(args, stdin, env=env, discover=discover)
+        with self._finishing([command]):
+            out, said = command.read_output()
+        return command.process.returncode, out, said
+
+    def begin(self, *args: str, stdin: bytes = b"") -> None:
+        """Start a command of which `run`, with the same arguments, returns the output: beside another one."""
+        self._begun[args, stdin] = self._start_with(args, stdin)
+
+    def _start_with(
+        self,
+        args: Sequence[str],
+        stdin: bytes,
+        *,
+        env: Mapping[str, str] = _NO_ENVIRONMENT,
+        discover: bool = False,
+    ) -> _Command:
         with tempfile.TemporaryFile() if stdin else nullcontext() as file:  # git may read it, or not
             if file is not None:
                 file.write(stdin)
                 file.seek(0)
-            command = self._start(args, file or subprocess.DEVNULL, env=env, discover=discover)
-        with self._finishing([command]):
-            out, said = command.read_output()
-        return command.process.returncode, out, said
+            return self._start(args, file or subprocess.DEVNULL, env=env, discover=discover)
 
     @contextmanager
     def open(

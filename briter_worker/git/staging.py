@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from briter_worker.git.run import Git
     from briter_worker.ports import Request
 
-_ATTRIBUTES = ("filter", "text", "eol", "crlf", "ident", "working-tree-encoding")
+_CHECK_ATTRIBUTES = (
+    *("check-attr", "-z", "--stdin"),
+    *("filter", "text", "eol", "crlf", "ident", "working-tree-encoding"),
+)
 _ALL_TEXT = ("true", "input", "1")
 _FEW_PATHS = 100
 _LARGE = 4 << 20
@@ -205,6 +208,8 @@ class _Batch:
 
     def stage(self, requests: Sequence[Request], scheduled: Mapping[str, float]) -> dict[str, Staged]:
         drafts = {request.key: self._expand(request) for request in requests}
+        if files := dict.fromkeys(path for draft in drafts.values() for path in draft.files):
+            self._git.begin(*_CHECK_ATTRIBUTES, stdin=_nul_lines(files))  # while the tree is read
         self._tree = self._read_tree({path for draft in drafts.values() for path in draft.places.values()})
         held = {path.removesuffix("/"): at for path, at in scheduled.items()}
         for draft in drafts.values():
@@ -339,8 +344,9 @@ class _Batch:
 
     def _find_filtered(self, paths: Collection[str]) -> None:
         """Find the paths whose contents git changes on their way in."""
-        command = ("check-attr", "-z", "--stdin", *_ATTRIBUTES)
-        out = self._git.run(*command, stdin=_nul_lines(paths), what=".gitattributes could not be read")
+        out = self._git.run(
+            *_CHECK_ATTRIBUTES, stdin=_nul_lines(paths), what=".gitattributes could not be read"
+        )
         fields = os.fsdecode(out).split("\0")[:-1]
         all_text = self._git.config("core.autocrlf").lower() in _ALL_TEXT
         for path, attribute, value in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
