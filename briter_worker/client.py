@@ -24,7 +24,7 @@ from briter_worker.job import (
     parse_time,
     read_document,
 )
-from briter_worker.queues.disk.files import sync_folder, write_new
+from briter_worker.queues.disk.files import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,21 +101,17 @@ def submit(document: Document, *, queue: Path | None = None) -> Enqueued:
     """Write a job of `compose` durably into the queue folder. Raises OSError when it could not be written."""
     folder = default_queue() if queue is None else queue
     data = _encode(document)
-    job_id = document["id"]
-    partial, path = folder / f".{job_id}.tmp", folder / f"{job_id}{SUFFIX}"
-    # The umask decides who may read the file, as for any program's file.
+    name = f"{document['id']}{SUFFIX}"
     try:
-        write_new(partial, data, mode=0o666)
+        opened = Folder.open(folder)
     except FileNotFoundError:
         folder.mkdir(parents=True, exist_ok=True)
-        write_new(partial, data, mode=0o666)
-    try:
-        partial.rename(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_folder(folder)
-    return Enqueued(job_id, path)
+        opened = Folder.open(folder)
+    with opened:
+        # The umask decides who may read the file, as for any program's file.
+        opened.replace(name, data, mode=0o666)
+        opened.sync()
+    return Enqueued(document["id"], folder / name)
 
 
 def parse_author(author: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -126,7 +127,10 @@ def _address(value: object) -> object:
 
 _Line = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Seconds = Annotated[
-    float, BeforeValidator(_seconds), WithJsonSchema({"type": "string", "format": "date-time"})
+    float,
+    BeforeValidator(_seconds),
+    PlainSerializer(format_time, return_type=str),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
 
 

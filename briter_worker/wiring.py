@@ -346,7 +346,7 @@ def _run(
         still_ours=lock.still_ours,
         emit=emit,
         stop=stop,
-        wait=lambda seconds, stop: queue.watch().wait(seconds, stop),
+        wait=queue.watcher.wait,
         tidy=publisher.tidy,
         poll=settings.worker_poll_interval_ms / 1000,
     )

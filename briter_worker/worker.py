@@ -90,7 +90,7 @@ class WatchedQueue(Queue, Protocol):
 class Worker:
     """Publishes one site's posts while it holds the site's lock.
 
-    `wait` returns after some seconds, or when the queue changed, or when `Stop` is set.
+    `wait` returns after some seconds, or when the queue changed, or when its second argument returns True.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Worker:
         still_ours: Callable[[], bool],
         emit: EventSink,
         stop: Stop,
-        wait: Callable[[float, Stop], None],
+        wait: Callable[[float, Callable[[], bool]], None],
         tidy: Callable[[], None],
         poll: float,
     ) -> None:
@@ -145,7 +145,7 @@ class Worker:
                 pause = loop_backoff(self._queue_errors, self._poll)
                 self._report_queue_error(error, pause)
             if pause > 0:
-                self._wait(pause, self._stop)
+                self._wait(pause, self._stop.is_set)
         return self.counts
 
     def _report_queue_error(self, error: OSError | PublishError, pause: float) -> None:

@@ -6,7 +6,6 @@ move; at worst a job is in both places, and the second publication finds nothing
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,14 +17,13 @@ from briter_worker.git.payloads import GatherError, write_files
 from briter_worker.git.push import FilePlans
 from briter_worker.job import SUFFIX, MalformedJobError, State, encode_document, format_time
 from briter_worker.lock import AnotherWorkerError
-from briter_worker.queues.disk.files import sync_folder, temporary_name, variants, write_new
+from briter_worker.queues.disk.files import Folder, temporary_name, unused_name
 from briter_worker.queues.postgres.payloads import PostgresPayloads
 from briter_worker.queues.postgres.rows import delete, locked, select
 from briter_worker.wiring import open_database, open_disk_queue, open_git, open_lock, open_postgres_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from briter_worker.ports import ListedJob
     from briter_worker.queues.disk.queue import DiskQueue
@@ -132,28 +130,27 @@ def _export_some(settings: Settings, moved: Migrated) -> bool:
         still = select(connection, "id = ANY(%(ids)s) AND state <> 'claimed'", {"ids": ids})
         texts = {(row.id, row.text) for row in still}
         leaving = [row for row in rows if (row.id, row.text) in texts]  # the others were saved again
-        for row in leaving:
-            _write_job_file(settings.queue_root, row)
-        sync_folder(settings.queue_root)
+        with Folder.open(settings.queue_root) as folder:
+            for row in leaving:
+                _write_job_file(folder, row)
+            folder.sync()
         delete(connection, [row.id for row in leaving])
     moved.jobs += len(leaving)
     return bool(rows)
 
 
-def _write_job_file(queue: Path, row: Row) -> None:
+def _write_job_file(queue: Folder, row: Row) -> None:
     """Write the job into the folder, beside whatever is there by that name."""
-    partial = queue / temporary_name()
-    write_new(partial, encode_document({"id": row.job.id, **row.document}), mode=0o666)
+    temporary = temporary_name()
+    queue.write_new(temporary, encode_document({"id": row.job.id, **row.document}), mode=0o666)
     try:
         name = row.job.id.replace("/", "_").lstrip(".") or "job"
-        for each in variants(f"{name[:_MAX_NAME]}{SUFFIX}"):
-            try:
-                os.link(partial, queue / each)
-            except FileExistsError:
-                continue
-            return
+        try:
+            queue.link(temporary, queue, f"{name[:_MAX_NAME]}{SUFFIX}")
+        except FileExistsError:
+            queue.link(temporary, queue, unused_name())
     finally:
-        partial.unlink(missing_ok=True)
+        queue.unlink(temporary)
 
 
 @contextmanager

@@ -132,5 +132,5 @@ def test_enqueue_makes_the_calls_that_durability_needs_and_no_other(tmp_path: Pa
     lines = calls.read_text().splitlines()
     found = Counter(line.partition("(")[0] for line in lines if str(queue) in line and "execve" not in line)
     # The file: created, written, flushed, closed, renamed; its folder: opened, flushed, closed.
-    wanted = {"openat": 2, "write": 1, "fsync": 2, "close": 2, "rename": 1}
+    wanted = {"openat": 2, "write": 1, "fsync": 2, "close": 2, "renameat": 1}
     assert found == {call: times * number for call, number in wanted.items()}

@@ -11,7 +11,7 @@ from sites import Site, eventually, lines_of
 
 from briter_worker.commands import queue
 from briter_worker.errors import DeclinedError
-from briter_worker.queues.disk.files import PAUSE_FILE
+from briter_worker.queues.disk.index import PAUSE_FILE
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:

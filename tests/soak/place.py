@@ -152,8 +152,8 @@ class _Sink:
             self(event)
 
 
-def _never_wait(seconds: float, stop: Stop) -> None:
-    raise AssertionError(f"waited {seconds} s, {stop}")
+def _never_wait(seconds: float, is_stopped: Callable[[], bool]) -> None:
+    raise AssertionError(f"waited {seconds} s, {is_stopped}")
 
 
 class Place:

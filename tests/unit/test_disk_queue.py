@@ -303,8 +303,8 @@ def test_a_folder_that_is_not_there_yet_is_an_empty_queue(tmp_path: Path) -> Non
     assert disk.queue.claim(NOW).claims == ()
     assert disk.queue.next_due(NOW) is None
     assert disk.queue.jobs(NOW) == []
-    assert list(disk.queue.recover(NOW)) == []
     disk.root.mkdir()
+    assert list(disk.queue.recover(NOW)) == []
     disk.save("a", ["x"])
     assert claimed(disk)
 

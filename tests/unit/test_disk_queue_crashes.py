@@ -19,7 +19,7 @@ from queue_engines import NOW, Disk
 
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import State, format_time
-from briter_worker.queues.disk.files import Folder, read_queue_file
+from briter_worker.queues.disk.files import Folder, JobFile, read_queue_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -128,7 +128,7 @@ def waiting(disk: Disk) -> list[Job]:
     """As the files say: the list shows a job that is in both places once."""
     with Folder.open(disk.root) as root:
         files = [read_queue_file(root, path.name) for path in disk.root.glob("*.json")]
-    return [file.job for file in files if file.job is not None]
+    return [file.job for file in files if isinstance(file, JobFile)]
 
 
 def everything(disk: Disk) -> dict[str, set[str]]:

@@ -45,15 +45,14 @@ def refuse_links(monkeypatch: pytest.MonkeyPatch, code: int, when: Callable[[str
     monkeypatch.setattr(os, "link", refusing)
 
 
-@pytest.mark.parametrize("which", ["of-others", "any"])
-def test_a_job_is_given_back_where_links_are_refused(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, which: str
+def test_a_job_is_given_back_where_links_of_anothers_file_are_refused(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another's file, as under fs.protected_hardlinks; or of any, as on a file system without links."""
+    """As under fs.protected_hardlinks."""
     claims = in_flight(disk)
     (held,) = (path for path in (disk.root / ".claimed").glob("*.json") if "job0" in path.name)
     held.chmod(0o604)
-    refuse_links(monkeypatch, errno.EPERM, lambda name: which == "any" or not name.endswith(".tmp"))
+    refuse_links(monkeypatch, errno.EPERM, lambda name: not name.endswith(".tmp"))
     disk.queue.release(claims)
     monkeypatch.undo()
     assert disk.rows("a") == [(State.PENDING, ("content/a.md",))]
@@ -63,13 +62,10 @@ def test_a_job_is_given_back_where_links_are_refused(
     assert [path.name for path in (disk.root / ".claimed").iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("which", ["of-others", "any"])
-def test_a_copy_overwrites_no_newer_save_either(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, which: str
-) -> None:
+def test_a_copy_overwrites_no_newer_save_either(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     claims = in_flight(disk)
     disk.save("a", ["content/b.md"], created=NOW + 1, name="job00001")
-    refuse_links(monkeypatch, errno.EPERM, lambda name: which == "any" or not name.endswith(".tmp"))
+    refuse_links(monkeypatch, errno.EPERM, lambda name: not name.endswith(".tmp"))
     disk.queue.release(claims)
     monkeypatch.undo()
     assert len(list(disk.root.glob("*.json"))) == 2

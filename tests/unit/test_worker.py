@@ -77,7 +77,7 @@ class Bench:
     def is_set(self) -> bool:
         return self.stopped or len(self.naps) >= self.max_naps
 
-    def wait(self, seconds: float, stop: Stop) -> None:  # noqa: ARG002 - the waker's signature
+    def wait(self, seconds: float, is_stopped: Callable[[], bool]) -> None:  # noqa: ARG002 - the waker's
         self.naps.append(seconds)
         self.now += seconds
 

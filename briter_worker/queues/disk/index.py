@@ -11,21 +11,22 @@ import os
 import time
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
 from briter_worker.errors import FailureCode, is_environment, os_error_text
 from briter_worker.job import Job, Status
-from briter_worker.queues.disk.files import PAUSE_FILE, Folder, is_job_name, printable, read_queue_file
+from briter_worker.queues.disk.files import BadFile, Folder, is_job_name, printable, read_queue_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from briter_worker.job import Author
-    from briter_worker.queues.disk.files import QueueFile
+    from briter_worker.queues.disk.files import JobFile
 
+PAUSE_FILE = ".paused"
 GRACE_S = 2.0
 """Time that a producer without a rename may take to write a file."""
 _RETRY_S = 60.0
@@ -45,9 +46,6 @@ _EVENTS = (
     *(flags.MODIFY, flags.ATTRIB, flags.CLOSE_WRITE, flags.MOVED_FROM, flags.MOVED_TO),
     *(flags.CREATE, flags.DELETE, flags.DELETE_SELF, flags.MOVE_SELF, flags.ONLYDIR),
 )
-_QUIET_MS = 3
-"""After a change, wait this long for more, so that files saved together are published together."""
-_LONGEST_QUIET_S = 0.05
 _STOP_CHECK_S = 0.1
 
 
@@ -56,7 +54,7 @@ class Entry:
     """A waiting file, small enough to keep a hundred thousand: a job, or with a `problem` what is not one."""
 
     stamp: int = 0
-    is_racy: bool = True
+    """0: the file is read again at the next look."""
     modified: float = 0.0
     due: float = 0.0
     """When a job may be claimed, or what is not a job is quarantined."""
@@ -69,20 +67,13 @@ class Entry:
     is_pending: bool = False
     failure: str | None = None
     values: tuple[Any, ...] = ()
-    _job: Job | None = None
 
     @property
     def job(self) -> Job:
         """Return the job; the worker itself never asks for most of them."""
-        if self._job is None:
-            self._job = copy(_TEMPLATE)
-            self._job.__dict__.update(zip(_FIELDS, self.values, strict=True))
-        return self._job
-
-    @property
-    def order(self) -> tuple[float, float]:
-        """Return the key by which the newest save of a slug is the greatest."""
-        return (self.created_at, self.modified)
+        job = copy(_TEMPLATE)
+        job.__dict__.update(zip(_FIELDS, self.values, strict=True))
+        return job
 
     @property
     def is_quarantined(self) -> bool:
@@ -116,7 +107,7 @@ class Index:
         if now < self._latest - 1.0:  # the clock was set back: retries are due earlier
             self._next_scan = -math.inf
             for entry in self.entries.values():
-                entry.is_racy = True
+                entry.stamp = 0
         self._latest = now
         try:
             folder = Folder.open(self._root)
@@ -159,34 +150,35 @@ class Index:
             self.forget(name)
 
     def _compare(self, folder: Folder, name: str, found: os.stat_result) -> None:
+        """Read the file if it is not the one that was read last. Raises FileNotFoundError."""
         known = self.entries.get(name)
-        if known is None or known.is_racy or known.stamp != _stamp(found):
-            self._read(folder, name)
-
-    def _read(self, folder: Folder, name: str) -> None:
-        known = self.entries.get(name)
+        if known is not None and known.stamp == _stamp(found):
+            return
         wall = time.time_ns()
         try:
             file = read_queue_file(folder, name)
         except FileNotFoundError:
-            self.forget(name)
-            return
+            raise
         except OSError as error:
             # A bad block under one file: the other files are read, and this one is reported.
             reason = f"the disk could not read it: {os_error_text(error, with_path=False)}"
-            self._add(name, replace(_declared(known), problem=reason, is_racy=True, due=self._latest))
+            self._add(name, replace(_declared(known), problem=reason))
             self.leave_alone([name], self._latest, reason)
             return
-        if file.job and known and known.problem:
-            self._stuck.pop(name, None)
-        entry = self._job_entry(file, file.job) if file.job else self._damaged_entry(file, known)
-        entry.is_racy = -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS
+        if isinstance(file, BadFile):
+            entry = self._damaged_entry(file, known)
+        else:
+            entry = self._job_entry(file)
+            if known and known.problem:
+                self._stuck.pop(name, None)
+        if not -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS:
+            entry.stamp = _stamp(file.stat)
         self._add(name, entry)
 
-    def _job_entry(self, file: QueueFile, job: Job) -> Entry:
+    def _job_entry(self, file: JobFile) -> Entry:
+        job = file.job
         author = self._authors.setdefault(job.author, job.author)
         return Entry(
-            stamp=_stamp(file.stat),
             modified=file.stat.st_mtime_ns / 1e9,
             due=self.due_of(job, self._latest),
             slug=job.slug,
@@ -198,13 +190,13 @@ class Index:
             values=tuple((dict(job) | {"author": author}).values()),
         )
 
-    def _damaged_entry(self, file: QueueFile, known: Entry | None) -> Entry:
-        stamp = _stamp(file.stat)
+    def _damaged_entry(self, file: BadFile, known: Entry | None) -> Entry:
+        modified = file.stat.st_mtime_ns / 1e9
         # A file from the future is not waited for forever.
-        due = min(file.stat.st_mtime_ns / 1e9, self._latest) + GRACE_S if file.may_become_job else 0.0
-        if known and known.problem and known.stamp == stamp:
-            due = known.due
-        return replace(_declared(known), stamp=stamp, due=due, problem=file.reason)
+        due = min(modified, self._latest) + GRACE_S if file.may_become_job else 0.0
+        if known and known.problem and known.modified == modified:
+            due = min(due, known.due)
+        return replace(_declared(known), modified=modified, due=due, problem=file.reason)
 
     def _add(self, name: str, entry: Entry) -> None:
         self.forget(name)
@@ -237,29 +229,27 @@ class Index:
             return math.inf
         return job.due_at(now, self._longest_delay)
 
-    def _ready_at(self, names: Iterable[str], due: float) -> float:
-        """Return when these files, due together at `due`, are not left alone any more."""
-        return max([due, *(self._stuck[name][0] for name in names if name in self._stuck)])
-
     def next_work(self) -> float:
         """Return when the next file is to be claimed, quarantined or joined with others."""
         if self._next_work[0] != self.version:
-            stuck = {name: self._ready_at([name], self.entries[name].due) for name in self.stuck_files()}
-            times = (entry.due for name, entry in self.entries.items() if name not in stuck)
-            rivals = (self._ready_at(names, 0.0) for names in self._rivals())
-            self._next_work = (self.version, min([*stuck.values(), *rivals, min(times, default=math.inf)]))
+            blocked = self._blocked()
+            times = [max(entry.due, blocked.get(name, 0.0)) for name, entry in self.entries.items()]
+            times += [max(blocked.get(name, 0.0) for name in names) for names in self._groups()]
+            self._next_work = (self.version, min(times, default=math.inf))
         return self._next_work[1]
 
     def due(self, now: float) -> list[str]:
         """Return the names of all jobs that are due, and of the files to be quarantined."""
+        blocked = self._blocked()
         due = [name for name, entry in self.entries.items() if entry.due <= now]
-        return [name for name in due if self._ready_at([name], 0.0) <= now]
+        return [name for name in due if blocked.get(name, 0.0) <= now]
 
     def rivals(self, now: float) -> list[list[str]]:
         """Return the names, by slug, of the jobs that one job is to stand for from now on."""
-        return [names for names in self._rivals() if self._ready_at(names, 0.0) <= now]
+        blocked = self._blocked()
+        return [names for names in self._groups() if all(blocked.get(name, 0.0) <= now for name in names)]
 
-    def _rivals(self) -> list[list[str]]:
+    def _groups(self) -> list[list[str]]:
         found = []
         for slug, names in self.by_slug.items():
             if len(names) > 1:
@@ -267,10 +257,15 @@ class Index:
                 found += [group for group in (self.pending(slug), letters) if len(group) > 1]
         return found
 
+    def _blocked(self) -> dict[str, float]:
+        """Return until when files are left alone."""
+        return {name: until for name, (until, _) in self._stuck.items()}
+
     def pending(self, slug: str) -> list[str]:
         """Return the names of the slug's pending jobs, the newest save first."""
         names = [name for name in self.by_slug.get(slug, ()) if self.entries[name].is_pending]
-        return sorted(names, key=lambda name: (*self.entries[name].order, name), reverse=True)
+        saves = [(self.entries[name].created_at, self.entries[name].modified, name) for name in names]
+        return [name for _, _, name in sorted(saves, reverse=True)]
 
     def is_on_hold(self, job: Job, now: float) -> bool:
         """Return True if the newest save of the job's slug is a later one, scheduled for later."""
@@ -315,7 +310,7 @@ class Index:
                 paths[path] = min(at, paths.get(path, at))
         return paths
 
-    def revivable(self, now: float) -> list[str]:
+    def revivable(self, now: float, except_for: Collection[str]) -> list[str]:
         """Return the jobs that an environment failure ended, or delays."""
         return [
             name
@@ -324,6 +319,7 @@ class Index:
             and not entry.problem
             and is_environment(entry.failure)
             and (not entry.is_pending or (entry.due > now and entry.job.next_attempt_at is not None))
+            and entry.job.id not in except_for
         ]
 
 
@@ -338,18 +334,6 @@ def _declared(known: Entry | None) -> Entry:
     return Entry(slug=known.slug, paths=known.paths, scheduled_for=known.scheduled_for)
 
 
-class Stop(Protocol):
-    """What ends a wait early."""
-
-    def is_set(self) -> bool:
-        """Return True if the worker is to stop."""
-        ...
-
-    def wait(self, seconds: float) -> object:
-        """Sleep until the worker is to stop."""
-        ...
-
-
 class FolderWatcher:
     """Sleeps until the folder changes. Where there is no inotify, the poll has to do. For one thread."""
 
@@ -362,21 +346,19 @@ class FolderWatcher:
         self._is_awake = False
         self._next_try = 0.0
 
-    def wait(self, seconds: float, stop: Stop) -> None:
-        """Return after `seconds`, or when the folder changed, or when `stop` is set."""
+    def wait(self, seconds: float, is_stopped: Callable[[], bool]) -> None:
+        """Return after `seconds`, or when the folder changed, or when the worker is to stop."""
         if self._inotify is not None and _identity(self._folder) != self._watched:
             self.close()  # another folder has the name now
         if self._inotify is None:
             self.open()
-            if self._inotify is None:
-                stop.wait(seconds)
-            return  # what was saved before the watch existed is read first
+            self._is_awake = self._inotify is not None  # what was saved before is read first
         deadline = time.monotonic() + seconds
-        while not self._is_awake and not stop.is_set():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            self._gather(self._inotify, min(left, _STOP_CHECK_S))
+        while not self._is_awake and not is_stopped() and (left := deadline - time.monotonic()) > 0:
+            if self._inotify is None:
+                time.sleep(min(left, _STOP_CHECK_S))
+            else:
+                self._read(self._inotify, min(left, _STOP_CHECK_S))
         self._is_awake = False
 
     def open(self) -> None:
@@ -415,17 +397,9 @@ class FolderWatcher:
         changed, self._changed = self._changed, set()
         return changed
 
-    def _gather(self, inotify: INotify, seconds: float) -> None:
-        """Wait for a change, then for the end of a series of changes."""
-        if not self._read(inotify, round(seconds * 1000)):
-            return
-        latest = time.monotonic() + _LONGEST_QUIET_S
-        while time.monotonic() < latest and self._read(inotify, _QUIET_MS):
-            pass
-
-    def _read(self, inotify: INotify, milliseconds: int) -> bool:
-        """Note what changed; return True if anything did."""
-        events = list(inotify.read(timeout=milliseconds))
+    def _read(self, inotify: INotify, seconds: float) -> None:
+        """Note what changed, waiting at most so long for it."""
+        events = list(inotify.read(timeout=round(seconds * 1000)))
         if any(not event.name for event in events):  # too many events, or the folder itself changed
             self._changed = None
             self._is_awake = True
@@ -434,7 +408,6 @@ class FolderWatcher:
         self._is_awake = self._is_awake or bool(jobs) or any(each.name == PAUSE_FILE for each in events)
         if self._changed is not None:
             self._changed |= jobs
-        return bool(events)
 
 
 def _identity(folder: Path) -> tuple[int, int]:
