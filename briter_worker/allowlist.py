@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from functools import cached_property
+import warnings
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import UsageError
@@ -17,6 +18,8 @@ from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from pathspec import GitIgnoreSpec
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "local-mdx": ("content",),
@@ -48,6 +51,14 @@ none. Some generators run code that lies among the posts (MDX, Eleventy's `*.11t
 narrower folders.
 """
 
+EXCLUDED = (
+    ".DS_Store", "._*", "Thumbs.db", "desktop.ini", ".nfs*", ".fuse_hidden*",  # systems
+    "*~", ".*.sw?", ".#*", r"\#*#", "~$*", ".~lock.*#", ".goutputstream-*",  # editors
+)  # fmt: skip
+"""Patterns of files that no kind of site publishes: they are backups, locks and notes of programs."""
+ADAPTER_EXCLUDED = {"kirby": ("_changes/", ".lock")}
+"""Patterns for one kind of site: Kirby keeps unpublished edits and its locks inside a page's folder."""
+
 MAX_PATH_BYTES = 4096
 MAX_PARTS = 64
 MAX_PART_BYTES = 255
@@ -70,14 +81,18 @@ class Allowlist:
         self,
         folders: Iterable[str],
         *,
+        excluded: Iterable[str] = (),
         private: Iterable[str] = (),
         more: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`private` has folders inside the repository that are never published: the worker's storage.
+        """`excluded` has patterns as in `.gitignore`, of which the last that matches decides.
 
+        `private` has folders inside the repository that are never published: the worker's storage.
         `more` is called for the folders of plugins when they are first needed.
         """
         self._private = tuple(private)
+        self._excluded = tuple(excluded)
+        self._matching = lru_cache(maxsize=1_000)(self._match)
         self._more = more
         try:
             self._own = tuple(_check(folder) for folder in folders)
@@ -102,7 +117,41 @@ class Allowlist:
             )
         if any(is_inside(folder, path) for folder in self._private):
             raise PathRefusedError(declared, "it is in the worker's storage, which holds queue and settings")
+        if reason := self.exclusion(declared):
+            raise PathRefusedError(declared, reason)
         return path
+
+    def exclusion(self, path: str) -> str | None:
+        """Return the reason if a pattern excludes the path (of a folder: with a slash), or a folder above."""
+        above = (self._matching(f"{folder}/") for folder in parents(path))
+        pattern = next(filter(None, above), None) or self._matching(path)
+        return pattern and f"the pattern {pattern} excludes it: see BRITER_EXCLUDED_PATHS"
+
+    def _match(self, path: str) -> str | None:
+        if not self._excluded:
+            return None
+        found = self._spec.check_file(path)
+        return self._excluded[found.index] if found.include and found.index is not None else None
+
+    @cached_property
+    def _spec(self) -> GitIgnoreSpec:
+        return compile_patterns(self._excluded)
+
+
+def compile_patterns(patterns: Iterable[str]) -> GitIgnoreSpec:
+    """Return the matcher of patterns as in `.gitignore`. Raises ValueError for what is none."""
+    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - an idle worker matches nothing
+
+    lines = list(patterns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Python would read `[[:alpha:]]` as another set
+        try:
+            spec = GitIgnoreSpec.from_lines(lines, backend="simple")
+        except (ValueError, re.error, FutureWarning) as error:
+            raise ValueError(str(error)) from None
+    if len(spec.patterns) != len(lines) or any(each.include is None for each in spec.patterns):
+        raise ValueError("an empty pattern, or a comment")
+    return spec
 
 
 def is_inside(folder: str, path: str) -> bool:

@@ -26,12 +26,12 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict
 
-from briter_worker.allowlist import FOLDERS, Allowlist
+from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS, Allowlist, compile_patterns
 from briter_worker.errors import UsageError, os_error_fix, os_error_text
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pydantic_core import ErrorDetails
 
@@ -43,8 +43,8 @@ _FIXES = {
     "webhook_secret": "make one: echo whsec_$(openssl rand -base64 32)",
 }
 PER_SITE = (
-    "adapter", "allowed_paths", "git_branch", "git_author_name", "git_author_email", "git_timeout_ms",
-    "worker_dry_run", "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
+    "adapter", "allowed_paths", "excluded_paths", "git_branch", "git_author_name", "git_author_email",
+    "git_timeout_ms", "worker_dry_run", "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
     "worker_max_file_bytes", "published_href_template", "commit_href_template",
 )  # fmt: skip
 """What each site of a cluster may set for itself."""
@@ -94,6 +94,15 @@ def _check_folders(folders: tuple[str, ...]) -> tuple[str, ...]:
         return Allowlist(folders).folders
     except UsageError as error:
         raise ValueError(f"a list of folders below the repository's root; {error.message}") from None
+
+
+def _check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        if patterns:
+            compile_patterns(patterns)
+    except ValueError:
+        raise ValueError("a list of patterns as in .gitignore, such as drafts/ or *.bak") from None
+    return patterns
 
 
 def _check_network(text: str) -> str:
@@ -157,6 +166,7 @@ Days = Annotated[int, Field(ge=1, le=36_500)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Delays = Annotated[tuple[Milliseconds, ...], Field(min_length=1), _Split, _list_schema("integer")]
 Folders = Annotated[tuple[str, ...], AfterValidator(_check_folders), _Split, _Strings]
+Patterns = Annotated[tuple[str, ...], AfterValidator(_check_patterns), _Split, _Strings]
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_check_network)], ...], _Split, _Strings]
 WebAddress = Annotated[str, AfterValidator(_check_address)]
 WebAddresses = Annotated[tuple[Annotated[str, AfterValidator(_check_topics)], ...], _Split, _Strings]
@@ -217,6 +227,9 @@ class Settings(BaseSettings):
     )
     adapter: AdapterName = _setting("local-mdx", "Kind of site: decides which folders are published.")
     allowed_paths: Folders = _setting((), "Folders added to the adapter's.")
+    excluded_paths: Patterns = _setting(
+        (), "Patterns as in `.gitignore`, added to the adapter's: never published, also inside a folder."
+    )
     git_worktree: Folder = _setting(
         lambda above: above["app_root"], "The site's repository. Default: the app root."
     )
@@ -299,6 +312,13 @@ class Settings(BaseSettings):
     def folders(self) -> tuple[str, ...]:
         """Return every folder that may be published from: the adapter's, then the added ones."""
         return tuple(dict.fromkeys([*FOLDERS[self.adapter], *self.allowed_paths]))
+
+    def allowlist(
+        self, *, more: Callable[[], Iterable[str]] = tuple, private: Iterable[str] = ()
+    ) -> Allowlist:
+        """Return what may be published: these folders and `more`, without the excluded paths."""
+        excluded = (*EXCLUDED, *ADAPTER_EXCLUDED.get(self.adapter, ()), *self.excluded_paths)
+        return Allowlist(self.folders, excluded=excluded, private=private, more=more)
 
     @property
     def lock_path(self) -> Path:

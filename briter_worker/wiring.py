@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from briter_worker.allowlist import Allowlist
 from briter_worker.drain import Drain
 from briter_worker.errors import (
     FailureCode,
@@ -275,9 +274,7 @@ class _SitePublisher:
         if self._opened is None:
             settings, git, emit = self._settings, self._git, self._emit
             repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-            allowlist = Allowlist(
-                settings.folders, private=_private_folders(settings), more=self._plugin_folders
-            )
+            allowlist = settings.allowlist(private=_private_folders(settings), more=self._plugin_folders)
 
             def progress(phase: str, done: int, total: int) -> None:
                 emit(Progress(phase=phase, done=done, total=total))

@@ -15,7 +15,7 @@ import typer.main
 from pydantic.alias_generators import to_camel
 
 from briter_worker import events
-from briter_worker.allowlist import FOLDERS
+from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS
 from briter_worker.cli import build_app
 from briter_worker.errors import FailureClass, FailureCode
 from briter_worker.job import job_schema
@@ -237,6 +237,11 @@ def bounds_text(described: dict[str, Any]) -> str:
     return f" From {described['minimum']} to {described['maximum']}." if "minimum" in described else ""
 
 
+def code_list(items: Iterable[str]) -> str:
+    """Return the items as code, separated by commas."""
+    return ", ".join(f"`{item}`" for item in items) or "none"
+
+
 def configuration_page() -> str:
     """Return the page about settings and adapters."""
     rows = []
@@ -248,7 +253,11 @@ def configuration_page() -> str:
             default = "the current folder"
         rows.append([f"`{described['title']}`", f"`{key}`", default, text + bounds_text(described)])
     folders = [
-        [f"`{name}`", ", ".join(f"`{folder}/`" for folder in folders) or "none"]
+        [
+            f"`{name}`",
+            code_list(f"{folder}/" for folder in folders),
+            code_list(ADAPTER_EXCLUDED.get(name, ())),
+        ]
         for name, folders in FOLDERS.items()
     ]
     return page(
@@ -273,7 +282,11 @@ def configuration_page() -> str:
         "## Adapters",
         "`BRITER_ADAPTER` decides which folders a job may publish, with everything under them. "
         "`BRITER_ALLOWED_PATHS` adds folders.",
-        table(["adapter", "folders"], folders),
+        table(["adapter", "folders", "excluded"], folders),
+        f"Every adapter excludes the backup, lock and system files of programs: {code_list(EXCLUDED)}. "
+        "`BRITER_EXCLUDED_PATHS` adds patterns; the rules are those of `.gitignore`, the last pattern that "
+        "matches decides, and `!` takes an exclusion back. An excluded path alone is refused as `nopaths`, "
+        "with its pattern. Inside a declared folder it is left out; if git has it, it stays as it is.",
         "A path that `.gitignore` excludes, a symlink, a special file and a file in a nested repository are "
         "never published. See [kinds of sites](../how-to/sites.md).",
     )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from briter_worker.allowlist import Allowlist
 from briter_worker.cluster.sites import Site, settings_of
 from briter_worker.drain import Counts, Drain
 from briter_worker.events import Progress, Warned
@@ -176,7 +175,7 @@ class SiteDrains:
         def progress(phase: str, done: int, total: int) -> None:
             emit(Progress(phase=phase, done=done, total=total))
 
-        allowlist = Allowlist(settings.folders, more=self._plugins.allowed_paths)
+        allowlist = settings.allowlist(more=self._plugins.allowed_paths)
         staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
         bases = PostgresBases(self._database, site.name, token=token)
         return GitPublisher(

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from briter_worker.allowlist import Allowlist
 from briter_worker.cluster.submit import send
 from briter_worker.errors import DeclinedError, UnavailableError
 from briter_worker.git.payloads import GatherError, write_files
@@ -124,7 +123,7 @@ def _export_some(settings: Settings, moved: Migrated) -> bool:
     payloads = PostgresPayloads(database, site)
     carried = payloads.of([str(row.id) for row in rows]).values()
     files = [file for payload in carried for file in payload.files]
-    moved.remarks |= write_files(settings.git_worktree, Allowlist(settings.folders), payloads, files)
+    moved.remarks |= write_files(settings.git_worktree, settings.allowlist(), payloads, files)
     with locked(database, site) as connection:
         ids = [row.id for row in rows]
         still = select(connection, "id = ANY(%(ids)s) AND state <> 'claimed'", {"ids": ids})

@@ -90,7 +90,7 @@ def send(
     """
     database = open_database(settings)
     saved_at = parse_time(document["createdAt"])
-    allowlist = Allowlist(settings.folders)
+    allowlist = settings.allowlist()
     left_out: Mapping[str, str] = {}
     missing: Sequence[str] = ()
     source: PayloadSource

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from briter_worker import client
-from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.allowlist import PathRefusedError
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, tables, wake_worker
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Cancelled, Event, Warned
@@ -119,7 +119,7 @@ def _send(settings: Settings, document: Document, root: str | None) -> dict[str,
 def _warn_about_paths(
     settings: Settings, paths: Sequence[str], missing: Collection[str], folder: Path
 ) -> None:
-    allowlist = Allowlist(settings.folders)
+    allowlist = settings.allowlist()
     for path in paths:
         try:
             allowlist.resolve(path)

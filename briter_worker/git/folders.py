@@ -136,6 +136,8 @@ class Expansion:
     """Reasons, by declared path, or by the path below a declared folder."""
     closed: list[str] = field(default_factory=list)
     """Those below a declared folder: what the branch has there stays."""
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Reasons for what is silently left out below a declared folder: what the branch has there stays."""
 
     def expand(self, folders: Folders, allowlist: Allowlist, declared: str) -> None:
         """Add the files that a declared path stands for. Raises PublishError for an unreadable folder."""
@@ -145,6 +147,7 @@ class Expansion:
             if mode is None:
                 self.absent.append(path)
             elif stat.S_ISDIR(mode):
+                allowlist.resolve(f"{path}/")
                 self._expand_folder(folders, allowlist, path)
                 self.folders.append(path)
             elif stat.S_ISREG(mode):
@@ -171,6 +174,9 @@ class Expansion:
                 continue
             for name, mode in listing:
                 path = f"{folder}/{name}"
+                if reason := allowlist.exclusion(f"{path}/" if stat.S_ISDIR(mode) else path):
+                    self.ignored[path] = reason
+                    continue
                 try:
                     allowlist.resolve(path)
                     if stat.S_ISDIR(mode):

@@ -95,7 +95,7 @@ def gather(
     left_out = {found.places.get(each, each): why for each, why in refused.items()}
     declared = dict.fromkeys(found.places.get(each, each) for each in paths)
     left_out |= dict.fromkeys(history.ignored & declared.keys(), IGNORED)
-    gone = _find_gone(found, history, read.keys() | left_out.keys())
+    gone = [path for path in _find_gone(found, history, {*read, *left_out}) if not allowlist.exclusion(path)]
     files_sent = [history.submit(path, each.mode, each.blob, saved_at) for path, each in read.items()]
     files_sent += [history.submit(path, "", None, saved_at) for path in gone]
     stays = (*found.closed, *history.sparse)

@@ -75,7 +75,6 @@ class _Draft(Expansion):
 
     gone: dict[str, None] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
     withheld: dict[str, float] = field(default_factory=dict)
     failure: Failure | None = None
 
@@ -265,6 +264,8 @@ class _Batch:
                 is_here = path in draft.files or any(is_inside(each, path) for each in closed)
                 if is_here or entry is None or entry.mode in (FOLDER, SUBMODULE):
                     continue
+                if self._staging.allowlist.exclusion(path):
+                    continue
                 try:
                     self._staging.allowlist.resolve(path)
                     draft.gone[path] = None
@@ -277,7 +278,7 @@ class _Batch:
         for draft in drafts:
             for path in sorted(ignored & draft.files.keys()):
                 del draft.files[path]
-                draft.ignored.append(path)
+                draft.ignored[path] = IGNORED
                 if path in draft.places.values():
                     draft.rejected[path] = IGNORED
 
@@ -298,8 +299,9 @@ class _Batch:
             carried = any(is_inside(folder, path) for path in (*draft.files, *draft.gone, *draft.withheld))
             refused = [path for path in (*draft.closed, *draft.ignored) if is_inside(folder, path)]
             if refused and not carried and next(self._tree.below(folder), None) is None:
-                reason = f"nothing in it may be published ({refused[0]} is refused or ignored)"
-                draft.rejected[folder] = reason
+                first = refused[0]
+                reason = draft.ignored.get(first) or draft.rejected[first]
+                draft.rejected[folder] = f"nothing in it may be published ({first}, as {reason})"
 
     # Their contents
 

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from briter_worker import client, wiring
-from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.allowlist import PathRefusedError
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
 from briter_worker.errors import DeclinedError
@@ -243,7 +243,7 @@ class Site:
         """Return which of these paths will not be published, and why."""
         if not paths:
             return ["nothing will be published: the job declares no paths"]
-        allowlist = Allowlist(self.settings.folders)
+        allowlist = self.settings.allowlist()
         found = []
         for path in paths:
             try:

@@ -12,6 +12,7 @@ import pytest
 from cluster_farm import Farm, events
 from sites import eventually
 
+from briter_worker.cluster.submit import enqueue
 from briter_worker.queues.postgres.payloads import collect_blobs
 
 if TYPE_CHECKING:
@@ -49,6 +50,27 @@ def test_one_run_brings_all_that_is_due_on_all_sites_to_their_remotes(farm: Farm
     again = farm.once()
     assert again.returncode == 0
     assert [each["event"] for each in events(again.stdout)] == ["worker-started", "worker-stopped"]
+
+
+def test_a_page_is_published_without_what_its_site_excludes(farm: Farm) -> None:
+    page = "content/hello"
+    farm.add("blog", excludedPaths=["_changes/", ".lock"])
+    farm.person("blog", {f"{page}/.lock": "old\n", f"{page}/_changes/note.txt": "old\n"})
+    root = farm.clone("blog")
+    for name in ("note.txt", "_changes/new.txt", "sub/_changes/new.txt", "note.txt~", ".DS_Store"):
+        (root / page / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / page / name).write_text("new\n")
+    (root / page / ".lock").unlink()
+    (root / page / "_changes/note.txt").unlink()
+    assert enqueue("hello", [page], site="blog", root=root, settings=farm.settings()).left_out == {}
+    with pytest.raises(ValueError, match="the pattern _changes/ excludes it"):
+        enqueue("b", files={f"{page}/_changes/b.txt": b"x"}, site="blog", settings=farm.settings())
+    done = farm.once()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rejectedPaths" not in done.stdout
+    tree = farm.git("ls-tree", "-r", "--name-only", f"main:{page}", cwd=farm.remote("blog")).split()
+    assert sorted(tree) == [".lock", "_changes/note.txt", "note.txt"]
+    assert farm.file("blog", f"{page}/.lock") == "old\n"
 
 
 def test_a_site_whose_remote_is_gone_fails_alone(farm: Farm) -> None:
