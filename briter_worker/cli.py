@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import traceback
 from importlib import import_module
@@ -94,7 +95,10 @@ def main(argv: Sequence[str]) -> int:
     status = 0
     try:
         try:
-            typer.main.get_command(build_app(wanted)).main(list(argv), prog_name="briter-worker", obj=common)
+            command = typer.main.get_command(build_app(wanted))
+            gc.freeze()
+            gc.enable()
+            command.main(list(argv), prog_name="briter-worker", obj=common)
         except SystemExit as ending:
             status = ending.code if isinstance(ending.code, int) else 1
         output.write("")  # flushes what Typer printed
