@@ -11,7 +11,7 @@ from briter_worker.status import read_status
 from briter_worker.wiring import open_queue
 
 try:
-    from briter_worker.sinks.metrics import MachineMeasures, MetricsSink, SiteMeasures
+    from briter_worker.sinks.metrics import MetricsSink, SiteMeasures
 except ImportError as missing:
     raise UsageError("metrics are not installed", "pip install 'briter-worker[metrics]'") from missing
 
@@ -25,16 +25,19 @@ def measure_site(status: SiteStatus) -> SiteMeasures:
     worker = status.worker if status.worker is not None and status.worker.alive else None
     return SiteMeasures(
         jobs=status.jobs,
-        oldest_waiting=_age(status.waiting_since, status.now),
         failure=status.failure,
-        paused=status.paused is not None,
-        machine=MachineMeasures(
-            oldest_unpushed=_age(status.unpushed_since, status.now),
-            holder=None if worker is None else (one_line(worker.host or ""), worker.pid),
-            heartbeat_age=_age(None if worker is None else worker.heartbeat, status.now),
-            dry_run=status.dry_run,
-            quarantined=status.quarantined,
-        ),
+        values={
+            "oldest_waiting_seconds": _age(status.waiting_since, status.now) or 0,
+            "dead_letters": status.jobs["failed"],
+            "paused": int(status.paused is not None),
+            "in_flight": status.jobs["claimed"],
+            "oldest_unpushed_seconds": _age(status.unpushed_since, status.now) or 0,
+            "worker_alive": int(worker is not None),
+            "dry_run": int(status.dry_run),
+            "quarantined": status.quarantined,
+            "worker_heartbeat_age_seconds": _age(worker.heartbeat, status.now) if worker else None,
+        },
+        holder=None if worker is None else (one_line(worker.host or ""), worker.pid),
     )
 
 
@@ -54,11 +57,13 @@ def open_metrics(settings: Settings) -> MetricsSink:
         def measure() -> SiteMeasures:
             return measure_site(read_status(settings, time.time(), queue=queue, local_commits=()))
 
+    metrics = MetricsSink(measure)
     try:
-        return MetricsSink.serving(settings.metrics_host, settings.metrics_port, measure)
+        metrics.serve(settings.metrics_host, settings.metrics_port)
     except (OSError, OverflowError) as error:
         where = f"{settings.metrics_host}, port {settings.metrics_port}"
         raise UsageError(
             f"metrics cannot be served at {where}: {error}",
             "choose another BRITER_METRICS_PORT or BRITER_METRICS_HOST",
         ) from error
+    return metrics

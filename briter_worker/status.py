@@ -11,7 +11,7 @@ from briter_worker.errors import FixableError, PublishError, is_environment
 from briter_worker.job import State, format_time
 from briter_worker.lock import is_held, read_holder
 from briter_worker.redaction import one_line
-from briter_worker.sinks.history import HistoryUnreadableError
+from briter_worker.sinks.store import StoreError
 from briter_worker.wiring import open_backoff, open_database, open_history, open_queue, open_repository
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _find_condition(settings: Settings, rows: Sequence[ListedJob]) -> Job | None
     with closing(open_history(settings)) as history:
         try:
             known = history.condition()
-        except HistoryUnreadableError:
+        except StoreError:
             return last
     is_over = known is not None and known.failure is None and known.changed_at >= last.updated_at
     return None if is_over else last

@@ -29,13 +29,9 @@ from briter_worker.git.staging import Staging, WorkTreeCopies
 from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
-from briter_worker.sinks.condition import SiteCondition
-from briter_worker.sinks.fanout import FanOut
 from briter_worker.sinks.history import History
-from briter_worker.sinks.recorder import HistorySink, Retention, Target
-from briter_worker.sinks.store import HISTORY_TABLES, OUTBOX_TABLES, PostgresStore, SqliteStore
-from briter_worker.sinks.webhook_sender import Sender
-from briter_worker.sinks.webhooks import Outbox, Receivers, WebhookSink
+from briter_worker.sinks.recorder import FanOut, HistorySink, OpenedLater, Retention, SiteCondition, Target
+from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore
 from briter_worker.worker import Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
@@ -47,7 +43,8 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
-    from briter_worker.sinks.fanout import CountingSink, StoringSink
+    from briter_worker.sinks.recorder import Sink
+    from briter_worker.sinks.webhooks import Sender, WebhookSink
 
 if TYPE_CHECKING:
     SiteQueue = DiskQueue | PostgresQueue
@@ -116,14 +113,14 @@ def open_history(settings: Settings) -> History:
     """Return the reader of the site's history, on either backend."""
     if settings.database_url:
         return History(PostgresStore(open_database(settings).transaction), settings.site)
-    return History(SqliteStore(settings.history_path, HISTORY_TABLES))
+    return History(SqliteStore(settings.history_path))
 
 
 def open_outbox(settings: Settings) -> SqliteStore | PostgresStore:
     """Return the store of the webhooks that are not sent yet, on either backend."""
     if settings.database_url:
         return PostgresStore(open_database(settings).transaction)
-    return SqliteStore(settings.storage_root / "webhooks.db", OUTBOX_TABLES, mode=0o600)
+    return SqliteStore(settings.storage_root / "webhooks.db", "outbox")
 
 
 def open_lock(settings: Settings) -> SiteLock:
@@ -157,32 +154,57 @@ def retention_of(settings: Settings) -> Retention:
     return Retention(settings.history_stale_days, settings.history_keep_days)
 
 
-def receivers_of(settings: Settings) -> Receivers:
-    """Return who receives the site's webhooks, and in which form."""
-    return Receivers(
-        urls=settings.webhook_urls, template=settings.webhook_template, build_hook=settings.build_hook_url
+def open_sender(settings: Settings, log: Callable[[Event], None]) -> Sender:
+    """Return the sender of this process's webhooks, not started yet."""
+    from briter_worker.sinks.webhooks import Sender  # noqa: PLC0415 - most sites have none
+
+    return Sender(
+        Outbox(open_outbox(settings), build_interval=settings.build_hook_min_interval_ms / 1000),
+        secret=settings.webhook_secret,
+        allow_private=settings.webhook_allow_private,
+        warn=lambda message, fix: log(Warned(error=message, fix=fix)),
+    )
+
+
+def open_webhooks(settings: Settings, sender: Sender, site: str | None = None) -> WebhookSink:
+    """Return the sink that sends the webhooks of one site."""
+    from briter_worker.sinks.webhooks import WebhookSink  # noqa: PLC0415 - most sites have none
+
+    return WebhookSink(
+        sender,
+        settings.webhook_urls,
+        template=settings.webhook_template,
+        build_hook=settings.build_hook_url,
+        href=target_of(settings).href,
+        site=site,
     )
 
 
 @contextmanager
 def open_sinks(
-    settings: Settings, log: Callable[[Event], None], *, metrics: Sequence[CountingSink] = ()
+    settings: Settings, log: Callable[[Event], None], *, metrics: Sequence[Sink] = ()
 ) -> Iterator[EventSink]:
     """Yield the sinks of one site's worker: history and webhooks are stored first, the log comes last."""
-    target = target_of(settings)
-    history = SqliteStore(settings.history_path, HISTORY_TABLES)
-    outbox = Outbox(open_outbox(settings), build_interval=settings.build_hook_min_interval_ms / 1000)
-    sender = Sender(
-        outbox,
-        secret=settings.webhook_secret,
-        allow_private=settings.webhook_allow_private,
-        warn=lambda message, fix: log(Warned(error=message, fix=fix)),
+    history = SqliteStore(settings.history_path)
+
+    def needs_webhooks(event: Event) -> bool:
+        """Return True for an event to notify of, and when an earlier run may have left messages."""
+        has_receivers = bool(settings.webhook_urls or settings.build_hook_url)
+        return (
+            has_receivers
+            or (settings.storage_root / "webhooks.db").exists()
+            or bool(getattr(event, "webhook", None))
+        )
+
+    sinks = FanOut(
+        [
+            HistorySink(history, target_of(settings), retention=retention_of(settings), announce=log),
+            OpenedLater(lambda: open_webhooks(settings, open_sender(settings, log)), needs_webhooks),
+            *metrics,
+        ],
+        log,
+        condition=SiteCondition(history),
     )
-    stores: list[StoringSink] = [
-        HistorySink(history, target, retention=retention_of(settings), announce=log),
-        WebhookSink(outbox, receivers_of(settings), sender.wake, href=target.href),
-    ]
-    sinks = FanOut(stores, log, [sender, *metrics], condition=SiteCondition(history))
     try:
         yield sinks
     finally:
@@ -197,7 +219,7 @@ def open_record(settings: Settings, log: Callable[[Event], None]) -> Iterator[Ev
             PostgresStore(open_database(settings).transaction), target_of(settings), site=settings.site
         )
     else:
-        sink = HistorySink(SqliteStore(settings.history_path, HISTORY_TABLES), target_of(settings))
+        sink = HistorySink(SqliteStore(settings.history_path), target_of(settings))
     fan_out = FanOut([sink], log)
     try:
         yield fan_out
@@ -210,7 +232,7 @@ def run_worker(
     *,
     once: bool,
     log: Callable[[Event], None],
-    metrics: Sequence[CountingSink] = (),
+    metrics: Sequence[Sink] = (),
 ) -> int:
     """Run the worker until told to stop, or with `once` until nothing is due; return the exit status."""
     _check_start(settings)

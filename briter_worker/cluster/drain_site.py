@@ -20,13 +20,9 @@ from briter_worker.git.staging import Staging
 from briter_worker.queues.postgres.payloads import PostgresBases, PostgresPayloads
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 from briter_worker.queues.postgres.rows import take_site
-from briter_worker.sinks.condition import SiteCondition
-from briter_worker.sinks.fanout import FanOut
-from briter_worker.sinks.recorder import HistorySink, retire
+from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, retire
 from briter_worker.sinks.store import PostgresStore
-from briter_worker.sinks.webhook_sender import Sender
-from briter_worker.sinks.webhooks import Outbox, WebhookSink
-from briter_worker.wiring import open_backoff, receivers_of, retention_of, target_of
+from briter_worker.wiring import open_backoff, open_sender, open_webhooks, retention_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +32,9 @@ if TYPE_CHECKING:
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
-    from briter_worker.sinks.fanout import StoringSink
     from briter_worker.sinks.log import LogSink
     from briter_worker.sinks.metrics import MetricsSink
+    from briter_worker.sinks.recorder import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +55,19 @@ class NodeSinks:
         self._log = log
         self._metrics = metrics
         self._store = PostgresStore(database.transaction)
-        self._outbox = Outbox(self._store, build_interval=settings.build_hook_min_interval_ms / 1000)
-        self._sender = Sender(
-            self._outbox,
-            secret=settings.webhook_secret,
-            allow_private=settings.webhook_allow_private,
-            warn=lambda message, fix: log(Warned(error=message, fix=fix)),
-        )
+        self._sender = open_sender(settings, log)
         self._sender.wake()  # an earlier node may have left messages
 
     def open(self, settings: Settings) -> FanOut:
         """Return the sinks of one drain of the settings' site, for one thread."""
-        site, target = settings.site, target_of(settings)
-        stores: list[StoringSink] = [
-            HistorySink(self._store, target, site=site),
-            WebhookSink(self._outbox, receivers_of(settings), self._sender.wake, href=target.href, site=site),
+        site = settings.site
+        sinks: list[Sink] = [
+            HistorySink(self._store, target_of(settings), site=site),
+            open_webhooks(settings, self._sender, site),
         ]
-        metrics = [] if self._metrics is None else [self._metrics.for_drain()]
-        condition = SiteCondition(self._store, site)
-        return FanOut(stores, self._log.of(site), metrics, condition=condition)
+        if self._metrics is not None:
+            sinks.append(self._metrics.for_drain())
+        return FanOut(sinks, partial(self._log, site=site), condition=SiteCondition(self._store, site))
 
     def retire(self, now: float) -> None:
         """Delete old receipts of all sites. Raises StoreError."""

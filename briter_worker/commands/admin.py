@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from briter_worker import doctor as checks
-from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site, tables
+from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.git.checkout import Checkout
 from briter_worker.git.pull import pull as pull_branch
@@ -35,7 +35,7 @@ def status(*, site: SiteOption = None, as_json: Json = False) -> None:
     if as_json:
         output.write_json(found.to_json())
     else:
-        tables.write_status(found)
+        output.write_status(found)
 
 
 def health(
@@ -67,7 +67,7 @@ def doctor(*, site: SiteOption = None, as_json: Json = False) -> None:
     for finding in checks.examine(settings, time.time()):
         findings.append(finding)
         if not as_json:
-            tables.write_finding(finding)  # one by one: the remote may take its time
+            output.write_finding(finding)  # one by one: the remote may take its time
     is_sound = all(finding.state is not checks.State.ERROR for finding in findings)
     if as_json:
         output.write_json({"ok": is_sound, "findings": [finding.to_json() for finding in findings]})
@@ -92,7 +92,7 @@ def pull(
         late = result.late_reason or None
         output.write_json({"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late})
     else:
-        tables.write_pull(result, settings)
+        output.write_pull(result, settings)
 
 
 def _pull_site(settings: Settings, *, rebase: bool, push: bool) -> PullResult:

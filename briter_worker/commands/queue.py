@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,24 +14,22 @@ import typer
 
 from briter_worker import client
 from briter_worker.allowlist import PathRefusedError
-from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, tables, wake_worker
+from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, wake_worker
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Cancelled, Event, Warned
 from briter_worker.job import parse_time
 from briter_worker.redaction import one_line
-from briter_worker.sinks.history import HistoryUnreadableError
-from briter_worker.sinks.log import LogSink, standard_output
+from briter_worker.sinks.log import LogSink
 from briter_worker.status import job_to_json, pause_to_json, read_status
 from briter_worker.wiring import open_history, open_queue, open_record
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
-    from briter_worker.job import Document, Job
+    from briter_worker.job import Job
     from briter_worker.ports import ListedJob
     from briter_worker.settings import Settings
-    from briter_worker.sinks.history import History, Receipt
-    from briter_worker.wiring import SiteQueue
+    from briter_worker.sinks.history import Receipt
 
 _WATCH_INTERVAL_S = 0.2
 _MAX_LOOKS_WITHOUT_JOB = 15
@@ -86,34 +84,27 @@ def enqueue(
             f"--root needs a cluster; the worker reads the files in {settings.git_worktree}",
             "omit --root, or set BRITER_DATABASE_URL or BRITER_GIT_WORKTREE",
         )
+    folder = settings.git_worktree if root is None else Path(root).absolute()
+    missing: Collection[str] = ()
     try:
         document = client.compose(slug, paths, message=message, at=at, author=author)
-        job = _send(settings, document, root) if settings.database_url else _submit(settings, document)
+        if settings.database_url:
+            from briter_worker.cluster.submit import send  # noqa: PLC0415 - the extra [postgres]
+
+            sent = send(settings, document, root=folder)
+            job, missing = {"id": sent.id, "slug": slug, "site": sent.site}, sent.missing
+            for path, reason in sent.left_out.items():
+                output.report(f"warning: {path} will not be published: {reason}")
+        else:
+            written = client.submit(document, queue=settings.queue_root)
+            job = {"id": written.id, "slug": slug, "file": str(written.path)}
+            if (folder / ".git").exists():  # else the work tree may be on another machine
+                missing = [path for path in document["paths"] if not os.path.lexists(folder / path)]
     except ValueError as error:
         raise UsageError(str(error), getattr(error, "fix", "")) from None
+    _warn_about_paths(settings, document["paths"], missing, folder)
     text = f"{one_line(slug)} is queued as job {job['id']}" if output.is_terminal() else job["id"]
     output.answer(job, text, as_json=as_json)
-
-
-def _submit(settings: Settings, document: Document) -> dict[str, str]:
-    job = client.submit(document, queue=settings.queue_root)
-    worktree = settings.git_worktree
-    missing = []
-    if (worktree / ".git").exists():  # else the work tree may be on another machine
-        missing = [path for path in document["paths"] if not os.path.lexists(worktree / path)]
-    _warn_about_paths(settings, document["paths"], missing, worktree)
-    return {"id": job.id, "slug": document["slug"], "file": str(job.path)}
-
-
-def _send(settings: Settings, document: Document, root: str | None) -> dict[str, str]:
-    from briter_worker.cluster.submit import send  # noqa: PLC0415 - the extra [postgres]
-
-    folder = settings.git_worktree if root is None else Path(root).absolute()
-    sent = send(settings, document, root=folder)
-    for path, reason in sent.left_out.items():
-        output.report(f"warning: {path} will not be published: {reason}")
-    _warn_about_paths(settings, document["paths"], sent.missing, folder)
-    return {"id": sent.id, "slug": document["slug"], "site": sent.site}
 
 
 def _warn_about_paths(
@@ -148,9 +139,9 @@ def list_(
     if as_json:
         output.write_json([job_to_json(row) for row in rows])
         return
-    tables.write_jobs(rows, now)
+    output.write_jobs(rows, now)
     if pause := queue.active_pause(now):
-        output.report(tables.pause_text(pause))
+        output.report(output.pause_text(pause))
 
 
 def history(
@@ -164,13 +155,13 @@ def history(
     as_json: Json = False,
 ) -> None:
     """Show the outcome of each attempt, newest first."""
-    with _open_history(read_site(site)) as reader:
+    with closing(open_history(read_site(site))) as reader:
         outcomes = _OUTCOMES[outcome] if outcome else ()
         receipts = reader.receipts(slug=slug, outcomes=outcomes, search=search, limit=limit, stale=stale)
     if as_json:
         output.write_json([receipt.to_json() for receipt in receipts])
     else:
-        tables.write_receipts(receipts, time.time())
+        output.write_receipts(receipts, time.time())
 
 
 def show(
@@ -214,26 +205,26 @@ class _Post:
     def write(self) -> None:
         """Print the post for a person."""
         if self.rows:
-            tables.write_job(self.rows[0])
+            output.write_job(self.rows[0])
             for other in self.rows[1:]:
                 output.report(f"an older save of this post is {other.state.value}: job {other.job.id}")
         if self.obstacle:
             output.report(self.obstacle)
         if self.running is not None:
-            tables.write_facts([("phase", tables.progress_text(self.running))])
+            output.write_facts([("phase", output.progress_text(self.running))])
         if self.receipts:
-            tables.write_receipts(self.receipts, time.time())
+            output.write_receipts(self.receipts, time.time())
 
     def progress(self) -> tuple[str, tuple[object, ...]]:
         """Return a line for `--watch`, and what must change before the next line: time alone does not."""
         if self.running is not None and (not self.rows or self.rows[0].state.value == "claimed"):
-            text = tables.progress_text(self.running)
+            text = output.progress_text(self.running)
             return text, (text,)
         if not self.rows:
-            text = tables.receipt_text(self.receipts[0])
+            text = output.receipt_text(self.receipts[0])
             return text, (text,)
         row = self.rows[0]
-        text = tables.job_text(row, time.time())
+        text = output.job_text(row, time.time())
         text = f"{text}; {self.obstacle}" if self.obstacle else text
         return text, (row.state, row.job.next_attempt_at, row.job.last_error, self.obstacle)
 
@@ -241,22 +232,17 @@ class _Post:
 def _find_post(settings: Settings, wanted: str) -> _Post:
     queue = open_queue(settings)
     rows = sorted(queue.find(wanted, time.time()), key=lambda row: row.job.created_at, reverse=True)
-    with _open_history(settings) as reader:
+    with closing(open_history(settings)) as reader:
         receipts = reader.attempts(wanted) or reader.receipts(slug=wanted, limit=_SHOWN_RECEIPTS, stale=True)
         running = next((each for each in reader.under_way() if wanted in (each.job_id, each.slug)), None)
     if not rows and not receipts and running is None:
         raise DeclinedError(f"neither the queue nor the history has a job with the id or slug {wanted!r}")
-    ended = [each for each in receipts if each.outcome]
-    return _Post(rows, ended, running, _find_obstacle(settings, queue, rows[:1]))
-
-
-def _find_obstacle(settings: Settings, queue: SiteQueue, rows: Sequence[ListedJob]) -> str:
-    if not rows or rows[0].state.value not in {"pending", "retrying"}:
-        return ""
-    status = read_status(settings, time.time(), queue=queue, jobs=rows, local_commits=())
-    if status.paused is not None:
-        return tables.pause_text(status.paused)
-    return "" if status.has_worker else "no worker is running: the next one publishes it"
+    obstacle = ""
+    if rows and rows[0].state.value in {"pending", "retrying"}:
+        status = read_status(settings, time.time(), queue=queue, jobs=rows[:1], local_commits=())
+        obstacle = "" if status.has_worker else "no worker is running: the next one publishes it"
+        obstacle = output.pause_text(status.paused) if status.paused else obstacle
+    return _Post(rows, [each for each in receipts if each.outcome], running, obstacle)
 
 
 def _watch(settings: Settings, wanted: str) -> int:
@@ -282,17 +268,6 @@ def _watch(settings: Settings, wanted: str) -> int:
             looks_without_job = 0 if post.rows else looks_without_job + 1
         time.sleep(_WATCH_INTERVAL_S)
     return 0  # the worker was killed before it wrote the receipt
-
-
-@contextmanager
-def _open_history(settings: Settings) -> Iterator[History]:
-    reader = open_history(settings)
-    try:
-        yield reader
-    except HistoryUnreadableError as error:
-        raise DeclinedError(error.message, error.fix) from error
-    finally:
-        reader.close()
 
 
 # --- retry, cancel, publish-now
@@ -356,9 +331,7 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
 
 
 def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: bool) -> None:
-    if not jobs:
-        return
-    log = LogSink(standard_output(), complain=output.report)
+    log = LogSink.standard(output.report)
 
     def announce(event: Event) -> None:
         if isinstance(event, Warned):
@@ -386,7 +359,7 @@ def pause(
     settings = read_site(site)
     now = time.time()
     made = open_queue(settings).pause(now, until=_pause_end(span, until, now), reason=reason)
-    output.answer(pause_to_json(made), tables.pause_text(made), as_json=as_json)
+    output.answer(pause_to_json(made), output.pause_text(made), as_json=as_json)
 
 
 def resume(*, site: SiteOption = None, as_json: Json = False) -> None:

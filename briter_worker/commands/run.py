@@ -11,68 +11,59 @@ import typer
 
 from briter_worker.commands import output
 from briter_worker.errors import UsageError
+from briter_worker.events import WorkerStarted
 from briter_worker.settings import load_settings
-from briter_worker.sinks.fanout import OpenedAtStart
-from briter_worker.sinks.log import LogSink, standard_output
+from briter_worker.sinks.log import LogSink
+from briter_worker.sinks.recorder import OpenedLater
 from briter_worker.wiring import run_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from briter_worker.settings import Settings
-    from briter_worker.sinks.metrics import MetricsSink
-
-
-Once = Annotated[bool, typer.Option("--once", help="Publish what is due, then exit.")]
-Workers = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N", help="Sites published at once (cluster only). [env: BRITER_WORKER_CONCURRENCY]"
-    ),
-]
-MetricsPort = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PORT", help="Port of the /metrics endpoint. 0 disables it. [env: BRITER_METRICS_PORT]"
-    ),
-]
-MetricsHost = Annotated[
-    str | None,
-    typer.Option(metavar="ADDRESS", help="Address of the /metrics endpoint. [env: BRITER_METRICS_HOST]"),
-]
-Host = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. [env: BRITER_DASHBOARD_HOST]")
-]
-Port = Annotated[
-    str | None, typer.Option(metavar="PORT", help="Port. 0: any free port. [env: BRITER_DASHBOARD_PORT]")
-]
 
 
 def run(
     *,
-    once: Once = False,
-    workers: Workers = None,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = None,
+    once: Annotated[bool, typer.Option("--once", help="Publish what is due, then exit.")] = False,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Sites published at once (cluster only). [env: BRITER_WORKER_CONCURRENCY]"
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PORT", help="Port of the /metrics endpoint. 0 disables it. [env: BRITER_METRICS_PORT]"
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Address of the /metrics endpoint. [env: BRITER_METRICS_HOST]"),
+    ] = None,
 ) -> None:
     """Publish what is due until SIGTERM. Prints one log line per event."""
     settings = _load(
         BRITER_WORKER_CONCURRENCY=workers, BRITER_METRICS_PORT=metrics_port, BRITER_METRICS_HOST=metrics_host
     )
-    has_colours = output.is_terminal() and not os.environ.get("NO_COLOR")
-    sink = LogSink(standard_output(), complain=output.report, has_colours=has_colours)
-    open_metrics = _metrics_of(settings)
+    log = LogSink.standard(output.report)
+    open_metrics = None
+    if settings.metrics_port:
+        from briter_worker import site_metrics  # noqa: PLC0415 - the extra [metrics]
+
+        open_metrics = partial(site_metrics.open_metrics, settings)
     if settings.database_url:
         from briter_worker.cluster.node import run_node  # noqa: PLC0415 - the extra [postgres]
 
         metrics = open_metrics() if open_metrics else None
         slots = settings.worker_concurrency
-        raise typer.Exit(run_node(settings, workers=slots, once=once, log=sink, metrics=metrics))
+        raise typer.Exit(run_node(settings, workers=slots, once=once, log=log, metrics=metrics))
     if workers is not None:
         raise UsageError("--workers needs a cluster", "omit it, or set BRITER_DATABASE_URL")
     # Only a worker that gets the site's lock takes the port; a port in use stops no publication.
-    sinks = [OpenedAtStart(open_metrics)] if open_metrics else []
-    raise typer.Exit(run_worker(settings, once=once, log=sink, metrics=sinks))
+    sinks = (
+        [OpenedLater(open_metrics, lambda event: isinstance(event, WorkerStarted))] if open_metrics else []
+    )
+    raise typer.Exit(run_worker(settings, once=once, log=log, metrics=sinks))
 
 
 def _load(**flags: str | None) -> Settings:
@@ -80,15 +71,16 @@ def _load(**flags: str | None) -> Settings:
     return load_settings({**os.environ, **{name: text for name, text in flags.items() if text is not None}})
 
 
-def _metrics_of(settings: Settings) -> Callable[[], MetricsSink] | None:
-    if not settings.metrics_port:
-        return None
-    from briter_worker.site_metrics import open_metrics  # noqa: PLC0415 - the extra [metrics]
-
-    return partial(open_metrics, settings)
-
-
-def serve(*, host: Host = None, port: Port = None) -> None:
+def serve(
+    *,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Address to listen on. [env: BRITER_DASHBOARD_HOST]"),
+    ] = None,
+    port: Annotated[
+        str | None, typer.Option(metavar="PORT", help="Port. 0: any free port. [env: BRITER_DASHBOARD_PORT]")
+    ] = None,
+) -> None:
     """Serve the dashboard and its API until SIGTERM. Works with or without a running worker."""
     settings = _load(BRITER_DASHBOARD_HOST=host, BRITER_DASHBOARD_PORT=port)
     missing = [name for name in ("fastapi", "jinja2", "sse_starlette", "uvicorn") if find_spec(name) is None]
@@ -101,7 +93,7 @@ def serve(*, host: Host = None, port: Port = None) -> None:
             settings,
             host=settings.dashboard_host,
             port=settings.dashboard_port,
-            log=LogSink(standard_output(), complain=output.report),
+            log=LogSink.standard(output.report),
             complain=output.report,
             say=output.write,
         )

@@ -1,4 +1,4 @@
-"""Checks of the machine: configuration, folders, disk, plugins, queue."""
+"""Checks of the machine: configuration, plugins, webhooks, folders, disk, queue."""
 
 from __future__ import annotations
 
@@ -6,20 +6,30 @@ import json
 import os
 import shutil
 import tempfile
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from briter_worker.doctor.finding import error, from_failure, ok, warning
-from briter_worker.errors import PublishError
+from briter_worker.doctor import attempt, error, ok, warning
 from briter_worker.git import INHERITED
 from briter_worker.plugins import Plugins
 from briter_worker.settings import PREFIX, settings_schema
+from briter_worker.sinks.store import StoreError, unsent
+from briter_worker.sinks.webhooks import (
+    AddressRefusedError,
+    UndeliveredError,
+    origin_of,
+    parse_address,
+    parse_receiver,
+    resolve,
+)
 from briter_worker.status import read_status
+from briter_worker.wiring import open_outbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from briter_worker.doctor.finding import Finding
+    from briter_worker.doctor import Finding
     from briter_worker.settings import Settings
 
 _MEBIBYTE = 1 << 20
@@ -55,6 +65,48 @@ def check_configuration(settings: Settings) -> Iterator[Finding]:
         yield warning("dry-run", "dry run is on: nothing reaches the remote", fix)
     else:
         yield ok("dry-run", "live: publications reach the remote")
+
+
+def check_webhooks(settings: Settings) -> Iterator[Finding]:
+    """Report the webhooks, if there are any. They never stop a publication: each problem is a warning."""
+    urls = [*(parse_receiver(text)[0] for text in settings.webhook_urls), settings.build_hook_url]
+    urls = [url for url in urls if url]
+    found = list(_check_signature(settings, urls))
+    for url in urls:
+        fix = "correct BRITER_WEBHOOK_URLS or BRITER_BUILD_HOOK_URL"
+        try:
+            allow = settings.webhook_allow_private
+            resolve(parse_address(url, allow_http=allow), allow_private=allow)
+        except AddressRefusedError as refused:
+            found.append(
+                warning("webhooks", f"{origin_of(url)} gets nothing: {refused.message}", refused.fix)
+            )
+        except UndeliveredError as problem:
+            found.append(warning("webhooks", f"{origin_of(url)} gets nothing: {problem}", fix))
+    try:
+        waiting = unsent(open_outbox(settings))
+    except StoreError as problem:
+        waiting = []
+        found.append(warning("webhooks", problem.message, problem.fix))
+    for url, count, problem_text in waiting:
+        what = "1 message waits" if count == 1 else f"{count} messages wait"
+        message = f"{what} for {origin_of(url)}: {problem_text or 'being sent'}"
+        found.append(warning("webhooks", message, "check the receiver, or wait"))
+    if urls and not found:
+        found.append(ok("webhooks", ", ".join(dict.fromkeys(origin_of(url) for url in urls))))
+    yield from found
+
+
+def _check_signature(settings: Settings, urls: list[str]) -> Iterator[Finding]:
+    if urls and settings.webhook_secret and find_spec("standardwebhooks") is None:
+        message = "webhooks are stored but not sent: standardwebhooks is not installed"
+        yield warning("webhooks", message, "pip install 'briter-worker[webhooks]'")
+    if settings.webhook_urls and settings.webhook_template == "json" and not settings.webhook_secret:
+        yield warning(
+            "webhooks",
+            "webhooks are not signed, so that receivers cannot tell them from forged ones",
+            "set BRITER_WEBHOOK_SECRET here and at the receivers: echo whsec_$(openssl rand -base64 32)",
+        )
 
 
 def check_folders(settings: Settings) -> Iterator[Finding]:
@@ -100,11 +152,7 @@ def check_disk(settings: Settings) -> Iterator[Finding]:
 
 def check_plugins(settings: Settings) -> Finding:
     """Report the plugins in their order."""
-    try:
-        names = Plugins(settings.plugins).names
-    except PublishError as failure:
-        return from_failure("plugins", failure)
-    return ok("plugins", ", ".join(names) or "none")
+    return attempt("plugins", lambda: ", ".join(Plugins(settings.plugins).names) or "none")
 
 
 def check_queue(settings: Settings, now: float) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Query, Request
@@ -94,7 +95,9 @@ class Cluster:
         with self._guard:
             site = self._open.pop(name, None)
             if site is None or site.settings != settings:
-                site = ClusterSite(settings, self.database, log=self._log.of(name), complain=self._complain)
+                site = ClusterSite(
+                    settings, self.database, log=partial(self._log, site=name), complain=self._complain
+                )
             self._open[name] = site
             if len(self._open) > _MAX_OPEN:
                 self._open.popitem(last=False)
@@ -130,9 +133,12 @@ class Cluster:
             yield SiteMeasures(
                 site=site.name,
                 jobs=site.jobs,
-                oldest_waiting=None if site.oldest is None else max(0.0, now - site.oldest),
                 failure=site.failure,
-                paused=site.paused is not None,
+                values={
+                    "oldest_waiting_seconds": 0 if site.oldest is None else max(0.0, now - site.oldest),
+                    "dead_letters": site.jobs["failed"],
+                    "paused": int(site.paused is not None),
+                },
                 tallies=known.get(site.name, ()),
             )
 

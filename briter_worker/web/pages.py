@@ -15,8 +15,9 @@ from briter_worker.job import State
 from briter_worker.queues.selection import is_retryable
 from briter_worker.redaction import one_line
 from briter_worker.settings import settings_schema
-from briter_worker.sinks.history import History, HistoryUnreadableError, Receipt
-from briter_worker.sinks.webhook_addresses import origin_of
+from briter_worker.sinks.history import History, Receipt
+from briter_worker.sinks.store import StoreError
+from briter_worker.sinks.webhooks import origin_of
 from briter_worker.status import PULL_COMMAND, job_to_json, waits_since
 from briter_worker.web import labels
 from briter_worker.web.api import OUTCOMES, CurrentSite
@@ -42,7 +43,7 @@ def _read(site: Site, ask: Callable[[History], list[Receipt]]) -> tuple[Linked, 
     """Return receipts with the address of each commit, or why the history cannot be read."""
     try:
         receipts = ask(site.history)
-    except HistoryUnreadableError as error:
+    except StoreError as error:
         return [], one_line(str(error))
     template = site.settings.commit_href_template
     return [

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,7 @@ def _open_metrics(shell: "Site | Cluster") -> Callable[[], tuple[bytes, str]] | 
     """Return the function that renders the metrics; None where they are not installed."""
     if find_spec("prometheus_client") is None:
         return None
-    from briter_worker.sinks.metrics import StoredMetrics  # noqa: PLC0415 - the extra [metrics]
+    from briter_worker.sinks.metrics import render_metrics  # noqa: PLC0415 - the extra [metrics]
     from briter_worker.site_metrics import measure_site  # noqa: PLC0415 - as above
 
     def measure() -> "Iterable[SiteMeasures]":
@@ -99,7 +100,7 @@ def _open_metrics(shell: "Site | Cluster") -> Callable[[], tuple[bytes, str]] | 
             measures = dataclasses.replace(measures, tallies=shell.history.tallies())
         return [measures]
 
-    return StoredMetrics(measure).render
+    return partial(render_metrics, measure)
 
 
 def create_application(

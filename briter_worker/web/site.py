@@ -17,7 +17,7 @@ from briter_worker.events import Cancelled, Paused, Resumed
 from briter_worker.job import State
 from briter_worker.queues.selection import UnknownJobError
 from briter_worker.redaction import one_line
-from briter_worker.sinks.history import HistoryUnreadableError
+from briter_worker.sinks.store import StoreError
 from briter_worker.status import read_local_commits, read_status
 from briter_worker.web.live import MAX_KEPT, Feed, News
 from briter_worker.web.responses import ProblemError
@@ -100,7 +100,7 @@ class Site:
         """Return how far each job in flight is. Raises ProblemError."""
         try:
             attempts = {each.job_id: each for each in self.history.under_way()}
-        except HistoryUnreadableError:
+        except StoreError:
             attempts = {}
         rows = self.snapshot().jobs[State.CLAIMED][:_MAX_IN_FLIGHT]
         return [_progress_json(row.job, attempts.get(row.job.id)) for row in rows]
@@ -127,7 +127,7 @@ class Site:
             newest, oldest = self.history.latest()
             since = max(after if after <= newest else 0, newest - MAX_KEPT, oldest - 1)
             return News(self.live_status(), newest, since, self.history.moments(since, MAX_KEPT))
-        except (HistoryUnreadableError, ProblemError) as error:
+        except (StoreError, ProblemError) as error:
             return News({"problem": str(error)}, after, after)
         except Exception as error:  # noqa: BLE001 - the live stream of all readers would end
             self._complain(f"live stream: {type(error).__name__}: {error}")

@@ -10,10 +10,10 @@ import sys
 import termios
 from typing import TYPE_CHECKING
 
-from sites import Site, events_in
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from sites import Site
 
 POST = "content/posts/hello.md"
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -98,14 +98,3 @@ def test_what_a_job_says_cannot_steer_the_terminal(site: Site) -> None:
         shown = _STYLE.sub("", worker(site, *arguments))
         assert shown.replace("\n", "").isprintable(), arguments
         assert "[red]x[/red]" in shown
-
-
-def test_run_prints_its_log_lines_at_a_terminal_too(site: Site) -> None:
-    site.write_post(POST, "# Hello\n")
-    site.save("hello", [POST])
-    site.save("secret", [".env"])
-    shown = worker(site, "run", "--once")
-    names = [entry["event"] for entry in events_in(_STYLE.sub("", shown))]
-    assert sorted(names) == ["nopaths", "published", "start", "start", "worker-started", "worker-stopped"]
-    assert "\x1b[31m[briter-worker]" in shown
-    assert "\x1b" not in worker(site, "run", "--once", NO_COLOR="1")

@@ -20,13 +20,7 @@ from sites import Site, eventually, lines_of
 
 from briter_worker.events import Cancelled, Failed, JobStarted, Progress, Published
 from briter_worker.sinks.history import Tally
-from briter_worker.sinks.metrics import (
-    MachineMeasures,
-    Meters,
-    MetricsSink,
-    SiteMeasures,
-    StoredMetrics,
-)
+from briter_worker.sinks.metrics import MetricsSink, SiteMeasures, render_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,17 +58,24 @@ def scraped(port: int) -> dict[str, float]:
 
 MEASURES = SiteMeasures(
     jobs={"pending": 1, "scheduled": 2, "retrying": 0, "claimed": 3, "failed": 4},
-    oldest_waiting=12.5,
     failure="network",
-    paused=True,
-    machine=MachineMeasures(
-        oldest_unpushed=99.0, holder=("web-1", 4711), heartbeat_age=3.0, dry_run=False, quarantined=5
-    ),
+    values={
+        "oldest_waiting_seconds": 12.5,
+        "dead_letters": 4,
+        "paused": 1,
+        "in_flight": 3,
+        "oldest_unpushed_seconds": 99.0,
+        "worker_alive": 1,
+        "dry_run": 0,
+        "quarantined": 5,
+        "worker_heartbeat_age_seconds": 3.0,
+    },
+    holder=("web-1", 4711),
 )
 
 
 def test_a_site_has_its_state_as_gauges() -> None:
-    found = _numbers(Meters(lambda: MEASURES))
+    found = _numbers(MetricsSink(lambda: MEASURES))
     assert found["briter_jobs{state=scheduled}"] == 2
     assert found["briter_in_flight"] == 3
     assert found["briter_dead_letters"] == 4
@@ -89,13 +90,12 @@ def test_a_site_has_its_state_as_gauges() -> None:
 
 
 def test_outcomes_are_counted_and_phases_timed() -> None:
-    meters, now = Meters(), [1000.0]
-    sink = MetricsSink(meters, clock=lambda: now[0])
+    now = [1000.0]
+    sink = MetricsSink(clock=lambda: now[0])
 
     def at(moment: float, *events: Any) -> None:  # noqa: ANN401 - any event
         now[0] = moment
-        for event in events:
-            sink(event)
+        sink.store(events)
 
     facts: dict[str, Any] = {"attempt": 1, "dry_run": False, "duration_ms": 1}
     at(1000, *(_start(job, saved_at=990.0) for job in "abc"))
@@ -104,7 +104,7 @@ def test_outcomes_are_counted_and_phases_timed() -> None:
     at(1006, Published(job_id="a", slug="a", commit="c", **facts))
     at(1006, Failed(job_id="b", slug="b", error="e", failure="network", retry_at=1.0, **facts))
     at(1006, Cancelled(job_id="c", slug="c"))
-    found = _numbers(meters)
+    found = _numbers(sink)
     assert found["briter_processed_total{kind=git-sync,outcome=published}"] == 1
     assert found["briter_processed_total{kind=git-sync,outcome=failed}"] == 1
     assert found["briter_processed_total{kind=any,outcome=cancelled}"] == 1
@@ -114,7 +114,7 @@ def test_outcomes_are_counted_and_phases_timed() -> None:
     assert found["briter_phase_seconds_sum{phase=settle}"] == 1
 
 
-def _numbers(meters: Meters) -> dict[str, float]:
+def _numbers(meters: MetricsSink) -> dict[str, float]:
     return parsed(generate_latest(meters.registry).decode())
 
 
@@ -178,19 +178,13 @@ def test_the_metrics_of_a_dashboard_count_what_the_history_has(site: Site) -> No
 
 def test_the_sites_of_a_cluster_have_their_names_as_labels() -> None:
     tally = Tally("blog", "git-sync", "published", 7, 2, 3.5)
-    blog = SiteMeasures(
-        site="blog", jobs={"failed": 2}, oldest_waiting=None, failure=None, paused=False, tallies=[tally]
-    )
-    shop = dataclasses.replace(blog, site="shop", jobs={"failed": 0}, failure="auth", tallies=[])
-    lookups = iter([[blog, shop]])
-    metrics = StoredMetrics(lambda: next(lookups))
-    found = parsed(_text(metrics))
-    assert parsed(_text(metrics)) == found, "two scrapes in a row look the sites up once"
+    blog = SiteMeasures(site="blog", jobs={}, failure=None, values={"dead_letters": 2}, tallies=[tally])
+    shop = dataclasses.replace(blog, site="shop", failure="auth", tallies=[])
+    found = parsed(render_metrics(lambda: [blog, shop])[0].decode())
     assert found["briter_dead_letters{site=blog}"] == 2
     assert found["briter_condition{failure=auth,site=shop}"] == 1
     assert found["briter_processed_total{kind=git-sync,outcome=published,site=blog}"] == 7
     assert found["briter_save_to_remote_seconds_sum{site=blog}"] == 3.5
-    assert found["briter_oldest_waiting_seconds{site=shop}"] == 0
     assert not any("worker_alive" in name for name in found)
 
 
@@ -198,11 +192,7 @@ def test_sites_that_cannot_be_looked_up_have_no_gauges_instead_of_old_ones() -> 
     def fail() -> list[SiteMeasures]:
         raise OSError("the database is away")
 
-    assert parsed(_text(StoredMetrics(fail))) == {}
-
-
-def _text(metrics: StoredMetrics) -> str:
-    return metrics.render()[0].decode()
+    assert parsed(render_metrics(fail)[0].decode()) == {}
 
 
 # What the documentation offers
@@ -210,9 +200,9 @@ def _text(metrics: StoredMetrics) -> str:
 
 def exported() -> set[str]:
     """Every name that Prometheus may be asked for."""
-    meters = Meters(lambda: MEASURES)
-    meters.processed.labels("git-sync", "published").inc()
-    meters.phase.labels("push").observe(1.0)
+    meters = MetricsSink(lambda: MEASURES)
+    facts: dict[str, Any] = {"attempt": 1, "dry_run": False, "duration_ms": 1}
+    meters.store([_start("a", saved_at=1.0), Published(job_id="a", slug="a", commit="c", **facts)])
     families = text_string_to_metric_families(generate_latest(meters.registry).decode())
     return {sample.name for family in families for sample in family.samples}
 

@@ -14,7 +14,7 @@ from sites import Site, eventually
 
 from briter_worker.events import Superseded
 from briter_worker.sinks.recorder import HistorySink, Target
-from briter_worker.sinks.store import HISTORY_TABLES, SqliteStore
+from briter_worker.sinks.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def until(stream: Iterator[tuple[str, int | None, Any]], name: str) -> list[tupl
 
 def happen(site: Site, number: int, size: int = 10) -> None:
     """Fill the history as a worker does."""
-    sink = HistorySink(SqliteStore(site.storage / "history.db", HISTORY_TABLES), Target("main", "origin"))
+    sink = HistorySink(SqliteStore(site.storage / "history.db"), Target("main", "origin"))
     for first in range(0, number, 500):
         sink.store(
             [

@@ -12,7 +12,7 @@ import pytest
 from dashboards import serving
 from sites import Site, eventually
 
-from briter_worker.sinks.store import HISTORY_TABLES, SqliteStore
+from briter_worker.sinks.store import SqliteStore
 
 if TYPE_CHECKING:
     import subprocess
@@ -34,7 +34,7 @@ def fill(site: Site) -> None:
         job |= {"scheduledFor": f"2099-{1 + number % 12:02}-01T00:00:00Z", "createdAt": "2026-01-01"}
         (site.queue / f"{number}.json").write_text(json.dumps(job))
     now = time.time()
-    store = SqliteStore(site.storage / "history.db", HISTORY_TABLES)
+    store = SqliteStore(site.storage / "history.db")
     with store.transaction():
         pass  # creates the tables
     store.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
-import ssl
 import stat
 import subprocess
 import threading
@@ -31,11 +30,9 @@ from briter_worker.events import (
     Warned,
     WorkerStarted,
 )
-from briter_worker.sinks.fanout import FanOut
-from briter_worker.sinks.store import OUTBOX_TABLES, SqliteStore
-from briter_worker.sinks.webhook_addresses import Address
-from briter_worker.sinks.webhook_sender import DELAYS_S, Sender, UndeliveredError, post
-from briter_worker.sinks.webhooks import Outbox, Receivers, WebhookSink
+from briter_worker.sinks.recorder import FanOut
+from briter_worker.sinks.store import Outbox, SqliteStore
+from briter_worker.sinks.webhooks import DELAYS_S, Sender, UndeliveredError, WebhookSink, post
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,9 +69,8 @@ class Station:
         delays: tuple[float, ...] = DELAYS_S,
     ) -> FanOut:
         """Return a worker's sinks."""
-        outbox = Outbox(SqliteStore(self.path, OUTBOX_TABLES, mode=0o600))
         sender = Sender(
-            outbox,
+            Outbox(SqliteStore(self.path, "outbox")),
             secret=SECRET,
             allow_private=allow_private,
             warn=self.warn,
@@ -82,13 +78,14 @@ class Station:
             delays=delays,
         )
         sink = WebhookSink(
-            outbox,
-            Receivers(urls, template, build_hook),
-            sender.wake,
+            sender,
+            urls,
+            template=template,
+            build_hook=build_hook,
             href=lambda slug: f"https://example.org/{slug}",
             clock=lambda: self.now,
         )
-        return FanOut([sink], self.log, [sender])
+        return FanOut([sink], self.log)
 
     def warn(self, message: str, fix: str) -> None:
         """Note a warning."""
@@ -315,12 +312,11 @@ def test_messages_that_waited_as_long_behind_another_one_are_given_up_with_it(
 
 
 def test_a_post_to_a_stalled_or_slow_receiver_ends_in_time(receiver: Receiver) -> None:
-    address = Address.parse(receiver.url, allow_http=True)
     receiver.replies += [Reply(stall=receiver.ended), Reply(drip=True)]
     for _ in range(2):
         began = time.monotonic()
         with pytest.raises(UndeliveredError, match="no answer within"):
-            post(address, {}, b"x", tls=ssl.create_default_context(), allow_private=True, within=0.6)
+            post(receiver.url, {}, b"x", allow_private=True, within=0.6)
         assert time.monotonic() - began < 8, "the limit of one read would be 10 s"
 
 
@@ -408,15 +404,9 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_called(
     connected: list[object] = []
     monkeypatch.setattr(socket, "getaddrinfo", lying)
     monkeypatch.setattr(socket, "create_connection", lambda address, *_, **__: connected.append(address))
-    monkeypatch.setattr("briter_worker.sinks.webhook_addresses._is_public", lambda _: True)
+    monkeypatch.setattr("briter_worker.sinks.webhooks.is_public", lambda _: True)
     with pytest.raises(Exception):  # noqa: B017, PT011 - nothing is connected in truth
-        post(
-            Address.parse(f"https://rebind.example:{receiver.port}/", allow_http=False),
-            {},
-            b"",
-            tls=ssl.create_default_context(),
-            allow_private=False,
-        )
+        post(f"https://rebind.example:{receiver.port}/", {}, b"", allow_private=False, within=5.0)
     assert asked == ["rebind.example"]
     assert connected == [("192.0.2.1", receiver.port)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from briter_worker.errors import UsageError
 from briter_worker.events import Cancelled, Event, Warned, WorkerStarted, WorkerStopped
-from briter_worker.sinks.fanout import FanOut, OpenedAtStart
+from briter_worker.sinks.recorder import FanOut, OpenedLater
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ Told = list[tuple[str, Event | str]]
 
 
 class Sink:
-    """A sink of either kind that notes what it gets, or fails."""
+    """A sink or log that notes what it gets, or fails."""
 
     def __init__(self, told: Told, name: str, error: Exception | None = None) -> None:
         self.told, self.name, self.error = told, name, error
@@ -40,20 +40,6 @@ class Sink:
         if self.error is not None:
             raise self.error
         self.told.append((self.name, what))
-
-
-def test_an_event_is_stored_then_counted_then_logged() -> None:
-    told: Told = []
-    fan_out = FanOut([Sink(told, "history")], Sink(told, "log"), [Sink(told, "metrics")])
-    fan_out(JOB)
-    fan_out.close()
-    assert told == [
-        ("history", JOB),
-        ("metrics", JOB),
-        ("log", JOB),
-        ("history", "closed"),
-        ("metrics", "closed"),
-    ]
 
 
 def test_jobs_are_acknowledged_after_their_receipts_and_before_their_log_lines() -> None:
@@ -100,11 +86,10 @@ def test_a_failing_sink_is_reported_once_until_it_works_again_and_the_others_go_
 
 def test_metrics_are_opened_by_a_worker_that_starts() -> None:
     told: Told = []
-    sink = OpenedAtStart(lambda: Sink(told, "metrics"))
-    sink(JOB)
+    sink = OpenedLater(lambda: Sink(told, "metrics"), lambda event: isinstance(event, WorkerStarted))
+    sink.store([JOB])
     assert told == []
-    sink(START)
-    sink(JOB)
+    sink.store([START, JOB])
     sink.close()
     assert told == [("metrics", START), ("metrics", JOB), ("metrics", "closed")]
 

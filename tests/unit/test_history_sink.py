@@ -23,17 +23,9 @@ from briter_worker.events import (
     WorkerStarted,
     WorkerStopped,
 )
-from briter_worker.sinks.fanout import FanOut
-from briter_worker.sinks.history import (
-    Bucket,
-    History,
-    HistoryUnreadableError,
-    Receipt,
-    Tally,
-    tallies,
-)
-from briter_worker.sinks.recorder import HistorySink, Retention, Target
-from briter_worker.sinks.store import PostgresStore, SqliteStore
+from briter_worker.sinks.history import Bucket, History, Receipt, Tally, tallies
+from briter_worker.sinks.recorder import FanOut, HistorySink, Retention, Target
+from briter_worker.sinks.store import PostgresStore, SqliteStore, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -339,7 +331,7 @@ def test_old_receipts_become_stale_then_are_deleted_and_that_is_logged(book: Boo
 
 def test_a_damaged_file_is_set_aside_and_a_new_one_begins(file_book: FileBook) -> None:
     file_book.path.write_bytes(b"this is no database at all, whatever its name says" * 100)
-    with pytest.raises(HistoryUnreadableError, match=r"history\.db cannot be read"):
+    with pytest.raises(StoreError, match=r"history\.db cannot be read"):
         file_book.receipts()
     file_book.write(start(), published())
     assert [each.outcome for each in file_book.receipts()] == ["published"]
@@ -356,14 +348,14 @@ def test_a_link_is_not_followed(file_book: FileBook, name: str) -> None:
     assert target.read_bytes() == b""
     (warning,) = file_book.warnings()
     assert "no regular file" in warning
-    with pytest.raises(HistoryUnreadableError) as unreadable:
+    with pytest.raises(StoreError) as unreadable:
         History(SqliteStore(file_book.path)).receipts()
     assert unreadable.value.fix == f"remove {file_book.path.with_name(name)}"
 
 
 def test_a_file_of_another_program_is_set_aside(file_book: FileBook) -> None:
     file_book.run("CREATE VIEW attempts AS SELECT 1; PRAGMA user_version = 2;")
-    with pytest.raises(HistoryUnreadableError, match="another program"):
+    with pytest.raises(StoreError, match="another program"):
         file_book.receipts()
     file_book.write(start(), published())
     assert len(file_book.receipts()) == 1
@@ -373,7 +365,7 @@ def test_a_file_of_another_program_is_set_aside(file_book: FileBook) -> None:
 def test_a_row_that_the_worker_did_not_write_is_reported(file_book: FileBook, forgery: str) -> None:
     file_book.write(start(), published())
     file_book.run(f"UPDATE {forgery}")
-    with pytest.raises(HistoryUnreadableError, match="did not write"):
+    with pytest.raises(StoreError, match="did not write"):
         file_book.receipts()
 
 

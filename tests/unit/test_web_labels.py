@@ -12,7 +12,7 @@ from briter_worker.errors import FailureCode
 from briter_worker.events import Published
 from briter_worker.sinks.history import History
 from briter_worker.sinks.recorder import HistorySink, Target
-from briter_worker.sinks.store import HISTORY_TABLES, SqliteStore
+from briter_worker.sinks.store import SqliteStore
 from briter_worker.web import labels
 from briter_worker.web.snapshot import read_days
 
@@ -79,7 +79,7 @@ def test_a_calendar_says_which_day_is_today_and_which_tomorrow(zone: str) -> Non
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata", "Pacific/Auckland"], indirect=True)
 def test_figures_count_by_the_days_of_the_servers_zone(zone: str, tmp_path: Path) -> None:
     late = datetime.fromisoformat("2026-01-15T22:10").astimezone().timestamp()
-    store = SqliteStore(tmp_path / "history.db", HISTORY_TABLES)
+    store = SqliteStore(tmp_path / "history.db")
     sink = HistorySink(store, Target("main", "origin"), clock=lambda: late)
     sink.store([Published(job_id="1", slug="a", attempt=1, dry_run=False, duration_ms=1, commit="c")])
     history = History(store)
