@@ -190,3 +190,7 @@ class UsageError(FixableError):
 
 class DeclinedError(FixableError):
     """The command was understood and cannot be carried out: exit status 1."""
+
+
+class UnknownJobError(DeclinedError):
+    """The queue has no job of the wanted id or slug."""

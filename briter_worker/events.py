@@ -33,7 +33,7 @@ class Event:
         return type(self) is type(other) and self._facts() == other._facts()
 
     def __hash__(self) -> int:
-        return hash((type(self), self._facts()))
+        return hash(self._facts())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}{self._facts()}"
@@ -89,23 +89,27 @@ class NoChange(JobOutcome):
     name = "nochange"
 
 
-class NoPaths(JobOutcome):
-    """None of the job's paths may be published; the job is a dead letter."""
+class JobFailure(JobOutcome):
+    """Base class of the outcomes of a job that is not published."""
 
-    name = "nopaths"
     level = "error"
     error: str
     fix: str = ""
 
 
-class Failed(JobOutcome):
+class NoPaths(JobFailure):
+    """None of the job's paths may be published; the job is a dead letter."""
+
+    name = "nopaths"
+    fix: str = ""
+
+
+class Failed(JobFailure):
     """The job is tried again at `retry_at`, because it failed or was deferred (which costs no attempt)."""
 
     name = "failed"
     level = "warning"
-    error: str
     failure: str
-    fix: str = ""
     retry_at: float
 
 
@@ -115,12 +119,10 @@ class Handled(JobOutcome):
     name = "handled"
 
 
-class DeadLettered(JobOutcome):
+class DeadLettered(JobFailure):
     """The job is not tried again by itself, except after an environment failure (`Revived`)."""
 
     name = "dead-lettered"
-    level = "error"
-    error: str
     failure: str
     fix: str = ""
 

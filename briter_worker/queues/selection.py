@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import DeclinedError, FailureCode
+from briter_worker.errors import DeclinedError, FailureCode, UnknownJobError
 from briter_worker.job import State, quoted
 
 if TYPE_CHECKING:
@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from briter_worker.ports import ListedJob
 
 _NOT_RETRYABLE = frozenset({FailureCode.MALFORMED, FailureCode.UNREADABLE, FailureCode.UNKNOWN_TYPE})
-
-
-class UnknownJobError(DeclinedError):
-    """The queue has no job of this id or slug."""
-
-    def __init__(self, wanted: str) -> None:
-        super().__init__(
-            f"the queue has no job with the id or slug {quoted(wanted)}", "briter-worker list --status all"
-        )
 
 
 def is_retryable(job: Job) -> bool:
@@ -39,7 +30,8 @@ def select_existing(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
     """Return the job of this id, else all jobs of this slug. Raises UnknownJobError when there is none."""
     found = select_matching(rows, wanted)
     if not found:
-        raise UnknownJobError(wanted)
+        message = f"the queue has no job with the id or slug {quoted(wanted)}"
+        raise UnknownJobError(message, "briter-worker list --status all")
     return found
 
 

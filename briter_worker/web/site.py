@@ -12,10 +12,9 @@ from briter_worker import client, wiring
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
-from briter_worker.errors import DeclinedError
+from briter_worker.errors import DeclinedError, UnknownJobError
 from briter_worker.events import Cancelled, Paused, Resumed
 from briter_worker.job import State
-from briter_worker.queues.selection import UnknownJobError
 from briter_worker.redaction import one_line
 from briter_worker.sinks.store import StoreError
 from briter_worker.status import read_local_commits, read_status
