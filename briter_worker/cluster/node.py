@@ -12,10 +12,9 @@ import logging
 import math
 import os
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -43,7 +42,7 @@ from briter_worker.wiring import open_backoff
 from briter_worker.worker import Stop, loop_backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator
+    from collections.abc import Awaitable, Callable, Collection
 
     from procrastinate.connector import Notify
     from procrastinate.jobs import Job
@@ -57,6 +56,7 @@ T = TypeVar("T")
 _POLL_S = 0.5
 """A notification can be lost while a job is fetched, and none follows when a site is free again."""
 _LOOP_S = 2.0
+_STOP_LOOK_S = 0.1
 _DEAD_S = 10.0
 """A node without a heartbeat for so long is taken for dead."""
 _FORGET_S = 86_400.0
@@ -65,7 +65,6 @@ _FIRST_PAUSE_S = 0.25
 _MAX_PAUSE_S = 5.0
 _LAST_TRIES_S = 10.0
 """How long a node that stops tries to tell Postgres what it completed."""
-_ONCE_PATIENCE_S = 30.0
 _CLIENT: dict[str, Any] = {
     # A cut cable says nothing: without these, an answer is awaited for a quarter of an hour.
     "application_name": "briter-worker dispatch",
@@ -314,13 +313,21 @@ class Node:
             update_heartbeat_interval=_LOOP_S,
             stalled_worker_timeout=_FORGET_S,
         )
-        with _stopping(worker, self._stop):
-            try:
-                await worker.run()  # type: ignore[no-untyped-call]  # of Procrastinate
-            except exceptions.ProcrastinateException as error:
-                self._outage.begin(error)
+        stopping = asyncio.create_task(self._stop_in_time(worker))
+        try:
+            await worker.run()  # type: ignore[no-untyped-call]  # of Procrastinate
+        except exceptions.ProcrastinateException as error:
+            self._outage.begin(error)
+        finally:
+            stopping.cancel()
         if wait and not self._stop.is_set():
             await asyncio.sleep(1.0)  # an error ended it: no loop without a pause
+
+    async def _stop_in_time(self, worker: ProcrastinateWorker) -> None:
+        """Stop the worker when the order comes, which comes in another thread."""
+        while not self._stop.is_set():  # noqa: ASYNC110 - set in another thread
+            await asyncio.sleep(_STOP_LOOK_S)
+        worker.stop()  # type: ignore[no-untyped-call]  # of Procrastinate
 
     async def _drain_site(self, context: JobContext, site: str) -> None:
         """Drain one site; Procrastinate's task."""
@@ -456,24 +463,6 @@ class Node:
             return False
         self._stopping_since = self._stopping_since or time.monotonic()
         return time.monotonic() - self._stopping_since > _LAST_TRIES_S
-
-
-@contextmanager
-def _stopping(worker: ProcrastinateWorker, stop: Stop) -> Iterator[None]:
-    """Stop the worker when the order comes, which comes in another thread."""
-    over = threading.Event()
-
-    def wait() -> None:
-        while not over.is_set() and not stop.is_set():
-            stop.wait(1.0)
-        if not over.is_set():
-            worker.stop()  # type: ignore[no-untyped-call]  # of Procrastinate
-
-    threading.Thread(target=wait, name="stop", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
 
 
 def _raise_lost_cancellation() -> None:

@@ -40,9 +40,19 @@ _ACCEPTED = (
     "path, without a password, token, query or fragment"
 )
 _USE_REFERENCE = "name the credentials with --credential-env NAME, --credential-file PATH or --ssh-key PATH"
-_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,199}"
 _USERNAME = r"[^\s\x00-\x1f\x7f-\x9f:@]{1,200}"
-_OPTIONS = {"env": "--credential-env", "file": "--credential-file", "sshKey": "--ssh-key"}
+_PLACE = (r"/[^\x00-\x1f\x7f-\x9f]*", "an absolute path on the nodes, such as /run/secrets/blog")
+_CREDENTIALS = {
+    "env": (
+        "--credential-env",
+        _HTTP,
+        r"(?!BRITER_)[A-Za-z_][A-Za-z0-9_]{0,199}",
+        "the name of a variable in the nodes' environment, such as BLOG_TOKEN, none of the worker's own",
+    ),
+    "file": ("--credential-file", _HTTP, *_PLACE),
+    "sshKey": ("--ssh-key", _SSH, *_PLACE),
+}
+"""Option, addresses, values and what is accepted, by kind of reference."""
 DRAIN_QUEUE = "drains"
 DRAIN_TASK = "drain_site"
 # Procrastinate's own function fails for all sites if one has a drain waiting already. In one order, so that
@@ -217,39 +227,46 @@ def check_site(site: Site, node: Settings) -> Site:
 
 def add(database: Database, site: Site, node: Settings) -> None:
     """Register the site. Raises UsageError, and DeclinedError when there is one of that name."""
-    site = check_site(site, node)
     with database.transaction() as connection:
-        added = connection.execute(
-            "INSERT INTO sites (name, remote, branch, adapter, allowed, settings, credentials, created_at)"
-            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
-            " ON CONFLICT (name) DO UPDATE SET remote = excluded.remote, branch = excluded.branch,"
-            " adapter = excluded.adapter, allowed = excluded.allowed, settings = excluded.settings,"
-            " credentials = excluded.credentials, created_at = excluded.created_at, removed = false,"
-            " paused = NULL WHERE sites.removed RETURNING name",
-            (site.name, *_columns(site), site.created_at),
-        ).fetchone()
-    if added is None:
-        raise DeclinedError(
-            f"there is a site {site.name!r} already", f"briter-worker site change {site.name} alters it"
-        )
+        if _store(connection, check_site(site, node)) is not None:
+            raise DeclinedError(
+                f"there is a site {site.name!r} already", f"briter-worker site change {site.name} alters it"
+            )
 
 
 def change(database: Database, site: Site, node: Settings) -> None:
-    """Replace the site of that name, from its next publication on."""
-    site = check_site(site, node)
+    """Replace the site of that name, from its next publication on. Raises UsageError and SiteMissingError."""
     with database.transaction() as connection:
-        row = connection.execute(
-            "SELECT remote, branch FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (site.name,)
-        ).fetchone()
-        if row is None:
+        target = _store(connection, check_site(site, node))
+        if target is None:
             raise SiteMissingError(site.name)
-        connection.execute(
-            "UPDATE sites SET remote = %s, branch = %s, adapter = %s, allowed = %s, settings = %s,"
-            " credentials = %s WHERE name = %s",
-            (*_columns(site), site.name),
-        )
-        if row != (site.remote, site.branch):
+        if target != (site.remote, site.branch):
             _forget_published(connection, site.name)
+
+
+def _store(connection: Connection, site: Site) -> tuple[str, str] | None:
+    """Store the site; return remote and branch of the one that it replaces, if there was one."""
+    row = connection.execute(
+        "SELECT remote, branch FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (site.name,)
+    ).fetchone()
+    values = {
+        "name": site.name,
+        "remote": site.remote,
+        "branch": site.branch,
+        "adapter": site.adapter,
+        "allowed": list(site.allowed),
+        "settings": json.dumps(dict(site.settings)),
+        "credentials": json.dumps(dict(site.credentials or {})),
+        "created_at": site.created_at,
+        "removed": False,
+    }
+    columns = ", ".join(values)
+    connection.execute(
+        f"INSERT INTO sites ({columns}) VALUES ({', '.join(f'%({key})s' for key in values)})"  # noqa: S608
+        f" ON CONFLICT (name) DO UPDATE SET ({columns}) = (excluded.{columns.replace(', ', ', excluded.')})",
+        values,
+    )
+    return None if row is None else (row[0], row[1])
 
 
 def _forget_published(connection: Connection, name: str) -> None:
@@ -319,21 +336,10 @@ def remove(database: Database, name: str, *, discard: bool) -> None:
                 "let them be published, move them with "
                 f"briter-worker export --site {name}, or delete them with --discard",
             )
-        connection.execute("UPDATE sites SET removed = true WHERE name = %s", (name,))
+        connection.execute("UPDATE sites SET removed = true, paused = NULL WHERE name = %s", (name,))
         _forget_published(connection, name)
         for table in (b"superseded", b"publications"):
             connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
-
-
-def _columns(site: Site) -> tuple[object, ...]:
-    return (
-        site.remote,
-        site.branch,
-        site.adapter,
-        list(site.allowed),
-        json.dumps(dict(site.settings)),
-        json.dumps(dict(site.credentials or {})),
-    )
 
 
 def wake(database: Database, names: Collection[str]) -> None:
@@ -357,42 +363,24 @@ def check_remote(url: str) -> None:
 
 def check_credentials(remote: str, reference: Mapping[str, Any] | None) -> dict[str, str] | None:
     """Return the reference: `env` or `file` with an optional `username`, or `sshKey`. Raises UsageError."""
-    given = {key: value for key, value in (reference or {}).items() if value is not None}
+    given = {key: str(value) for key, value in (reference or {}).items() if value is not None}
     if not given:
         return None
-    kinds = [key for key in _OPTIONS if key in given]
-    unknown = given.keys() - {*kinds, "username"}
-    if len(kinds) != 1 or unknown or given.keys() == {"username", "sshKey"}:
+    kinds = given.keys() - {"username"}
+    if len(kinds) != 1 or not kinds <= _CREDENTIALS.keys() or given.keys() == {"username", "sshKey"}:
         raise UsageError(
             "credentials are one of --credential-env, --credential-file and --ssh-key; "
             "--credential-user goes with the first two"
         )
     (kind,) = kinds
+    option, address, pattern, accepted = _CREDENTIALS[kind]
+    if not re.fullmatch(address, remote):
+        scheme = "for ssh, such as git@host:path" if kind == "sshKey" else "that begins with http(s)://"
+        raise UsageError(f"{option} goes with an address {scheme}")
     value = given[kind]
-    _check_scheme(remote, kind)
-    if kind == "env":
-        _check_variable(value)
-    elif not isinstance(value, str) or not value.startswith("/") or not value.isprintable():
-        raise UsageError(f"{_OPTIONS[kind]}: an absolute path on the nodes, such as /run/secrets/blog")
-    user = given.get("username")
-    if user is not None and (not isinstance(user, str) or not re.fullmatch(_USERNAME, user)):
+    # What looks like a secret is none of our places: somebody gave the credential itself.
+    if not re.fullmatch(pattern, value) or (kind == "env" and redact(value) != value):
+        raise UsageError(f"{option} is not accepted; accepted: {accepted}; not the credential itself")
+    if not re.fullmatch(_USERNAME, given.get("username", "bot")):
         raise UsageError("--credential-user is not accepted; accepted: a name without spaces, : and @")
-    return {key: str(value) for key, value in given.items()}
-
-
-def _check_scheme(remote: str, kind: str) -> None:
-    if kind == "sshKey":
-        if not re.fullmatch(_SSH, remote):
-            raise UsageError("--ssh-key goes with an address for ssh, such as git@host:path")
-    elif not re.fullmatch(_HTTP, remote):
-        raise UsageError(f"{_OPTIONS[kind]} goes with an address that begins with https:// or http://")
-
-
-def _check_variable(name: object) -> None:
-    if not isinstance(name, str) or not re.fullmatch(_VARIABLE, name) or redact(name) != name:
-        raise UsageError(
-            "--credential-env is not accepted; accepted: the name of a variable in the nodes' environment, "
-            "such as BLOG_TOKEN; not the credential itself"
-        )
-    if name.startswith("BRITER_"):
-        raise UsageError(f"--credential-env {name} belongs to the worker", "use another name")
+    return given

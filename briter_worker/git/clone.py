@@ -34,6 +34,8 @@ _MAX_PACKS = 100
 """Each publication and each fetch adds one; rolling them up is not worth the time of a new clone."""
 _LOCK_WAIT_S = 1.0
 _DAMAGED = frozenset({FailureCode.CORRUPT, FailureCode.NOT_A_REPOSITORY, FailureCode.LOCKED})
+_sound: set[Path] = set()
+"""Clones that this process has found complete."""
 _NO_BRANCH = re.compile(r"Remote branch .* not found")
 
 
@@ -70,11 +72,13 @@ def open_clone(
             _prepare(repository, folder / "clone.git", url)
         except OSError as error:
             raise PublishError.from_os(f"the clone in {folder} cannot be used", error) from error
+        _sound.add(git.git_dir)
         yield repository
     finally:
         git.close()
         if git.failures & _DAMAGED:
             discard_clone(folder)
+            _sound.discard(git.git_dir)
         os.close(lock)
 
 
@@ -130,7 +134,9 @@ def _is_usable(repository: Repository, place: Path, mark: str) -> bool:
         if (place / _MARK).read_text() != mark or not (place / "config").is_file() or packs > _MAX_PACKS:
             return False
         tip = repository.ref(repository.pushed_ref)
-        return tip is not None and repository.git.attempt("cat-file", "-e", f"{tip}^{{tree}}")[0] == 0
+        if tip is None or place in _sound:
+            return tip is not None
+        return repository.git.attempt("cat-file", "-e", f"{tip}^{{tree}}")[0] == 0
     except (OSError, ValueError, PublishError):
         return False
 

@@ -63,6 +63,20 @@ CREATE TABLE IF NOT EXISTS migrations (
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 """
+_FIX = "start Postgres, or correct BRITER_DATABASE_URL"
+_BLOCKED = "try again; if it happens again, find the blocking session in pg_stat_activity"
+_FIXES = {
+    psycopg.errors.InsufficientPrivilege: (
+        "give the database's user the right to create the schema briter, or create it"
+    ),
+    psycopg.errors.LockNotAvailable: _BLOCKED,
+    psycopg.errors.QueryCanceled: _BLOCKED,
+    psycopg.errors.IdleInTransactionSessionTimeout: "try again",
+    psycopg.errors.DeadlockDetected: "try again",
+    psycopg.errors.DiskFull: "free some space on the database's disk",
+    psycopg.errors.ReadOnlySqlTransaction: "let BRITER_DATABASE_URL name the primary server, not a standby",
+    psycopg.NotSupportedError: "upgrade Postgres to version 14 or newer",
+}
 # Other psycopg errors are mistakes in our own statements.
 _ENVIRONMENT_ERRORS = (
     psycopg.OperationalError,
@@ -293,19 +307,5 @@ def _conninfo(url: str) -> str:
 
 
 def _explain(error: Exception) -> DatabaseError:
-    match error:
-        case psycopg.errors.InsufficientPrivilege():
-            fix = "give the database's user the right to create the schema briter, or create it"
-        case psycopg.errors.LockNotAvailable() | psycopg.errors.QueryCanceled():
-            fix = "try again; if it happens again, find the blocking session in pg_stat_activity"
-        case psycopg.errors.IdleInTransactionSessionTimeout() | psycopg.errors.DeadlockDetected():
-            fix = "try again"
-        case psycopg.errors.DiskFull():
-            fix = "free some space on the database's disk"
-        case psycopg.errors.ReadOnlySqlTransaction():
-            fix = "let BRITER_DATABASE_URL name the primary server, not a standby"
-        case psycopg.NotSupportedError():
-            fix = "upgrade Postgres to version 14 or newer"
-        case _:
-            fix = "start Postgres, or correct BRITER_DATABASE_URL"
+    fix = next((fix for kind, fix in _FIXES.items() if isinstance(error, kind)), _FIX)
     return DatabaseError(f"Postgres: {one_line(str(error)) or type(error).__name__}", fix)

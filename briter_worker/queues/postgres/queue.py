@@ -162,25 +162,21 @@ class PostgresQueue(PostgresControl):
     def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
         """Put jobs that a dry run has built back as tried; remove those that somebody cancelled."""
 
-        def as_tried(row: Row, claim: Claim) -> Document:
+        def change(row: Row, claim: Claim) -> Document:
             attempts = claim.attempt - 1
             return with_state(row.document, now, status=Status.PENDING, attempts=attempts, dry_run_at=now)
 
-        with self._locked() as connection:
-            self._put_back_claims(connection, claims, as_tried, now)
+        self._put_back_claims(claims, change, now)
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
         """Put the job back until `at`. Return False, and remove the job, if somebody cancelled it."""
-        now = self._clock()
-        status, attempts = Status.PENDING, claim.attempt if counts else claim.attempt - 1
+        now, attempts = self._clock(), claim.attempt if counts else claim.attempt - 1
 
-        def as_retrying(row: Row, _: Claim) -> Document:
-            return with_state(
-                row.document, now, status=status, attempts=attempts, failure=failure, next_attempt_at=at
-            )
+        def change(row: Row, _: Claim) -> Document:
+            pending = partial(with_state, row.document, now, status=Status.PENDING, attempts=attempts)
+            return pending(failure=failure, next_attempt_at=at)
 
-        with self._locked() as connection:
-            return not self._put_back_claims(connection, [claim], as_retrying, now)
+        return not self._put_back_claims([claim], change, now)
 
     def dead_letter(self, claim: Claim, failure: Failure) -> bool:
         """Store the job as failed; while another save of the post is pending, the job joins that one instead.
@@ -189,24 +185,22 @@ class PostgresQueue(PostgresControl):
         """
         now = self._clock()
 
-        def as_failed(row: Row, claim: Claim) -> Document:
-            others = self._rows_of_slugs(connection, PENDING, [row])
-            status = Status.PENDING if others else Status.FAILED
-            return with_state(row.document, now, status=status, attempts=claim.attempt, failure=failure)
+        def change(row: Row, claim: Claim) -> Document:
+            return with_state(
+                row.document, now, status=Status.FAILED, attempts=claim.attempt, failure=failure
+            )
 
-        with self._locked() as connection:
-            return not self._put_back_claims(connection, [claim], as_failed, now)
+        return not self._put_back_claims([claim], change, now)
 
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Put jobs back as if they had not been claimed. Remove and return those that somebody cancelled."""
 
-        def as_before(row: Row, claim: Claim) -> Document:
+        def change(row: Row, claim: Claim) -> Document:
             # Earlier attempts that ended in a crash were counted in the claim only.
             attempts = claim.attempt - 1
             return row.document if row.job.attempts >= attempts else {**row.document, "attempts": attempts}
 
-        with self._locked() as connection:
-            return self._put_back_claims(connection, claims, as_before, self._clock())
+        return self._put_back_claims(claims, change, self._clock())
 
     def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
         """Return the keys of the claims whose cancellation was requested."""
@@ -278,19 +272,24 @@ class PostgresQueue(PostgresControl):
         return select(connection, "id = ANY(%(ids)s) AND state = 'claimed'", {"ids": _ids(claims)})
 
     def _put_back_claims(
-        self,
-        connection: Connection,
-        claims: Sequence[Claim],
-        change: Callable[[Row, Claim], Document],
-        now: float,
+        self, claims: Sequence[Claim], change: Callable[[Row, Claim], Document], now: float
     ) -> list[Claim]:
-        """Change the jobs that are still in flight; delete and return those that somebody cancelled."""
+        """Change the jobs that are still in flight; delete and return those that somebody cancelled.
+
+        A job that has failed is pending instead while another save of its post is.
+        """
         by_key = {claim.key: claim for claim in claims}
-        found = [(row, by_key[str(row.id)]) for row in self._claimed_rows(connection, claims)]
-        cancelled = [(row, claim) for row, claim in found if row.is_cancelled]
-        delete(connection, [row.id for row, _ in cancelled])
-        back = [row.rewritten(change(row, claim)) for row, claim in found if not row.is_cancelled]
-        put_back(connection, self._site, back, now)
+        with self._locked() as connection:
+            found = [(row, by_key[str(row.id)]) for row in self._claimed_rows(connection, claims)]
+            cancelled = [(row, claim) for row, claim in found if row.is_cancelled]
+            delete(connection, [row.id for row, _ in cancelled])
+            back = [row.rewritten(change(row, claim)) for row, claim in found if not row.is_cancelled]
+            failed = [row for row in back if row.state == FAILED]
+            others = {row.job.slug for row in self._rows_of_slugs(connection, PENDING, failed)}
+            back = [
+                row.with_keys({"status": PENDING}, now) if row.job.slug in others else row for row in back
+            ]
+            put_back(connection, self._site, back, now)
         return [claim for _, claim in cancelled]
 
     def _rows_of_slugs(self, connection: Connection, state: str, rows: Sequence[Row]) -> list[Row]:
