@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from briter_worker.git.repository import Repository
     from briter_worker.settings import Settings
 
-_MIN_GIT = (2, 36)
+_MIN_GIT = (2, 38)
 _ASKED = "can be reached, and git may push; rules that the host applies to a real push were not asked"
 _MAX_TIMEOUT_MS = 30_000
 """A person is waiting, so a remote that hangs has less time than in a publication."""
@@ -32,7 +32,7 @@ _MAX_TIMEOUT_MS = 30_000
 def examine(settings: Settings) -> Iterator[Finding]:
     """Yield the findings about the repository, as far as each check allows the next."""
     if shutil.which("git") is None:
-        yield error("git", "git was not found", "install git 2.36 or newer")
+        yield error("git", "git was not found", "install git 2.38 or newer")
         return
     timeout = min(settings.git_timeout_ms, _MAX_TIMEOUT_MS)
     repository = open_repository(settings.model_copy(update={"git_timeout_ms": timeout}))
@@ -69,7 +69,7 @@ def _check_version(repository: Repository) -> None:
     version = repository.git.run("version", discover=True).decode().strip()
     found = re.search(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) < _MIN_GIT:
-        raise PublishError(FailureCode.GIT_MISSING, f"{version} is too old", "install git 2.36 or newer")
+        raise PublishError(FailureCode.GIT_MISSING, f"{version} is too old", "install git 2.38 or newer")
 
 
 def _check_folders(settings: Settings, repository: Repository) -> Iterator[Finding]:

@@ -66,7 +66,7 @@ _CAUSES = {
     "lock": (_C.LOCKED, "end the git command that holds the lock, or remove the .lock file if none runs"),
     "git": (
         _C.GIT_MISSING,
-        "install git 2.36 or newer, with that part of it; or remove the part: git config --list",
+        "install git 2.38 or newer, with that part of it; or remove the part: git config --list",
     ),
     "none": (_C.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone"),
 }

@@ -333,7 +333,7 @@ class Git:
                 process_group=0,
             )
         except FileNotFoundError as error:
-            fix = "install git 2.36 or newer"
+            fix = "install git 2.38 or newer"
             raise PublishError(FailureCode.GIT_MISSING, "git was not found", fix) from error
         except OSError as error:
             raise PublishError.from_os("git could not be started", error) from error
@@ -436,7 +436,7 @@ class _GitPython(GitPythonCommand):
     @property
     def version_info(self) -> tuple[int, ...]:
         """Return the oldest supported version: GitPython would start git to ask."""
-        return (2, 36)
+        return (2, 38)
 
     def execute(self, command: Sequence[str], *_: Any, **_options: Any) -> Any:  # noqa: ANN401
         """Start the command; only the push goes this way."""

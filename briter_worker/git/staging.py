@@ -177,7 +177,8 @@ class WorkTreeCopies:
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return the remembered versions, else those of the commit where mirror and remote agreed."""
-        found = {path: Base(blob) for path, blob in self._checkout.bases(paths).items()}
+        known = self._checkout.state().bases
+        found = {path: Base(known[path].blob) for path in paths if path in known}
         agreed = self._agreed(tip)
         if agreed != tip:
             entries = self._repository.entries(agreed, paths)

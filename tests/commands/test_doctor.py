@@ -178,7 +178,7 @@ def test_what_stops_a_publication_is_found_with_its_fix(
 def test_without_git_the_rest_is_still_looked_at(site: Site) -> None:
     result = examine(site, PATH="/nowhere")
     assert errors(result) == {"git"}
-    assert "2.36" in the(result, "git")["fix"]
+    assert "2.38" in the(result, "git")["fix"]
 
 
 def test_a_git_that_is_too_old_is_told(site: Site) -> None:

@@ -100,7 +100,7 @@ def test_a_post_saved_again_during_its_push_stays_an_edit_of_what_was_published(
     site.write_post(WELCOME, "two\n")
     assert worker.sync(*pushed)
     assert_followed(site, worker, "M content/posts/welcome.md")
-    assert worker.checkout.bases([WELCOME]) == {}
+    assert worker.bases() == {}
 
 
 def test_what_came_from_the_remote_is_written_and_removed(site: Site, worker: MirrorWorker) -> None:
@@ -136,13 +136,13 @@ def test_an_edit_of_the_cms_stays_its_base_is_known_and_no_commit_takes_the_remo
     site.write_post(WELCOME, "the CMS's\n")
     assert follow(worker, push_theirs(site, worker, welcome="theirs\n"))
     assert (site.worktree / WELCOME).read_text() == "the CMS's\n"
-    assert worker.checkout.bases([WELCOME, "other"]) == {WELCOME: base}
+    assert worker.bases() == {WELCOME: base}
     assert_followed(site, worker)
     assert_commit_takes_nothing_back(site, WELCOME)
 
     site.write_post(WELCOME, "merged\n")
     assert worker.sync(*worker.push({WELCOME: "merged\n"}))
-    assert worker.checkout.bases([WELCOME]) == {}
+    assert worker.bases() == {}
     site.write_post(WELCOME, "edited\n")
     assert_followed(site, worker, "M content/posts/welcome.md")
 
@@ -156,7 +156,7 @@ def test_a_merged_post_is_written_unless_the_cms_has_saved_it_again(site: Site, 
     assert worker.sync(tip, {"content/posts/a.md": read, "content/posts/b.md": read})
     assert mine.read_text() == "merged\n"
     assert (site.worktree / "content/posts/b.md").read_text() == "once more\n"
-    assert worker.checkout.bases(["content/posts/a.md", "content/posts/b.md"]) == {"content/posts/b.md": read}
+    assert worker.bases() == {"content/posts/b.md": read}
 
 
 def test_an_edit_that_the_cms_gave_up_makes_room_for_the_remotes(site: Site, worker: MirrorWorker) -> None:
@@ -355,16 +355,16 @@ def test_all_or_nothing_and_later_if_not_now(
         assert not worker.sync(tip, blobs)
         assert (site.git("rev-parse", "main"), site.git("ls-files", "-s")) == (branch, index)
         assert (site.worktree / WELCOME).read_text() == "# Welcome\n"
-    assert worker.checkout.bases(["content/posts/a.md"]) == blobs
+    assert worker.bases() == blobs
     assert worker.checkout.state().late == tip
     assert len(worker.warned) == 2, "once for the drain, once for what was published"
-    assert worker.checkout.state().reason in worker.warned[0]
+    assert worker.checkout.late_reason in worker.warned[0]
 
     undo()
     with worker.repository.working():
         worker.checkout.catch_up()
     assert worker.checkout.state().late is None
-    assert worker.checkout.bases(["content/posts/a.md"]) == {}
+    assert worker.bases() == {}
     assert (site.worktree / WELCOME).read_text() == "theirs\n"
     assert_followed(site, worker)
 
@@ -417,7 +417,7 @@ def test_a_persons_edit_of_a_file_that_is_no_post_has_the_mirror_wait(site: Site
     site.write_post("theme.css", "mine\n")
     (other / "theme.css").write_text("two\n")
     assert not follow(worker, push_all(site, worker, other))
-    assert "theme.css has local changes" in worker.checkout.state().reason
+    assert "theme.css has local changes" in worker.checkout.late_reason
     assert site.git("status", "--porcelain") == "M theme.css"
 
 
@@ -444,7 +444,7 @@ def test_an_older_version_that_git_put_back_is_kept_from_commits(site: Site, wor
         worker.checkout.catch_up()
     assert site.git("rev-parse", "main") == worker.tip()
     assert_commit_takes_nothing_back(site, WELCOME)
-    assert worker.checkout.bases([WELCOME]) == blobs
+    assert worker.bases() == blobs
 
 
 def test_a_file_that_a_killed_sync_has_written_is_no_edit_of_the_cms(

@@ -57,7 +57,7 @@ def assert_settled(site: Site, worker: MirrorWorker, status: str = "") -> None:
     assert site.git("status", "--porcelain") == status
     assert site.git("worktree", "list").count("\n") == 0
     assert list((site.worktree / ".git/briter").iterdir()) == []
-    assert worker.checkout.bases(["content/posts/0.md"]) == {}
+    assert worker.bases() == {}
 
 
 def test_a_week_without_a_push_ends_with_everything_on_the_remote(site: Site, worker: MirrorWorker) -> None:
