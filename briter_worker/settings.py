@@ -331,6 +331,11 @@ class Settings(BaseSettings):
         return self.storage_root / "history.db"
 
     @property
+    def webhooks_path(self) -> Path:
+        """Return the path of the webhooks' outbox."""
+        return self.storage_root / "webhooks.db"
+
+    @property
     def quarantine_root(self) -> Path:
         """Return the folder that keeps the bytes of files that are not jobs."""
         return self.storage_root / "quarantine"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from briter_worker.job import Document, Job
     from briter_worker.ports import ListedJob, Pause
     from briter_worker.settings import Settings
+    from briter_worker.sinks.metrics import SiteMeasures
     from briter_worker.wiring import SiteQueue
 
 PULL_COMMAND = "briter-worker pull --rebase --push"
@@ -284,3 +285,30 @@ def _cluster_problems(settings: Settings, *, expect_worker: bool) -> list[str]:
     except OSError as error:
         return [str(error)]
     return []
+
+
+def measure_site(status: SiteStatus) -> SiteMeasures:
+    """Return the status as numbers."""
+    from briter_worker.sinks.metrics import SiteMeasures  # noqa: PLC0415 - the extra [metrics]
+
+    worker = status.worker if status.worker is not None and status.worker.alive else None
+    return SiteMeasures(
+        jobs=status.jobs,
+        failure=status.failure,
+        values={
+            "oldest_waiting_seconds": _age(status.waiting_since, status.now) or 0,
+            "dead_letters": status.jobs["failed"],
+            "paused": int(status.paused is not None),
+            "in_flight": status.jobs["claimed"],
+            "oldest_unpushed_seconds": _age(status.unpushed_since, status.now) or 0,
+            "worker_alive": int(worker is not None),
+            "dry_run": int(status.dry_run),
+            "quarantined": status.quarantined,
+            "worker_heartbeat_age_seconds": _age(worker.heartbeat, status.now) if worker else None,
+        },
+        holder=None if worker is None else (one_line(worker.host or ""), worker.pid),
+    )
+
+
+def _age(since: float | None, now: float) -> float | None:
+    return None if since is None else max(0.0, now - since)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from contextlib import closing, contextmanager, suppress
-from functools import cached_property
+from contextlib import closing, suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from briter_worker.errors import (
     StoppedError,
     UsageError,
 )
-from briter_worker.events import Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
+from briter_worker.events import Cancelled, Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
 from briter_worker.git.commits import Person
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import FileConflicts, FilePlans
@@ -35,18 +35,19 @@ from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore
 from briter_worker.worker import Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from briter_worker.events import Event
+    from briter_worker.job import Job
     from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
     from briter_worker.sinks.recorder import Sink
+    from briter_worker.sinks.store import Store
     from briter_worker.sinks.webhooks import Sender, WebhookSink
 
-if TYPE_CHECKING:
     SiteQueue = DiskQueue | PostgresQueue
     """What commands and pages do with a queue is the same on either backend."""
 
@@ -120,7 +121,7 @@ def open_outbox(settings: Settings) -> SqliteStore | PostgresStore:
     """Return the store of the webhooks that are not sent yet, on either backend."""
     if settings.database_url:
         return PostgresStore(open_database(settings).transaction)
-    return SqliteStore(settings.storage_root / "webhooks.db", "outbox")
+    return SqliteStore(settings.webhooks_path, "outbox")
 
 
 def open_lock(settings: Settings) -> SiteLock:
@@ -180,23 +181,16 @@ def open_webhooks(settings: Settings, sender: Sender, site: str | None = None) -
     )
 
 
-@contextmanager
-def open_sinks(
-    settings: Settings, log: Callable[[Event], None], *, metrics: Sequence[Sink] = ()
-) -> Iterator[EventSink]:
-    """Yield the sinks of one site's worker: history and webhooks are stored first, the log comes last."""
+def open_sinks(settings: Settings, log: Callable[[Event], None], *, metrics: Sequence[Sink] = ()) -> FanOut:
+    """Return the sinks of one site's worker: history and webhooks are stored first, the log comes last."""
     history = SqliteStore(settings.history_path)
+    has_receivers = bool(settings.webhook_urls or settings.build_hook_url)
 
     def needs_webhooks(event: Event) -> bool:
         """Return True for an event to notify of, and when an earlier run may have left messages."""
-        has_receivers = bool(settings.webhook_urls or settings.build_hook_url)
-        return (
-            has_receivers
-            or (settings.storage_root / "webhooks.db").exists()
-            or bool(getattr(event, "webhook", None))
-        )
+        return has_receivers or settings.webhooks_path.exists() or bool(getattr(event, "webhook", None))
 
-    sinks = FanOut(
+    return FanOut(
         [
             HistorySink(history, target_of(settings), retention=retention_of(settings), announce=log),
             OpenedLater(lambda: open_webhooks(settings, open_sender(settings, log)), needs_webhooks),
@@ -205,26 +199,17 @@ def open_sinks(
         log,
         condition=SiteCondition(history),
     )
-    try:
-        yield sinks
-    finally:
-        sinks.close()
 
 
-@contextmanager
-def open_record(settings: Settings, log: Callable[[Event], None]) -> Iterator[EventSink]:
-    """Yield history and log, for commands and pages that change the queue beside a worker."""
+def record_cancelled(settings: Settings, jobs: Iterable[Job], log: Callable[[Event], None]) -> None:
+    """Store and log that a command or a page removed these jobs, beside a running worker."""
     if settings.database_url:
-        sink = HistorySink(
-            PostgresStore(open_database(settings).transaction), target_of(settings), site=settings.site
-        )
+        store: Store = PostgresStore(open_database(settings).transaction)
     else:
-        sink = HistorySink(SqliteStore(settings.history_path), target_of(settings))
-    fan_out = FanOut([sink], log)
-    try:
-        yield fan_out
-    finally:
-        fan_out.close()
+        store = SqliteStore(settings.history_path)
+    with closing(FanOut([HistorySink(store, target_of(settings), site=settings.site)], log)) as emit:
+        for job in jobs:
+            emit(Cancelled(job_id=job.id, slug=job.slug))
 
 
 def run_worker(
@@ -236,7 +221,7 @@ def run_worker(
 ) -> int:
     """Run the worker until told to stop, or with `once` until nothing is due; return the exit status."""
     _check_start(settings)
-    with open_sinks(settings, log, metrics=metrics) as emit:
+    with closing(open_sinks(settings, log, metrics=metrics)) as emit:
         lock = open_lock(settings)
         running: list[Git] = []
         stop = Stop(
@@ -251,10 +236,13 @@ def run_worker(
             except AnotherWorkerError as other:
                 emit(WorkerSkipped(message=_SKIPPED, holder_pid=other.holder.pid if other.holder else None))
                 return 0
-            with heartbeat(lock, max(0.2, settings.worker_lock_stale_ms / 3000)):
-                running.append(open_git(settings, pass_fds=(lock.descriptor(),)))
-                with closing(_SitePublisher(settings, running[0], lock, emit)) as publisher:
-                    return _run(settings, publisher, lock, stop, emit, once=once)
+            interval = max(0.2, settings.worker_lock_stale_ms / 3000)
+            with (
+                heartbeat(lock, interval),
+                closing(open_git(settings, pass_fds=(lock.descriptor(),))) as git,
+            ):
+                running.append(git)
+                return _run(settings, git, lock, stop, emit, once=once)
 
 
 def _check_start(settings: Settings) -> None:
@@ -274,86 +262,28 @@ def _check_start(settings: Settings) -> None:
         # Any other failure may pass: the jobs' attempts report it.
 
 
-class _SitePublisher:
-    """The publisher of one site, opened when a drain first needs it."""
-
-    def __init__(self, settings: Settings, git: Git, lock: SiteLock, emit: EventSink) -> None:
-        self._settings = settings
-        self._git = git
-        self._lock = lock
-        self._emit = emit
-        self._opened: GitPublisher | None = None
-
-    @cached_property
-    def plugins(self) -> Plugins:
-        """The installed plugins."""
+def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: EventSink, *, once: bool) -> int:
+    @cache
+    def plugins() -> Plugins:
         from briter_worker.plugins import Plugins  # noqa: PLC0415 - only publications need them
 
-        return Plugins(self._settings.plugins)
+        return Plugins(settings.plugins)
 
-    def open(self) -> GitPublisher:
-        """Return the publisher. Raises PublishError while a plugin is broken."""
-        if self._opened is None:
-            settings, git, emit = self._settings, self._git, self._emit
-            repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-            allowlist = settings.allowlist(private=_private_folders(settings), more=self._plugin_folders)
+    @cache
+    def publisher() -> GitPublisher:
+        return _open_publisher(settings, git, lock, emit, lambda: plugins().allowed_paths())
 
-            def progress(phase: str, done: int, total: int) -> None:
-                emit(Progress(phase=phase, done=done, total=total))
-
-            def warn(text: str, fix: str) -> None:
-                emit(Warned(error=text, fix=fix))
-
-            staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
-            self._opened = GitPublisher(
-                repository,
-                copies=WorkTreeCopies(staging, warn),
-                plans=FilePlans(git.state_dir, settings.git_branch),
-                bases=FileConflicts(git.state_dir, settings.git_branch),
-                identity=Person(settings.git_author_name, settings.git_author_email),
-                dry_run=settings.worker_dry_run,
-                progress=progress,
-                warn=warn,
-                still_ours=self._lock.still_ours,
-            )
-        return self._opened
-
-    def _plugin_folders(self) -> tuple[str, ...]:
-        return self.plugins.allowed_paths()
-
-    def tidy(self) -> None:
+    def tidy() -> None:
         """Sync the local branch and clean up; whatever prevents it now is tried again later."""
         with suppress(PublishError, OSError, StoppedError):
-            self.open().tidy(time.time())
+            publisher().tidy(time.time())
 
-    def close(self) -> None:
-        """End what git still runs."""
-        self._git.close()
-
-
-def _private_folders(settings: Settings) -> list[str]:
-    """Return the folders of the worker's storage that lie inside the repository."""
-    worktree = Path(os.path.realpath(settings.git_worktree))
-    roots = (settings.storage_root, settings.queue_root, settings.quarantine_root)
-    real = (Path(os.path.realpath(root)) for root in roots)
-    return [root.relative_to(worktree).as_posix() for root in real if worktree in root.parents]
-
-
-def _run(
-    settings: Settings,
-    publisher: _SitePublisher,
-    lock: SiteLock,
-    stop: Stop,
-    emit: EventSink,
-    *,
-    once: bool,
-) -> int:
     queue = open_disk_queue(settings)
     drain = Drain(
         queue=queue,
-        publisher=publisher.open,
+        publisher=publisher,
         emit=emit,
-        plugins=lambda: publisher.plugins,
+        plugins=plugins,
         backoff=open_backoff(settings),
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,
@@ -366,7 +296,7 @@ def _run(
         emit=emit,
         stop=stop,
         wait=queue.watcher.wait,
-        tidy=publisher.tidy,
+        tidy=tidy,
         poll=settings.worker_poll_interval_ms / 1000,
     )
     emit(WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
@@ -378,3 +308,38 @@ def _run(
     finally:
         emit(WorkerStopped(drained=worker.counts.completed))
     return 1 if once and (counts.failed or counts.undecided) else 0
+
+
+def _open_publisher(
+    settings: Settings,
+    git: Git,
+    lock: SiteLock,
+    emit: EventSink,
+    more_folders: Callable[[], Iterable[str]],
+) -> GitPublisher:
+    # The folders of the worker's storage that lie inside the repository are never published.
+    worktree = Path(os.path.realpath(settings.git_worktree))
+    roots = (settings.storage_root, settings.queue_root, settings.quarantine_root)
+    real = (Path(os.path.realpath(root)) for root in roots)
+    private = [root.relative_to(worktree).as_posix() for root in real if worktree in root.parents]
+
+    def progress(phase: str, done: int, total: int) -> None:
+        emit(Progress(phase=phase, done=done, total=total))
+
+    def warn(text: str, fix: str) -> None:
+        emit(Warned(error=text, fix=fix))
+
+    repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
+    allowlist = settings.allowlist(private=private, more=more_folders)
+    staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
+    return GitPublisher(
+        repository,
+        copies=WorkTreeCopies(staging, warn),
+        plans=FilePlans(git.state_dir, settings.git_branch),
+        bases=FileConflicts(git.state_dir, settings.git_branch),
+        identity=Person(settings.git_author_name, settings.git_author_email),
+        dry_run=settings.worker_dry_run,
+        progress=progress,
+        warn=warn,
+        still_ours=lock.still_ours,
+    )

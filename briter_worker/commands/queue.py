@@ -16,12 +16,12 @@ from briter_worker import client
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, wake_worker
 from briter_worker.errors import DeclinedError, UsageError
-from briter_worker.events import Cancelled, Event, Warned
+from briter_worker.events import Event, Warned
 from briter_worker.job import parse_time
 from briter_worker.redaction import one_line
 from briter_worker.sinks.log import LogSink
 from briter_worker.status import job_to_json, pause_to_json, read_status
-from briter_worker.wiring import open_history, open_queue, open_record
+from briter_worker.wiring import open_history, open_queue, record_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -339,9 +339,7 @@ def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: b
         elif print_lines:
             log(event)
 
-    with open_record(settings, announce) as record:
-        for job in jobs:
-            record(Cancelled(job_id=job.id, slug=job.slug))
+    record_cancelled(settings, jobs, announce)
 
 
 # --- pause, resume

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
@@ -15,10 +16,11 @@ from briter_worker.events import WorkerStarted
 from briter_worker.settings import load_settings
 from briter_worker.sinks.log import LogSink
 from briter_worker.sinks.recorder import OpenedLater
-from briter_worker.wiring import run_worker
+from briter_worker.wiring import open_queue, run_worker
 
 if TYPE_CHECKING:
     from briter_worker.settings import Settings
+    from briter_worker.sinks.metrics import MetricsSink, SiteMeasures
 
 
 def run(
@@ -48,9 +50,9 @@ def run(
     log = LogSink.standard(output.report)
     open_metrics = None
     if settings.metrics_port:
-        from briter_worker import site_metrics  # noqa: PLC0415 - the extra [metrics]
-
-        open_metrics = partial(site_metrics.open_metrics, settings)
+        if find_spec("prometheus_client") is None:
+            raise UsageError("metrics are not installed", "pip install 'briter-worker[metrics]'")
+        open_metrics = partial(_open_metrics, settings)
     if settings.database_url:
         from briter_worker.cluster.node import run_node  # noqa: PLC0415 - the extra [postgres]
 
@@ -64,6 +66,30 @@ def run(
         [OpenedLater(open_metrics, lambda event: isinstance(event, WorkerStarted))] if open_metrics else []
     )
     raise typer.Exit(run_worker(settings, once=once, log=log, metrics=sinks))
+
+
+def _open_metrics(settings: Settings) -> MetricsSink:
+    """Return a sink that counts, and serves `/metrics`. In a cluster, `serve` shows the sites' status."""
+    from briter_worker.sinks.metrics import MetricsSink  # noqa: PLC0415 - the extra [metrics]
+    from briter_worker.status import measure_site, read_status  # noqa: PLC0415 - only for metrics
+
+    measure = None
+    if not settings.database_url:
+        queue = open_queue(settings)  # not the worker's: the scrape has a thread of its own
+
+        def measure() -> SiteMeasures:
+            return measure_site(read_status(settings, time.time(), queue=queue, local_commits=()))
+
+    metrics = MetricsSink(measure)
+    try:
+        metrics.serve(settings.metrics_host, settings.metrics_port)
+    except (OSError, OverflowError) as error:
+        where = f"{settings.metrics_host}, port {settings.metrics_port}"
+        raise UsageError(
+            f"metrics cannot be served at {where}: {error}",
+            "choose another BRITER_METRICS_PORT or BRITER_METRICS_HOST",
+        ) from error
+    return metrics
 
 
 def _load(**flags: str | None) -> Settings:

@@ -87,7 +87,7 @@ def _open_metrics(shell: "Site | Cluster") -> Callable[[], tuple[bytes, str]] | 
     if find_spec("prometheus_client") is None:
         return None
     from briter_worker.sinks.metrics import render_metrics  # noqa: PLC0415 - the extra [metrics]
-    from briter_worker.site_metrics import measure_site  # noqa: PLC0415 - as above
+    from briter_worker.status import measure_site  # noqa: PLC0415 - as above
 
     def measure() -> "Iterable[SiteMeasures]":
         try:

@@ -13,7 +13,7 @@ from briter_worker.allowlist import PathRefusedError
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
 from briter_worker.errors import DeclinedError, UnknownJobError
-from briter_worker.events import Cancelled, Paused, Resumed
+from briter_worker.events import Paused, Resumed
 from briter_worker.job import State
 from briter_worker.redaction import one_line
 from briter_worker.sinks.store import StoreError
@@ -168,9 +168,7 @@ class Site:
     def cancel(self, wanted: str) -> Cancellation:
         """Remove jobs from the queue, and record it. Raises ProblemError."""
         done = self.change(lambda queue, now: queue.cancel(wanted, now))
-        with wiring.open_record(self.settings, self._log) as record:
-            for job in done.removed:
-                record(Cancelled(job_id=job.id, slug=job.slug))
+        wiring.record_cancelled(self.settings, done.removed, self._log)
         return done
 
     def pause(self, until: float | None, reason: str) -> Pause:
