@@ -77,15 +77,10 @@ def open_clone(
     finally:
         git.close()
         if git.failures & _DAMAGED:
-            discard_clone(folder)
             _sound.discard(git.git_dir)
+            with suppress(OSError):  # so that the clone is made anew when it is opened next
+                (folder / "clone.git" / _MARK).unlink()
         os.close(lock)
-
-
-def discard_clone(folder: Path) -> None:
-    """Have the site's clone made anew when it is opened next."""
-    with suppress(OSError):
-        (folder / "clone.git" / _MARK).unlink()
 
 
 def _lock(folder: Path) -> int:

@@ -1,22 +1,26 @@
-"""Open a work tree's folders and files part by part, without ever following a link."""
+"""What declared paths stand for: in a work tree, opened without ever following a link, and in a commit."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from bisect import bisect_left
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from briter_worker.allowlist import PathRefusedError
+from briter_worker.allowlist import PathRefusedError, is_inside, parents
 from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_fix, os_error_text
+from briter_worker.git.repository import FOLDER, SUBMODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
+    from briter_worker.errors import Failure
+    from briter_worker.git.repository import Entry, Repository
 
 _MAX_OPEN = 64
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -25,6 +29,7 @@ _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM})
 """Says something about one file; any other error that has a fix says something about the machine."""
 _PIECE = 1 << 20
 
+_SUBMODULE = "it is inside a nested repository (a submodule)"
 Stamp = tuple[int, ...]
 """Distinguishes the states of a file."""
 
@@ -121,9 +126,34 @@ class Folders:
         self._open.clear()
 
 
+class Tree:
+    """The part of a commit's tree at and below some paths."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self.get = entries.get
+        self._paths = sorted(path for path, entry in entries.items() if entry.mode != FOLDER)
+
+    def below(self, folder: str) -> Iterator[str]:
+        """Yield every file, link and submodule below the folder."""
+        at = bisect_left(self._paths, f"{folder}/")
+        while at < len(self._paths) and self._paths[at].startswith(f"{folder}/"):
+            yield self._paths[at]
+            at += 1
+
+    def is_in_submodule(self, path: str) -> bool:
+        """Return True if the path is a submodule, or inside one."""
+        entries = (self.get(each) for each in (*parents(path), path))
+        return any(entry is not None and entry.mode == SUBMODULE for entry in entries)
+
+    def file_above(self, path: str) -> str | None:
+        """Return the parent of the path that is no folder, if there is one."""
+        above = (each for each in parents(path) if (entry := self.get(each)) and entry.mode != FOLDER)
+        return next(above, None)
+
+
 @dataclass(slots=True)
-class Expansion:
-    """What the declared paths of one job stand for in a work tree."""
+class Draft:
+    """What the declared paths of one job stand for in a work tree, and in a commit."""
 
     places: dict[str, str] = field(default_factory=dict)
     """The safe path of each declared path that the allowlist accepts."""
@@ -138,6 +168,10 @@ class Expansion:
     """Those below a declared folder: what the branch has there stays."""
     ignored: dict[str, str] = field(default_factory=dict)
     """Reasons for what is silently left out below a declared folder: what the branch has there stays."""
+    gone: dict[str, None] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    withheld: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
 
     def expand(self, folders: Folders, allowlist: Allowlist, declared: str) -> None:
         """Add the files that a declared path stands for. Raises PublishError for an unreadable folder."""
@@ -191,6 +225,58 @@ class Expansion:
     def _close(self, path: str, refusal: PathRefusedError) -> None:
         self.rejected[path] = refusal.reason
         self.closed.append(path)
+
+    def compare(self, tree: Tree, allowlist: Allowlist) -> None:
+        """Find what the commit has and the work tree has not; what is refused there stays."""
+        for path in [path for path in self.files if tree.is_in_submodule(path)]:
+            del self.files[path]
+            self.rejected[path] = _SUBMODULE
+        for declared, place in self.places.items():
+            if tree.is_in_submodule(place):
+                self.rejected[declared] = _SUBMODULE
+            if declared in self.rejected:
+                continue
+            if place in self.absent and tree.get(place) is None:
+                self.missing.append(place)
+            closed = [path for path in self.closed if is_inside(place, path)]
+            for path in (place, *tree.below(place)):
+                entry = tree.get(path)
+                is_here = path in self.files or any(is_inside(each, path) for each in closed)
+                if is_here or entry is None or entry.mode in (FOLDER, SUBMODULE):
+                    continue
+                if allowlist.exclusion(path):
+                    continue
+                try:
+                    allowlist.resolve(path)
+                    self.gone[path] = None
+                except PathRefusedError as refusal:
+                    self.rejected[path] = refusal.reason
+
+    def withhold(self, scheduled: Mapping[str, float]) -> None:
+        """Leave out what scheduled jobs declare, unless a declared path is more specific."""
+        places = set(self.places.values())
+        for paths in (self.files, self.gone):
+            for path in list(paths) if scheduled else ():
+                lineage = (path, *reversed([*parents(path)]))
+                theirs = next((each for each in lineage if each in scheduled), None)
+                ours = next((each for each in lineage if each in places), "")
+                if theirs is not None and len(theirs) >= len(ours) and ours != path:
+                    self.withheld[path] = scheduled[theirs]
+                    del paths[path]
+
+    def is_rejected(self) -> bool:
+        """Return True if nothing that the request declares may be published."""
+        return all(each in self.rejected or path in self.rejected for each, path in self.places.items())
+
+
+def read_tree(repository: Repository, commit: str, places: set[str]) -> dict[str, Entry]:
+    """Return what the commit has at, above and below these paths."""
+    wanted = {*places, *(each for path in places for each in parents(path))}
+    entries = repository.entries(commit, wanted)
+    folders = [path for path in places if path in entries and entries[path].mode == FOLDER]
+    if folders:
+        entries |= repository.entries_below(commit, folders, with_folders=True)
+    return entries
 
 
 def unreadable(path: str, error: OSError | MemoryError) -> PublishError:

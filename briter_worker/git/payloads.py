@@ -11,18 +11,17 @@ job brought it: in the CMS's work tree, too, a file is there once.
 from __future__ import annotations
 
 import os
-import re
 import stat
 import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside, parents
 from briter_worker.errors import Failure, FailureCode, PublishError, UnavailableError, UsageError
 from briter_worker.git.commits import blob_id
-from briter_worker.git.folders import Expansion, Folders, check_size, read_pieces
+from briter_worker.git.folders import Draft, Folders, Tree, check_size, read_pieces, read_tree
 from briter_worker.git.merge import Base
 from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
 from briter_worker.git.run import Git
@@ -39,7 +38,6 @@ _GIT_TIMEOUT_S = 60.0
 _ANY_SIZE = 2**63
 _SHA1 = "0" * 40
 """Jobs name their contents by SHA-1."""
-_OBJECT_ID = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 _RULES = (".gitattributes", ".gitignore")
 _FILES = ("100644", "100755")
 _UNKNOWN = 0.0
@@ -78,25 +76,29 @@ def gather(
 
     Raises GatherError for what cannot be sent as a whole, and OSError for what cannot be read.
     """
-    found = Expansion()
+    found = Draft()
     try:
         with _opened(root) as folders:
             for path in paths:
                 found.expand(folders, allowlist, path)
             history = _read_history(root, set(found.places.values()), found.files)
+            found.compare(history.tree, allowlist)
             files = [path for path in found.files if path not in history.ignored]
             read = {path: _read(folders, path, max_bytes) for path in files}
     except PublishError as error:
         raise GatherError(error.message, error.fix) from error
-    # What the allowlist refuses is sent: the worker refuses and logs it.
-    refused = {
-        each: why for each, why in found.rejected.items() if each in found.places or each in found.closed
-    }
-    left_out = {found.places.get(each, each): why for each, why in refused.items()}
+    # What the allowlist refuses is declared all the same: the worker refuses and logs it.
+    refused = found.rejected.keys() & {*found.places, *found.closed}
+    left_out = {found.places.get(each, each): found.rejected[each] for each in refused}
     declared = dict.fromkeys(found.places.get(each, each) for each in paths)
     left_out |= dict.fromkeys(history.ignored & declared.keys(), IGNORED)
-    gone = [path for path in _find_gone(found, history, {*read, *left_out}) if not allowlist.exclusion(path)]
-    files_sent = [history.submit(path, each.mode, each.blob, saved_at) for path, each in read.items()]
+    # Absent paths are sent as deleted, also unknown ones: another copy may have them.
+    gone = {
+        path: None
+        for path in (*found.absent, *found.gone)
+        if not any(is_inside(path, each) for each in history.sparse)
+    }
+    files_sent = [history.submit(path, *each, saved_at) for path, each in read.items()]
     files_sent += [history.submit(path, "", None, saved_at) for path in gone]
     stays = (*found.closed, *history.sparse)
     whole = [each for each in found.folders if not any(is_inside(each, path) for path in stays)]
@@ -105,8 +107,8 @@ def gather(
         tuple(path for path in declared if path not in left_out),
         Payload(tuple(files_sent), tuple(whole)),
         left_out,
-        tuple(path for path in found.absent if path in gone and not history.had(path)),
-        {each.blob: path for path, each in read.items()},
+        tuple(path for path in found.missing if history.has_git),
+        {blob: path for path, (_, blob) in read.items()},
     )
 
 
@@ -115,68 +117,43 @@ class _History:
     """What the folder's git knows of some paths; nothing where it has no git."""
 
     has_git: bool = False
-    head: dict[str, str] = field(default_factory=dict)
-    """Blobs of the version that the author started from."""
+    tree: Tree = field(default_factory=lambda: Tree({}))
+    """The version that the author started from."""
     sparse: set[str] = field(default_factory=set)
     """Paths that a sparse checkout leaves out: nobody deleted them."""
     ignored: set[str] = field(default_factory=set)
 
+    def base(self, path: str) -> str | None:
+        entry = self.tree.get(path)
+        return None if entry is None or entry.mode in (FOLDER, SUBMODULE) else entry.blob
+
     def submit(self, path: str, mode: str, blob: str | None, saved_at: float) -> SubmittedFile:
-        return SubmittedFile(path, mode, blob, saved_at, self.head.get(path), self.has_git)
-
-    def had(self, path: str) -> bool:
-        """Return True if there was a file or a folder of this name, or if that is not known."""
-        return not self.has_git or any(is_inside(path, each) for each in self.head)
+        return SubmittedFile(path, mode, blob, saved_at, self.base(path), self.has_git)
 
 
-def _find_gone(found: Expansion, history: _History, kept: Collection[str]) -> list[str]:
-    """Return the declared paths and the files below them that were deleted."""
-    gone = [path for path in found.absent if not any(is_inside(path, each) for each in history.sparse)]
-    tops = (*found.folders, *found.absent)
-    return [
-        *gone,
-        *(
-            path
-            for path in history.head
-            if any(path.startswith(f"{top}/") for top in tops)
-            and path not in history.sparse
-            and not any(is_inside(each, path) for each in kept)
-        ),
-    ]
-
-
-def _read_history(root: Path, places: Iterable[str], files: Iterable[str]) -> _History:
+def _read_history(root: Path, places: set[str], files: Iterable[str]) -> _History:
     if not (root / ".git").exists():
         return _History()
-    history, wanted = _History(has_git=True), sorted(places)
+    history = _History(has_git=True)
     git = Git(root, remote="origin", timeout=_GIT_TIMEOUT_S)
     try:
-        history.sparse = sparse_paths(git, wanted)
-        if wanted and git.attempt("rev-parse", "--verify", "--quiet", "HEAD")[0] == 0:
-            repository = Repository(git, branch="", remote="origin")
-            tree = repository.entries("HEAD", wanted) | repository.entries_below("HEAD", wanted)
-            no_files = (FOLDER, SUBMODULE)
-            history.head = {path: each.blob for path, each in tree.items() if each.mode not in no_files}
-        history.ignored = ignored_paths(git, [path for path in files if path not in history.head])
+        history.sparse = sparse_paths(git, places)
+        if places and git.attempt("rev-parse", "--verify", "--quiet", "HEAD")[0] == 0:
+            history.tree = Tree(read_tree(Repository(git, branch="", remote="origin"), "HEAD", places))
+        history.ignored = ignored_paths(git, [path for path in files if history.tree.get(path) is None])
     finally:
         git.close()
     return history
 
 
-class _Read(NamedTuple):
-    """A file as it was read."""
-
-    mode: str
-    blob: str
-
-
-def _read(folders: Folders, path: str, max_bytes: int) -> _Read:
+def _read(folders: Folders, path: str, max_bytes: int) -> tuple[str, str]:
+    """Return mode and blob of the file."""
     with folders.file(path) as fd:
         status = os.fstat(fd)
         check_size(path, status.st_size, max_bytes)
         content = b"".join(read_pieces(fd, status.st_size + 1))
     mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
-    return _Read(mode, blob_id(content, like=_SHA1))
+    return mode, blob_id(content, like=_SHA1)
 
 
 @contextmanager
@@ -204,8 +181,8 @@ def write_files(
             allowed.append(file._replace(path=allowlist.resolve(file.path)))
         except PathRefusedError as refused:
             kept[file.path] = refused.reason
-    head = _read_history(root, {file.path for file in allowed}, ()).head
-    expected = {file.path: {None, head.get(file.path)} for file in allowed}
+    history = _read_history(root, {file.path for file in allowed}, ())
+    expected = {file.path: {None, history.base(file.path)} for file in allowed}
     with _opened(root) as folders:
         for file in allowed:
             path = file.path
@@ -227,7 +204,7 @@ def write_files(
 
 def _blob_at(folders: Folders, path: str) -> str | None:
     try:
-        return _read(folders, path, _ANY_SIZE).blob
+        return _read(folders, path, _ANY_SIZE)[1]
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -379,11 +356,7 @@ class SubmittedCopies:
         """Return what came with the jobs, or what is remembered of earlier publications."""
         known = self._store.bases(paths)
         own = {path: self._newest.files[path] for path in paths if path in self._newest.files}
-        submitted = {
-            path: file.base
-            for path, file in own.items()
-            if file.has_base and (file.base is None or _OBJECT_ID.fullmatch(file.base))
-        }
+        submitted = {path: file.base for path, file in own.items() if file.has_base}
         found = {path: Base(base) for path, base in submitted.items()}
         entries = self._repository.entries(tip, known.keys() & submitted.keys())
         for path, version in known.items():

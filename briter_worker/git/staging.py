@@ -11,7 +11,6 @@ import os
 import stat
 import tempfile
 import time
-from bisect import bisect_left
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -20,13 +19,22 @@ from briter_worker.allowlist import PathRefusedError, is_inside, parents
 from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git.checkout import Checkout
 from briter_worker.git.commits import blob_id
-from briter_worker.git.folders import Expansion, Folders, check_size, read_pieces, stamp_of, unreadable
+from briter_worker.git.folders import (
+    Draft,
+    Folders,
+    Tree,
+    check_size,
+    read_pieces,
+    read_tree,
+    stamp_of,
+    unreadable,
+)
 from briter_worker.git.merge import Base
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, Repository
 from briter_worker.ports import Change
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
@@ -46,7 +54,6 @@ _PROGRESS_STEP = 100
 _TRIES = 10
 _PAUSE_S = 0.02
 IGNORED = "git ignores it; see git check-ignore -v, and change .gitignore"
-_SUBMODULE = "it is inside a nested repository (a submodule)"
 _NO_BASES: Mapping[str, str | None] = {}
 
 
@@ -69,61 +76,11 @@ class Staged:
     """The blobs of paths that came with the request and are what the tip has; empty for a work tree."""
 
 
-@dataclass(slots=True)
-class _Draft(Expansion):
-    """What one request declares, while it is compared with the tip."""
-
-    gone: dict[str, None] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    withheld: dict[str, float] = field(default_factory=dict)
-    failure: Failure | None = None
-
-    def withhold(self, scheduled: Mapping[str, float]) -> None:
-        """Leave out what scheduled jobs declare, unless a declared path is more specific."""
-        places = set(self.places.values())
-        for paths in (self.files, self.gone):
-            for path in list(paths) if scheduled else ():
-                lineage = (path, *reversed([*parents(path)]))
-                theirs = next((each for each in lineage if each in scheduled), None)
-                ours = next((each for each in lineage if each in places), "")
-                if theirs is not None and len(theirs) >= len(ours) and ours != path:
-                    self.withheld[path] = scheduled[theirs]
-                    del paths[path]
-
-    def is_rejected(self) -> bool:
-        """Return True if nothing that the request declares may be published."""
-        return all(each in self.rejected or path in self.rejected for each, path in self.places.items())
-
-
 class _Read(NamedTuple):
     """One file as it was read; git reads a file whose blob is empty."""
 
     entry: Entry
     stamp: Stamp
-
-
-class _Tree:
-    """The part of a commit's tree at and below some paths."""
-
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        self.get = entries.get
-        self._paths = sorted(path for path, entry in entries.items() if entry.mode != FOLDER)
-
-    def below(self, folder: str) -> Iterator[str]:
-        """Yield every file, link and submodule below the folder."""
-        at = bisect_left(self._paths, f"{folder}/")
-        while at < len(self._paths) and self._paths[at].startswith(f"{folder}/"):
-            yield self._paths[at]
-            at += 1
-
-    def is_in_submodule(self, path: str) -> bool:
-        entries = (self.get(each) for each in (*parents(path), path))
-        return any(entry is not None and entry.mode == SUBMODULE for entry in entries)
-
-    def file_above(self, path: str) -> str | None:
-        """Return the parent of the path that is no folder, if there is one."""
-        above = (each for each in parents(path) if (entry := self.get(each)) and entry.mode != FOLDER)
-        return next(above, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +157,7 @@ class _Batch:
         self._tip = tip
         self._keep_modes = self._git.config("core.fileMode", "true").lower() in ("false", "no", "off", "0")
         self._bases = bases
-        self._tree = _Tree({})
+        self._tree = Tree({})
         self._read: dict[str, _Read | PublishError | None] = {}
         self._contents: dict[str, bytes] = {}
         self._filtered: set[str] = set()
@@ -213,7 +170,7 @@ class _Batch:
         self._tree = self._read_tree({path for draft in drafts.values() for path in draft.places.values()})
         held = {path.removesuffix("/"): at for path, at in scheduled.items()}
         for draft in drafts.values():
-            self._compare(draft)
+            draft.compare(self._tree, self._staging.allowlist)
             draft.withhold(held)
         self._drop_ignored(drafts.values())
         self._drop_sparse(drafts.values())
@@ -224,8 +181,8 @@ class _Batch:
 
     # Which files
 
-    def _expand(self, request: Request) -> _Draft:
-        draft = _Draft()
+    def _expand(self, request: Request) -> Draft:
+        draft = Draft()
         try:
             for path in request.paths:
                 self._git.check_running()
@@ -234,46 +191,16 @@ class _Batch:
             draft.failure = error.failure
         return draft
 
-    def _read_tree(self, places: set[str]) -> _Tree:
-        wanted = {*places, *(each for path in places for each in parents(path))}
-        entries = self._repository.entries(self._tip, wanted)
-        folders = [path for path in places if path in entries and entries[path].mode == FOLDER]
-        if folders:
-            entries |= self._repository.entries_below(self._tip, folders, with_folders=True)
+    def _read_tree(self, places: set[str]) -> Tree:
+        entries = read_tree(self._repository, self._tip, places)
         for path, blob in self._bases.items():
             if path in places or not places.isdisjoint(parents(path)):
                 entries.pop(path, None)
                 if blob is not None:
                     entries[path] = Entry("100644", blob)  # a mode that is another counts as a change
-        return _Tree(entries)
+        return Tree(entries)
 
-    def _compare(self, draft: _Draft) -> None:
-        """Find what the tip has and the work tree has not; what is refused there stays."""
-        for path in [path for path in draft.files if self._tree.is_in_submodule(path)]:
-            del draft.files[path]
-            draft.rejected[path] = _SUBMODULE
-        for declared, place in draft.places.items():
-            if self._tree.is_in_submodule(place):
-                draft.rejected[declared] = _SUBMODULE
-            if declared in draft.rejected:
-                continue
-            if place in draft.absent and self._tree.get(place) is None:
-                draft.missing.append(place)
-            closed = [path for path in draft.closed if is_inside(place, path)]
-            for path in (place, *self._tree.below(place)):
-                entry = self._tree.get(path)
-                is_here = path in draft.files or any(is_inside(each, path) for each in closed)
-                if is_here or entry is None or entry.mode in (FOLDER, SUBMODULE):
-                    continue
-                if self._staging.allowlist.exclusion(path):
-                    continue
-                try:
-                    self._staging.allowlist.resolve(path)
-                    draft.gone[path] = None
-                except PathRefusedError as refusal:
-                    draft.rejected[path] = refusal.reason
-
-    def _drop_ignored(self, drafts: Collection[_Draft]) -> None:
+    def _drop_ignored(self, drafts: Collection[Draft]) -> None:
         new = sorted({path for draft in drafts for path in draft.files if self._tree.get(path) is None})
         ignored = ignored_paths(self._git, new)
         for draft in drafts:
@@ -283,18 +210,18 @@ class _Batch:
                 if path in draft.places.values():
                     draft.rejected[path] = IGNORED
 
-    def _drop_sparse(self, drafts: Collection[_Draft]) -> None:
+    def _drop_sparse(self, drafts: Collection[Draft]) -> None:
         """Nobody deleted what a sparse checkout, or the mirror, leaves out of the work tree."""
-        gone = sorted({path for draft in drafts for path in draft.gone} - self._bases.keys())
-        skipped = sparse_paths(
-            self._git, gone if len(gone) <= _FEW_PATHS else self._staging.allowlist.folders
+        gone = {path for draft in drafts for path in draft.gone} - self._bases.keys()
+        few = len(gone) <= _FEW_PATHS
+        skipped = (
+            sparse_paths(self._git, gone if few else self._staging.allowlist.folders) - self._bases.keys()
         )
-        skipped.difference_update(self._bases)
         for draft in drafts:
             for path in skipped & draft.gone.keys():
                 del draft.gone[path]
 
-    def _reject_barren(self, draft: _Draft) -> None:
+    def _reject_barren(self, draft: Draft) -> None:
         """Refuse a folder in which everything is refused or ignored."""
         for folder in draft.folders:
             carried = any(is_inside(folder, path) for path in (*draft.files, *draft.gone, *draft.withheld))
@@ -306,7 +233,7 @@ class _Batch:
 
     # Their contents
 
-    def _read_files(self, drafts: Collection[_Draft]) -> None:
+    def _read_files(self, drafts: Collection[Draft]) -> None:
         """Read every file until none has changed since it was read."""
         for attempt in range(_TRIES):
             for draft in drafts:
@@ -419,7 +346,7 @@ class _Batch:
 
     # The result
 
-    def _result(self, draft: _Draft) -> Staged:
+    def _result(self, draft: Draft) -> Staged:
         read = [self._read.get(path) for path in draft.files]
         failed = [each.failure for each in read if isinstance(each, PublishError)]
         failure = next((each for each in failed if each.code is not FailureCode.NO_PATHS), draft.failure)
@@ -438,7 +365,7 @@ class _Batch:
             uses_lfs=not self._lfs.isdisjoint(changes),
         )
 
-    def _changes(self, draft: _Draft) -> dict[str, Change]:
+    def _changes(self, draft: Draft) -> dict[str, Change]:
         """Return the changes by path, deletions first; reject paths that cannot be where they are."""
         changes = {path: Change(path, "", None) for path in draft.gone}
         for path in draft.files:
@@ -459,25 +386,16 @@ class _Batch:
                 changes[path] = Change(path, known.entry.mode, known.entry.blob)
         return changes
 
-    def _obstacle(self, draft: _Draft, path: str) -> str | None:
-        """Return why the file cannot be where the tip has a file above it, or a folder in its place.
-
-        What the mirror could not bring into the work tree is the remote's alone: that is a conflict instead.
-        """
+    def _obstacle(self, draft: Draft, path: str) -> str | None:
+        """Return why the file cannot be where the tip has a file above it, or a folder in its place."""
         above = self._tree.file_above(path)
-        if above is not None and above not in draft.gone and not self._is_remote_link(above):
+        if above is not None and above not in draft.gone:
             return f"it would replace the file {above}; declare that path, too"
-        left = (each for each in self._tree.below(path) if each not in draft.gone)
-        stays = next((each for each in left if not self._is_remote_link(each)), None)
+        stays = next((each for each in self._tree.below(path) if each not in draft.gone), None)
         if stays is None:
             return None
         reason = f"it would take the place of a folder in which {stays} stays"
         return f"{reason}, as that is scheduled, left out or not allowed"
-
-    def _is_remote_link(self, path: str) -> bool:
-        """Return True for a link that the mirror does not bring into the work tree."""
-        entry = self._tree.get(path)
-        return entry is not None and entry.mode == LINK and bool(sparse_paths(self._git, [path]))
 
     def _why(self, rejected: Mapping[str, str]) -> tuple[str, str]:
         if not rejected:

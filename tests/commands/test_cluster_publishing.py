@@ -255,13 +255,6 @@ def test_what_a_removed_rule_ignored_is_published_with_its_removal(cluster: Clus
     assert cluster.file("content/a.tmp") == "A\n"
 
 
-def test_a_start_that_names_no_version_is_taken_for_unknown(cluster: Cluster) -> None:
-    path = "content/posts/b.md"
-    outcome = cluster.publish(cluster.save("b", {path: LINES + "x\n"}, bases={path: "HEAD; rm -rf /"}))["b"]
-    assert outcome.failure is None
-    assert cluster.file(path) == LINES + "x\n"
-
-
 # Beside other people
 
 
