@@ -35,18 +35,14 @@ _IN_PROGRESS = {
 }
 _VALUE = re.compile(rb"([0-9a-f]{64}|[0-9a-f]{40})(?:\s|\Z)")
 _SYMBOLIC = re.compile(rb"ref:\s*(refs/[^\s\0]+)\s*\Z")
-_NO_BRANCH = re.compile(r"couldn't find remote ref", re.IGNORECASE)
-_NOT_ON_REMOTE = re.compile(r"not our ref|unadvertised object")
 _UPLOAD = "--upload-pack=git-upload-pack"
 """Given each time: the repository's configuration may name another program, which git would run."""
 _FEW_PATHS = 100
 """Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
 _BLOBS_AT_ONCE = 200
-_MAX_LOCAL_COMMITS = 50
 _PIECE = 1 << 16
 _OLD_LOCK_S = 15 * 60.0
 """No git command takes so long that its lock is still held, if no git runs."""
-_SHORT_S = 0.5
 _INDEX_LOCK = "index.lock"
 _MAX_PACKS = 30
 
@@ -76,7 +72,7 @@ class Repository:
         self.pushed_ref = f"{self.own_refs}/pushed"
         """The remote's tip as the worker saw it last."""
         self.fetched_ref = f"{self.own_refs}/fetched"
-        self._head: tuple[int, int] | None = None
+        self._head: object = None
         self._listed: tuple[str, dict[str, Entry | None]] = ("", {})
         """A commit, and what its tree has at the paths asked for so far."""
         self.last_built: tuple[str, str] | None = None
@@ -86,10 +82,7 @@ class Repository:
     def check(self) -> None:
         """Raise PublishError unless the repository is ready for a publication. The remote is not asked."""
         self.check_owner()
-        if self.git.worktree is not None:
-            self._head = self._head_stamp()
-            self.check_branch()
-            self.check_under_way()
+        self._head = self._check_head()
         self.check_remote()
 
     def check_unmoved(self) -> None:
@@ -97,30 +90,42 @@ class Repository:
 
         Files that were read meanwhile may be that branch's.
         """
-        if self.git.worktree is None:
-            return
-        self.check_branch()
-        self.check_under_way()
-        if self._head_stamp() != self._head:
+        if self._check_head() != self._head:
             raise PublishError(
                 FailureCode.WRONG_BRANCH,
                 "another branch was checked out while the posts were read",
                 f"leave the site on {self.branch}; the worker tries again by itself",
             )
 
+    def _check_head(self) -> object:
+        """Return what changes whenever git switches branches: it writes HEAD anew; a commit does not."""
+        if self.git.worktree is None:
+            return None
+        status = (self.git.git_dir / "HEAD").stat()
+        self.check_branch()
+        self.check_under_way()
+        return status.st_ino, status.st_mtime_ns
+
     def check_branch(self) -> None:
         """Raise PublishError unless the configured branch is checked out, with a commit."""
-        current = self._head_ref()
-        message = f"{current[11:]} is checked out" if current else "HEAD is detached"
-        message, fix = (
-            f"{message}, and the worker publishes {self.branch}",
-            f"git switch {self.branch}, or set BRITER_GIT_BRANCH",
-        )
-        if current == self.branch_ref:
-            if self.ref(self.branch_ref) is not None:
-                return
-            message, fix = f"the branch {self.branch} has no commit yet", "commit and push once by hand"
+        message, fix = f"the branch {self.branch} has no commit yet", "commit and push once by hand"
+        if (current := self._head_ref()) != self.branch_ref:
+            found = f"{current[11:]} is checked out" if current else "HEAD is detached"
+            message = f"{found}, and the worker publishes {self.branch}"
+            fix = f"git switch {self.branch}, or set BRITER_GIT_BRANCH"
+        elif self.ref(self.branch_ref) is not None:
+            return
         raise PublishError(FailureCode.WRONG_BRANCH, message, fix)
+
+    def is_checked_out(self) -> bool:
+        """Return True if work tree and index are the configured branch's."""
+        return self._head_ref() == self.branch_ref
+
+    def _head_ref(self) -> str:
+        """Return the ref that is checked out; empty where HEAD is detached, or damaged since."""
+        with suppress(AssertionError, TypeError, ValueError):
+            return str(self.git.repo.head.reference.path)
+        return ""
 
     def check_under_way(self) -> None:
         """Raise PublishError while a merge, a rebase or the like is under way."""
@@ -162,23 +167,6 @@ class Repository:
                 f"git config --unset-all remote.{self.remote}.pushurl, and keep one remote.{self.remote}.url",
             )
         return len(addresses)
-
-    def is_checked_out(self) -> bool:
-        """Return True if work tree and index are the configured branch's."""
-        return self._head_ref() == self.branch_ref
-
-    def _head_ref(self) -> str:
-        """Return the ref that is checked out; empty where HEAD is detached."""
-        try:
-            content = os.fsdecode((self.git.git_dir / "HEAD").read_bytes())
-        except OSError as error:
-            raise PublishError.from_os("HEAD cannot be read", error) from error
-        return content.removeprefix("ref:").strip() if content.startswith("ref:") else ""
-
-    def _head_stamp(self) -> tuple[int, int]:
-        """Return what changes whenever git switches branches: it writes HEAD anew; a commit does not."""
-        status = (self.git.git_dir / "HEAD").stat()
-        return status.st_ino, status.st_mtime_ns
 
     # Refs
 
@@ -247,7 +235,7 @@ class Repository:
         known = [name for name in (self.pushed_ref, self.tracking_ref) if self.ref(name)]
         if not known or self.ref(self.branch_ref) is None:
             return []
-        command = ("log", f"--max-count={_MAX_LOCAL_COMMITS}", "-z", "--format=%H %s", self.branch_ref)
+        command = ("log", "--max-count=50", "-z", "--format=%H %s", self.branch_ref)
         out = self.git.run(*command, "--not", *known, "--").decode(errors="replace")
         pairs = (line.partition(" ") for line in out.split("\0") if line)
         return [(sha, subject) for sha, _, subject in pairs]
@@ -275,7 +263,7 @@ class Repository:
         command = ("--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap=")
         refspec = f"+{self.branch_ref}:{self.fetched_ref}"
         status, _, said = self.git.attempt("fetch", *options, *command, _UPLOAD, "--", self.remote, refspec)
-        if status and _NO_BRANCH.search(said):
+        if status and "couldn't find remote ref" in said:
             raise self.no_branch_error()
         if status:
             raise self.git.failure("the remote's commits could not be fetched", said, status)
@@ -294,13 +282,13 @@ class Repository:
 
         A person accepts the rewritten branch by moving the local branch to it.
         """
-        pushed = self.ref(self.pushed_ref)
-        if pushed in (None, tip) or self.is_ancestor(str(pushed), tip) or self.ref(self.branch_ref) == tip:
+        pushed = self.ref(self.pushed_ref) or tip
+        if self.is_ancestor(pushed, tip) or self.ref(self.branch_ref) == tip:
             return
         raise PublishError(
             FailureCode.REMOTE_REWRITTEN,
-            f"the remote's {self.branch} no longer contains what it had ({str(pushed)[:10]})",
-            f"git push {self.remote} {str(pushed)[:10]}:{self.branch}, to restore it; or accept the change: "
+            f"the remote's {self.branch} no longer contains what it had ({pushed[:10]})",
+            f"git push {self.remote} {pushed[:10]}:{self.branch}, to restore it; or accept the change: "
             f"git fetch && git status && git reset --keep {self.remote}/{self.branch}",
         )
 
@@ -358,7 +346,8 @@ class Repository:
             except PublishError as failure:
                 # A blobless clone fetches each blob from the remote, which may not have it.
                 if "promisor" in failure.message and (
-                    failure.code is FailureCode.INTERNAL or _NOT_ON_REMOTE.search(failure.message)
+                    failure.code is FailureCode.INTERNAL
+                    or re.search("not our ref|unadvertised object", failure.message)
                 ):
                     raise _missing(batch[0]) from failure
                 raise
@@ -416,20 +405,18 @@ class Repository:
     def _clear_locks(self, mark: Path, *, index: bool = False, wait: bool = False) -> list[Path]:
         """Remove stale locks; return the others. `wait`: others may hold the lock of a ref for a moment."""
         since = mark.stat().st_mtime if mark.exists() else None
-        found = {path: _inode(path) for path in self.locks() if index or path.name != _INDEX_LOCK}
+        found = {path for path in self.locks() if index or path.name != _INDEX_LOCK}
         if found and wait:
-            time.sleep(_SHORT_S)
-        left = (path for path, inode in found.items() if _inode(path) == inode)
-        return [path for path in left if not self._remove_lock(path, since)]
+            time.sleep(0.5)
+            found &= {*self.locks()}
+        return [path for path in found if not self._remove_lock(path, since)]
 
     def _remove_lock(self, path: Path, since: float | None) -> bool:
-        """Remove the lock if it is provably the worker's, or old; return True if it is gone.
-
-        That no process has the file open proves nothing: `git commit` waits for its editor without.
-        """
+        """Remove the lock if it is provably the worker's, or old; return True if it is gone."""
         try:
             modified = path.stat().st_mtime
             ours = path.is_relative_to(self.git.common_dir / PRIVATE)
+            # That no process has the file open proves nothing: `git commit` waits for its editor without.
             stale = (since is not None and modified >= since) or time.time() - modified > _OLD_LOCK_S
             if not ours and (not stale or self._is_git_running()):
                 return False
@@ -489,13 +476,6 @@ def _named(folder: Path, *prefixes: str) -> list[Path]:
         return [path for path in folder.iterdir() if path.name.startswith(prefixes)]
     except FileNotFoundError:
         return []
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None
 
 
 def _blob_pieces(stdout: IO[bytes], sha: str) -> Iterator[bytes]:
