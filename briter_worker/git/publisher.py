@@ -291,13 +291,13 @@ class GitPublisher:
                 is_there = tip.is_fresh or self._repository.remote_tip() == tip.expect
                 landed = tip.commit if is_there else None
             if landed is None:
-                if races == _MAX_RACES:
-                    raise PublishError(
-                        FailureCode.LOST_RACE,
-                        f"others pushed {races + 1} times while the worker pushed",
+                races += 1
+                if races > _MAX_RACES:
+                    text, fix = (
+                        f"others pushed {races} times while the worker pushed",
                         "none needed: the worker tries again by itself",
                     )
-                races += 1
+                    raise PublishError(FailureCode.LOST_RACE, text, fix)
                 waiting, tip = self._move_on(waiting, tip, settled)
                 continue
             settled += [

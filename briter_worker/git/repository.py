@@ -254,10 +254,7 @@ class Repository:
         """Fetch the branch and return the remote's tip. Moves no ref that a person looks at."""
         self.ref(self.fetched_ref)  # removes a damaged one, which git would not move
         self._fetch()
-        tip = self.ref(self.fetched_ref)
-        if tip is None:
-            raise PublishError(FailureCode.INTERNAL, "git fetch succeeded, but brought no commit")
-        return tip
+        return cast("str", self.ref(self.fetched_ref))
 
     def _fetch(self, *options: str) -> None:
         command = ("--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap=")
