@@ -29,7 +29,6 @@ from briter_worker.git.staging import Staging, WorkTreeCopies
 from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
-from briter_worker.sinks.history import History
 from briter_worker.sinks.recorder import FanOut, HistorySink, OpenedLater, Retention, SiteCondition, Target
 from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore
 from briter_worker.worker import Stop, Worker, heartbeat
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
+    from briter_worker.sinks.history import History
     from briter_worker.sinks.recorder import Sink
     from briter_worker.sinks.store import Store
     from briter_worker.sinks.webhooks import Sender, WebhookSink
@@ -112,6 +112,8 @@ def open_database(settings: Settings) -> Database:
 
 def open_history(settings: Settings) -> History:
     """Return the reader of the site's history, on either backend."""
+    from briter_worker.sinks.history import History  # noqa: PLC0415 - a worker reads no receipts
+
     if settings.database_url:
         return History(PostgresStore(open_database(settings).transaction), settings.site)
     return History(SqliteStore(settings.history_path))

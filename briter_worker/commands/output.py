@@ -218,7 +218,7 @@ def write_job(row: ListedJob) -> None:
 def job_text(row: ListedJob, now: float) -> str:
     """Return the state of a job, when it is due, and its last error."""
     due = row.job.due_at(now, math.inf)
-    text = f"{row.state.value}, due {ago(due - now)}" if due > now else row.state.value
+    text = f"{row.state.value}, due {format_time(due)}" if due > now else row.state.value
     return f"{text}: {one_line(row.job.last_error)}" if row.job.last_error else text
 
 

@@ -37,15 +37,7 @@ _SHOWN_RECEIPTS = 20
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _STATES = {"pending": {"pending", "retrying", "tried"}, "scheduled": {"scheduled"}, "failed": {"failed"}}
-_OUTCOMES = {
-    "published": ("published",),
-    "nochange": ("nochange",),
-    "failed": ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
-    "cancelled": ("cancelled", "superseded"),
-}
-
 StatusFilter = Literal["pending", "scheduled", "failed", "all"]
-OutcomeFilter = Literal["published", "nochange", "failed", "cancelled"]
 Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="Duration: 90s, 30m, 2h, 1d.")]
 Until = Annotated[str | None, typer.Option(metavar="ISO", help="End of the pause.")]
 Reason = Annotated[str, typer.Option(help="Reason shown in list, status and the dashboard.")]
@@ -147,17 +139,13 @@ def list_(
 def history(
     *,
     slug: Annotated[str | None, typer.Option(metavar="SLUG", help="Show only this post.")] = None,
-    outcome: Annotated[OutcomeFilter | None, typer.Option(help="Show only this outcome.")] = None,
-    search: Annotated[str | None, typer.Option(help="Text in the slug, message or commit.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of receipts.")] = 50,
-    stale: Annotated[bool, typer.Option("--stale", help="Include stale receipts.")] = False,
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
     """Show the outcome of each attempt, newest first."""
     with closing(open_history(read_site(site))) as reader:
-        outcomes = _OUTCOMES[outcome] if outcome else ()
-        receipts = reader.receipts(slug=slug, outcomes=outcomes, search=search, limit=limit, stale=stale)
+        receipts = reader.receipts(slug=slug, limit=limit)
     if as_json:
         output.write_json([receipt.to_json() for receipt in receipts])
     else:
@@ -215,18 +203,14 @@ class _Post:
         if self.receipts:
             output.write_receipts(self.receipts, time.time())
 
-    def progress(self) -> tuple[str, tuple[object, ...]]:
-        """Return a line for `--watch`, and what must change before the next line: time alone does not."""
+    def progress(self) -> str:
+        """Return a line for `--watch`, which does not change with time alone."""
         if self.running is not None and (not self.rows or self.rows[0].state.value == "claimed"):
-            text = output.progress_text(self.running)
-            return text, (text,)
+            return output.progress_text(self.running)
         if not self.rows:
-            text = output.receipt_text(self.receipts[0])
-            return text, (text,)
-        row = self.rows[0]
-        text = output.job_text(row, time.time())
-        text = f"{text}; {self.obstacle}" if self.obstacle else text
-        return text, (row.state, row.job.next_attempt_at, row.job.last_error, self.obstacle)
+            return output.receipt_text(self.receipts[0])
+        text = output.job_text(self.rows[0], time.time())
+        return f"{text}; {self.obstacle}" if self.obstacle else text
 
 
 def _find_post(settings: Settings, wanted: str) -> _Post:
@@ -247,7 +231,7 @@ def _find_post(settings: Settings, wanted: str) -> _Post:
 
 def _watch(settings: Settings, wanted: str) -> int:
     """Print each change of the post until it has ended; return the exit status."""
-    printed: tuple[object, ...] = ()
+    printed = ""
     looks_without_job = 0  # a job leaves the queue just before its receipt is written
     while looks_without_job < _MAX_LOOKS_WITHOUT_JOB:
         try:
@@ -257,10 +241,9 @@ def _watch(settings: Settings, wanted: str) -> int:
                 raise
             looks_without_job += 1
         else:
-            text, news = post.progress()
-            if news != printed:
+            if (text := post.progress()) != printed:
                 output.write(text)
-                printed = news
+                printed = text
             if post.rows and all(row.state.value == "failed" for row in post.rows):
                 return 1
             if not post.rows and post.running is None:

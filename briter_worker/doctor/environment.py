@@ -71,49 +71,36 @@ def check_webhooks(settings: Settings) -> Iterator[Finding]:
     """Report the webhooks, if there are any. They never stop a publication: each problem is a warning."""
     urls = [*(parse_receiver(text)[0] for text in settings.webhook_urls), settings.build_hook_url]
     urls = [url for url in urls if url]
-    found = list(_check_signature(settings, urls))
+    found = []
+    if urls and settings.webhook_secret and find_spec("standardwebhooks") is None:
+        message = "webhooks are stored but not sent: standardwebhooks is not installed"
+        found.append(warning("webhooks", message, "pip install 'briter-worker[webhooks]'"))
+    if settings.webhook_urls and settings.webhook_template == "json" and not settings.webhook_secret:
+        message = "webhooks are not signed, so that receivers cannot tell them from forged ones"
+        fix = "set BRITER_WEBHOOK_SECRET here and at the receivers: echo whsec_$(openssl rand -base64 32)"
+        found.append(warning("webhooks", message, fix))
     for url in urls:
-        fix = "correct BRITER_WEBHOOK_URLS or BRITER_BUILD_HOOK_URL"
         try:
             allow = settings.webhook_allow_private
             resolve(parse_address(url, allow_http=allow), allow_private=allow)
-        except AddressRefusedError as refused:
-            found.append(
-                warning("webhooks", f"{origin_of(url)} gets nothing: {refused.message}", refused.fix)
-            )
-        except UndeliveredError as problem:
+        except (AddressRefusedError, UndeliveredError) as problem:
+            fix = getattr(problem, "fix", "correct BRITER_WEBHOOK_URLS or BRITER_BUILD_HOOK_URL")
             found.append(warning("webhooks", f"{origin_of(url)} gets nothing: {problem}", fix))
     try:
-        waiting = unsent(open_outbox(settings))
+        for url, count, text in unsent(open_outbox(settings)):
+            message = f"messages that wait for {origin_of(url)}: {count}; {text or 'being sent'}"
+            found.append(warning("webhooks", message, "check the receiver, or wait"))
     except StoreError as problem:
-        waiting = []
         found.append(warning("webhooks", problem.message, problem.fix))
-    for url, count, problem_text in waiting:
-        what = "1 message waits" if count == 1 else f"{count} messages wait"
-        message = f"{what} for {origin_of(url)}: {problem_text or 'being sent'}"
-        found.append(warning("webhooks", message, "check the receiver, or wait"))
     if urls and not found:
         found.append(ok("webhooks", ", ".join(dict.fromkeys(origin_of(url) for url in urls))))
     yield from found
 
 
-def _check_signature(settings: Settings, urls: list[str]) -> Iterator[Finding]:
-    if urls and settings.webhook_secret and find_spec("standardwebhooks") is None:
-        message = "webhooks are stored but not sent: standardwebhooks is not installed"
-        yield warning("webhooks", message, "pip install 'briter-worker[webhooks]'")
-    if settings.webhook_urls and settings.webhook_template == "json" and not settings.webhook_secret:
-        yield warning(
-            "webhooks",
-            "webhooks are not signed, so that receivers cannot tell them from forged ones",
-            "set BRITER_WEBHOOK_SECRET here and at the receivers: echo whsec_$(openssl rand -base64 32)",
-        )
-
-
 def check_folders(settings: Settings) -> Iterator[Finding]:
     """Report the folders and the lock file that the worker writes."""
-    yield check_writable("queue", settings.queue_root)
-    yield check_writable("quarantine", settings.quarantine_root)
-    yield check_writable("storage", settings.storage_root)
+    for name in ("queue", "quarantine", "storage"):
+        yield check_writable(name, getattr(settings, f"{name}_root"))
     lock = settings.lock_path
     if os.path.lexists(lock) and not (lock.is_file() and os.access(lock, os.R_OK | os.W_OK)):
         fix = f"remove {lock} while no worker runs, or give the worker's user write access"
@@ -164,17 +151,14 @@ def check_queue(settings: Settings, now: float) -> Iterator[Finding]:
         return
     if status.paused:
         yield warning("pause", "publishing is paused", "briter-worker resume")
-    if failed := status.jobs["failed"]:
-        fix = "briter-worker list --status failed shows why; then retry or cancel them"
-        yield warning("dead-letters", f"{failed} jobs failed and are not retried", fix)
-    else:
-        yield ok("dead-letters", "none")
-    if status.quarantined or status.stuck:
-        message = f"{status.quarantined} in {settings.quarantine_root}, {len(status.stuck)} in the queue"
-        fix = "correct the program that wrote them, save those posts again, then remove the files"
-        yield warning("unreadable-files", message, fix)
-    else:
-        yield ok("unreadable-files", "none")
+    failed = status.jobs["failed"]
+    message = f"{failed} jobs failed and are not retried"
+    fix = "briter-worker list --status failed shows why; then retry or cancel them"
+    yield warning("dead-letters", message, fix) if failed else ok("dead-letters", "none")
+    message = f"{status.quarantined} in {settings.quarantine_root}, {len(status.stuck)} in the queue"
+    fix = "correct the program that wrote them, save those posts again, then remove the files"
+    has_unreadable = status.quarantined or status.stuck
+    yield warning("unreadable-files", message, fix) if has_unreadable else ok("unreadable-files", "none")
     if status.condition:
         yield warning("condition", f"the last attempt failed: {status.condition}", status.fix or "see below")
     worker = status.worker

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json, PlainSerializer, TypeAd
 from pydantic.alias_generators import to_camel
 
 from briter_worker.job import format_time
+from briter_worker.sinks.recorder import waiting_time
 from briter_worker.sinks.store import StoreError
 
 if TYPE_CHECKING:
@@ -137,13 +138,6 @@ _RECEIPT = (
     f"SELECT {', '.join(_COLUMNS)}, d.phase, COALESCE(d.done, 0), COALESCE(d.total, 0),"  # noqa: S608 - our names
     " COALESCE(d.phases, '[]') FROM attempts a LEFT JOIN drains d ON d.id = a.drain WHERE a.site = ?"
 )
-
-
-def waiting_time(ended: float | None, saved_at: float | None, due_at: float | None) -> float | None:
-    """Return how long the author waited, in seconds."""
-    if ended is None or saved_at is None:
-        return None
-    return max(0.0, ended - max(saved_at, due_at or 0.0))
 
 
 class History:

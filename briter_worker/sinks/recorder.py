@@ -14,7 +14,6 @@ from urllib.parse import quote
 from briter_worker import events
 from briter_worker.errors import FixableError, is_environment
 from briter_worker.redaction import one_line
-from briter_worker.sinks.history import waiting_time
 from briter_worker.sinks.log import log_entry
 from briter_worker.sinks.store import StoreError
 
@@ -420,6 +419,13 @@ class HistorySink:
                 " total = excluded.total, phases = excluded.phases",
                 (drain.id, drain.began, drain.phase, drain.done, drain.total, json.dumps(drain.phases)),
             )
+
+
+def waiting_time(ended: float | None, saved_at: float | None, due_at: float | None) -> float | None:
+    """Return how long the author waited, in seconds."""
+    if ended is None or saved_at is None:
+        return None
+    return max(0.0, ended - max(saved_at, due_at or 0.0))
 
 
 def retire(store: Store, retention: Retention, now: float) -> events.HistoryRetired | None:

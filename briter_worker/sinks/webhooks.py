@@ -19,7 +19,6 @@ import threading
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 from uuid import uuid4
@@ -432,7 +431,8 @@ def post(
         response = connection.getresponse()
         if time.monotonic() >= deadline:
             raise TimeoutError  # headers that were cut off by the watchdog are no answer
-        return response.status, _retry_after(response.getheader("Retry-After", ""))
+        pause = response.getheader("Retry-After", "")
+        return response.status, min(float(pause), _MAX_RETRY_AFTER_S) if pause.isdecimal() else None
     except (OSError, http.client.HTTPException) as error:
         text = str(error) or type(error).__name__
         if time.monotonic() >= deadline or isinstance(error, TimeoutError):
@@ -448,16 +448,3 @@ def _shut_down(connected: socket.socket) -> None:
     # Not the method of an SSL socket, which the other thread is using.
     with suppress(OSError):  # the receiver has closed it
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
-
-
-def _retry_after(text: str) -> float | None:
-    if text.isascii() and text.isdigit():
-        seconds = float(text[:9])
-    else:
-        try:
-            moment = parsedate_to_datetime(text)
-        except ValueError:
-            return None
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        seconds = moment.timestamp() - time.time()
-    return min(max(seconds, 1.0), _MAX_RETRY_AFTER_S)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import FailureCode
 from briter_worker.job import State
-from briter_worker.redaction import one_line
+from briter_worker.redaction import one_line, quote_fix
 
 if TYPE_CHECKING:
     from briter_worker.ports import Pause
@@ -91,7 +91,7 @@ class Reason:
 
 def reason(failure: str | None, error: str | None, fix: str | None = None) -> Reason:
     """Return the words for a failure."""
-    detail = one_line(error or "").rstrip(".")
+    detail = quote_fix(one_line(error or "")).rstrip(".")
     try:
         headline = HEADLINES[FailureCode(failure or "")]
     except ValueError:

