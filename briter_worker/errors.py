@@ -194,3 +194,16 @@ class DeclinedError(FixableError):
 
 class UnknownJobError(DeclinedError):
     """The queue has no job of the wanted id or slug."""
+
+
+def describe(error: Exception) -> tuple[str, str]:
+    """Return what the error says to a person, and the fix, which may be empty."""
+    match error:
+        case FixableError() | PublishError():
+            return error.message, error.fix
+        case OSError():
+            return os_error_text(error) or type(error).__name__, getattr(error, "fix", "") or os_error_fix(
+                error
+            )
+        case _:
+            return one_line(f"{type(error).__name__}: {error}"), ""

@@ -190,14 +190,6 @@ class Resumed(Event):
     name = "resumed"
 
 
-class HistoryRetired(Event):
-    """Old receipts became stale, and older ones were deleted."""
-
-    name = "history-retired"
-    stale: int
-    deleted: int
-
-
 class Progress(Event):
     """Progress of the running drain. Not for the log."""
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.drain import Counts
-from briter_worker.errors import LockLostError, PublishError, os_error_fix, os_error_text
+from briter_worker.errors import LockLostError, PublishError, describe
 from briter_worker.events import Paused, Resumed, Warned, WorkerStopping
 from briter_worker.ports import Queue
 
@@ -143,17 +143,12 @@ class Worker:
                 self._recover_at = 0.0
                 self._queue_errors += 1
                 pause = loop_backoff(self._queue_errors, self._poll)
-                self._report_queue_error(error, pause)
+                message, fix = describe(error)
+                text = f"the queue cannot be used: {message}; next try in {pause:g} s"
+                self._emit(Warned(error=text, fix=fix))
             if pause > 0:
                 self._wait(pause, self._stop.is_set)
         return self.counts
-
-    def _report_queue_error(self, error: OSError | PublishError, pause: float) -> None:
-        if isinstance(error, PublishError):
-            message, fix = error.message, error.fix
-        else:
-            message, fix = os_error_text(error), os_error_fix(error)
-        self._emit(Warned(error=f"the queue cannot be used: {message}; next try in {pause:g} s", fix=fix))
 
     def _work(self) -> bool:
         """Recover and drain once; return True if something was done, so that more may be due."""

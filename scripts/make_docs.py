@@ -170,8 +170,6 @@ FIELDS = {
     "drained": "number of completed jobs",
     "reason": "the reason given with `pause`",
     "until": "when the pause ends by itself",
-    "stale": "number of receipts that became stale",
-    "deleted": "number of deleted receipts",
     "site": "in a cluster: the site",
     "worker": "in a cluster: the number of the node that had the site",
 }

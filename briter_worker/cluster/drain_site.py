@@ -71,8 +71,7 @@ class NodeSinks:
 
     def retire(self, now: float) -> None:
         """Delete old receipts of all sites. Raises StoreError."""
-        if retired := retire(self._store, retention_of(self._settings), now):
-            self._log(retired)
+        retire(self._store, retention_of(self._settings), now)
 
     def close(self) -> None:
         """Send what is due, within a bounded time."""

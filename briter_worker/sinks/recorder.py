@@ -246,14 +246,12 @@ class HistorySink:
         *,
         site: str = "",
         retention: Retention | None = None,
-        announce: Callable[[events.Event], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._target = target
         self._site = site
         self._retention = retention
-        self._announce = announce
         self._clock = clock
         self._waiting: list[tuple[float, events.Event]] = []
         self._drain: RunningDrain | None = None
@@ -293,8 +291,7 @@ class HistorySink:
         if self._retention is None or now < self._retire_at:
             return
         self._retire_at = now + _RETIRE_EVERY_S
-        if retired := retire(self._store, self._retention, now):
-            self._announce(retired)
+        retire(self._store, self._retention, now)
 
     def _write(self) -> None:
         items, self._waiting = self._waiting, []
@@ -428,10 +425,10 @@ def waiting_time(ended: float | None, saved_at: float | None, due_at: float | No
     return max(0.0, ended - max(saved_at, due_at or 0.0))
 
 
-def retire(store: Store, retention: Retention, now: float) -> events.HistoryRetired | None:
+def retire(store: Store, retention: Retention, now: float) -> None:
     """Mark old receipts as stale and delete older ones, of all sites, in short transactions.
 
-    Return the numbers, or None if there was nothing to do. Safe on many nodes. Raises StoreError.
+    Safe on many nodes. Raises StoreError.
     """
     stale_before, kept_since = now - retention.stale_days * _DAY_S, now - retention.keep_days * _DAY_S
     receipts = "SELECT id FROM attempts WHERE {} AND ended < ? AND outcome IS NOT NULL"
@@ -442,7 +439,6 @@ def retire(store: Store, retention: Retention, now: float) -> events.HistoryReti
         ("DELETE FROM drains", "SELECT id FROM drains WHERE began < ?", kept_since - _DAY_S),
         ("DELETE FROM moments", "SELECT id FROM moments WHERE at < ?", now - _MOMENTS_KEPT_S),
     )
-    stale = deleted = 0
     for _ in range(_MAX_STEPS):
         with store.transaction() as transaction:
             done = [
@@ -452,8 +448,5 @@ def retire(store: Store, retention: Retention, now: float) -> events.HistoryReti
                 ).rowcount
                 for change, rows, before in steps
             ]
-        deleted += done[0]
-        stale += done[1]
         if max(done) < _ROWS_PER_STEP:
             break
-    return events.HistoryRetired(stale=stale, deleted=deleted) if stale or deleted else None

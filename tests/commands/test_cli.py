@@ -474,8 +474,6 @@ def test_a_mistake_of_ours_is_one_line_unless_asked_for_more(
     (line,) = capsys.readouterr().err.splitlines()
     assert "KeyError: 'lost'" in line
     assert "BRITER_DEBUG=1" in line
-    with pytest.raises(KeyError):
-        cli.main(["--debug", "list"])
     monkeypatch.setenv("BRITER_DEBUG", "1")
     with pytest.raises(KeyError):
         cli.main(["list"])

@@ -13,7 +13,6 @@ from briter_worker.events import (
     Cancelled,
     Event,
     Failed,
-    HistoryRetired,
     JobStarted,
     NoChange,
     Progress,
@@ -53,7 +52,6 @@ class Book:
             self.open_store(),
             Target("main", "origin", "https://example.org/notes/{slug}"),
             retention=Retention(stale_days=30, keep_days=365),
-            announce=self.logged.append,
             clock=lambda: self.now,
         )
         return FanOut([sink], self.logged.append, clock=lambda: self.monotonic)
@@ -310,7 +308,7 @@ def test_a_job_without_an_outcome_leaves_the_next_drain_its_own_phases(book: Boo
 # --- retention
 
 
-def test_old_receipts_become_stale_then_are_deleted_and_that_is_logged(book: Book) -> None:
+def test_old_receipts_become_stale_then_are_deleted(book: Book) -> None:
     book.write(start("old"), published("old"))
     book.now += 31 * DAY
     book.write(start("new"), published("new"))
@@ -319,10 +317,6 @@ def test_old_receipts_become_stale_then_are_deleted_and_that_is_logged(book: Boo
     book.now += 340 * DAY
     book.write(start("newest"), published("newest"))
     assert [each.job_id for each in book.history.receipts(stale=True)] == ["newest", "new"]
-    assert [event for event in book.logged if isinstance(event, HistoryRetired)] == [
-        HistoryRetired(stale=1, deleted=0),
-        HistoryRetired(stale=1, deleted=1),
-    ]
     assert (book.count("drains"), book.count("moments")) == (2, 2)
 
 
