@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import History
-        from briter_worker.sinks.recorder import Sink
+    from briter_worker.sinks.recorder import Sink
     from briter_worker.sinks.store import Store
     from briter_worker.sinks.webhooks import Sender, WebhookSink
 
@@ -112,8 +112,6 @@ def open_database(settings: Settings) -> Database:
 
 def open_history(settings: Settings) -> History:
     """Return the reader of the site's history, on either backend."""
-    from briter_worker.sinks.history import History  # noqa: PLC0415 - no worker reads it
-
     from briter_worker.sinks.history import History  # noqa: PLC0415 - a worker reads no receipts
 
     if settings.database_url:
