@@ -73,27 +73,6 @@ def test_a_copy_overwrites_no_newer_save_either(disk: Disk, monkeypatch: pytest.
     assert {path for claim in found.claims for path in claim.job.paths} == {"content/a.md", "content/b.md"}
 
 
-def refuse_flushes_of_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    fsync = os.fsync
-
-    def refusing(descriptor: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(code, os.strerror(code))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", refusing)
-
-
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
-def test_a_file_system_that_flushes_its_folders_by_itself_will_do(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    refuse_flushes_of_folders(monkeypatch, code)
-    claims = in_flight(disk)
-    disk.queue.acknowledge(claims, {})
-    assert disk.rows("a") == []
-
-
 def test_a_queue_that_another_process_keeps_to_itself_is_an_error_that_says_so(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

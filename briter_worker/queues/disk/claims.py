@@ -241,12 +241,6 @@ class ClaimFolder:
         self.give_back([taken])
         return Quarantined(job_id=document["id"], slug=document["slug"], error=text, file=str(path), fix=_FIX)
 
-    def quarantined(self) -> list[Path]:
-        """Return the quarantined files, oldest first."""
-        with contextlib.suppress(FileNotFoundError):
-            return sorted(self._quarantine_path.iterdir())
-        return []
-
 
 def marked(folder: Folder, mark: str) -> set[str]:
     """Return the claims that have this mark: one look, however many there are."""

@@ -29,7 +29,7 @@ from briter_worker.queues.selection import (
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 _ONE_FILE_ONLY = frozenset({errno.EPERM, errno.EBUSY, errno.EXDEV})
 """A rename fails so because of that file: it is immutable, or mounted."""
@@ -50,6 +50,7 @@ class DiskControl:
     ) -> None:
         self.root = root
         self._clock = clock
+        self._quarantine_path = quarantine
         self._claims = ClaimFolder(root, quarantine)
         self._index = Index(root, longest_delay, dry_run=dry_run)
         self.watcher = self._index.watcher
@@ -69,7 +70,10 @@ class DiskControl:
             # A job that moves from one folder to the other meanwhile is found in one of these looks.
             before = self._read_claimed()
             self._index.refresh(now)
-            claimed = [self._claimed_row(file) for file in (before | self._read_claimed()).values()]
+            claimed = []
+            for file in (before | self._read_claimed()).values():
+                job = file.job.model_copy(update={"attempts": file.job.attempts + 1})
+                claimed.append(self._row(f".claimed/{file.name}", job, State.CLAIMED))
             waiting, failed = self._list_waiting(now)
             if claimed:
                 seen = {_save_of(row.job) for row in claimed}
@@ -82,7 +86,9 @@ class DiskControl:
 
     def quarantined(self) -> Sequence[Path]:
         """Return the quarantined files, oldest first."""
-        return self._claims.quarantined()
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(self._quarantine_path.iterdir())
+        return []
 
     def unusable_files(self, now: float) -> dict[str, str]:
         """Return the reason for each file that is not a job, or that could not be moved."""
@@ -94,11 +100,6 @@ class DiskControl:
         with contextlib.suppress(FileNotFoundError), self._claims.opened() as folder:
             return jobs_in(folder)
         return {}
-
-    def _claimed_row(self, file: JobFile) -> ListedJob:
-        job = file.job.model_copy(update={"attempts": file.job.attempts + 1})
-        path = str(self._claims.path / file.name)
-        return ListedJob(job, State.CLAIMED, partial(_read_document, path, job), path)
 
     def _list_waiting(self, now: float) -> tuple[list[ListedJob], list[ListedJob]]:
         """List what the index has; anew only when a file changed or a time has come."""
@@ -220,12 +221,14 @@ class DiskControl:
         return file
 
     def _alter(
-        self, names: Iterable[str], now: float, change: Callable[[JobFile], Document | None]
+        self, names: Collection[str], now: float, change: Callable[[JobFile], Document | None]
     ) -> list[Job]:
         """Replace the documents of waiting jobs, or remove the jobs where `change` returns None.
 
         A file that is another save by now stays as it is. Return the changed and removed jobs.
         """
+        if not names:
+            return []
         self._is_interrupted = True  # until all is back in its place
         altered, back, gone = [], [], []
         for name in names:
@@ -271,14 +274,12 @@ class DiskControl:
 
     def resume(self) -> bool:
         """End the pause. Return True if there was one."""
-        try:
-            with Folder.open(self.root) as root:
-                was_paused = root.has(PAUSE_FILE)
-                root.unlink(PAUSE_FILE)
-                root.sync()
-        except FileNotFoundError:
-            return False
-        return was_paused
+        with contextlib.suppress(FileNotFoundError), Folder.open(self.root) as root:
+            was_paused = root.has(PAUSE_FILE)
+            root.unlink(PAUSE_FILE)
+            root.sync()
+            return was_paused
+        return False
 
 
 def _save_of(job: Job) -> tuple[str, str, float]:

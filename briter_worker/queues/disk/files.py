@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
-"""Some network and FUSE file systems sync folders by themselves and refuse to be asked."""
 _NO_LINKS = frozenset({errno.EPERM, errno.EACCES, errno.EXDEV})
 _LOCK_TIMEOUT_S = 10.0
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -83,12 +81,7 @@ class Folder:
     def open_child(self, name: str) -> Folder:
         """Open a folder in this one. Raises OSError if it is a link, or anything else than a folder."""
         with self._naming(name):
-            try:
-                descriptor = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=self.descriptor)
-            except OSError as error:
-                if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-                    raise NotADirectoryError(errno.ENOTDIR, "the worker needs a folder here") from None
-                raise
+            descriptor = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=self.descriptor)
         return Folder(self.path / name, descriptor)
 
     def make_child(self, name: str) -> None:
@@ -218,12 +211,8 @@ class Folder:
 
     def sync(self) -> None:
         """Make names created, moved and removed in the folder survive a power cut."""
-        try:
-            with self._naming():
-                os.fsync(self.descriptor)
-        except OSError as error:
-            if error.errno not in _NO_FOLDER_SYNC:
-                raise
+        with self._naming():
+            os.fsync(self.descriptor)
 
     def touch(self, name: str) -> None:
         """Create an empty file if there is none, with the owner of the folder."""

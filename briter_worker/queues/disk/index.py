@@ -5,7 +5,6 @@ The folder stays the truth: a decision that the index suggests is made again on 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
-from briter_worker.errors import FailureCode, is_environment, os_error_text
+from briter_worker.errors import FailureCode, os_error_text
 from briter_worker.job import Job, Status
 from briter_worker.queues.disk.files import BadFile, Folder, is_job_name, printable, read_queue_file
 
@@ -30,7 +29,7 @@ PAUSE_FILE = ".paused"
 GRACE_S = 2.0
 """Time that a producer without a rename may take to write a file."""
 _RETRY_S = 60.0
-"""After this time, a file that could not be moved is tried again, and a folder that could not be watched."""
+"""After this time, a file that could not be moved is tried again."""
 _SCAN_SHARE = 1 / 200
 """Share of the time for full scans while the kernel reports changes: it does not report other machines'."""
 _LONGEST_SCAN_INTERVAL_S = 300.0
@@ -93,8 +92,9 @@ class Index:
         self.by_slug: dict[str, tuple[str, ...]] = {}
         self.version = 0
         """Counts the changes of what follows from the entries."""
-        self._stuck: dict[str, tuple[float, str]] = {}
-        """Files that could not be moved or read: until when they are left alone, and why."""
+        self._blocked: dict[str, float] = {}
+        """Until when files that could not be moved or read are left alone."""
+        self._reasons: dict[str, str] = {}
         self._latest = 0.0
         self._authors: dict[Author | None, Author | None] = {}
         self._next_scan = -math.inf
@@ -117,48 +117,37 @@ class Index:
             return
         with folder:
             changed = self.watcher.changes(os.fstat(folder.descriptor))
+            began = time.monotonic()
+            is_scan = changed is None or began >= self._next_scan
             try:
-                if changed is None or time.monotonic() >= self._next_scan:
-                    self._scan(folder)
-                else:
-                    for name in changed:
-                        self._look(folder, name)
+                if is_scan:
+                    changed = self.entries.keys() | set(filter(is_job_name, folder.names()))
+                for name in changed or ():
+                    self._look(folder, name)
             except BaseException:
                 self._next_scan = -math.inf  # the watcher does not name these files again
                 raise
-
-    def _scan(self, folder: Folder) -> None:
-        began = time.monotonic()
-        gone = set(self.entries)
-        with os.scandir(folder.descriptor) as found:
-            for each in found:
-                if is_job_name(each.name):
-                    with contextlib.suppress(FileNotFoundError):
-                        self._compare(folder, each.name, each.stat(follow_symlinks=False))
-                        gone.discard(each.name)
-        for name in gone:
-            self.forget(name)
-        if len(self.entries) >= _MANY:
-            self.watcher.open()
-        ended = time.monotonic()
-        self._next_scan = ended + min((ended - began) / _SCAN_SHARE, _LONGEST_SCAN_INTERVAL_S)
+            if is_scan:
+                if len(self.entries) >= _MANY:
+                    self.watcher.open()
+                ended = time.monotonic()
+                self._next_scan = ended + min((ended - began) / _SCAN_SHARE, _LONGEST_SCAN_INTERVAL_S)
 
     def _look(self, folder: Folder, name: str) -> None:
+        """Read the file if it is not the one that was read last."""
+        known = self.entries.get(name)
         try:
-            self._compare(folder, name, folder.stat(name))
+            if known is not None and known.stamp == _stamp(folder.stat(name)):
+                return
         except FileNotFoundError:
             self.forget(name)
-
-    def _compare(self, folder: Folder, name: str, found: os.stat_result) -> None:
-        """Read the file if it is not the one that was read last. Raises FileNotFoundError."""
-        known = self.entries.get(name)
-        if known is not None and known.stamp == _stamp(found):
             return
         wall = time.time_ns()
         try:
             file = read_queue_file(folder, name)
         except FileNotFoundError:
-            raise
+            self.forget(name)
+            return
         except OSError as error:
             # A bad block under one file: the other files are read, and this one is reported.
             reason = f"the disk could not read it: {os_error_text(error, with_path=False)}"
@@ -170,7 +159,7 @@ class Index:
         else:
             entry = self._job_entry(file)
             if known and known.problem:
-                self._stuck.pop(name, None)
+                self._blocked.pop(name, None)
         if not -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS:
             entry.stamp = _stamp(file.stat)
         self._add(name, entry)
@@ -218,7 +207,8 @@ class Index:
 
     def leave_alone(self, names: Iterable[str], now: float, reason: str) -> None:
         """Do not try again for a while to move these files."""
-        self._stuck |= dict.fromkeys(names, (now + _RETRY_S, reason))
+        self._blocked |= dict.fromkeys(names, now + _RETRY_S)
+        self._reasons |= dict.fromkeys(names, reason)
         self.version += 1
 
     # What follows from it
@@ -232,34 +222,28 @@ class Index:
     def next_work(self) -> float:
         """Return when the next file is to be claimed, quarantined or joined with others."""
         if self._next_work[0] != self.version:
-            blocked = self._blocked()
-            times = [max(entry.due, blocked.get(name, 0.0)) for name, entry in self.entries.items()]
-            times += [max(blocked.get(name, 0.0) for name in names) for names in self._groups()]
+            times = [max(entry.due, self._blocked.get(name, 0.0)) for name, entry in self.entries.items()]
+            times += [max(self._blocked.get(name, 0.0) for name in names) for names in self._groups()]
             self._next_work = (self.version, min(times, default=math.inf))
         return self._next_work[1]
 
     def due(self, now: float) -> list[str]:
         """Return the names of all jobs that are due, and of the files to be quarantined."""
-        blocked = self._blocked()
-        due = [name for name, entry in self.entries.items() if entry.due <= now]
-        return [name for name in due if blocked.get(name, 0.0) <= now]
+        due = (name for name, entry in self.entries.items() if entry.due <= now)
+        return [name for name in due if self._blocked.get(name, 0.0) <= now]
 
     def rivals(self, now: float) -> list[list[str]]:
         """Return the names, by slug, of the jobs that one job is to stand for from now on."""
-        blocked = self._blocked()
-        return [names for names in self._groups() if all(blocked.get(name, 0.0) <= now for name in names)]
+        return [
+            names for names in self._groups() if all(self._blocked.get(name, 0.0) <= now for name in names)
+        ]
 
     def _groups(self) -> list[list[str]]:
         found = []
-        for slug, names in self.by_slug.items():
-            if len(names) > 1:
-                letters = [name for name in self.failed(slug) if not self.entries[name].is_quarantined]
-                found += [group for group in (self.pending(slug), letters) if len(group) > 1]
+        for slug in (slug for slug, names in self.by_slug.items() if len(names) > 1):
+            letters = [name for name in self.failed(slug) if not self.entries[name].is_quarantined]
+            found += [group for group in (self.pending(slug), letters) if len(group) > 1]
         return found
-
-    def _blocked(self) -> dict[str, float]:
-        """Return until when files are left alone."""
-        return {name: until for name, (until, _) in self._stuck.items()}
 
     def pending(self, slug: str) -> list[str]:
         """Return the names of the slug's pending jobs, the newest save first."""
@@ -267,31 +251,19 @@ class Index:
         saves = [(self.entries[name].created_at, self.entries[name].modified, name) for name in names]
         return [name for _, _, name in sorted(saves, reverse=True)]
 
-    def is_on_hold(self, job: Job, now: float) -> bool:
-        """Return True if the newest save of the job's slug is a later one, scheduled for later."""
-        newest = next((self.entries[name] for name in self.pending(job.slug)), None)
-        return (
-            newest is not None
-            and newest.created_at >= job.created_at
-            and newest.scheduled_for is not None
-            and newest.scheduled_for > now
-        )
-
     def failed(self, slug: str) -> list[str]:
         """Return the names of the slug's dead letters."""
         return [name for name in self.by_slug.get(slug, ()) if not self.entries[name].is_pending]
 
     def unusable(self, now: float) -> dict[str, str]:
         """Return the reasons why files are not jobs, or could not be moved."""
-        found = {
-            name: each.problem for name, each in self.entries.items() if each.problem and each.due <= now
-        }
-        return {printable(name): reason for name, reason in (found | self.stuck_files()).items()}
+        bad = {name: each.problem for name, each in self.entries.items() if each.problem and each.due <= now}
+        return {printable(name): reason for name, reason in (bad | self.stuck_files()).items()}
 
     def stuck_files(self) -> dict[str, str]:
         """Return the reasons why files could not be moved when that was last tried."""
-        self._stuck = {name: each for name, each in self._stuck.items() if name in self.entries}
-        return {name: reason for name, (_, reason) in self._stuck.items()}
+        self._blocked = {name: until for name, until in self._blocked.items() if name in self.entries}
+        return {name: self._reasons[name] for name in self._blocked}
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
         """Return the paths of jobs whose time has not come, and those that damaged files declared."""
@@ -309,18 +281,6 @@ class Index:
             for path in entry.paths:
                 paths[path] = min(at, paths.get(path, at))
         return paths
-
-    def revivable(self, now: float, except_for: Collection[str]) -> list[str]:
-        """Return the jobs that an environment failure ended, or delays."""
-        return [
-            name
-            for name, entry in self.entries.items()
-            if entry.failure is not None
-            and not entry.problem
-            and is_environment(entry.failure)
-            and (not entry.is_pending or (entry.due > now and entry.job.next_attempt_at is not None))
-            and entry.job.id not in except_for
-        ]
 
 
 def _stamp(found: os.stat_result) -> int:
@@ -344,7 +304,6 @@ class FolderWatcher:
         self._changed: set[str] | None = None
         """The files that changed since `changes` was called; None: any of them."""
         self._is_awake = False
-        self._next_try = 0.0
 
     def wait(self, seconds: float, is_stopped: Callable[[], bool]) -> None:
         """Return after `seconds`, or when the folder changed, or when the worker is to stop."""
@@ -363,7 +322,7 @@ class FolderWatcher:
 
     def open(self) -> None:
         """Watch the folder from now on, if that is possible."""
-        if self._inotify is not None or time.monotonic() < self._next_try:
+        if self._inotify is not None:
             return
         watched = _identity(self._folder)  # before: if the folder is replaced now, the next wait notices
         inotify = None
@@ -373,7 +332,6 @@ class FolderWatcher:
         except (OSError, AttributeError):  # another system, no watch left, or no folder yet
             if inotify is not None:
                 inotify.close()
-            self._next_try = time.monotonic() + _RETRY_S
         else:
             self._inotify, self._watched, self._changed = inotify, watched, None
 

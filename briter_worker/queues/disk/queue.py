@@ -213,18 +213,12 @@ class DiskQueue(DiskControl):
             # The dead letters first: after a crash, the claims are still there to have them removed.
             for claim in claims:
                 published = set(claim.job.paths).difference(rejected.get(claim.key, ()))
-                self._prune_dead_letters(claim.job, {normpath(path) for path in published})
+                folders = {normpath(path) for path in published}
+                letters = self._index.failed(claim.job.slug)
+                entries = self._index.entries
+                older = [name for name in letters if entries[name].created_at <= claim.job.created_at]
+                self._alter(older, self._clock(), partial(_without, folders))
             self._remove(claim.key for claim in claims)
-
-    def _prune_dead_letters(self, job: Job, published: Collection[str]) -> None:
-        def keep_unpublished(file: JobFile) -> Document | None:
-            left = [path for path in file.job.paths if not _is_within(normpath(path), published)]
-            return {**file.document, "paths": left} if left else None
-
-        letters = self._index.failed(job.slug)
-        older = [name for name in letters if self._index.entries[name].created_at <= job.created_at]
-        if older:
-            self._alter(older, self._clock(), keep_unpublished)
 
     def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
         """Put jobs that a dry run has built back as tried; the attempt does not count."""
@@ -280,7 +274,14 @@ class DiskQueue(DiskControl):
         """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
         with self._guard:
             self._index.refresh(now)
-            return {claim.key for claim in claims if self._index.is_on_hold(claim.job, now)}
+            found = set()
+            for claim in claims:
+                for name in self._index.pending(claim.job.slug)[:1]:
+                    newest = self._index.entries[name]
+                    is_newer = newest.created_at >= claim.job.created_at
+                    if is_newer and (newest.scheduled_for or 0.0) > now:
+                        found.add(claim.key)
+            return found
 
     def drop(self, claims: Sequence[Claim]) -> None:
         """Remove cancelled jobs."""
@@ -310,7 +311,14 @@ class DiskQueue(DiskControl):
 
         with self._guard:
             self._index.refresh(now)
-            names = self._index.revivable(now, except_for)
+            names = [
+                name
+                for name, entry in self._index.entries.items()
+                if entry.failure is not None and not entry.problem and is_environment(entry.failure)
+                # A retry that is due by itself needs no change.
+                if not entry.is_pending or (entry.due > now and entry.job.next_attempt_at is not None)
+                if entry.job.id not in except_for
+            ]
             if not names:
                 return ()
             with self._claims.exclusively():
@@ -336,6 +344,12 @@ class DiskQueue(DiskControl):
         """Return the reasons why files could not be claimed or quarantined when that was last tried."""
         with self._guard:
             return self._index.stuck_files()
+
+
+def _without(published: Collection[str], file: JobFile) -> Document | None:
+    """Return the dead letter with what is not published of it; None if nothing is left."""
+    left = [path for path in file.job.paths if not _is_within(normpath(path), published)]
+    return {**file.document, "paths": left} if left else None
 
 
 def _is_within(path: str, folders: Collection[str]) -> bool:
