@@ -68,7 +68,6 @@ class ClaimFolder:
     """`.claimed/`; only under the lock."""
 
     def __init__(self, root: Path, quarantine: Path) -> None:
-        self.path = root / _FOLDER
         self._root_path = root
         self._quarantine_path = quarantine
 
