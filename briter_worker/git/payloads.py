@@ -31,8 +31,9 @@ from briter_worker.ports import BaseVersion, Payload, SubmittedFile
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from briter_worker.git.commits import File
     from briter_worker.git.staging import Staged, Staging
-    from briter_worker.ports import BaseVersions, Change, Payloads, Request
+    from briter_worker.ports import BaseVersions, Payloads, Request
 
 _GIT_TIMEOUT_S = 60.0
 _ANY_SIZE = 2**63
@@ -261,7 +262,7 @@ class SubmittedCopies:
             raise
         except OSError as error:
             raise PublishError.from_os("the posts' files cannot be written", error) from error
-        paths = {change.path for each in staged.values() for change in each.changes}
+        paths = {path for each in staged.values() for path in each.changes}
         paths |= self._newest.files.keys()
         published = self._payloads.published(paths)
         known = published.keys() | self._store.bases(paths).keys()
@@ -322,15 +323,19 @@ class SubmittedCopies:
         """Leave out what nobody saved; name what the payload brings and the tip has already."""
         if broken := next((file.path for file in payload.files if file.path in unsound), None):
             failure = Failure(FailureCode.INTERNAL, unsound[broken], "save the post again")
-            return replace(staged, changes=(), failure=failure)
+            return replace(staged, changes={}, failure=failure)
         rejected = dict(staged.rejected)
         for file in payload.files:
             try:
                 self._allowlist.resolve(file.path)
             except PathRefusedError as refusal:
                 rejected.setdefault(file.path, refusal.reason)
-        changes = tuple(each for each in staged.changes if self._is_wanted(each, published, known))
-        left = rejected.keys() | {change.path for change in staged.changes} | staged.withheld.keys()
+        changes = {
+            path: each
+            for path, each in staged.changes.items()
+            if self._is_wanted(path, each, published, known)
+        }
+        left = rejected.keys() | staged.changes.keys() | staged.withheld.keys()
         unchanged = {
             file.path: file.blob
             for file in payload.files
@@ -340,17 +345,19 @@ class SubmittedCopies:
         }
         return replace(staged, changes=changes, rejected=rejected, unchanged=unchanged)
 
-    def _is_wanted(self, change: Change, published: Mapping[str, float], known: Collection[str]) -> bool:
+    def _is_wanted(
+        self, path: str, change: File | None, published: Mapping[str, float], known: Collection[str]
+    ) -> bool:
         """Return False for what nobody saved, and for what is older than the published version."""
-        own = self._newest.files.get(change.path)
-        saved_at = self._newest.gone_at(change.path)
-        if change.blob is not None and own is not None:
+        own = self._newest.files.get(path)
+        saved_at = self._newest.gone_at(path)
+        if change is not None and own is not None:
             saved_at = own.saved_at
         if saved_at is None:
             return False
-        if change.blob is None and change.path not in known and self._newest.was_never_there(change.path):
+        if change is None and path not in known and self._newest.was_never_there(path):
             return False  # a colleague has added it to the branch
-        return saved_at == _UNKNOWN or saved_at >= published.get(change.path, saved_at)
+        return saved_at == _UNKNOWN or saved_at >= published.get(path, saved_at)
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return what came with the jobs, or what is remembered of earlier publications."""

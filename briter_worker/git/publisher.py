@@ -23,7 +23,7 @@ from briter_worker.git.commits import Commit, File, Person, read_own_commits, wr
 from briter_worker.git.conflicts import ConflictBranches
 from briter_worker.git.merge import Base, Edit, Merge
 from briter_worker.git.push import UncertainPushError, push, push_large_files
-from briter_worker.ports import Outcome, Plan, Result
+from briter_worker.ports import Change, Outcome, Plan, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from briter_worker.git.commits import OwnCommit
     from briter_worker.git.repository import Move, Repository
     from briter_worker.git.staging import Staged
-    from briter_worker.ports import BaseVersions, Change, PlanStore, Request
+    from briter_worker.ports import BaseVersions, PlanStore, Request
 
 _MAX_RACES = 5
 _LAST_COMMAND_TIMEOUT_S = 10.0
@@ -176,7 +176,10 @@ class GitPublisher:
             newly_scheduled = {path.strip("/") for path in scheduled().keys() - self._scheduled.keys()}
             items: list[Item] = []
             for item in read:
-                changes, released = item.staged.changes, item.outcome(Result.RELEASED)
+                changes = [
+                    Change(each.path, each.file.mode if each.file else "", each.blob) for each in item.edits
+                ]
+                released = item.outcome(Result.RELEASED)
                 if any(is_inside(folder, change.path) for change in changes for folder in newly_scheduled):
                     outcomes.append(released)
                 elif outcome := check(item.key, changes):
@@ -249,24 +252,23 @@ class GitPublisher:
     def _read(self, requests: Sequence[Request], tip: Tip) -> tuple[list[Item], list[Outcome]]:
         """Return the requests' changes as edits of their bases; and the failures of single requests."""
         staged = self._copies.stage(requests, tip=tip.commit, scheduled=self._scheduled)
-        paths = {change.path for each in staged.values() for change in each.changes}
+        paths = {path for each in staged.values() for path in each.changes}
         bases = self._copies.bases(paths, tip.commit) if paths else {}
         self._conflicts.load(paths, tip.commit)
         items: list[Item] = []
         outcomes: list[Outcome] = []
         for request in requests:
             each = staged[request.key]
-            item = Item(request, each, tuple(self._edit(change, each, bases) for change in each.changes))
+            edits = []
+            for path, file in each.changes.items():
+                base = self._conflicts.base_of(path, file.blob if file else None) or bases.get(path)
+                edits.append(Edit(path, file, base))
+            item = Item(request, each, tuple(edits))
             if each.failure is None:
                 items.append(item)
             else:
                 outcomes.append(item.outcome(Result.FAILED, failure=each.failure))
         return items, outcomes
-
-    def _edit(self, change: Change, staged: Staged, bases: Mapping[str, Base]) -> Edit:
-        path, blob = change.path, change.blob
-        file = File(change.mode, blob, staged.contents.get(path)) if blob else None
-        return Edit(path, file, self._conflicts.base_of(path, blob) or bases.get(path))
 
     # The push
 

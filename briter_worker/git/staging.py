@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from briter_worker.allowlist import PathRefusedError, is_inside, parents
 from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git.checkout import Checkout
-from briter_worker.git.commits import blob_id
+from briter_worker.git.commits import File, blob_id
 from briter_worker.git.folders import (
     Draft,
     Folders,
@@ -31,7 +31,6 @@ from briter_worker.git.folders import (
 )
 from briter_worker.git.merge import Base
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, Repository
-from briter_worker.ports import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -61,9 +60,8 @@ _NO_BASES: Mapping[str, str | None] = {}
 class Staged:
     """What one request changes on the remote's tip, and which of its paths it leaves out."""
 
-    changes: tuple[Change, ...] = ()
-    contents: Mapping[str, bytes] = field(default_factory=dict)
-    """Contents by path; a changed path that is absent has its blob in the repository."""
+    changes: Mapping[str, File | None] = field(default_factory=dict)
+    """By path, deletions (None) first. A file without content has its blob in the repository."""
     rejected: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     """Declared paths that are neither in the work tree nor on the remote."""
@@ -79,7 +77,7 @@ class Staged:
 class _Read(NamedTuple):
     """One file as it was read; git reads a file whose blob is empty."""
 
-    entry: Entry
+    file: File
     stamp: Stamp
 
 
@@ -159,7 +157,6 @@ class _Batch:
         self._bases = bases
         self._tree = Tree({})
         self._read: dict[str, _Read | PublishError | None] = {}
-        self._contents: dict[str, bytes] = {}
         self._filtered: set[str] = set()
         self._lfs: set[str] = set()
 
@@ -234,14 +231,14 @@ class _Batch:
     # Their contents
 
     def _read_files(self, drafts: Collection[Draft]) -> None:
-        """Read every file until none has changed since it was read."""
+        """Read every file until none has changed since it was read.
+
+        Some editors save by removing the file and writing it anew: a path that was gone may come back.
+        """
+        paths = dict.fromkeys(path for draft in drafts for path in draft.files)
+        self._read.update((path, None) for draft in drafts for path in draft.gone if path not in paths)
+        paths.update(dict.fromkeys(self._read))
         for attempt in range(_TRIES):
-            for draft in drafts:
-                # Some editors save by removing the file and writing it anew: that is no deletion.
-                for path in [path for path in draft.gone if self._folders.stamp(path) is not None]:
-                    del draft.gone[path]
-                    draft.files[path] = None
-            paths = dict.fromkeys(path for draft in drafts for path in draft.files)
             changed = [path for path in paths if self._has_changed(path)]
             if not changed:
                 return
@@ -266,10 +263,10 @@ class _Batch:
             if done % _PROGRESS_STEP == 0:
                 self._staging.progress("stage", done, len(paths))
             self._read[path] = read = self._read_file(path)
-            if isinstance(read, _Read) and not read.entry.blob:
+            if isinstance(read, _Read) and not read.file.blob:
                 by_git[path] = read
         for path, blob in self._add_to_index([*by_git]).items():
-            self._read[path] = _Read(Entry(by_git[path].entry.mode, blob), by_git[path].stamp)
+            self._read[path] = _Read(File(by_git[path].file.mode, blob), by_git[path].stamp)
         self._staging.progress("stage", len(paths), len(paths))
 
     def _find_filtered(self, paths: Collection[str]) -> None:
@@ -289,17 +286,16 @@ class _Batch:
 
     def _read_file(self, path: str) -> _Read | PublishError | None:
         """Return what was read, the failure of this file alone, or None if it has just been deleted."""
-        self._contents.pop(path, None)
+        was, blob, content = self._tree.get(path), "", None
         try:
             with self._folders.file(path) as fd:
                 status = os.fstat(fd)
                 check_size(path, status.st_size, self._staging.max_file_bytes)
-                was, blob = self._tree.get(path), ""
                 if path not in self._filtered and status.st_size <= _LARGE:
                     content = b"".join(read_pieces(fd, status.st_size + 1))
                     blob = blob_id(content, like=self._tip)
-                    if was is None or was.blob != blob:
-                        self._contents[path] = content
+                    if was is not None and was.blob == blob:
+                        content = None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PathRefusedError as refusal:
@@ -311,7 +307,7 @@ class _Batch:
         mode = "100755" if status.st_mode & stat.S_IXUSR and not self._keep_modes else "100644"
         if self._keep_modes and was is not None and was.mode not in (FOLDER, LINK, SUBMODULE):
             mode = was.mode
-        return _Read(Entry(mode, blob), stamp_of(status))
+        return _Read(File(mode, blob, content), stamp_of(status))
 
     def _add_to_index(self, paths: Sequence[str]) -> dict[str, str]:
         """Add the files to an index of their own, as `git add` does; return the blobs.
@@ -347,7 +343,7 @@ class _Batch:
     # The result
 
     def _result(self, draft: Draft) -> Staged:
-        read = [self._read.get(path) for path in draft.files]
+        read = [self._read.get(path) for path in (*draft.gone, *draft.files)]
         failed = [each.failure for each in read if isinstance(each, PublishError)]
         failure = next((each for each in failed if each.code is not FailureCode.NO_PATHS), draft.failure)
         if failure is not None:
@@ -357,24 +353,23 @@ class _Batch:
             failure = Failure(FailureCode.NO_PATHS, *self._why(draft.rejected))
             return Staged(rejected=draft.rejected, failure=failure)
         return Staged(
-            changes=tuple(changes.values()),
-            contents={path: self._contents[path] for path in changes if path in self._contents},
+            changes=changes,
             rejected=draft.rejected,
             missing=tuple(draft.missing),
             withheld=draft.withheld,
             uses_lfs=not self._lfs.isdisjoint(changes),
         )
 
-    def _changes(self, draft: Draft) -> dict[str, Change]:
+    def _changes(self, draft: Draft) -> dict[str, File | None]:
         """Return the changes by path, deletions first; reject paths that cannot be where they are."""
-        changes = {path: Change(path, "", None) for path in draft.gone}
-        for path in draft.files:
-            known = self._read.get(path)
+        changes: dict[str, File | None] = {}
+        for path in (*draft.gone, *draft.files):
+            known, was = self._read.get(path), self._tree.get(path)
             if isinstance(known, PublishError):
                 draft.rejected[path] = known.message
             elif known is None:
-                if self._tree.get(path) is not None:
-                    changes[path] = Change(path, "", None)
+                if was is not None:
+                    changes[path] = None
             elif reason := self._obstacle(draft, path):
                 draft.rejected[path] = reason
                 # What only this path would have removed stays; what the job itself declares is removed.
@@ -382,8 +377,8 @@ class _Batch:
                 for each in self._tree.below(path):
                     if not any(is_inside(place, each) for place in own):
                         changes.pop(each, None)
-            elif self._tree.get(path) != known.entry:
-                changes[path] = Change(path, known.entry.mode, known.entry.blob)
+            elif was is None or (was.mode, was.blob) != (known.file.mode, known.file.blob):
+                changes[path] = known.file
         return changes
 
     def _obstacle(self, draft: Draft, path: str) -> str | None:
