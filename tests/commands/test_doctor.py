@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import http.server
 import json
 import os
 import shutil
-import socket
 import stat
-import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from sites import Result, Site
@@ -192,46 +187,6 @@ def test_a_git_that_is_too_old_is_told(site: Site) -> None:
     assert "2.25.1" in the(result, "git")["message"]
 
 
-@contextlib.contextmanager
-def silent_server() -> Iterator[int]:
-    """A port that takes connections and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
-def test_a_remote_that_hangs_is_given_up(site: Site) -> None:
-    with silent_server() as port:
-        site.git("remote", "set-url", "origin", f"git://127.0.0.1:{port}/site.git")
-        began = time.monotonic()
-        result = examine(site, BRITER_GIT_TIMEOUT_MS="1000")
-    assert time.monotonic() - began < 30
-    assert "did not end within" in the(result, "remote")["message"]
-
-
-class Unauthorized(http.server.BaseHTTPRequestHandler):
-    """Wants credentials for everything."""
-
-    def do_GET(self) -> None:
-        self.send_response(401)
-        self.send_header("WWW-Authenticate", 'Basic realm="site"')
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Be quiet."""
-
-
-def test_missing_credentials_are_told_without_asking_for_them_or_showing_them(site: Site) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unauthorized) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://me:hunter2@127.0.0.1:{server.server_port}/site.git"
-        site.git("remote", "set-url", "origin", address)
-        result = examine(site)
-        server.shutdown()
-    assert "deploy key or token" in the(result, "remote")["fix"]
-    assert "hunter2" not in result.stdout
-
-
 def test_an_unknown_host_key_is_told(site: Site) -> None:
     script = site.root / "ssh"
     script.write_text("#!/bin/sh\necho 'Host key verification failed.' >&2\nexit 255\n")
@@ -266,22 +221,52 @@ def test_a_persons_unpushed_commits_beside_the_remotes_are_warned_of(site: Site)
     assert the(result, "remote")["state"] == "ok"
 
 
-def test_a_remote_without_the_branch_yet_is_a_warning(site: Site) -> None:
+def branch_not_yet(site: Site) -> None:
     empty = site.root / "empty.git"
     site.git("init", "--quiet", "--bare", str(empty), cwd=site.root)
     site.git("remote", "remove", "origin")
     site.git("remote", "add", "origin", str(empty))
-    result = examine(site)
-    assert errors(result) == set()
-    assert the(result, "remote")["state"] == "warning"
 
 
-def test_a_dry_run_is_called_one(site: Site) -> None:
-    result = examine(site, BRITER_WORKER_DRY_RUN="")
+def ignored_folder(site: Site) -> None:
+    site.write_post(".gitignore", "/content/\n")
+
+
+def left_lock(site: Site) -> None:
+    (site.worktree / ".git" / "packed-refs.lock").touch()
+
+
+def bad_files(site: Site) -> None:
+    site.save("secret", [".env"])
+    (site.queue / "torn.json").write_text('{"slug": "to')
+    os.utime(site.queue / "torn.json", (1, 1))
+    site.run_once()
+
+
+RESTRICTIONS: list[tuple[Callable[[Site], None], dict[str, str], dict[str, str]]] = [
+    (branch_not_yet, {}, {"remote": "git push origin main"}),
+    (ignored_folder, {}, {"folders": ".gitignore"}),
+    (left_lock, {}, {"locks": "end that command"}),
+    (bad_files, {}, {"dead-letters": "list --status failed", "unreadable-files": "correct the program"}),
+    (lambda _: None, {"BRITER_WORKER_DRY_RUN": ""}, {"dry-run": "set BRITER_WORKER_DRY_RUN=false"}),
+    (lambda _: None, {"GIT_SSH_COMMAND": "ssh -i key"}, {"environment": "core.sshCommand"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("restrict", "env", "fixes"), RESTRICTIONS, ids=[", ".join(fixes) for _, _, fixes in RESTRICTIONS]
+)
+def test_what_restricts_publishing_is_a_warning_with_its_fix(
+    site: Site, restrict: Callable[[Site], None], env: dict[str, str], fixes: dict[str, str]
+) -> None:
+    restrict(site)
+    result = examine(site, **env)
     assert result.returncode == 0
-    assert warnings(result) == {"dry-run"}
-    assert "nothing reaches the remote" in the(result, "dry-run")["message"]
-    assert the(result, "dry-run")["fix"].startswith("set BRITER_WORKER_DRY_RUN=false")
+    found = {
+        finding["check"]: finding["fix"] for finding in findings(result) if finding["state"] == "warning"
+    }
+    assert found.keys() == fixes.keys()
+    assert all(fix in found[check] for check, fix in fixes.items())
 
 
 def test_settings_that_nothing_reads_are_named(site: Site) -> None:
@@ -291,21 +276,10 @@ def test_settings_that_nothing_reads_are_named(site: Site) -> None:
     assert ["gitBrunch" in named[0], "BRITER_GIT_REMOT" in named[1]] == [True, True]
 
 
-def test_what_a_person_has_set_for_their_own_git_is_not_used_and_told(site: Site) -> None:
-    result = examine(site, GIT_SSH_COMMAND="ssh -i key")
-    assert result.returncode == 0
-    assert "core.sshCommand" in the(result, "environment")["fix"]
-
-
 def test_missing_folders_of_posts_are_warned_of(site: Site) -> None:
     assert the(examine(site, BRITER_ADAPTER="mkdocs"), "folders")["state"] == "warning"
     result = examine(site, BRITER_ALLOWED_PATHS="media")
     assert [finding["state"] for finding in findings(result, "folders")] == ["warning", "ok"]
-
-
-def test_a_folder_that_git_ignores_is_warned_of(site: Site) -> None:
-    site.write_post(".gitignore", "/content/\n")
-    assert "folders" in warnings(examine(site))
 
 
 def test_storage_in_the_site_is_to_be_ignored(site: Site) -> None:
@@ -314,21 +288,6 @@ def test_storage_in_the_site_is_to_be_ignored(site: Site) -> None:
     assert told["state"] == "warning"
     site.write_post(".gitignore", "/storage/\n")
     assert the(examine(site, BRITER_STORAGE_ROOT=inside), "storage-place")["state"] == "ok"
-
-
-def test_dead_letters_and_unreadable_files_are_warned_of(site: Site) -> None:
-    site.save("secret", [".env"])
-    (site.queue / "torn.json").write_text('{"slug": "to')
-    os.utime(site.queue / "torn.json", (1, 1))
-    site.run_once()
-    result = examine(site)
-    assert result.returncode == 0
-    assert warnings(result) == {"dead-letters", "unreadable-files"}
-
-
-def test_what_git_left_locked_is_told(site: Site) -> None:
-    (site.worktree / ".git" / "packed-refs.lock").touch()
-    assert "packed-refs.lock" in the(examine(site), "locks")["message"]
 
 
 def test_in_a_pipe_each_finding_is_one_line(site: Site) -> None:

@@ -450,20 +450,6 @@ def test_a_locked_outbox_delays_no_publication(station: Station, receiver: Recei
     assert "locked; publishing goes on" in warning
 
 
-def test_a_damaged_outbox_is_set_aside_and_a_new_one_begins(station: Station, receiver: Receiver) -> None:
-    station.path.write_bytes(b"no database at all" * 100)
-    station.tell(station.open(receiver.url), published())
-    assert len(receiver.received) == 1
-    assert list(station.path.parent.glob("webhooks.db.damaged-*"))
-
-
-def test_an_unusable_outbox_is_reported_once(station: Station, receiver: Receiver) -> None:
-    station.path.mkdir()
-    station.tell(station.open(receiver.url), published("a"), published("b"))
-    assert len([text for text in station.warnings if "cannot be read" in text]) == 1
-    assert receiver.received == []
-
-
 # Builds
 
 
