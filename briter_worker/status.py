@@ -15,12 +15,12 @@ from briter_worker.sinks.store import StoreError
 from briter_worker.wiring import open_backoff, open_database, open_history, open_queue, open_repository
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from briter_worker.job import Document, Job
     from briter_worker.ports import ListedJob, Pause
     from briter_worker.settings import Settings
-    from briter_worker.sinks.metrics import SiteMeasures
+    from briter_worker.sinks.metrics import Sample
     from briter_worker.wiring import SiteQueue
 
 PULL_COMMAND = "briter-worker pull --rebase --push"
@@ -287,28 +287,26 @@ def _cluster_problems(settings: Settings, *, expect_worker: bool) -> list[str]:
     return []
 
 
-def measure_site(status: SiteStatus) -> SiteMeasures:
-    """Return the status as numbers."""
-    from briter_worker.sinks.metrics import SiteMeasures  # noqa: PLC0415 - the extra [metrics]
-
+def measure_site(status: SiteStatus) -> Iterator[Sample]:
+    """Yield the gauges of a site with a folder and a worker of its own."""
     worker = status.worker if status.worker is not None and status.worker.alive else None
-    return SiteMeasures(
-        jobs=status.jobs,
-        failure=status.failure,
-        values={
-            "oldest_waiting_seconds": _age(status.waiting_since, status.now) or 0,
-            "dead_letters": status.jobs["failed"],
-            "paused": int(status.paused is not None),
-            "in_flight": status.jobs["claimed"],
-            "oldest_unpushed_seconds": _age(status.unpushed_since, status.now) or 0,
-            "worker_alive": int(worker is not None),
-            "dry_run": int(status.dry_run),
-            "quarantined": status.quarantined,
-            "worker_heartbeat_age_seconds": _age(worker.heartbeat, status.now) if worker else None,
-        },
-        holder=None if worker is None else (one_line(worker.host or ""), worker.pid),
-    )
+    for state, number in status.jobs.items():
+        yield "jobs", {"state": state}, number
+    yield "oldest_waiting_seconds", {}, _age(status.waiting_since, status.now)
+    yield "dead_letters", {}, status.jobs["failed"]
+    yield "paused", {}, int(status.paused is not None)
+    yield "in_flight", {}, status.jobs["claimed"]
+    yield "oldest_unpushed_seconds", {}, _age(status.unpushed_since, status.now)
+    yield "worker_alive", {}, int(worker is not None)
+    yield "dry_run", {}, int(status.dry_run)
+    yield "quarantined", {}, status.quarantined
+    if status.failure is not None:
+        yield "condition", {"failure": status.failure}, 1
+    if worker is not None:
+        yield "lock_holder", {"host": one_line(worker.host or ""), "pid": str(worker.pid)}, 1
+        if worker.heartbeat is not None:
+            yield "worker_heartbeat_age_seconds", {}, _age(worker.heartbeat, status.now)
 
 
-def _age(since: float | None, now: float) -> float | None:
-    return None if since is None else max(0.0, now - since)
+def _age(since: float | None, now: float) -> float:
+    return 0.0 if since is None else max(0.0, now - since)

@@ -19,8 +19,10 @@ from briter_worker.sinks.recorder import OpenedLater
 from briter_worker.wiring import open_queue, run_worker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from briter_worker.settings import Settings
-    from briter_worker.sinks.metrics import MetricsSink, SiteMeasures
+    from briter_worker.sinks.metrics import MetricsSink, Sample
 
 
 def run(
@@ -77,8 +79,8 @@ def _open_metrics(settings: Settings) -> MetricsSink:
     if not settings.database_url:
         queue = open_queue(settings)  # not the worker's: the scrape has a thread of its own
 
-        def measure() -> SiteMeasures:
-            return measure_site(read_status(settings, time.time(), queue=queue, local_commits=()))
+        def measure() -> tuple[Iterable[Sample], tuple[()]]:
+            return measure_site(read_status(settings, time.time(), queue=queue, local_commits=())), ()
 
     metrics = MetricsSink(measure)
     try:

@@ -6,8 +6,9 @@ One module for a site and for a cluster. There, each gauge has its site as a lab
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
@@ -15,55 +16,45 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from briter_worker import events
+from briter_worker.sinks.history import Tally
 from briter_worker.sinks.recorder import ANY_KIND, Ending, RunningDrain
 from briter_worker.sinks.store import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Sequence
     from wsgiref.simple_server import WSGIServer
 
     from prometheus_client.metrics_core import Metric
 
-    from briter_worker.sinks.history import Tally
-
 _PHASE_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _WAIT_BUCKETS = (0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600, 14_400)
 _WAIT_HELP = "From the save, or from the time it was scheduled for, to the remote."
-_SITE_GAUGES = {
+_GAUGES = {
+    "jobs": "Jobs in the queue, by state.",
+    "condition": "1 while no post of the site can be published.",
     "oldest_waiting_seconds": "How long the post that is due and waits longest has waited.",
     "dead_letters": "Jobs that failed and are not retried.",
     "paused": "1 while publishing is paused.",
     "in_flight": "Jobs that are being published.",
     "oldest_unpushed_seconds": "How long the oldest post that is due, dead letters included, has waited.",
     "worker_alive": "1 while a live worker holds the lock.",
+    "lock_holder": "1 for the worker that holds the site's lock.",
     "dry_run": "1 while nothing reaches the remote.",
     "quarantined": "Files that are no jobs.",
     "worker_heartbeat_age_seconds": "Age of the heartbeat in the lock.",
 }
+"""The description of each gauge, by its name without the prefix."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteMeasures:
-    """The gauges of one site."""
-
-    site: str = ""
-    """Empty where there is only one."""
-    jobs: Mapping[str, int]
-    """By state."""
-    failure: str | None
-    """The site condition's failure code."""
-    values: Mapping[str, float | None]
-    """By the gauge's name without its prefix; None where it does not apply."""
-    holder: tuple[str, int] | None = None
-    """Host and PID of the live worker that holds the site's lock."""
-    tallies: Sequence[Tally] = ()
-    """The site's counters in the history, for a process that publishes nothing."""
+Sample = tuple[str, dict[str, str], float]
+"""The name of a gauge, its labels and its value. In a cluster, `site` is a label."""
+Measure = Callable[[], tuple[Iterable[Sample], Iterable[Tally]]]
+"""Looks the gauges up, and the history's counters for a process that publishes nothing."""
 
 
 class Gauges:
-    """Collector that looks the sites up when somebody asks."""
+    """Collector that looks the gauges up when somebody asks."""
 
-    def __init__(self, measure: Callable[[], Iterable[SiteMeasures]]) -> None:
+    def __init__(self, measure: Measure) -> None:
         self._measure = measure
 
     def describe(self) -> Iterable[Metric]:
@@ -71,15 +62,21 @@ class Gauges:
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the gauges; none if the sites cannot be looked up: no number is better than an old one."""
+        """Return the gauges; none if they cannot be looked up: no number is better than an old one."""
+        families: dict[str, GaugeMetricFamily] = {}
         try:
-            sites = list(self._measure())
+            samples, tallies = self._measure()
+            for name, labels, value in samples:
+                if name not in families:
+                    text = _GAUGES[name]
+                    families[name] = GaugeMetricFamily(f"briter_{name}", text, labels=list(labels))
+                families[name].add_metric(list(labels.values()), value)
         except (OSError, StoreError):
             return []
-        return [*_gauge_families(sites), *_tally_families(sites)]
+        return [*families.values(), *_tally_families(list(tallies))]
 
 
-def render_metrics(measure: Callable[[], Iterable[SiteMeasures]]) -> tuple[bytes, str]:
+def render_metrics(measure: Measure) -> tuple[bytes, str]:
     """Return the text and the content type of a process that publishes nothing: gauges and history counters.
 
     Where cron starts the worker, the dashboard is the process that stays; no node of a cluster sees all
@@ -95,7 +92,7 @@ class MetricsSink:
 
     def __init__(
         self,
-        measure: Callable[[], SiteMeasures] | None = None,
+        measure: Measure | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
@@ -115,7 +112,7 @@ class MetricsSink:
             "briter_save_to_remote_seconds", _WAIT_HELP, buckets=_WAIT_BUCKETS, registry=registry
         )
         if measure is not None:
-            registry.register(Gauges(lambda: [measure()]))
+            registry.register(Gauges(measure))
 
     def serve(self, host: str, port: int) -> None:
         """Answer at this port until `close`. Raises OSError and OverflowError."""
@@ -164,46 +161,18 @@ class MetricsSink:
                 self._drain = None
 
 
-def _gauge_families(sites: Sequence[SiteMeasures]) -> Iterable[Metric]:
-    label = ["site"] if any(site.site for site in sites) else []
-    jobs = GaugeMetricFamily("briter_jobs", "Jobs in the queue, by state.", labels=[*label, "state"])
-    condition = GaugeMetricFamily(
-        *("briter_condition", "1 while no post of the site can be published."), labels=[*label, "failure"]
-    )
-    holder = GaugeMetricFamily(
-        *("briter_lock_holder", "1 for the worker that holds the site's lock."),
-        labels=[*label, "host", "pid"],
-    )
-    gauges = {
-        name: GaugeMetricFamily(f"briter_{name}", text, labels=label) for name, text in _SITE_GAUGES.items()
-    }
-    for site in sites:
-        own = [site.site] if label else []
-        for state, number in site.jobs.items():
-            jobs.add_metric([*own, state], number)
-        if site.failure is not None:
-            condition.add_metric([*own, site.failure], 1)
-        if site.holder is not None:
-            holder.add_metric([*own, site.holder[0], str(site.holder[1])], 1)
-        for name, value in site.values.items():
-            if value is not None:
-                gauges[name].add_metric(own, value)
-    return jobs, condition, holder, *(family for family in gauges.values() if family.samples)
-
-
-def _tally_families(sites: Sequence[SiteMeasures]) -> Iterable[Metric]:
-    if not any(site.tallies for site in sites):
+def _tally_families(tallies: Sequence[Tally]) -> Iterable[Metric]:
+    if not tallies:
         return ()
-    label = ["site"] if any(site.site for site in sites) else []
+    label = ["site"] if any(tally.site for tally in tallies) else []
     processed = CounterMetricFamily(
         "briter_processed", "Attempts that ended.", labels=[*label, "kind", "outcome"]
     )
     waits = SummaryMetricFamily("briter_save_to_remote_seconds", _WAIT_HELP, labels=label)
-    for site in sites:
-        own = [site.site] if label else []
-        for tally in site.tallies:
+    for site, group in groupby(tallies, key=lambda tally: tally.site):
+        own, found = [site] if label else [], list(group)
+        for tally in found:
             processed.add_metric([*own, tally.kind, tally.outcome], tally.number)
-        number = sum(tally.waits for tally in site.tallies)
-        if number:
-            waits.add_metric(own, number, sum(tally.waited for tally in site.tallies))
+        if number := sum(tally.waits for tally in found):
+            waits.add_metric(own, number, sum(tally.waited for tally in found))
     return processed, waits

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ from briter_worker.web.site import Site
 from briter_worker.web.snapshot import CachedValue
 
 if TYPE_CHECKING:
-    from briter_worker.sinks.metrics import SiteMeasures
+    from briter_worker.sinks.metrics import Sample
 
 PER_PAGE = 100
 _MAX_OPEN = 64
@@ -121,26 +121,20 @@ class Cluster:
             "paused": sum(site.paused is not None for site in overview.sites),
         }
 
-    def measure(self) -> "Iterator[SiteMeasures]":
-        """Yield the gauges and counters of each site. Raises ProblemError and StoreError."""
-        from briter_worker.sinks.metrics import SiteMeasures  # noqa: PLC0415 - the extra [metrics]
-
-        known: dict[str, list[Tally]] = {}
-        for tally in tallies(PostgresStore(self.database.transaction)):
-            known.setdefault(tally.site, []).append(tally)
+    def measure(self) -> "tuple[list[Sample], list[Tally]]":
+        """Return the gauges and counters of all sites. Raises ProblemError and StoreError."""
+        samples: list[Sample] = []
         now = time.time()
         for site in self.overview().sites:
-            yield SiteMeasures(
-                site=site.name,
-                jobs=site.jobs,
-                failure=site.failure,
-                values={
-                    "oldest_waiting_seconds": 0 if site.oldest is None else max(0.0, now - site.oldest),
-                    "dead_letters": site.jobs["failed"],
-                    "paused": int(site.paused is not None),
-                },
-                tallies=known.get(site.name, ()),
-            )
+            label = {"site": site.name}
+            samples += [("jobs", {**label, "state": state}, number) for state, number in site.jobs.items()]
+            oldest = 0.0 if site.oldest is None else max(0.0, now - site.oldest)
+            samples.append(("oldest_waiting_seconds", label, oldest))
+            samples.append(("dead_letters", label, site.jobs["failed"]))
+            samples.append(("paused", label, int(site.paused is not None)))
+            if site.failure is not None:
+                samples.append(("condition", {**label, "failure": site.failure}, 1))
+        return samples, tallies(PostgresStore(self.database.transaction))
 
     def _news(self, _after: int) -> News:
         try:

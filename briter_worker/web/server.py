@@ -1,7 +1,6 @@
 """The server: one application for one site or for all sites of a cluster, served until SIGTERM."""
 
 import asyncio
-import dataclasses
 import errno
 import logging
 import signal
@@ -36,7 +35,8 @@ from briter_worker.web.security import SIGN_IN, Access, Guard, read_token, wants
 from briter_worker.web.site import Site
 
 if TYPE_CHECKING:
-    from briter_worker.sinks.metrics import SiteMeasures
+    from briter_worker.sinks.history import Tally
+    from briter_worker.sinks.metrics import Sample
     from briter_worker.web.cluster import Cluster
 
 THREADS = 8
@@ -89,16 +89,16 @@ def _open_metrics(shell: "Site | Cluster") -> Callable[[], tuple[bytes, str]] | 
     from briter_worker.sinks.metrics import render_metrics  # noqa: PLC0415 - the extra [metrics]
     from briter_worker.status import measure_site  # noqa: PLC0415 - as above
 
-    def measure() -> "Iterable[SiteMeasures]":
+    def measure() -> "tuple[Iterable[Sample], Iterable[Tally]]":
         try:
             if not isinstance(shell, Site):
-                return list(shell.measure())
-            measures = measure_site(shell.snapshot().status)
+                return shell.measure()
+            samples, counters = measure_site(shell.snapshot().status), []
         except ProblemError as error:
             raise OSError(error.detail) from None
         with suppress(StoreError):  # the gauges are known all the same
-            measures = dataclasses.replace(measures, tallies=shell.history.tallies())
-        return [measures]
+            counters = shell.history.tallies()
+        return samples, counters
 
     return partial(render_metrics, measure)
 
