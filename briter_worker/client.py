@@ -33,7 +33,6 @@ _AUTHOR = re.compile(r"\s*(?P<name>[^<>]*[^<>\s])\s*<(?P<email>[^<>\s]+)>\s*")
 _RESERVED = WORKERS_KEYS.union(
     ["id", "slug", "paths", "message", "commitMessage", "author", "scheduledFor", "createdAt", "firstSavedAt"]
 )
-_MAX_REMEMBERED_SLUGS = 10_000
 
 
 class Enqueued(NamedTuple):
@@ -143,12 +142,10 @@ def _next_millisecond(slug: str) -> int:
     """Return milliseconds since 1970, later than any that this process returned for the slug."""
     now = time.time_ns() // 1_000_000
     with _last_guard:
-        moment = max(now, _last_milliseconds.get(slug, 0) + 1)
-        if len(_last_milliseconds) >= _MAX_REMEMBERED_SLUGS:
-            for other in [key for key, last in _last_milliseconds.items() if last < now]:
-                del _last_milliseconds[other]
-        _last_milliseconds[slug] = moment
-    return moment
+        if now > max(_last_milliseconds.values(), default=0):
+            _last_milliseconds.clear()  # no earlier moment can come again
+        moment = _last_milliseconds[slug] = max(now, _last_milliseconds.get(slug, 0) + 1)
+        return moment
 
 
 def _sortable_id(milliseconds: int) -> str:

@@ -27,9 +27,7 @@ from briter_worker.events import (
     Cancelled,
     DeadLettered,
     Failed,
-    Handled,
     JobStarted,
-    NoPaths,
     Published,
     Revived,
     Superseded,
@@ -137,22 +135,6 @@ def test_a_refused_job_is_a_dead_letter_at_the_first_attempt(bench: Bench) -> No
     assert bench.state("a") == (State.FAILED, 1)
 
 
-def test_a_job_without_a_path_to_publish_has_an_event_of_its_own(bench: Bench) -> None:
-    bench.save("a")
-    bench.publisher.outcome = failing(Failure(FailureCode.NO_PATHS, "none is allowed"))
-    bench.drain.run()
-    assert isinstance(bench.events[-1], NoPaths)
-    assert bench.state("a") == (State.FAILED, 1)
-
-
-def test_an_unknown_type_is_refused_and_never_reaches_the_publisher(bench: Bench) -> None:
-    bench.disk.save("a", ["content/a.md"], type="newsletter")
-    assert bench.drain.run() == Counts(completed=1, failed=1)
-    job = bench.disk.document("a")
-    assert (job["failure"], job["lastError"]) == ("unknown-type", "no plugin handles the type 'newsletter'")
-    assert bench.publisher.requests == []
-
-
 def test_a_withheld_job_waits_and_costs_no_attempt(bench: Bench) -> None:
     bench.save("a")
     reason = Failure(FailureCode.UNSETTLED, "content/a.md is scheduled by another job")
@@ -178,13 +160,6 @@ def test_what_the_queue_tidied_is_emitted(bench: Bench) -> None:
     assert sorted(bench.names()) == ["published", "quarantined", "start", "superseded"]
     assert Superseded(job_id="older", slug="a", superseded_by="newer") in bench.events
     assert bench.drain.run() is None
-
-
-def test_each_group_of_outcomes_is_a_step_of_the_progress(bench: Bench) -> None:
-    bench.save("a", "b")
-    bench.disk.save("odd", ["content/o.md"], type="newsletter")
-    bench.drain.run()
-    assert bench.progress == [("settle", 1, 3), ("settle", 3, 3)]
 
 
 # Dry run
@@ -438,15 +413,6 @@ def test_a_stop_during_recovery_starts_no_further_job(bench: Bench) -> None:
     assert len(bench.publisher.published) == 1
 
 
-def test_a_job_cancelled_after_the_crash_is_not_published(bench: Bench) -> None:
-    bench.save("a")
-    bench.kill(bench.drain.run)
-    bench.disk.queue.cancel("a", NOW)
-    bench.drain.recover()
-    assert bench.publisher.published == []
-    assert bench.disk.queue.jobs(NOW) == []
-
-
 def test_dead_letters_of_the_environment_come_back_when_a_push_succeeds(bench: Bench) -> None:
     bench.disk.save("old", ["content/old.md"], status="failed", failure="network", attempts=3, id="old")
     bench.save("a")
@@ -504,17 +470,6 @@ def with_plugin(tmp_path: Path, plugin: object) -> Bench:
     return Bench(Disk(tmp_path), plugins=(plugin,))
 
 
-def test_a_plugin_surrounds_each_attempt_and_its_late_errors_change_nothing(tmp_path: Path) -> None:
-    plugin = Newsletters()
-    bench = with_plugin(tmp_path, plugin)
-    bench.save("a")
-    assert bench.drain.run() == Counts(completed=1)
-    assert plugin.calls == ["enter a 1", "before a 1", "leave a", "after a"]
-    assert bench.events[-1] == Warned(
-        error="after a: a plugin failed: ValueError: after all", fix="correct the plugin, or uninstall it"
-    )
-
-
 @pytest.mark.parametrize(
     ("error", "name", "state"),
     [
@@ -536,17 +491,6 @@ def test_a_plugin_keeps_a_job_back(
     assert bench.state("a") == state
 
 
-def test_a_job_of_a_plugins_type_is_handled_by_the_plugin_alone(tmp_path: Path) -> None:
-    plugin = Newsletters()
-    bench = with_plugin(tmp_path, plugin)
-    bench.disk.save("n", ["content/n.md"], type="newsletter")
-    assert bench.drain.run() == Counts(completed=1)
-    assert "send n" in plugin.calls
-    assert isinstance(bench.events[-1], Handled)
-    assert bench.publisher.requests == []
-    assert bench.disk.queue.jobs(NOW) == []
-
-
 def test_a_plugins_type_has_its_own_attempts_and_delays(tmp_path: Path) -> None:
     plugin = Newsletters(max_attempts=2, delays=(5.0,))
     plugin.sends = ValueError("no mail")
@@ -556,10 +500,3 @@ def test_a_plugins_type_has_its_own_attempts_and_delays(tmp_path: Path) -> None:
     bench.drain.run()
     assert bench.disk.document("first")["nextAttemptAt"] == format_time(NOW + 5)
     assert bench.state("second") == (State.FAILED, 2)
-
-
-def test_a_broken_plugin_is_an_environment_failure_of_its_jobs(tmp_path: Path) -> None:
-    bench = with_plugin(tmp_path, Newsletters(delays=(-1.0,)))
-    bench.disk.save("n", [], type="newsletter")
-    bench.drain.run()
-    assert bench.disk.document("n")["failure"] == "plugin-broken"

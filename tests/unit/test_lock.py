@@ -238,11 +238,6 @@ def test_a_heartbeat_after_release_writes_nowhere(path: Path, lock: SiteLock, tm
     assert path.read_bytes() == b""
 
 
-def test_there_is_no_descriptor_to_pass_on_without_the_lock(lock: SiteLock) -> None:
-    with pytest.raises(RuntimeError, match=r"^the lock is not held$"):
-        lock.descriptor()
-
-
 def test_the_descriptor_never_takes_the_place_of_a_closed_stdio(path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from briter_worker.lock import SiteLock;"
@@ -274,18 +269,6 @@ def test_a_held_kernel_lock_is_never_broken_whatever_the_file_says(
     write(path, content, touched=NOW - 1000 * TTL)
     with kernel_locked(path):
         assert_respected(path, lock)
-
-
-def test_the_refusal_names_what_the_record_names(path: Path, lock: SiteLock) -> None:
-    for content, words in {
-        '4242\n{"host": "elsewhere"}': ": PID 4242 on elsewhere",
-        "4242\n": ": PID 4242",
-        "": "",
-    }.items():
-        write(path, content.encode())
-        with kernel_locked(path), pytest.raises(AnotherWorkerError) as refusal:
-            lock.acquire(NOW)
-        assert str(refusal.value) == f"another worker instance is active{words}"
 
 
 # With the kernel's lock free: free at once
@@ -460,15 +443,6 @@ def test_the_lock_is_not_ours_when_its_descriptor_has_become_another_files(
     assert not lock.still_ours()
 
 
-def test_a_relative_path_survives_a_change_of_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    lock = SiteLock(Path("worker.lock"), stale_after=TTL)
-    lock.acquire(NOW)
-    monkeypatch.chdir("/")
-    assert lock.still_ours()
-    lock.release()
-
-
 # What is no lock file
 
 
@@ -515,12 +489,6 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_lock_free(
 
 
 # Readers
-
-
-def test_readers_report_no_holder_where_there_is_no_file(path: Path) -> None:
-    assert read_holder(path) is None
-    assert not is_held(path)
-    assert not path.parent.exists()
 
 
 @pytest.mark.parametrize(

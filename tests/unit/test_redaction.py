@@ -175,13 +175,6 @@ def test_a_megabyte_of_an_adversary_is_read_at_once(piece: str) -> None:
     assert len(shown) <= MAX_TEXT
 
 
-@pytest.mark.parametrize("piece", ADVERSARIES)
-def test_so_is_as_much_as_is_looked_at_when_it_ends_otherwise(piece: str) -> None:
-    began = time.process_time()
-    one_line((piece * MAX_TEXT * 4)[: 4 * MAX_TEXT - 3] + " !")
-    assert time.process_time() - began < 0.1
-
-
 @pytest.mark.parametrize(
     "text", ["x" * 1_999, "x" * 2_000, "x" * 2_001, "word " * 3_000, "wörd\u200b\x00 " * 400]
 )
@@ -237,12 +230,6 @@ def test_a_short_secret_is_no_part_of_another_word() -> None:
     assert one_line("the passage") == "the passage"
     assert one_line("a sesame1 xsesame1y") == "a *** xsesame1y"
     assert one_line("xsesame12y") == "x***y"
-
-
-@pytest.mark.usefixtures("_nothing_is_known")
-def test_no_secret_at_all_conceals_nothing() -> None:
-    conceal(["", "sesame-open"])
-    assert one_line("the word sesame-open") == "the word ***"
 
 
 def test_paragraphs_keep_their_lines_and_their_length_and_nothing_else() -> None:

@@ -162,13 +162,6 @@ def test_the_environment_overrides_config_json_which_overrides_the_default(
     assert site.value(variable) == default
 
 
-def test_unknown_keys_and_variables_are_ignored(site: Site) -> None:
-    site.config({"gitbranch": "a", "git_branch": "b", "BRITER_GIT_BRANCH": "c", "configPath": "/x"})
-    environ = {"briter_git_branch": "d", "GIT_BRANCH": "e", "BRITER_CONFIG_PATH": "/x", "BRITER_X": "1"}
-    assert load_settings(environ).git_branch == "main"
-    assert load_settings(environ).config_path == site.file
-
-
 def test_the_process_environment_is_read_when_none_is_given(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,12 +170,6 @@ def test_the_process_environment_is_read_when_none_is_given(
     assert load_settings().git_branch == "live"
     assert load_settings().git_remote == "origin"
     assert site.value("BRITER_GIT_BRANCH") == "main"
-
-
-def test_settings_cannot_be_changed(site: Site) -> None:
-    loaded = load_settings({"BRITER_APP_ROOT": str(site.root)})
-    with pytest.raises(ValueError, match="frozen"):
-        loaded.worker_dry_run = False  # type: ignore[misc]
 
 
 # --- paths
@@ -376,10 +363,6 @@ def test_credentials_in_a_wrong_value_are_not_repeated(site: Site) -> None:
         site.config({"gitRemote": value})
         assert "s3cret" not in site.refusal()
         site.config({})
-
-
-def test_a_long_wrong_value_is_cut(site: Site) -> None:
-    assert len(site.refusal({"BRITER_GIT_BRANCH": "+" * 5000})) < 400
 
 
 # --- what may be published

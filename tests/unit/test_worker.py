@@ -180,13 +180,6 @@ def test_an_uncertain_push_is_asked_about_at_once(bench: Bench) -> None:
     assert bench.worker.counts == Counts(completed=1)
 
 
-def test_a_recovery_that_failed_is_repeated_at_the_next_try(bench: Bench) -> None:
-    bench.drain.recoveries = [OSError(28, "full"), Counts(completed=1)]
-    bench.max_naps = 2
-    bench.worker.run_forever()
-    assert bench.drain.calls == ["recover", "recover", "run"]
-
-
 def test_a_stop_during_recovery_claims_nothing(bench: Bench) -> None:
     def stop(_: str) -> None:
         bench.stopped = True
@@ -210,11 +203,3 @@ def test_a_paused_worker_does_nothing_and_reports_the_pause_once(bench: Bench) -
     bench.worker.run_once()
     assert bench.events[1:] == [Paused(reason="", until=2e9), Resumed()]
     assert "run" in bench.drain.calls
-
-
-def test_the_loop_sleeps_no_longer_than_the_pause(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "time", lambda: 1000.0)
-    bench.pause = Pause(since=1.0, until=1000.0 + POLL / 4, reason="")
-    bench.max_naps = 1
-    bench.worker.run_forever()
-    assert bench.naps == [POLL / 4]
