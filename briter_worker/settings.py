@@ -112,12 +112,6 @@ def _check_network(text: str) -> str:
         raise ValueError("a list of IP addresses or networks, such as 10.0.0.0/8") from None
 
 
-def _check_adapter(name: str) -> str:
-    if name not in FOLDERS:
-        raise ValueError(f"one of {', '.join(FOLDERS)}")
-    return name
-
-
 def _check_address(value: str, info: ValidationInfo) -> str:
     scheme = "https?" if info.data.get("webhook_allow_private") else "https"
     if value and not re.fullmatch(scheme + _ADDRESS, value):
@@ -171,7 +165,7 @@ Networks = Annotated[tuple[Annotated[str, AfterValidator(_check_network)], ...],
 WebAddress = Annotated[str, AfterValidator(_check_address)]
 WebAddresses = Annotated[tuple[Annotated[str, AfterValidator(_check_topics)], ...], _Split, _Strings]
 JsonObject = dict[str, Any] | Json[dict[str, Any]]
-AdapterName = Annotated[str, AfterValidator(_check_adapter)]
+AdapterName = Annotated[str, _matching("|".join(FOLDERS), f"one of {', '.join(FOLDERS)}")]
 
 _BRANCH = f"a branch's short name, such as main: {_REF_TEXT}"
 _REMOTE = f"the name of a configured remote, such as origin: {_REF_TEXT}"
