@@ -428,7 +428,7 @@ class _Batch:
 def _request(claim: Claim) -> Request:
     job = claim.job
     author = (job.author.name, job.author.email) if job.author else None
-    return Request(claim.key, job.slug, job.paths, job.commit_message, author)
+    return Request(claim.key, job.slug, job.paths, job.commit_message, job.created_at, author)
 
 
 def _refusal(key: str, step: Callable[[], object]) -> Outcome | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random as rng
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ class Request(NamedTuple):
     slug: str
     paths: tuple[str, ...]
     message: str
+    saved_at: float
     author: tuple[str, str] | None = None
 
 
@@ -261,14 +263,16 @@ class Conflict(NamedTuple):
     """The branch of the remote that keeps the author's version; empty where it is kept nowhere else."""
     commit: str | None
     """The tip of that branch."""
+    recorded_at: float
+    """What the author saved before has not taken the remote's version into account."""
 
 
 class BaseVersion(NamedTuple):
     """The version that the author's copy of a file is an edit of (None: there was no file)."""
 
     blob: str | None
-    conflict: Conflict | None = None
-    """The open conflict of the copy, if it has one."""
+    conflicts: Mapping[str, Conflict] = MappingProxyType({})
+    """The open conflicts of the copy, by the slug of the job that conflicted."""
 
 
 class BaseVersions(Protocol):

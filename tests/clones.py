@@ -178,7 +178,9 @@ class Cluster:
         key = f"{slug}-{self.clock}"
         folders = tuple(folders)
         self.database.payloads[key] = Payload(tuple(submitted), folders)
-        return Request(key, slug, folders or tuple(files if paths is None else paths), f"Publish {slug}")
+        return Request(
+            key, slug, folders or tuple(files if paths is None else paths), f"Publish {slug}", saved_at
+        )
 
     @contextmanager
     def opened(self, node: str = "one", *, timeout: float = 30) -> Iterator[Repository]:

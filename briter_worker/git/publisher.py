@@ -6,6 +6,7 @@ the index nor the work tree changes, so every failure before it leaves the repos
 
 from __future__ import annotations
 
+import time
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -20,8 +21,7 @@ from briter_worker.errors import (
     os_error_fix,
 )
 from briter_worker.git.commits import Commit, File, Person, read_own_commits, write_commits
-from briter_worker.git.conflicts import ConflictBranches
-from briter_worker.git.merge import Base, Edit, Merge
+from briter_worker.git.merge import Base, Conflicts, Edit, Merge
 from briter_worker.git.push import UncertainPushError, push, push_large_files
 from briter_worker.ports import Change, Outcome, Plan, Result
 
@@ -153,7 +153,7 @@ class GitPublisher:
         self._warn = warn
         self._still_ours = still_ours
         self._scheduled: Mapping[str, float] = {}
-        self._conflicts = ConflictBranches(repository, bases, identity, copies.read)
+        self._conflicts = Conflicts(repository, bases, identity, copies.read)
 
     def publish(
         self,
@@ -165,6 +165,7 @@ class GitPublisher:
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
         """Implement `ports.Publisher`."""
+        started = time.monotonic()
         with self._repository.working():
             self._repository.check()
             if not self._dry_run:
@@ -189,7 +190,7 @@ class GitPublisher:
             self._repository.check_unmoved()
             if outcomes:
                 yield outcomes
-            yield from self._build_and_push(items, tip, cancelled, now)
+            yield from self._build_and_push(items, tip, cancelled, now, started)
 
     def resolve(self) -> Iterator[Mapping[str, str]]:
         """Implement `ports.Publisher`."""
@@ -259,11 +260,8 @@ class GitPublisher:
         outcomes: list[Outcome] = []
         for request in requests:
             each = staged[request.key]
-            edits = []
-            for path, file in each.changes.items():
-                base = self._conflicts.base_of(path, file.blob if file else None) or bases.get(path)
-                edits.append(Edit(path, file, base))
-            item = Item(request, each, tuple(edits))
+            edits = (Edit(path, file, bases.get(path)) for path, file in each.changes.items())
+            item = Item(request, each, tuple(self._conflicts.rebase(edit, request) for edit in edits))
             if each.failure is None:
                 items.append(item)
             else:
@@ -273,10 +271,19 @@ class GitPublisher:
     # The push
 
     def _build_and_push(
-        self, waiting: list[Item], tip: Tip, cancelled: Callable[[], Collection[str]], now: float
+        self,
+        waiting: list[Item],
+        tip: Tip,
+        cancelled: Callable[[], Collection[str]],
+        now: float,
+        started: float,
     ) -> Iterator[Sequence[Outcome]]:
         """Build and push until the remote is where it was last seen; yield the outcomes."""
         settled, races = list[Outcome](), 0
+
+        def clock() -> float:
+            return now + time.monotonic() - started
+
         while waiting:
             gone = cancelled()
             settled += [item.outcome(Result.CANCELLED) for item in waiting if item.key in gone]
@@ -303,7 +310,7 @@ class GitPublisher:
                 waiting, tip = self._move_on(waiting, tip, settled)
                 continue
             settled += [
-                self._conflicts.settle(item, paths, merge, now=now, dry_run=self._dry_run)
+                self._conflicts.settle(item, paths, merge, clock=clock, dry_run=self._dry_run)
                 for item, paths in conflicts
             ]
             published = ((item, plan.commits.get(item.key)) for item in waiting)
@@ -318,7 +325,7 @@ class GitPublisher:
 
     def _build(
         self, items: Sequence[Item], tip: Tip, now: float
-    ) -> tuple[Plan, Merge, list[Item], list[tuple[Item, tuple[str, ...]]]]:
+    ) -> tuple[Plan, Merge, list[Item], list[tuple[Item, list[str]]]]:
         """Merge the items into the tip, one after another, and write their commits onto a private ref.
 
         Return the plan, what it is built on, the items that change nothing, and those that conflict, with
@@ -328,21 +335,21 @@ class GitPublisher:
         paths = {edit.path for item in items for edit in item.edits}
         merge = Merge(repository, tip.commit, paths, self._copies.read)
         unchanged: list[Item] = []
-        conflicts: list[tuple[Item, tuple[str, ...]]] = []
+        conflicts: list[tuple[Item, list[str]]] = []
         own: dict[str, Commit] = {}
         carriers: dict[str, str] = {}
         """By path: the key of the request whose commit has it."""
         carried: dict[str, str] = {}
         blobs: dict[str, str | None] = {}
         for item in items:
-            placed = merge.place(item.edits)
-            if placed.conflicts:
-                conflicts.append((item, placed.conflicts))
+            files, conflicting = merge.place(item.edits)
+            if conflicting:
+                conflicts.append((item, conflicting))
                 continue
             blobs |= item.blobs
-            if placed.files:
-                own[item.key] = item.commit(self._identity, now, placed.files)
-                carriers |= dict.fromkeys(placed.files, item.key)
+            if files:
+                own[item.key] = item.commit(self._identity, now, files)
+                carriers |= dict.fromkeys(files, item.key)
             elif carrier := next((carriers[path] for path in item.blobs if path in carriers), None):
                 carried[item.key] = carrier
             else:
@@ -419,6 +426,10 @@ class GitPublisher:
         if self._repository.git.worktree is None:  # a job may delete what only the new tip has
             items, failed = self._read([item.request for item in items], moved)
             settled += failed
+        self._conflicts.load(known.keys(), moved.commit)  # somebody may have merged a branch
+        for number, item in enumerate(items):
+            edits = (self._conflicts.rebase(edit, item.request) for edit in item.edits)
+            items[number] = item._replace(edits=tuple(edits))
         return [item.rebased(bases, moved.own_commits) for item in items], moved
 
     # After the push

@@ -191,12 +191,11 @@ class FileConflicts:
     def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:  # noqa: ARG002 - the repository has the contents
         """Store the versions that have a conflict, and forget those of the other paths."""
         before = self._known()
-        after = {path: base for path, base in {**before, **versions}.items() if base.conflict}
+        after = {path: base for path, base in {**before, **versions}.items() if base.conflicts}
         if after != before:
             document = {
-                path: {"blob": base.blob, "conflict": base.conflict._asdict()}
+                path: [base.blob, {slug: each._asdict() for slug, each in base.conflicts.items()}]
                 for path, base in after.items()
-                if base.conflict
             }
             _write(self._file, document)
 
@@ -217,10 +216,10 @@ def _as_plan(document: dict[str, Any]) -> Plan:
 
 def _as_conflicts(document: dict[str, Any]) -> dict[str, BaseVersion]:
     found = {}
-    for path, each in document.items():
-        conflict = Conflict(**each["conflict"])
-        _check_ids(each["blob"], conflict.ours, conflict.theirs)
-        found[path] = BaseVersion(each["blob"], conflict)
+    for path, (blob, conflicts) in document.items():
+        found[path] = BaseVersion(blob, {slug: Conflict(**each) for slug, each in conflicts.items()})
+        for each in found[path].conflicts.values():
+            _check_ids(blob, each.ours, each.theirs, each.commit)
     return found
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from sites import Site
@@ -331,3 +335,111 @@ def test_what_the_remote_has_in_a_posts_place_stays_also_when_the_post_is_publis
         assert "note" not in [entry["slug"] for entry in result.of("published")]
         assert site.job("note")["failure"] == "conflict"
         assert site.remote_file(f"content/posts/{theirs}") == "theirs\n"
+
+
+WELCOME = "content/posts/welcome.md"
+
+
+def conflict_branches(site: Site) -> list[str]:
+    out = site.git("for-each-ref", "--format=%(refname:lstrip=2)", "refs/heads/conflict", cwd=site.remote)
+    return out.splitlines()
+
+
+def conflict(site: Site, other: Path) -> None:
+    """The post `welcome` has just conflicted."""
+    push(site, other, WELCOME, "# Theirs\n")
+    site.write_post(WELCOME, "# Ours\n")
+    site.save("welcome", [WELCOME])
+    assert site.run_once().of("dead-lettered")
+
+
+def saved_while_the_conflict_was_in_flight(site: Site, other: Path) -> str:
+    """The CMS saves while the remote has not yet taken the version that conflicts."""
+    job, hook = site.root / "job", site.remote / "hooks" / "pre-receive"
+    job.write_text(json.dumps({"id": "again", "slug": "welcome", "paths": [WELCOME]}))
+    saves = f"echo '# Ours, edited' > {site.worktree / WELCOME}; cp {job} {site.queue}/again.tmp"
+    hook.write_text(
+        f"#!/bin/sh\ngrep -q refs/heads/conflict || exit 0\n{saves}\n"
+        f"mv {site.queue}/again.tmp {site.queue}/again.json; rm $0\n"
+    )
+    hook.chmod(0o755)
+    conflict(site, other)
+    assert not hook.exists()
+    return "welcome"
+
+
+def saved_with_another_posts_folder(site: Site, other: Path) -> str:
+    conflict(site, other)
+    site.write_post(WELCOME, "# Ours, edited\n")
+    site.save("all", ["content/posts"])
+    return "all"
+
+
+@pytest.mark.parametrize(
+    "saves",
+    [saved_while_the_conflict_was_in_flight, saved_with_another_posts_folder],
+    ids=lambda each: each.__name__,
+)
+def test_what_was_saved_without_knowing_of_the_conflict_takes_nothing_back(
+    site: Site, other: Path, saves: Callable[[Site, Path], str]
+) -> None:
+    slug = saves(site, other)
+    site.run_once()
+    assert site.job(slug)["failure"] == "conflict"
+    assert site.remote_file(WELCOME) == "# Theirs\n"
+    assert site.remote_file(WELCOME, f"conflict/{slug}") == "# Ours, edited\n"
+
+    site.write_post(WELCOME, "# Theirs, and ours\n")
+    site.save(slug, ["content/posts"])
+    assert site.run_once().of("published")
+    assert site.remote_file(WELCOME) == "# Theirs, and ours\n"
+    assert conflict_branches(site) == []
+
+
+def test_two_posts_that_conflict_in_one_file_in_turn_add_no_branches_and_each_can_answer(
+    site: Site, other: Path
+) -> None:
+    conflict(site, other)
+    site.save("all", ["content/posts"])
+    for number in range(3):
+        site.write_post(WELCOME, f"# Ours {number}\n")
+        site.run_once()
+        for slug in ("all", "welcome"):
+            site.command("retry", slug)
+            site.run_once()
+        assert {job["failure"] for job in site.jobs()} == {"conflict"}
+        assert conflict_branches(site) == ["conflict/all", "conflict/welcome"]
+        assert site.remote_file(WELCOME) == "# Theirs\n"
+    site.write_post(WELCOME, "# Theirs, and ours\n")
+    site.save("welcome", [WELCOME])
+    assert site.run_once().of("published")
+    assert site.remote_file(WELCOME) == "# Theirs, and ours\n"
+    assert conflict_branches(site) == []
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["", "the host deletes the merged branch"])
+def test_the_documented_fix_of_a_conflict_holds(site: Site, other: Path, *, deleted: bool) -> None:
+    conflict(site, other)
+    for _ in range(2):
+        site.command("retry", "welcome")
+        assert site.run_once().of("dead-lettered")
+        assert conflict_branches(site) == ["conflict/welcome"]
+
+    told = re.search(r"merge both: (.*?); resolve and commit; (.*?), then retry", site.job("welcome")["fix"])
+    assert told
+    for key, value in (("name", "A Person"), ("email", "person@example.org")):
+        site.git("config", f"user.{key}", value, cwd=other)
+    merge = subprocess.run(["sh", "-c", told[1]], cwd=other, capture_output=True, text=True, check=False)
+    assert "CONFLICT" in merge.stdout
+    (other / WELCOME).write_text("# Theirs, and ours\n")
+    site.git("commit", "-qam", "Both", cwd=other)
+    site.git(*told[2].split()[1:], cwd=other)
+    if deleted:
+        site.git("push", "-q", "origin", ":conflict/welcome", cwd=other)
+    site.command("retry", "welcome")
+    assert not site.run_once().of("dead-lettered")
+    assert site.jobs() == []
+    assert conflict_branches(site) == []
+    assert site.remote_file(WELCOME) == "# Theirs, and ours\n"
+    assert (site.worktree / WELCOME).read_text() == "# Theirs, and ours\n"
+    assert site.git("status", "--porcelain") == ""

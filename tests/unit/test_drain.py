@@ -96,10 +96,10 @@ def test_the_publisher_gets_the_post_as_its_job_declares_it(bench: Bench) -> Non
     bench.disk.save("plain", ["content/p.md"])
     bench.disk.save("later", ["content/later.md"], scheduledFor=format_time(NOW + 99))
     bench.drain.run()
-    requests = {request.slug: request._replace(key="") for request in bench.publisher.requests}
+    requests = {request.slug: request._replace(key="", saved_at=0.0) for request in bench.publisher.requests}
     assert requests == {
-        "a": Request("", "a", ("content/a.md", "content/b"), "Say\n\nit", ("Ada", "ada@example.org")),
-        "plain": Request("", "plain", ("content/p.md",), "Publish plain", None),
+        "a": Request("", "a", ("content/a.md", "content/b"), "Say\n\nit", 0.0, ("Ada", "ada@example.org")),
+        "plain": Request("", "plain", ("content/p.md",), "Publish plain", 0.0),
     }
     assert bench.publisher.scheduled == {"content/later.md": NOW + 99}
     assert bench.publisher.now == NOW

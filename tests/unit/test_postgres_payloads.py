@@ -374,8 +374,8 @@ def test_a_drain_needs_as_many_statements_for_many_jobs_as_for_one(
 def test_base_versions_are_remembered_until_they_are_replaced(bench: Bench) -> None:
     token = take_site(bench.database, "site", "worker", NOW)["token"]
     bases = PostgresBases(bench.database, "site", token=token)
-    merged, conflict = blob_id(b"merged"), Conflict("1" * 40, None, "conflict/a", "2" * 40)
-    versions = {"a.md": BaseVersion(merged), NOT_UTF8: BaseVersion(None, conflict)}
+    merged, conflict = blob_id(b"merged"), Conflict("1" * 40, None, "conflict/a", "2" * 40, NOW)
+    versions = {"a.md": BaseVersion(merged), NOT_UTF8: BaseVersion(None, {"a": conflict})}
     bases.remember(versions, {merged: b"merged"})
     assert bases.bases(["a.md", NOT_UTF8, "unknown"]) == versions
     assert bench.blobs() == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ class Here:
 
 
 def declared(slug: str, *paths: str) -> Request:
-    return Request(slug, slug, paths, f"Publish {slug}")
+    return Request(slug, slug, paths, f"Publish {slug}", math.inf)
 
 
 @pytest.fixture

@@ -253,8 +253,9 @@ class PostgresBases:
                 ).fetchall()
             self._known |= dict.fromkeys(unread)
             for path, base, conflict in rows:
-                version = BaseVersion(base, conflict and Conflict(**json.loads(conflict)))
-                self._known[decode_path(path)] = version
+                open_ = json.loads(conflict) if conflict else {}
+                conflicts = {slug: Conflict(**each) for slug, each in open_.items()}
+                self._known[decode_path(path)] = BaseVersion(base, conflicts)
         found = {path: self._known[path] for path in paths}
         return {path: version for path, version in found.items() if version is not None}
 
@@ -269,7 +270,9 @@ class PostgresBases:
                 self._site,
                 encode_path(path),
                 version.blob,
-                json.dumps(version.conflict._asdict()) if version.conflict else None,
+                json.dumps({slug: each._asdict() for slug, each in version.conflicts.items()})
+                if version.conflicts
+                else None,
                 version.blob if version.blob in contents else None,
             )
             for path, version in versions.items()
