@@ -109,17 +109,9 @@ class Postgres(_Looking):
         self.restart()
 
     def restart(self, *, dry_run: bool = False) -> None:
-        from briter_worker.queues.postgres.queue import PostgresQueue  # noqa: PLC0415 - an extra
-        from briter_worker.queues.postgres.rows import take_site  # noqa: PLC0415 - an extra
+        from postgres_queues import take_queue  # noqa: PLC0415 - an extra
 
-        self.queue = PostgresQueue(
-            self.database,
-            self.site,
-            token=take_site(self.database, self.site, "worker", NOW)["token"],
-            longest_delay=LONGEST_DELAY,
-            dry_run=dry_run,
-            clock=lambda: NOW,
-        )
+        self.queue = take_queue(self.database, self.site, dry_run=dry_run)
 
     def save(
         self,
@@ -130,11 +122,10 @@ class Postgres(_Looking):
         name: str = "",  # noqa: ARG002 - there are no files
         **keys: object,
     ) -> str:
-        from briter_worker.queues.postgres.payloads import submit  # noqa: PLC0415 - an extra
+        from postgres_queues import store  # noqa: PLC0415 - an extra
 
         self.saves += 1
         job_id = str(keys.pop("id", f"job{self.saves:05}"))
         document = {"id": job_id, "slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
-        with self.database.transaction() as connection:
-            submit(connection, self.site, document, now=NOW)
+        store(self.database, document, site=self.site)
         return job_id

@@ -131,58 +131,6 @@ def test_a_save_is_on_the_remote_within_a_second_while_a_host_runs(farm: Farm) -
     assert time.monotonic() - began < 5, host.text()  # 0.3 s where nothing else runs
 
 
-def test_a_host_that_starts_removes_contents_that_nothing_needs(farm: Farm) -> None:
-    farm.add("blog")
-    farm.save("blog", "later", at=datetime.now(UTC) + timedelta(days=1))
-    with farm.database.transaction() as connection:
-        connection.execute("INSERT INTO blobs (blob, content) VALUES (%s, '')", ("0" * 40,))
-    farm.start("one")
-
-    def contents() -> int:
-        with farm.database.transaction() as connection:
-            row = connection.execute("SELECT count(*) FROM blobs").fetchone()
-        return int(row[0]) if row else 0
-
-    eventually(lambda: contents() == 1)
-
-
-def test_a_host_has_two_connections_more_than_slots(farm: Farm) -> None:
-    names = [f"site{number}" for number in range(6)]
-    farm.add(*names)
-    farm.start("one", "--workers", "3")
-    for name in names:
-        farm.hook(name, "sleep 0.5")
-        farm.save(name, "post")
-    most = 0
-
-    def all_published() -> bool:
-        nonlocal most
-        with farm.database.transaction() as connection:
-            row = connection.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-                " AND application_name LIKE 'briter-worker%' AND pid <> pg_backend_pid()"
-            ).fetchone()
-        assert row is not None
-        # This process's own, of the test and of `enqueue`, have the same name.
-        most = max(most, row[0] - len(farm_connections(farm)))
-        return farm.rows() == 0
-
-    eventually(all_published)
-    assert 0 < most <= 5
-
-
-def farm_connections(farm: Farm) -> list[int]:
-    """Connections of this process: those that were there before any host."""
-    with farm.database.transaction() as connection:
-        rows = connection.execute(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-            " AND application_name = 'briter-worker' AND pid <> pg_backend_pid()"
-            " AND backend_start < (SELECT min(backend_start) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND application_name = 'briter-worker dispatch')"
-        )
-        return [pid for (pid,) in rows]
-
-
 def test_a_host_that_is_told_to_stop_finishes_its_push(farm: Farm) -> None:
     farm.add("blog")
     marker = farm.root / "pushing"

@@ -50,12 +50,6 @@ def test_what_a_job_brought_is_published_from_a_fresh_clone(cluster: Cluster, *,
     assert (named(LINES.encode()) in blobs_here(cluster)) is not filters
 
 
-def test_every_job_of_a_batch_becomes_its_own_commit_by_one_push(cluster: Cluster) -> None:
-    cluster.publish(*(cluster.save(f"p{n}", {f"content/posts/{n}.md": f"{n}\n"}) for n in range(5)))
-    assert cluster.log() == [*(f"Publish p{n}" for n in (4, 3, 2, 1, 0)), "Start the site"]
-    assert cluster.database.recorded == {}
-
-
 def test_a_folder_is_published_with_what_is_gone_from_it(cluster: Cluster) -> None:
     cluster.person({"content/posts/x/old.md": "old\n", "content/posts/x/kept.md": "kept\n"})
     request = cluster.save(
@@ -140,12 +134,6 @@ def test_what_is_not_allowed_is_refused_with_the_reason_and_never_written(cluste
     assert set(outcome.rejected_paths) == {"../../escaped.md", "content/.git/config", "x.md"}
     assert cluster.git("show", "--format=", "--name-only", "main") == "content/a.md"
     assert not list(cluster.root.rglob("escaped.md"))
-
-
-def test_what_is_there_already_changes_nothing(cluster: Cluster) -> None:
-    outcome = cluster.publish(cluster.save("b", {"content/posts/b.md": LINES}))["b"]
-    assert (outcome.failure, outcome.commit) == (None, None)
-    assert cluster.log() == ["Start the site"]
 
 
 def test_the_posts_files_do_not_lie_about_when_the_drain_is_over(cluster: Cluster) -> None:
@@ -258,26 +246,6 @@ def test_what_a_removed_rule_ignored_is_published_with_its_removal(cluster: Clus
 # Beside other people
 
 
-def test_a_persons_commit_is_built_upon(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
-    cluster.person({"content/theirs.md": "theirs\n"})
-    cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
-    assert cluster.log() == ["Publish c", "Somebody else's", "Publish a", "Start the site"]
-
-
-def test_lines_of_one_post_are_merged_with_a_persons(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("b", {"content/posts/b.md": LINES + "first\n"}))
-    cluster.person({"content/posts/b.md": LINES.replace("line 1\n", "line one\n") + "first\n"})
-    mine = LINES.replace("line 12\n", "line twelve\n") + "first\n"
-    outcome = cluster.publish(cluster.save("b", {"content/posts/b.md": mine}), node="two")["b"]
-    assert outcome.failure is None
-    merged = mine.replace("line 1\n", "line one\n")
-    assert cluster.file("content/posts/b.md") == merged
-    # The CMS has not got the person's line: its next edit is still one of its own version.
-    cluster.publish(cluster.save("b", {"content/posts/b.md": mine + "more\n"}), node="three")
-    assert cluster.file("content/posts/b.md") == merged + "more\n"
-
-
 def test_what_the_author_started_from_is_merged_with_where_it_is_known(cluster: Cluster) -> None:
     cluster.person({"content/posts/b.md": LINES.replace("line 1\n", "line one\n")})
     mine = LINES.replace("line 18\n", "line eighteen\n")
@@ -374,17 +342,6 @@ def test_what_a_save_left_unchanged_is_what_the_next_edit_starts_from(cluster: C
 
 
 # On several nodes
-
-
-def test_two_nodes_publish_one_site_by_turns(cluster: Cluster) -> None:
-    for number in range(6):
-        text = f"{number}\n" + LINES
-        outcome = cluster.publish(
-            cluster.save("b", {"content/posts/b.md": text}), node="one" if number % 2 else "two"
-        )
-        assert outcome["b"].commit == cluster.tip()
-    assert cluster.file("content/posts/b.md") == "5\n" + LINES
-    assert len(cluster.log()) == 7
 
 
 def test_nodes_that_race_for_the_branch_lose_no_post(cluster: Cluster) -> None:

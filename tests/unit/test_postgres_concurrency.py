@@ -9,9 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from postgres import add_site
@@ -24,9 +22,6 @@ from briter_worker.queues.postgres.database import Database
 from briter_worker.queues.postgres.payloads import PayloadValues, collect_blobs
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 from briter_worker.queues.postgres.rows import take_site
-
-if TYPE_CHECKING:
-    from briter_worker.ports import Claim
 
 DOWN = Failure(FailureCode.NETWORK, "down", "start it")
 
@@ -65,69 +60,6 @@ def test_many_producers_of_one_post_leave_one_job_with_all_paths(database_url: s
     assert set(claim.job.paths) == {f"{p}-{n}" for p in range(producers) for n in range(each)}
     assert claim.job.id == f"a {producers - 1}-{each - 1}"
     assert len(found.superseded) == producers * each - 1
-
-
-@dataclass
-class Drains:
-    """Settles jobs in every way, and dies now and then; the successor recovers."""
-
-    database: Database
-    choice: random.Random = field(default_factory=lambda: random.Random(99))
-    published: set[str] = field(default_factory=set)
-
-    def run(self, producers_are_done: threading.Event) -> None:
-        queue = take_queue(self.database, limit=4)
-        while not producers_are_done.is_set() or queue.jobs(NOW):
-            claims = queue.claim(NOW).claims
-            if self.choice.random() < 0.2:
-                queue = take_queue(self.database, limit=4)
-                claims = tuple(queue.reclaim(claim, NOW) for claim in queue.recover(NOW))
-            for claim in claims:
-                self.settle(queue, claim)
-            queue.requeue(NOW)
-
-    def settle(self, queue: PostgresQueue, claim: Claim) -> None:
-        match self.choice.randrange(5):
-            case 0:
-                queue.retry_later(claim, DOWN, at=NOW)
-            case 1:
-                queue.dead_letter(claim, DOWN)
-            case 2:
-                queue.release([claim])
-            case _:
-                self.published.update(claim.job.paths)
-                queue.acknowledge([claim], {})
-
-
-def test_nothing_is_lost_while_posts_are_saved_claimed_and_settled_at_once(database_url: str) -> None:
-    producers, each = 4, 40
-    done = threading.Event()
-    with Database(database_url, connections=producers + 4) as database:
-        add_site(database)
-        drains = Drains(database)
-
-        def produce(producer: int) -> None:
-            choice = random.Random(producer)
-            for number in range(each):
-                slug = f"s{choice.randrange(6)}"
-                save(database, slug, f"{producer}-{number}", NOW - 1000 + choice.random() * 900)
-
-        def control() -> None:
-            while not done.is_set():
-                control_queue(database).retry_all(NOW)
-                collect_blobs(database)
-                time.sleep(0.005)
-
-        with ThreadPoolExecutor(producers + 2) as pool:
-            producing = [pool.submit(produce, producer) for producer in range(producers)]
-            others = [pool.submit(drains.run, done), pool.submit(control)]
-            for task in producing:
-                task.result(60)
-            done.set()
-            for task in others:
-                task.result(60)
-        assert left_rows(database) == {}
-    assert drains.published == {f"{p}-{n}" for p in range(producers) for n in range(each)}
 
 
 def test_producers_of_the_same_blobs_never_deadlock(database_url: str) -> None:

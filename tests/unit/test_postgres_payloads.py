@@ -226,42 +226,12 @@ def test_the_time_of_the_published_version_never_goes_back(bench: Bench) -> None
     assert bench.payloads.published(paths) == {"a.md": NOW - 1, NOT_UTF8: NOW - 1, "b.md": NOW - 9}
 
 
-def test_the_first_live_run_publishes_what_dry_runs_tried(bench: Bench) -> None:
-    bench.queue = take_queue(bench.database, dry_run=True)
-    bench.save("a", {"a.md": b"1", "image.png": b"image"}, created=NOW - 3)
-    bench.queue.mark_tried([bench.claim()], NOW)
-    bench.save("a", {"a.md": b"2"}, created=NOW - 1)
-    bench.queue.mark_tried([bench.claim()], NOW)
-    assert (bench.queue.claim(NOW).claims, bench.queue.next_due(NOW)) == ((), None)
-    assert bench.payloads.published(["a.md"]) == {}
-
-    bench.queue = take_queue(bench.database)
-    assert bench.queue.next_due(NOW) == 0.0
-    claim = bench.claim()
-    assert (claim.attempt, bench.files(claim)) == (1, {"a.md": b"2", "image.png": b"image"})
-
-
-def test_a_tried_job_that_gets_more_paths_is_tried_again(bench: Bench) -> None:
-    bench.queue = take_queue(bench.database, dry_run=True)
-    bench.save("a", {"a.md": b"new"}, created=NOW - 1)
-    bench.queue.mark_tried([bench.claim()], NOW)
-    bench.save("a", {"late.png": b"image"}, created=NOW - 2)
-    assert bench.files(bench.claim()) == {"a.md": b"new", "late.png": b"image"}
-
-
 def test_dead_letters_of_quarantined_files_are_not_joined(bench: Bench) -> None:
     for number in (1, 2):
         bench.save("a", {f"{number}.md": b"x"}, created=NOW + number, status="failed", failure="malformed")
     rows = [(row.state, row.job.paths) for row in bench.queue.jobs(NOW)]
     assert rows == [(State.FAILED, ("1.md",)), (State.FAILED, ("2.md",))]
     assert bench.queue.retry_all(NOW) == []
-
-
-def test_a_job_submitted_twice_is_not_reported_as_superseded(bench: Bench) -> None:
-    for _ in range(2):
-        bench.save("a", {"a.md": b"a"}, id="same")
-    found = bench.queue.claim(NOW)
-    assert ([claim.job.id for claim in found.claims], found.superseded) == (["same"], ())
 
 
 def test_a_drain_claims_no_more_than_its_limit_and_the_earliest_first(bench: Bench) -> None:
@@ -273,19 +243,6 @@ def test_a_drain_claims_no_more_than_its_limit_and_the_earliest_first(bench: Ben
         claimed.append(([claim.job.slug for claim in claims], claims[0].alone))
         queue.acknowledge(claims, {})
     assert claimed == [(["s6", "s5", "s4"], False), (["s3", "s2", "s1"], False), (["s0"], True)]
-
-
-def test_dead_letters_and_what_was_superseded_are_told_apart_by_the_next_claim(bench: Bench) -> None:
-    bench.save("s1", {"s1.md": b"before", "kept.md": b"kept"}, created=NOW - 99)
-    bench.save("s1", {"s1.md": b"1", "logo.png": b"logo"}, created=NOW - 90)
-    dead = {"slug": "dead", "paths": ["x"], "status": "failed", "failure": "network", "attempts": 8, "own": 1}
-    store(bench.database, dead)
-    rows = {row.job.slug: row for row in bench.queue.jobs(NOW)}
-    assert (rows["dead"].state, rows["dead"].read()["own"]) == (State.FAILED, 1)
-    found = bench.queue.claim(NOW)
-    assert [each.slug for each in found.superseded] == ["s1"]
-    (claim,) = found.claims
-    assert bench.files(claim) == {"s1.md": b"1", "kept.md": b"kept", "logo.png": b"logo"}
 
 
 def test_a_file_that_changes_while_it_is_read_stores_nothing(bench: Bench) -> None:
