@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -35,14 +34,6 @@ if TYPE_CHECKING:
     from briter_worker.sinks.log import LogSink
     from briter_worker.sinks.metrics import MetricsSink
     from briter_worker.sinks.recorder import Sink
-
-
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """What a drain did, and whether more is due at once."""
-
-    counts: Counts
-    is_due: bool = False
 
 
 class NodeSinks:
@@ -96,15 +87,17 @@ class SiteDrains:
         self._running: set[Git] = set()
         self._aborted = False
 
-    def drain(self, name: str, stopping: Callable[[], bool]) -> Drained:
+    def drain(self, name: str, stopping: Callable[[], bool]) -> tuple[Counts, bool]:
         """Complete what a dead node left of the site, then publish what is due, once.
+
+        Return True as the second value if more is due at once.
 
         Raises LockLostError, UnavailableError, PublishError, UsageError.
         """
         row = take_site(self._database, name, self._node, time.time())
         site, token = Site.from_row(row), int(row["token"])
         if site.paused is not None and site.paused.is_active(time.time()):
-            return Drained(Counts())
+            return Counts(), False
         settings = settings_of(site, self._settings)
         emit = self._sinks.open(settings)
         queue = PostgresQueue(
@@ -131,7 +124,7 @@ class SiteDrains:
             if not stopping() and (done := drain.run()):
                 counts.add(done)
         next_due = queue.next_due(time.time())
-        return Drained(counts, is_due=next_due is not None and next_due <= time.time())
+        return counts, next_due is not None and next_due <= time.time()
 
     def abort(self) -> None:
         """End what git runs for any site. From any thread."""

@@ -22,7 +22,7 @@ from procrastinate import App, JobContext, PsycopgConnector, exceptions
 from procrastinate.jobs import Status
 from procrastinate.worker import Worker as ProcrastinateWorker
 
-from briter_worker.cluster.drain_site import Drained, NodeSinks, SiteDrains
+from briter_worker.cluster.drain_site import NodeSinks, SiteDrains
 from briter_worker.cluster.sites import DRAIN_QUEUE, DRAIN_TASK, wake
 from briter_worker.drain import Counts
 from briter_worker.errors import (
@@ -65,16 +65,6 @@ _FIRST_PAUSE_S = 0.25
 _MAX_PAUSE_S = 5.0
 _LAST_TRIES_S = 10.0
 """How long a node that stops tries to tell Postgres what it completed."""
-_CLIENT: dict[str, Any] = {
-    # A cut cable says nothing: without these, an answer is awaited for a quarter of an hour.
-    "application_name": "briter-worker dispatch",
-    "connect_timeout": 5,
-    "keepalives": 1,
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,
-}
 _DOUBT_S = 60.0
 """How long a site rests whose jobs in flight wait for an answer of the remote."""
 # Sites that have something due and no drain waiting: posts whose schedule or backoff ended, producers that
@@ -181,7 +171,6 @@ class LastingConnector(PsycopgConnector):
     def __init__(self, conninfo: str, outage: Outage, give_up: Callable[[], bool]) -> None:
         super().__init__(
             conninfo=conninfo,
-            kwargs=_CLIENT,
             min_size=1,
             max_size=1,
             timeout=_MAX_PAUSE_S,
@@ -336,22 +325,24 @@ class Node:
         try:
             if self._stop.is_set():
                 return  # the sweep of another node finds it
-            drained = await asyncio.get_running_loop().run_in_executor(self._threads, self._drain, site)
-            self.counts.add(drained.counts)
-            if drained.is_due and not self._stop.is_set():
+            counts, is_due = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._drain, site
+            )
+            self.counts.add(counts)
+            if is_due and not self._stop.is_set():
                 await asyncio.to_thread(wake, self._database, [site])
         except DatabaseError as error:
             self._outage.begin(error)
         finally:
             self._running.discard(number)
 
-    def _drain(self, site: str) -> Drained:
+    def _drain(self, site: str) -> tuple[Counts, bool]:
         """Drain the site in this thread; whatever happens to one site does not end the others."""
         try:
-            drained = self._drains.drain(site, self._stop.is_set)
+            counts, is_due = self._drains.drain(site, self._stop.is_set)
         except LockLostError as lost:
             self._warn(site, str(lost), lost.fix)
-            return Drained(Counts())
+            return Counts(), False
         except UnavailableError as error:
             self._outage.begin(error)
         except (PublishError, UsageError) as error:
@@ -362,14 +353,14 @@ class Node:
             text = f"an error in the worker itself: {type(error).__name__}: {error}"
             self._warn(site, text, "report it to the developers of Briter Worker")
         else:
-            if drained.counts.undecided:
+            if counts.undecided:
                 self._defer(site)
             else:
                 self._failures.pop(site, None)
-            (self._idle.discard if drained.counts.completed else self._idle.add)(site)
-            return drained
+            (self._idle.discard if counts.completed else self._idle.add)(site)
+            return counts, is_due
         self._defer(site)
-        return Drained(Counts(failed=1))
+        return Counts(failed=1), False
 
     def _defer(self, site: str) -> None:
         """Have this node leave the site alone for a while: longer after each failure."""

@@ -23,6 +23,7 @@ from briter_worker.queues.postgres.rows import (
     locked,
     put_back,
     select,
+    select_saves,
     update,
 )
 
@@ -137,7 +138,7 @@ class PostgresQueue(PostgresControl):
                     delete_files(connection, row.id, partial(is_covered, declared=left_out))
             ids = [row.id for row in rows]
             connection.execute(_RECORD_PUBLISHED, {"site": self._site, "ids": ids})
-            for letter in self._rows_of_slugs(connection, FAILED, rows):
+            for letter in select_saves(connection, self._site, FAILED, [row.job.slug for row in rows]):
                 published = {
                     path.rstrip("/")
                     for row in rows
@@ -284,21 +285,13 @@ class PostgresQueue(PostgresControl):
             cancelled = [(row, claim) for row, claim in found if row.is_cancelled]
             delete(connection, [row.id for row, _ in cancelled])
             back = [row.rewritten(change(row, claim)) for row, claim in found if not row.is_cancelled]
-            failed = [row for row in back if row.state == FAILED]
-            others = {row.job.slug for row in self._rows_of_slugs(connection, PENDING, failed)}
+            failed = [row.job.slug for row in back if row.state == FAILED]
+            others = {row.job.slug for row in select_saves(connection, self._site, PENDING, failed)}
             back = [
                 row.with_keys({"status": PENDING}, now) if row.job.slug in others else row for row in back
             ]
             put_back(connection, self._site, back, now)
         return [claim for _, claim in cancelled]
-
-    def _rows_of_slugs(self, connection: Connection, state: str, rows: Sequence[Row]) -> list[Row]:
-        """Return the site's rows in this state that are saves of the same slugs as `rows`."""
-        return select(
-            connection,
-            f"site = %(site)s AND state = '{state}' AND slug = ANY(%(slugs)s)",
-            {"site": self._site, "slugs": [row.job.slug for row in rows]},
-        )
 
     def _claims(self, rows: Sequence[Row], now: float) -> list[Claim]:
         in_order = sorted(rows, key=lambda row: (row.job.due_at(now, self._longest_delay), *row.order))

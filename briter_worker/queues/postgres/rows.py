@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import dict_row
 
-from briter_worker.errors import DeclinedError, LockLostError
+from briter_worker.errors import DeclinedError, FailureCode, LockLostError
 from briter_worker.job import (
     MAX_FILE_BYTES,
     Job,
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Connection, Database
 
 PENDING, CLAIMED, FAILED = "pending", "claimed", "failed"
+_OF_QUARANTINED_FILES = frozenset({FailureCode.MALFORMED, FailureCode.UNREADABLE})
+"""Dead letters of such failures stand for one file each, and are not joined."""
 _MAX_NAME_BYTES = 1_000  # an index entry has at most 2,700 bytes
 _MAX_BIGINT = 2**53
 COLUMNS = "id, document, job_id, created_at, state, attempt, alone, cancelled"
@@ -40,20 +42,6 @@ _FIELDS = (
     "job_id, slug, document, paths, created_at, scheduled_for, next_attempt_at, attempts, failure, tried,"
     " state"
 )
-# The state is not a parameter, so that every plan can use the partial index for it.
-_CROWDED = f"""
-SELECT {COLUMNS} FROM (
-    SELECT *, count(*) OVER (PARTITION BY slug) AS saves FROM publications
-    WHERE site = %s AND slug = ANY(%s) AND {{condition}}
-) AS crowd WHERE saves > 1
-"""  # noqa: S608 - column names only, here and below
-_CROWDED_IN = {
-    PENDING: _CROWDED.format(condition="state = 'pending'"),
-    # A dead letter that names a quarantined file stands for that file alone.
-    FAILED: _CROWDED.format(
-        condition="state = 'failed' AND coalesce(failure, '') NOT IN ('malformed', 'unreadable')"
-    ),
-}
 _MOVE_FILES = """
 INSERT INTO files AS f (publication, path, mode, blob, base, has_base, saved_at)
 SELECT DISTINCT ON (m.newer, o.path) m.newer, o.path, o.mode, o.blob, o.base, o.has_base, o.saved_at
@@ -262,6 +250,13 @@ def select(connection: Connection, condition: str, values: Mapping[str, object])
     return [Row.from_record(record) for record in records]
 
 
+def select_saves(connection: Connection, site: str, state: str, slugs: Collection[str]) -> list[Row]:
+    """Return the site's rows of these slugs in this state."""
+    # The state is not a parameter, so that every plan can use the partial index for it.
+    condition = f"site = %(site)s AND state = '{state}' AND slug = ANY(%(slugs)s)"
+    return select(connection, condition, {"site": site, "slugs": list(slugs)})
+
+
 def insert(
     connection: Connection, table: str, records: Sequence[Mapping[str, object]], returning: str = "NULL"
 ) -> list[Any]:
@@ -318,11 +313,11 @@ def join_saves(connection: Connection, site: str, changed: Sequence[Row], now: f
     """
     pairs: list[tuple[Row, Row]] = []
     for state in {row.state for row in changed}:
-        slugs = [row.job.slug for row in changed if row.state == state]
         crowds: dict[str, list[Row]] = defaultdict(list)
-        for record in connection.execute(_CROWDED_IN[state], (site, slugs)):
-            row = Row.from_record(record)
-            crowds[row.job.slug].append(row)
+        slugs = [row.job.slug for row in changed if row.state == state]
+        for row in select_saves(connection, site, state, slugs):
+            if not (state == FAILED and row.job.failure in _OF_QUARANTINED_FILES):
+                crowds[row.job.slug].append(row)
         for crowd in crowds.values():
             newest, *older = sorted(crowd, key=lambda row: row.order, reverse=True)
             paths = join_paths(newest.job.paths, *(row.job.paths for row in older))
