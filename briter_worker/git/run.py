@@ -114,6 +114,10 @@ class Git:
     def _no_repository(self) -> PublishError:
         head = self._place / ".git" / "HEAD"
         if (head.parent / "objects").is_dir():  # git sees no repository there
+            try:
+                head.read_bytes()
+            except OSError as error:
+                return PublishError.from_os("HEAD cannot be read", error)
             fix = shlex.join(["echo", f"ref: refs/heads/{self.branch}"])
             return PublishError(
                 FailureCode.CORRUPT, f"{head} is damaged", f"{fix} > {shlex.quote(str(head))}"
@@ -269,6 +273,14 @@ class Git:
         """Return what a failed command's text means."""
         failure = messages.from_git(what, said or messages.status_text(status))
         self.failures.add(failure.code)
+        if "couldn't set '" in said or "couldn't write '" in said:  # git does not say why: the disk may
+            try:
+                with tempfile.TemporaryFile(dir=self.state_dir) as probe:
+                    probe.write(bytes(4096))
+                    probe.flush()
+                    os.fsync(probe.fileno())
+            except OSError as error:
+                return PublishError.from_os(failure.message, error)
         return failure
 
     @contextmanager
