@@ -40,7 +40,6 @@ _ANY_SIZE = 2**63
 _SHA1 = "0" * 40
 """Jobs name their contents by SHA-1."""
 _RULES = (".gitattributes", ".gitignore")
-_FILES = ("100644", "100755")
 _UNKNOWN = 0.0
 """Time of saving of a folder in which nothing was left."""
 
@@ -278,21 +277,17 @@ class SubmittedCopies:
             # What was saved later may be a file where this has a folder, or the other way round.
             with suppress(PathRefusedError, FileExistsError, NotADirectoryError):
                 path = root / self._allowlist.resolve(file.path)
-                content = self._read_content(str(file.blob))
+                self._repository.git.check_running()
+                try:
+                    content = self._payloads.content(str(file.blob))
+                except LookupError:
+                    content = b""
                 if blob_id(content, like=str(file.blob)) != file.blob:
                     unsound[file.path] = f"the content of {file.path} is not what was saved"
                     continue
                 _write_new(path, content)
                 path.chmod(0o755 if file.mode == "100755" else 0o644)
         return unsound
-
-    def _read_content(self, blob: str) -> bytes:
-        """Return the content; empty if the store has none."""
-        self._repository.git.check_running()
-        try:
-            return self._payloads.content(blob)
-        except LookupError:
-            return b""
 
     def _write_rules(self, root: Path, tip: str, requests: Sequence[Request]) -> None:
         """Write the rule files along the folders, unless the CMS changed or removed them."""
@@ -304,13 +299,12 @@ class SubmittedCopies:
         found = {
             path: entry.blob
             for path, entry in self._repository.entries(tip, rules).items()
-            if entry.mode in _FILES
+            if entry.mode in ("100644", "100755")
             and (path.endswith(".gitattributes") or self._newest.gone_at(path) is None)
         }
-        contents = {blob: b"".join(pieces) for blob, pieces in self._repository.blobs(set(found.values()))}
-        for path, blob in found.items():
+        for path, (_, pieces) in zip(found, self._repository.blobs(found.values()), strict=True):
             with suppress(FileExistsError, NotADirectoryError):
-                _write_new(root / path, contents[blob])
+                _write_new(root / path, b"".join(pieces))
 
     def _judge(
         self,

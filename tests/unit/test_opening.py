@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,18 +41,3 @@ def test_however_many_folders_are_opened_few_are_open_at_once(folders: Folders, 
         with folders.file(f"a/{number}/file") as fd:
             assert os.read(fd, 10) == str(number).encode()
     assert open_here() - before < 70
-
-
-def test_only_a_regular_file_is_opened_as_one(folders: Folders, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("/etc/passwd")
-    os.mkfifo(tmp_path / "pipe")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "socket"))
-        (tmp_path / "folder").mkdir()
-        for name, reason in (("link", "symbolic link"), ("pipe", "regular file"), ("socket", "regular file")):
-            with pytest.raises(PathRefusedError, match=reason), folders.file(name):
-                pass
-        with pytest.raises(IsADirectoryError), folders.file("folder"):
-            pass
-        with pytest.raises(FileNotFoundError), folders.file("nothing"):
-            pass
