@@ -16,7 +16,7 @@ import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside, parents
 from briter_worker.errors import Failure, FailureCode, PublishError, UnavailableError, UsageError
@@ -407,50 +407,47 @@ def _write_new(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
+class _Snapshot(NamedTuple):
     """All that was below a folder when it was saved."""
 
+    folder: str
     saved_at: float
     paths: frozenset[str]
     names_deletions: bool
     """The CMS's own git knows what was there, so that the job names each deleted file."""
 
 
+def _saved_at(each: SubmittedFile | _Snapshot) -> float:
+    return each.saved_at
+
+
+def _snapshot(folder: str, payload: Payload) -> _Snapshot:
+    folder = folder.rstrip("/")
+    below = [file for file in payload.files if file.path.startswith(f"{folder}/")]
+    saved_at = max((file.saved_at for file in below or payload.files), default=_UNKNOWN)
+    present = frozenset(file.path for file in below if file.blob is not None)
+    return _Snapshot(folder, saved_at, present, any(file.has_base for file in payload.files))
+
+
 class _Newest:
     """Of all that a batch's jobs brought, the version of each path saved last."""
 
     def __init__(self, payloads: Mapping[str, Payload]) -> None:
-        self.files: dict[str, SubmittedFile] = {}
-        self._snapshots: dict[str, _Snapshot] = {}
-        for payload in payloads.values():
-            for file in payload.files:
-                known = self.files.get(file.path)
-                if known is None or file.saved_at > known.saved_at:
-                    self.files[file.path] = file
-            for folder in payload.folders:
-                self._add_folder(folder.rstrip("/"), payload)
-        for file in self.files.values():
-            if file.blob is None:  # it may have been a folder
-                self._add(file.path, _Snapshot(file.saved_at, frozenset(), file.has_base))
-
-    def _add_folder(self, folder: str, payload: Payload) -> None:
-        below = [file for file in payload.files if file.path.startswith(f"{folder}/")]
-        saved_at = max((file.saved_at for file in below or payload.files), default=_UNKNOWN)
-        present = frozenset(file.path for file in below if file.blob is not None)
-        names_deletions = any(file.has_base for file in payload.files)
-        self._add(folder, _Snapshot(saved_at, present, names_deletions))
-
-    def _add(self, folder: str, snapshot: _Snapshot) -> None:
-        known = self._snapshots.get(folder)
-        if known is None or snapshot.saved_at > known.saved_at:
-            self._snapshots[folder] = snapshot
+        files = sorted((file for each in payloads.values() for file in each.files), key=_saved_at)
+        self.files = {file.path: file for file in files}
+        folders = [_snapshot(folder, each) for each in payloads.values() for folder in each.folders]
+        folders += [  # what was deleted may have been a folder
+            _Snapshot(file.path, file.saved_at, frozenset(), file.has_base)
+            for file in self.files.values()
+            if file.blob is None
+        ]
+        self._snapshots = {each.folder: each for each in sorted(folders, key=_saved_at)}
 
     def present(self) -> list[SubmittedFile]:
         """Return the files that are there, newest first."""
-        there = [file for file in self.files.values() if file.blob is not None]
+        there = (file for file in self.files.values() if file.blob is not None)
         found = [file for file in there if (self.gone_at(file.path) or _UNKNOWN) <= file.saved_at]
-        return sorted(found, key=lambda file: -file.saved_at)
+        return sorted(found, key=_saved_at, reverse=True)
 
     def gone_at(self, path: str) -> float | None:
         """Return when the path was last seen to be absent; None if it never was."""
