@@ -278,6 +278,7 @@ _REMOTE_LINE = re.compile(
     r"(?:remote:|(?:fatal: |error: )?remote (?:error|unpack failed):)[ \t]*(.*)", re.IGNORECASE
 )
 _QUOTED = re.compile(r"(?<!\w)(['\"])([^'\"\n]*)\1")
+_NAME = re.compile(r"""[^\s.,:;!?()\[\]'"]\S*[./\\]\S*[^\s.,:;!?()\[\]'"]|/\S+""")
 _NO_NAMES = frozenset({"input/output", "ssl/tls", "tls/ssl"})
 
 
@@ -305,19 +306,11 @@ def _split_voices(text: str) -> tuple[str, str]:
 def _without_names(line: str) -> str:
     """Replace every quoted name, URL, path and host by `…`; of a lock file, `….lock` stays."""
     line = _QUOTED.sub(lambda found: f"{found[1]}{_hidden(found[2])}{found[1]}", line)
-    return re.sub(r"\S+", lambda found: _without_name(found[0]), line)
-
-
-def _without_name(word: str) -> str:
-    core = word.strip(".,:;!?()[]'\"")
-    if core.lower() in _NO_NAMES or not ("/" in core or "." in core or "\\" in core):
-        return word
-    before, _, after = word.partition(core)
-    return f"{before}{_hidden(core)}{after}"
+    return _NAME.sub(lambda found: _hidden(found[0]), line)
 
 
 def _hidden(name: str) -> str:
-    return "….lock" if name.endswith(".lock") else "…"
+    return name if name.lower() in _NO_NAMES else "….lock" if name.endswith(".lock") else "…"
 
 
 def _remote_text(text: str) -> str:

@@ -156,22 +156,15 @@ class FilePlans:
         _write(self._folder / f"{plan.id}.json", plan._asdict())
 
     def plans(self) -> Sequence[Plan]:
-        """Return the recorded plans, oldest first. Raises PublishError for a file that is not a plan."""
-        try:
-            files = sorted((file.stat().st_mtime_ns, file) for file in self._folder.glob("*.json"))
-        except OSError as error:
-            raise PublishError.from_os("the plans of earlier pushes cannot be read", error) from error
+        """Return the recorded plans, oldest first. Raises OSError, and PublishError for a damaged file."""
+        files = sorted((file.stat().st_mtime_ns, file) for file in self._folder.glob("*.json"))
         return [_read(file, _as_plan) for _, file in files]
 
     def drop(self, plan: Plan) -> None:
-        """Delete the plan durably."""
-        try:
+        """Delete the plan durably. Raises OSError."""
+        with suppress(FileNotFoundError):
             (self._folder / f"{plan.id}.json").unlink()
             _sync_folder(self._folder)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise PublishError.from_os("the plan of a push cannot be deleted", error) from error
 
 
 class FileConflicts:

@@ -375,3 +375,38 @@ def test_a_configuration_with_bytes_that_are_no_text_is_read_and_pushed_with(sit
     assert git.config("ODD.\udcff.Name") == "M\udcfcller"
     assert git.config("odd.\udcff.empty") == "true"
     assert git.config("remote.origin.nothing", "none") == "none"
+
+
+def test_the_configuration_is_read_again_when_one_of_its_files_changed(site: Site, git: Git) -> None:
+    config = site.worktree / ".git" / "config"
+
+    def is_kept() -> bool:
+        """Whether another look needs no git, once the files are old enough."""
+        os.utime(config, (time.time() - 60,) * 2)
+        git.refresh()
+        before = git.settings
+        git.refresh()
+        return git.settings is before
+
+    assert is_kept()
+    site.git("config", "core.autocrlf", "input")
+    git.refresh()
+    assert git.config("core.autocrlf") == "input"
+    git.refresh()
+    site.git("config", "core.autocrlf", "false")  # at once: the time of the file may be the same
+    git.refresh()
+    assert git.config("core.autocrlf") == "false"
+    assert is_kept()
+    site.git("config", "include.path", "not-there-yet")
+    assert not is_kept()
+
+
+def test_a_command_that_was_begun_is_answered_once_and_ended_if_nobody_asks(git: Git) -> None:
+    names = b"\0".join(b"%d" % number for number in range(100_000)) + b"\0"
+    command = ("check-attr", "-z", "--stdin", "text")
+    git.begin(*command, stdin=names)
+    assert git.run("rev-parse", "--is-inside-work-tree") == b"true\n"
+    assert git.run(*command, stdin=names).count(b"unspecified") == 100_000
+    git.begin("cat-file", "--batch", stdin=names)
+    git.refresh()
+    assert children() == []
