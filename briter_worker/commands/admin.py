@@ -20,7 +20,6 @@ from briter_worker.status import health_problems, read_status
 from briter_worker.wiring import open_database, open_git, open_lock
 
 if TYPE_CHECKING:
-    from briter_worker.cluster.migrate import Migrated
     from briter_worker.git.pull import PullResult
     from briter_worker.settings import Settings
 
@@ -60,9 +59,7 @@ def doctor(*, site: SiteOption = None, as_json: Json = False) -> None:
     """Check everything that a publication needs. Prints one fix per finding."""
     settings = load_settings()
     if site is not None:
-        if not settings.database_url:
-            read_site(site)  # raises UsageError
-        settings = settings.model_copy(update={"site": site})
+        settings = settings.model_copy(update={"site": site}) if settings.database_url else read_site(site)
     findings = []
     for finding in checks.examine(settings, time.time()):
         findings.append(finding)
@@ -124,31 +121,29 @@ def schema(
 
 def import_(*, site: SiteOption = None, as_json: Json = False) -> None:
     """Move the jobs of this folder into the cluster. Their files move along."""
-    read_cluster("import")
-    settings = read_site(site)
-    from briter_worker.cluster.migrate import import_jobs  # noqa: PLC0415 - the extra [postgres]
-
-    moved = import_jobs(settings, time.time())
-    _report_migration(moved, f"from {settings.queue_root} to the site {settings.site}", as_json=as_json)
+    _move_jobs("import", site, as_json=as_json)
 
 
 def export(*, site: SiteOption = None, as_json: Json = False) -> None:
     """Move the jobs of a site out of the cluster. Their files move into the work tree."""
-    read_cluster("export")
+    _move_jobs("export", site, as_json=as_json)
+
+
+def _move_jobs(command: Literal["import", "export"], site: str | None, *, as_json: bool) -> None:
+    read_cluster(command)
     settings = read_site(site)
-    from briter_worker.cluster.migrate import export_jobs  # noqa: PLC0415 - the extra [postgres]
+    from briter_worker.cluster import migrate  # noqa: PLC0415 - the extra [postgres]
 
-    moved = export_jobs(settings, time.time())
-    _report_migration(moved, f"from the site {settings.site} to {settings.queue_root}", as_json=as_json)
-
-
-def _report_migration(moved: Migrated, way: str, *, as_json: bool) -> None:
+    move = migrate.import_jobs if command == "import" else migrate.export_jobs
+    moved = move(settings, time.time())
     for path, reason in moved.remarks.items():
         output.report(f"warning: {path} is not moved along: {reason}")
     for slug, reason in moved.stayed.items():
         output.report(f"{slug} stays where it is: {reason}")
+    way = "into" if command == "import" else "out of"
     document = {"jobs": moved.jobs, "stayed": moved.stayed, "remarks": moved.remarks}
-    output.answer(document, f"{moved.jobs} jobs moved {way}", as_json=as_json)
+    text = f"{moved.jobs} jobs moved {way} the site {settings.site} of the cluster"
+    output.answer(document, text, as_json=as_json)
     raise typer.Exit(1 if moved.stayed else 0)
 
 

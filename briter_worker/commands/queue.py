@@ -19,7 +19,6 @@ from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Event, Warned
 from briter_worker.job import parse_time
 from briter_worker.redaction import one_line
-from briter_worker.sinks.log import LogSink
 from briter_worker.status import job_to_json, pause_to_json, read_status
 from briter_worker.wiring import open_history, open_queue, record_cancelled
 
@@ -296,7 +295,7 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
     """Remove a job from the queue. A job in flight is removed if its push has not begun."""
     settings = read_site(site)
     done = open_queue(settings).cancel(wanted, time.time())
-    _record_cancelled(settings, done.removed, print_lines=not as_json and not output.is_terminal())
+    record_cancelled(settings, done.removed, _report_warning)
     if as_json:
         output.write_json(
             [{"id": job.id, "slug": job.slug, "cancelled": True} for job in done.removed]
@@ -308,21 +307,13 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
             f"{one_line(job.slug)} is in flight: it will be cancelled unless its push has begun; "
             f"see briter-worker show {one_line(job.id)}"
         )
-    if output.is_terminal():
-        for job in done.removed:
-            output.write(f"{one_line(job.slug)} cancelled (job {one_line(job.id)})")
+    if done.removed:
+        _report_jobs("cancelled", "cancelled", done.removed, as_json=False)
 
 
-def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: bool) -> None:
-    log = LogSink.standard(output.report)
-
-    def announce(event: Event) -> None:
-        if isinstance(event, Warned):
-            output.report(event.error, event.fix)
-        elif print_lines:
-            log(event)
-
-    record_cancelled(settings, jobs, announce)
+def _report_warning(event: Event) -> None:
+    if isinstance(event, Warned):
+        output.report(event.error, event.fix)
 
 
 # --- pause, resume

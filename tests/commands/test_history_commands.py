@@ -81,8 +81,7 @@ def test_a_post_whose_receipt_was_never_written_can_be_looked_at(site: Site) -> 
 def test_what_was_cancelled_while_it_waited_has_a_receipt_too(site: Site) -> None:
     site.save("a", ["content/posts/a.md"], scheduledFor="2099-01-01")
     site.save("b", ["content/posts/b.md"], scheduledFor="2099-01-01")
-    cancelled = site.command("cancel", "a")
-    assert [line for line in cancelled.stdout.splitlines() if '"event":"cancelled"' in line], cancelled.stderr
+    assert site.command("cancel", "a").returncode == 0
     with serving(site) as dashboard:
         assert dashboard.act("cancel", id="b").status_code == 303
         eventually(lambda: len(dashboard.json("/api/history")["items"]) == 2)

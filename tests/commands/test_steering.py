@@ -161,12 +161,6 @@ def test_a_post_that_is_gone_before_its_receipt_is_written_is_waited_for(
     assert capsys.readouterr().out.splitlines()[-1].startswith("cancelled")
 
 
-def test_a_post_that_nobody_knows_is_not_waited_for(site: Site) -> None:
-    result = site.command("show", "nobody", "--watch")
-    assert result.returncode == 1
-    assert "neither the queue nor the history has a job" in " ".join(result.stderr.split())
-
-
 def test_a_pause_ends_by_itself(site: Site) -> None:
     site.write_post("content/posts/a.md", "a")
     site.save("a", ["content/posts/a.md"])

@@ -153,16 +153,9 @@ def test_a_publication_leaves_a_receipt_with_commit_target_link_and_waiting_time
     assert receipt.save_to_remote == 10.0
 
 
-def test_a_scheduled_post_has_waited_since_it_was_due(book: Book) -> None:
-    book.write(start(due_at=999_998.0), published())
-    assert book.receipts()[0].save_to_remote == 2.0
-
-
-def test_a_dry_run_has_no_waiting_time(book: Book) -> None:
-    book.write(start(), published(dry_run=True))
-    (receipt,) = book.receipts()
-    assert receipt.dry_run
-    assert receipt.save_to_remote is None
+def test_the_waiting_time_begins_when_a_scheduled_post_is_due_and_a_dry_run_has_none(book: Book) -> None:
+    book.write(start("a", due_at=999_998.0), published("a"), start("b"), published("b", dry_run=True))
+    assert [(each.dry_run, each.save_to_remote) for each in book.receipts()] == [(True, None), (False, 2.0)]
 
 
 def test_each_attempt_has_its_own_receipt_with_error_and_fix_apart(book: Book) -> None:
