@@ -116,16 +116,12 @@ class Site:
     def from_row(cls, row: Mapping[str, Any]) -> Site:
         """Return the site of a row of the table."""
         pause = row["paused"]
+        same = {name: row[name] for name in ("name", "remote", "branch", "adapter", "settings", "created_at")}
         return cls(
-            name=row["name"],
-            remote=row["remote"],
-            branch=row["branch"],
-            adapter=row["adapter"],
+            **same,
             allowed=tuple(row["allowed"]),
-            settings=row["settings"],
             credentials=row["credentials"] or None,
-            created_at=row["created_at"],
-            paused=pause and Pause(pause["since"], pause.get("until"), pause.get("reason", "")),
+            paused=pause and Pause(**pause),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def save(database: Database, slug: str, path: str, created: float) -> None:
 def left_rows(database: Database) -> dict[str, int]:
     """Return the tables that are not empty although no job is left to publish."""
     collect_blobs(database)
-    tables = ("publications", "files", "folders", "blobs", "plans")
+    tables = ("publications", "files", "blobs", "plans")
     with database.connection() as connection:
         return {
             table: count

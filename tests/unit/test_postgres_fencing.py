@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-TABLES = ("publications", "files", "folders", "blobs", "plans", "published", "base_versions", "superseded")
+TABLES = ("publications", "files", "blobs", "plans", "published", "base_versions", "superseded")
 DOWN = Failure(FailureCode.NETWORK, "down", "start it")
 PLAN = Plan("id", None, "2" * 40, {"1": "2" * 40}, {"a.md": "3" * 40, "gone.md": None, "\udcff": "4" * 40})
 

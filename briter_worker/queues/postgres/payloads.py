@@ -16,6 +16,7 @@ from uuid import uuid4
 from briter_worker.job import MalformedJobError
 from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
 from briter_worker.queues.postgres.rows import (
+    FOLDER,
     Row,
     decode_path,
     encode_path,
@@ -48,9 +49,7 @@ SELECT blob FROM blobs b WHERE {_IS_UNUSED} ORDER BY blob LIMIT %s FOR UPDATE SK
 """  # noqa: S608 - constants only, here and below
 _DELETE_BLOBS = f"DELETE FROM blobs b WHERE blob = ANY(%s) AND {_IS_UNUSED}"  # noqa: S608
 _READ_PAYLOADS = """
-SELECT publication, path, mode, blob, saved_at, base, has_base FROM files WHERE publication = ANY(%(ids)s)
-UNION ALL
-SELECT publication, path, NULL, NULL, NULL, NULL, NULL FROM folders WHERE publication = ANY(%(ids)s)
+SELECT publication, path, mode, blob, saved_at, base, has_base FROM files WHERE publication = ANY(%s)
 ORDER BY publication, path
 """
 _REMEMBER = """
@@ -134,8 +133,7 @@ def submit(
     store_blobs(connection, source)
     lock_site(connection, site)
     (number,) = insert(connection, "publications", [row.fields(site)], "id")
-    insert(connection, "files", [_file_record(number, file) for file in source.payload.files])
-    insert(connection, "folders", _folder_records(number, source.payload, row.job.created_at))
+    insert(connection, "files", _records(number, source.payload, row.job.created_at))
     join_saves(connection, site, [row], now)
     return row.job
 
@@ -149,19 +147,13 @@ def _check_paths(payload: Payload) -> None:
             raise MalformedJobError(f"the path {path[:40]}… has a NUL, or more than {_MAX_PATH_BYTES} bytes")
 
 
-def _file_record(publication: int, file: SubmittedFile) -> dict[str, object]:
-    return {**file._asdict(), "publication": publication, "path": path_field(file.path)}
-
-
-def _folder_records(publication: int, payload: Payload, created_at: float) -> list[dict[str, object]]:
-    records: list[dict[str, object]] = []
-    for path in dict.fromkeys(payload.folders):
-        below = f"{path.rstrip('/')}/"
+def _records(publication: int, payload: Payload, created_at: float) -> list[dict[str, object]]:
+    files = list(payload.files)
+    for below in dict.fromkeys(f"{folder.rstrip('/')}/" for folder in payload.folders):
         times = [file.saved_at for file in payload.files if file.path.startswith(below)]
         # An older file that is not among these was not in the folder any more.
-        saved_at = min(times, default=created_at)
-        records.append({"publication": publication, "path": path_field(path), "saved_at": saved_at})
-    return records
+        files.append(SubmittedFile(below, FOLDER, None, min(times, default=created_at)))
+    return [{**file._asdict(), "publication": publication, "path": path_field(file.path)} for file in files]
 
 
 def store_blobs(connection: Connection, source: PayloadSource) -> None:
@@ -208,8 +200,8 @@ class PostgresPayloads:
         files: dict[int, list[SubmittedFile]] = defaultdict(list)
         folders: dict[int, list[str]] = defaultdict(list)
         with self._database.connection() as connection:
-            for number, path, mode, *rest in connection.execute(_READ_PAYLOADS, {"ids": ids}):
-                if mode is None:
+            for number, path, mode, *rest in connection.execute(_READ_PAYLOADS, (ids,)):
+                if mode == FOLDER:
                     folders[number].append(decode_path(path))
                 else:
                     files[number].append(SubmittedFile(decode_path(path), mode, *rest))

@@ -55,7 +55,8 @@ WHERE id IN (SELECT id FROM due) RETURNING {COLUMNS}
 """  # noqa: S608 - column names only
 _RECORD_PUBLISHED = """
 INSERT INTO published AS p (site, path, saved_at)
-SELECT %(site)s, path, max(saved_at) FROM files WHERE publication = ANY(%(ids)s) GROUP BY path
+SELECT %(site)s, path, max(saved_at) FROM files
+WHERE publication = ANY(%(ids)s) AND mode <> '040000' GROUP BY path
 ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at)
 """
 

@@ -32,16 +32,14 @@ if TYPE_CHECKING:
     from briter_worker.job import Document
     from briter_worker.queues.postgres.database import Connection, Database
 
+FOLDER = "040000"
+"""Mode of a folder among the files."""
 PENDING, CLAIMED, FAILED = "pending", "claimed", "failed"
 _OF_QUARANTINED_FILES = frozenset({FailureCode.MALFORMED, FailureCode.UNREADABLE})
 """Dead letters of such failures stand for one file each, and are not joined."""
 _MAX_NAME_BYTES = 1_000  # an index entry has at most 2,700 bytes
 _MAX_BIGINT = 2**53
 COLUMNS = "id, document, job_id, created_at, state, attempt, alone, cancelled"
-_FIELDS = (
-    "job_id, slug, document, paths, created_at, scheduled_for, next_attempt_at, attempts, failure, tried,"
-    " state"
-)
 _MOVE_FILES = """
 INSERT INTO files AS f (publication, path, mode, blob, base, has_base, saved_at)
 SELECT DISTINCT ON (m.newer, o.path) m.newer, o.path, o.mode, o.blob, o.base, o.has_base, o.saved_at
@@ -56,20 +54,12 @@ ON CONFLICT (publication, path) DO UPDATE SET
     has_base = f.has_base OR excluded.has_base,
     saved_at = greatest(f.saved_at, excluded.saved_at)
 """
-_MOVE_FOLDERS = """
-INSERT INTO folders AS f (publication, path, saved_at)
-SELECT m.newer, o.path, max(o.saved_at)
-FROM unnest(%(older)s::bigint[], %(newer)s::bigint[]) AS m (older, newer)
-JOIN folders o ON o.publication = m.older
-GROUP BY m.newer, o.path
-ON CONFLICT (publication, path) DO UPDATE SET saved_at = greatest(f.saved_at, excluded.saved_at)
-"""
 # A folder came with all its files: an older file below the folder was deleted before.
-_DROP_DELETED_FILES = """
-DELETE FROM files d USING folders f
+_DROP_DELETED_FILES = f"""
+DELETE FROM files d USING files f
 WHERE d.publication = ANY(%(newer)s) AND f.publication = d.publication AND d.saved_at < f.saved_at
-AND substring(d.path FROM 1 FOR length(rtrim(f.path, '/')) + 1) = rtrim(f.path, '/') || '/'
-"""
+AND d.mode <> '{FOLDER}' AND f.mode = '{FOLDER}' AND substring(d.path FROM 1 FOR length(f.path)) = f.path
+"""  # noqa: S608 - a constant
 
 
 class SiteMissingError(DeclinedError):
@@ -274,11 +264,13 @@ def insert(
 
 def update(connection: Connection, site: str, rows: Iterable[Row]) -> None:
     """Store the rows as they are now; none of them is claimed any more."""
+    records = [{"id": row.id, **row.fields(site)} for row in rows]
+    names = [name for name in records[0] if name != "id"]
     connection.execute(
-        f"UPDATE publications p SET ({_FIELDS}) = (n.{_FIELDS.replace(', ', ', n.')}),"  # noqa: S608
+        f"UPDATE publications p SET ({', '.join(names)}) = (n.{', n.'.join(names)}),"  # noqa: S608
         " attempt = 0, alone = false, cancelled = false"
         " FROM json_populate_recordset(NULL::publications, %s) n WHERE p.id = n.id",
-        (json.dumps([{"id": row.id, **row.fields(site)} for row in rows]),),
+        (json.dumps(records),),
     )
 
 
@@ -297,13 +289,9 @@ def delete(connection: Connection, ids: Sequence[int]) -> None:
 
 def delete_files(connection: Connection, publication: int, is_gone: Callable[[str], bool]) -> None:
     """Delete those files and folders of one publication whose paths are gone."""
-    for table in ("files", "folders"):
-        found = connection.execute(f"SELECT path FROM {table} WHERE publication = %s", (publication,))  # noqa: S608
-        gone = [path for (path,) in found if is_gone(decode_path(path))]
-        connection.execute(
-            f"DELETE FROM {table} WHERE publication = %s AND path = ANY(%s)",  # noqa: S608
-            (publication, gone),
-        )
+    found = connection.execute("SELECT path FROM files WHERE publication = %s", (publication,))
+    gone = [path for (path,) in found if is_gone(decode_path(path))]
+    connection.execute("DELETE FROM files WHERE publication = %s AND path = ANY(%s)", (publication, gone))
 
 
 def join_saves(connection: Connection, site: str, changed: Sequence[Row], now: float) -> None:
@@ -326,7 +314,7 @@ def join_saves(connection: Connection, site: str, changed: Sequence[Row], now: f
     if not pairs:
         return
     numbers = {"older": [older.id for older, _ in pairs], "newer": [newer.id for _, newer in pairs]}
-    for statement in (_MOVE_FILES, _MOVE_FOLDERS, _DROP_DELETED_FILES):
+    for statement in (_MOVE_FILES, _DROP_DELETED_FILES):
         connection.execute(statement, numbers)
     delete(connection, numbers["older"])
     update(connection, site, {newer.id: newer for _, newer in pairs}.values())

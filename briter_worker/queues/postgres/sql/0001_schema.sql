@@ -64,6 +64,7 @@ CREATE TABLE blobs (
 ALTER TABLE blobs ALTER COLUMN content SET STORAGE EXTERNAL;
 
 -- The files that came with a job. A null blob: the file was deleted. base: the version that the author edited.
+-- The mode 040000, with a path that ends in a slash: a declared folder that came with the job completely.
 CREATE TABLE files (
     publication bigint NOT NULL REFERENCES publications (id) ON DELETE CASCADE,
     path bytea NOT NULL,
@@ -75,14 +76,6 @@ CREATE TABLE files (
     PRIMARY KEY (publication, path)
 );
 CREATE INDEX files_blob ON files (blob) WHERE blob IS NOT NULL;
-
--- The declared folders that came with a job completely.
-CREATE TABLE folders (
-    publication bigint NOT NULL REFERENCES publications (id) ON DELETE CASCADE,
-    path bytea NOT NULL,
-    saved_at double precision NOT NULL,
-    PRIMARY KEY (publication, path)
-);
 
 -- The plan of each push, recorded before it.
 CREATE TABLE plans (
