@@ -258,7 +258,7 @@ def receipt_text(receipt: Receipt) -> str:
 
 def write_status(status: SiteStatus) -> None:
     """Print the status of a site."""
-    facts = []
+    facts = [("state", status.headline().text)]
     for state, count in status.jobs.items():
         since = status.oldest[state]
         facts.append((state, str(count) if since is None else f"{count}, the oldest {ago(-since)}"))

@@ -149,6 +149,9 @@ def check_queue(settings: Settings, now: float) -> Iterator[Finding]:
     except OSError as problem:
         yield error("queue", f"{settings.queue_root}: {problem.strerror}", "let the worker's user read it")
         return
+    state = status.headline()
+    is_bad = state.tone == "bad"
+    yield warning("state", state.text, state.fix or "see below") if is_bad else ok("state", state.text)
     if status.paused:
         yield warning("pause", "publishing is paused", "briter-worker resume")
     failed = status.jobs["failed"]

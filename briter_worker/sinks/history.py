@@ -197,11 +197,14 @@ class History:
 
     def moments(self, after: int, limit: int = 500) -> list[Moment]:
         """Return what happened after the moment `after`, in order."""
-        rows = self._query(
-            "SELECT id, at, event, data FROM moments WHERE site = ? AND id > ? ORDER BY id LIMIT ?",
-            after,
-            limit,
-        )
+        return self._moments("id > ? ORDER BY id LIMIT ?", after, limit)
+
+    def last_moment(self, event: str) -> Moment | None:
+        """Return the newest moment of this kind."""
+        return next(iter(self._moments("event = ? ORDER BY id DESC LIMIT 1", event)), None)
+
+    def _moments(self, which: str, *values: object) -> list[Moment]:
+        rows = self._query(f"SELECT id, at, event, data FROM moments WHERE site = ? AND {which}", *values)
         try:
             return _MOMENTS.validate_python([tuple(row) for row in rows])
         except ValidationError:

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from briter_worker.doctor import State as FindingState
 from briter_worker.job import Author, Job, State, parse_time
 from briter_worker.status import job_to_json, pause_to_json
 from briter_worker.web.live import Feed
@@ -31,7 +32,6 @@ OUTCOMES = {
 }
 _ORDER = (State.CLAIMED, State.PENDING, State.TRIED, State.RETRYING, State.SCHEDULED, State.FAILED)
 _MAX_ID = 2**63 - 1
-_CHECKS_POLL_S = 0.05
 _TEXT = r"^[^\x00-\x1f\x7f]+$"
 _TIME: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
 
@@ -83,17 +83,11 @@ class NewUpload(NewJob):
 
 
 class PauseRequest(BaseModel):
-    """The length of a pause: with neither `seconds` nor `until`, the pause lasts until `resume`."""
+    """A pause; without `until`, it lasts until `resume`."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
-    seconds: Annotated[int | None, Field(ge=1, le=366 * 86400, description="Length of the pause.")] = None
-    until: Annotated[
-        str | None,
-        Field(
-            description="End of the pause; with `seconds`, the earlier end counts.", json_schema_extra=_TIME
-        ),
-    ] = None
+    until: Annotated[str | None, Field(description="End of the pause.", json_schema_extra=_TIME)] = None
     reason: Annotated[str, Field(max_length=500)] = ""
 
 
@@ -157,8 +151,7 @@ def enqueue(
 ) -> Response:
     """Enqueue a post. Requests with the same Idempotency-Key are one job."""
     job_id, replayed = site.enqueue(job.model_dump(by_alias=True), idempotency_key)
-    warnings = site.warnings(job.paths)
-    return Json({"id": job_id, "slug": job.slug, "replayed": replayed, "warnings": warnings}, 201)
+    return Json({"id": job_id, "slug": job.slug, "replayed": replayed}, 201)
 
 
 @router.post("/jobs/{job_id:path}/retry")
@@ -217,16 +210,13 @@ def _changed(jobs: Sequence[Job]) -> Response:
 def pause(site: CurrentSite, wanted: Annotated[PauseRequest | None, Body()] = None) -> Response:
     """Pause publishing for a time, or until `resume`. A push that has begun ends first."""
     wanted = wanted or PauseRequest()
-    now = time.time()
-    ends = [] if wanted.seconds is None else [now + wanted.seconds]
-    if wanted.until is not None:
-        try:
-            ends.append(parse_time(wanted.until))
-        except ValueError as error:
-            raise ProblemError(422, str(error)) from None
-        if ends[-1] <= now:
-            raise ProblemError(409, f"{wanted.until} is in the past")
-    return Json(pause_to_json(site.pause(min(ends, default=None), wanted.reason)))
+    try:
+        until = None if wanted.until is None else parse_time(wanted.until)
+    except ValueError as error:
+        raise ProblemError(422, str(error)) from None
+    if until is not None and until <= time.time():
+        raise ProblemError(409, f"{wanted.until} is in the past")
+    return Json(pause_to_json(site.pause(until, wanted.reason)))
 
 
 @router.post("/resume")
@@ -268,16 +258,9 @@ def status(site: CurrentSite) -> Response:
 @router.get("/doctor")
 async def doctor(site: CurrentSite) -> Response:
     """Run the checks of `doctor`. Requests at the same time share one run."""
-    site.checks.start()
-    while site.checks.is_running:  # noqa: ASYNC110 - waiting in a thread would leave one fewer for the pages
-        await asyncio.sleep(_CHECKS_POLL_S)
-    return Json({"ok": site.checks.is_ok, "findings": [each.to_json() for each in site.checks.findings]})
-
-
-@router.get("/csrf")
-def csrf(request: Request) -> Response:
-    """Return the value of X-CSRF-Token, which a change without Bearer needs."""
-    return Json({"token": request.state.visit.csrf})
+    findings = await asyncio.wrap_future(site.examine())
+    is_ok = all(finding.state is not FindingState.ERROR for finding in findings)
+    return Json({"ok": is_ok, "findings": [each.to_json() for each in findings]})
 
 
 @live_router.get("/events", response_class=Response, responses=EVENT_STREAM)

@@ -187,7 +187,6 @@ def _cluster(request: Request) -> Cluster:
 
 
 Sites = Annotated[Cluster, Depends(_cluster)]
-router.add_api_route("/api/csrf", api.csrf)
 
 
 @router.get("/", include_in_schema=False)
@@ -248,7 +247,7 @@ def enqueue(
     contents = {path: _decoded(path, text) for path, text in job.contents.items()}
     body = {**job.model_dump(by_alias=True, exclude={"contents"}), "paths": list(contents)}
     job_id, replayed = site.enqueue(body, idempotency_key, contents)
-    return Json({"id": job_id, "slug": job.slug, "replayed": replayed, "warnings": []}, 201)
+    return Json({"id": job_id, "slug": job.slug, "replayed": replayed}, 201)
 
 
 def _decoded(path: str, text: str | None) -> bytes | None:

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from briter_worker.job import State
+from briter_worker.job import Job, State
+from briter_worker.ports import ListedJob
 from briter_worker.queues.selection import is_retryable
 from briter_worker.redaction import one_line
 from briter_worker.settings import settings_schema
@@ -24,7 +25,6 @@ from briter_worker.web.api import OUTCOMES, CurrentSite
 from briter_worker.web.responses import ProblemError, address, page
 from briter_worker.web.security import COOKIE, SESSION_S, SIGN_IN, Access, client_address
 from briter_worker.web.site import Site
-from briter_worker.web.snapshot import headline
 
 router = APIRouter()
 """Below `/`, in a cluster below `/sites/{site}`."""
@@ -33,6 +33,7 @@ sign_in_router = APIRouter()
 PER_PAGE = 50
 _RECENT = 8
 _FIRST = 20
+_WAITING = (State.CLAIMED, State.PENDING, State.RETRYING, State.TRIED)
 _PAUSE_MINUTES = frozenset({"30", "120", "1440", ""})
 Text = Annotated[str, Query(max_length=2000)]
 Offset = Annotated[int, Query(ge=0, le=2**31)]
@@ -60,7 +61,7 @@ def now(request: Request, site: CurrentSite) -> Response:
         request,
         site,
         "now.html",
-        headline=headline(snapshot),
+        headline=snapshot.status.headline(),
         number={state.value: len(rows) for state, rows in snapshot.jobs.items()},
         progress=site.progress()[:_FIRST],
         oldest=snapshot.longest_waiting(),
@@ -83,19 +84,40 @@ def scheduled(request: Request, site: CurrentSite, start: Offset = 0) -> Respons
     return page(request, site, "scheduled.html", days=days, **paging(len(rows), start))
 
 
+@router.get("/waiting")
+def waiting(request: Request, site: CurrentSite, start: Offset = 0) -> Response:
+    """Show posts that are due and wait, with the reason."""
+    jobs = site.snapshot().jobs
+    rows = [row for state in _WAITING for row in jobs[state]]
+    return page(
+        request,
+        site,
+        "waiting.html",
+        rows=rows[start : start + PER_PAGE],
+        progress={each["jobId"]: each for each in site.progress()},
+        stopped=_stopped(site, jobs[State.RETRYING]),
+        **paging(len(rows), start),
+    )
+
+
+def _stopped(site: Site, rows: Sequence[ListedJob]) -> tuple[int, Job] | None:
+    """Return how many of the jobs the site condition holds up, and which is tried next."""
+    failure = site.snapshot().status.failure
+    found = [row.job for row in rows if failure is not None and row.job.failure == failure]
+    return (len(found), min(found, key=lambda job: job.next_attempt_at or 0.0)) if found else None
+
+
 @router.get("/failed")
 def failed(request: Request, site: CurrentSite, start: Offset = 0) -> Response:
-    """Show dead letters, then jobs that will be retried."""
-    jobs = site.snapshot().jobs
-    rows, retrying = jobs[State.FAILED], jobs[State.RETRYING]
+    """Show dead letters."""
+    rows = site.snapshot().jobs[State.FAILED]
     shown = rows[start : start + PER_PAGE]
     return page(
         request,
         site,
         "failed.html",
         rows=shown,
-        retrying=retrying[:PER_PAGE],
-        more_retrying=len(retrying[PER_PAGE:]),
+        stopped=_stopped(site, rows),
         can_help=len(rows) > len(shown) or any(is_retryable(row.job) for row in shown),
         **paging(len(rows), start),
     )
@@ -162,8 +184,13 @@ def post(request: Request, site: CurrentSite, id: Text = "", slug: Text = "") ->
         jobs=[(row, _key_texts(job_to_json(row))) for row in rows[:_FIRST]],
         progress={each["jobId"]: each for each in site.progress()},
         receipts=receipts,
+        published=next((each for each in receipts if _is_on_remote(each[0])), None),
         trouble=trouble,
     )
+
+
+def _is_on_remote(receipt: Receipt) -> bool:
+    return receipt.outcome == "published" and not receipt.dry_run
 
 
 def _key_texts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -203,7 +230,10 @@ def site_page(request: Request, site: CurrentSite) -> Response:
         else:
             text = str(value).lower() if isinstance(value, bool) else str(value)
         rows.append((schema["title"], key, one_line(text), schema["description"].replace("`", "")))
-    return page(request, site, "site.html", rows=rows, checks=site.checks)
+    checks = site.checks
+    findings = checks.result() if checks is not None and checks.done() else ()
+    more: dict[str, Any] = {"checks": checks, "findings": findings, "checked_at": site.checked_at}
+    return page(request, site, "site.html", rows=rows, **more)
 
 
 async def _form_of(request: Request) -> dict[str, str]:
@@ -249,7 +279,7 @@ def _act(site: Site, action: str, form: Mapping[str, str]) -> str:
         case "resume":
             site.resume()
         case "examine":
-            site.checks.start()
+            site.examine()
         case _:
             raise ProblemError(404, "this page does not exist")
     return action

@@ -21,6 +21,7 @@ from briter_worker.errors import os_error_fix, os_error_text
 from briter_worker.job import format_time
 from briter_worker.queues.selection import is_retryable
 from briter_worker.redaction import one_line
+from briter_worker.status import count
 from briter_worker.web import labels
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ NOTICES = {
 }
 """What a page may say after an action."""
 _FUNCTIONS = (
-    *("clock", "count", "day_ahead", "is_link", "moment", "outcome_text", "percent"),
-    *("phase_text", "reason", "result_text", "tone_of"),
+    *("clock", "day_ahead", "is_link", "moment", "outcome_text"),
+    *("phase_text", "reason", "tone_of"),
 )
 
 
@@ -91,9 +92,9 @@ def _when(seconds: float | None, *, relative: bool = False) -> Markup:
     """Return a time for people, with the exact one for machines."""
     if seconds is None:
         return Markup("")
-    exact = labels.moment(seconds)
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        format_time(seconds), exact, labels.ago(seconds) if relative else exact
+    exact, mark = labels.moment(seconds), Markup(" data-ago") if relative else ""
+    return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(
+        format_time(seconds), exact, mark, labels.ago(seconds) if relative else exact
     )
 
 
@@ -137,6 +138,7 @@ def _environment() -> Environment:
     environment.globals |= {name: getattr(labels, name) for name in _FUNCTIONS} | {
         "address": address,
         "asset": _asset,
+        "count": count,
         "is_retryable": is_retryable,
         "states": labels.STATES,
     }

@@ -1,8 +1,8 @@
 """Who may enter: the token, one-time links and sessions, and the guard around the application.
 
 Every path but the health checks, the sign-in page and static files needs a session or the token. A change by
-session also needs the session's CSRF token, from a page of the same origin; a program that sends the token as
-Bearer needs neither, because no browser sends that header by itself. Sessions and links are kept in memory,
+session is a form of our own pages, with the session's CSRF token; a program that sends the token as Bearer
+needs neither, because no browser sends that header by itself. Sessions and links are kept in memory,
 so that a restart signs everybody out.
 """
 
@@ -47,7 +47,6 @@ FAILURES_WITHIN_S = 60.0
 BODY_S = 30.0
 """A body has to be there by then; 48 MiB need a line of 13 Mbit/s."""
 COOKIE = "briter_session"
-CSRF_HEADER = "x-csrf-token"
 CSRF_FIELD = "csrf"
 SIGN_IN = "/sign-in"
 MAX_BYTES = 2 << 20
@@ -225,7 +224,7 @@ class Guard:
             answer = self._refuse_visitor(scope)
             if answer is None and scope["method"] not in _READING:
                 body = await _read_body(scope, receive)  # not before: only an admitted visitor fills memory
-                answer = self._refuse_change(scope, body)
+                self._check_change(scope, body)
                 receive = _replay(body, receive)
             await (answer or self._app)(scope, receive, protected)
         except ClientDisconnect:
@@ -251,28 +250,26 @@ class Guard:
             self._access.check_token(bearer, client_address(scope))
         elif cookie is None and not _is_public(scope["path"]):
             return _ask_to_sign_in(scope, headers)
+        elif scope["path"].startswith("/api/") and _is_foreign(headers):
+            raise ProblemError(403, "This was requested by a page of another site")
         return None
 
-    def _refuse_change(self, scope: Scope, body: bytes) -> Response | None:
-        """Return the refusal of a change that a page of another site may have sent."""
+    def _check_change(self, scope: Scope, body: bytes) -> None:
+        """Raise ProblemError for a change that a page of another site may have sent."""
         headers = Headers(scope=scope)
         if _bearer(headers) is not None:
-            return None
+            return
         if _is_foreign(headers):
             raise ProblemError(403, "This change was requested by a page of another site")
-        given = headers.get(CSRF_HEADER)
-        if given is None and headers.get("content-type", "").startswith(_FORM):
-            given = parse_qs(body.decode("utf-8", "replace")).get(CSRF_FIELD, [""])[0]
-        if given is not None and _is_same(given, scope["state"]["visit"].csrf):
-            return None
-        if wants_page(scope["path"], headers):
+        if not headers.get("content-type", "").startswith(_FORM):
+            raise ProblemError(403, "this needs the token", "send it as Authorization: Bearer")
+        given = parse_qs(body.decode("utf-8", "replace")).get(CSRF_FIELD, [""])[0]
+        if not _is_same(given, scope["state"]["visit"].csrf):
             text = (
                 "This page was opened before the dashboard was restarted, or before you signed in. "
                 "Go back, load it again, and try again"
             )
-            return self._error_page(403, text)
-        fix = "take it from GET /api/csrf, or send the token as Authorization: Bearer"
-        raise ProblemError(403, "X-CSRF-Token is missing or out of date", fix)
+            raise ProblemError(403, text)
 
     def _refusal(self, scope: Scope, refused: ProblemError) -> Response:
         is_page = wants_page(scope["path"], Headers(scope=scope))

@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from briter_worker import client, wiring
-from briter_worker.allowlist import PathRefusedError
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
 from briter_worker.errors import DeclinedError, UnknownJobError
@@ -20,10 +19,11 @@ from briter_worker.sinks.store import StoreError
 from briter_worker.status import read_local_commits, read_status
 from briter_worker.web.live import MAX_KEPT, Feed, News
 from briter_worker.web.responses import ProblemError
-from briter_worker.web.snapshot import CachedValue, Snapshot, obstacle, read_days
+from briter_worker.web.snapshot import CachedValue, Snapshot, in_background, read_days
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from briter_worker.events import Event
     from briter_worker.job import Document, Job
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 PAGES = (
     ("/", "Now"),
+    ("/waiting", "Waiting"),
     ("/scheduled", "Scheduled"),
     ("/failed", "Failed"),
     ("/published", "Published"),
@@ -66,7 +67,9 @@ class Site:
         self.name = name
         self.base = base
         self.history = wiring.open_history(settings)
-        self.checks = SiteChecks(settings, complain)
+        self.checks: Future[Sequence[Finding]] | None = None
+        """The last run of the checks, or the running one."""
+        self.checked_at = 0.0
         self.feed = Feed(self._news)
         self._log = log
         self._complain = complain
@@ -91,7 +94,12 @@ class Site:
         with self._queue_guard:
             rows = self._queue.jobs(now)
             status = read_status(
-                self.settings, now, queue=self._queue, jobs=rows, local_commits=self._commits
+                self.settings,
+                now,
+                queue=self._queue,
+                jobs=rows,
+                local_commits=self._commits,
+                history=self.history,
             )
         return Snapshot.of(rows, status)
 
@@ -112,7 +120,7 @@ class Site:
         return {
             "revision": snapshot.revision,
             "worker": None if worker is None else {"pid": worker["pid"], "alive": worker["alive"]},
-            **{key: status[key] for key in ("jobs", "paused", "condition", "failure", "fix", "dryRun")},
+            **{key: status[key] for key in ("headline", "jobs", "paused", "condition", "failure", "fix")},
             "inFlight": self.progress(),
         }
 
@@ -141,8 +149,8 @@ class Site:
         return {
             "snapshot": snapshot,
             "status": snapshot and snapshot.status,
-            "dry_run": self.settings.worker_dry_run,
-            "obstacle": snapshot and obstacle(snapshot),
+            "dry_run": bool(snapshot and snapshot.status.dry_run),
+            "obstacle": snapshot and snapshot.status.obstacle(),
             "site_name": one_line(self.name) or "site",
             "base": self.base,
             "above": "/" if self.base else "",
@@ -236,58 +244,20 @@ class Site:
     def _after_change(self) -> None:
         self._snapshot.renew()
 
-    def warnings(self, paths: Sequence[str]) -> list[str]:
-        """Return which of these paths will not be published, and why."""
-        if not paths:
-            return ["nothing will be published: the job declares no paths"]
-        allowlist = self.settings.allowlist()
-        found = []
-        for path in paths:
-            try:
-                allowlist.resolve(path)
-            except PathRefusedError as refused:
-                found.append(one_line(f"{path} will not be published: {refused.reason}"))
-        return found
+    def examine(self) -> Future[Sequence[Finding]]:
+        """Return the findings of a run of the checks: of the running one, if there is one."""
+        with self._queue_guard:
+            if self.checks is None or self.checks.done():
+                self.checked_at = time.time()
+                self.checks = in_background(self._examine)
+            return self.checks
 
-
-class SiteChecks:
-    """The last run of the checks, or the running one."""
-
-    def __init__(self, settings: Settings, complain: Callable[[str], None]) -> None:
-        self._settings = settings
-        self._complain = complain
-        self._guard = threading.Lock()
-        self._thread = threading.Thread()
-        self.findings: tuple[Finding, ...] = ()
-        self.started_at: float | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Return True if more results will come."""
-        return self._thread.is_alive()
-
-    @property
-    def is_ok(self) -> bool:
-        """Return True if no result is an error."""
-        return all(finding.state is not FindingState.ERROR for finding in self.findings)
-
-    def start(self) -> None:
-        """Start a run, unless one is running."""
-        with self._guard:
-            if not self.is_running:
-                self.findings, self.started_at = (), time.time()
-                # A daemon: a remote may take minutes to answer, and the dashboard must end at once.
-                self._thread = threading.Thread(target=self._run, name="doctor", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
+    def _examine(self) -> Sequence[Finding]:
         try:
-            for finding in examine(self._settings, time.time()):
-                self.findings = (*self.findings, finding)
+            return tuple(examine(self.settings, time.time()))
         except Exception as error:  # noqa: BLE001 - the page waits for an answer
             self._complain(f"doctor: {type(error).__name__}: {error}")
-            failed = Finding("doctor", FindingState.ERROR, f"the checks failed: {error}", "see the log")
-            self.findings = (*self.findings, failed)
+            return [Finding("doctor", FindingState.ERROR, f"the checks failed: {error}", "see the log")]
 
 
 def _digest(data: bytes) -> str:

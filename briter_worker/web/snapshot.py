@@ -7,17 +7,15 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from briter_worker.job import State
-from briter_worker.redaction import one_line
 from briter_worker.status import waits_since
 from briter_worker.web import labels
 from briter_worker.web.responses import ProblemError, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from briter_worker.ports import ListedJob
     from briter_worker.sinks.history import History
@@ -79,22 +77,34 @@ class CachedValue(Generic[T]):
     def _begin(self) -> tuple[Future[T] | None, Future[T] | None]:
         """Begin to read if the value is old. Return the last read and the running one."""
         with self._guard:
+            if self._coming is not None and self._coming.done():
+                self._known, self._coming = self._coming, None
             if self._coming is None and time.monotonic() >= self._expires:
-                self._coming = Future()
-                threading.Thread(target=self._refresh, args=[self._coming], daemon=True).start()
+                self._coming = in_background(self._refresh)
             return self._known, self._coming
 
-    def _refresh(self, coming: Future[T]) -> None:
+    def _refresh(self) -> T:
         began, pause = time.monotonic(), self._lifetime
         try:
-            finish = partial(coming.set_result, self._read())
+            value = self._read()
             pause = max(pause, _SHARE * (time.monotonic() - began))
-        except Exception as error:  # noqa: BLE001 - raised to whoever asks for the value
-            finish = partial(coming.set_exception, error)
-        with self._guard:
-            self._known, self._coming = coming, None
+            return value
+        finally:
             self._expires = time.monotonic() + pause
-        finish()
+
+
+def in_background(work: Callable[[], T]) -> Future[T]:
+    """Do the work in a thread that does not keep the dashboard from ending."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised to whoever asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,60 +138,6 @@ class Snapshot:
         """Return the due job that waits longest."""
         waiting = (row for state in (State.PENDING, State.RETRYING) for row in self.jobs[state])
         return min(waiting, key=waits_since, default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """The site's state in one sentence. `tone` is good, busy, warn or bad."""
-
-    tone: str
-    text: str
-    detail: str = ""
-    fix: str = ""
-
-
-def headline(snapshot: Snapshot) -> Headline:
-    """Return what matters most."""
-    return next(_headlines(snapshot))
-
-
-def obstacle(snapshot: Snapshot) -> Headline | None:
-    """Return why no post can be published, or None."""
-    return next(_obstacles(snapshot), None)
-
-
-def _headlines(snapshot: Snapshot) -> Iterator[Headline]:
-    number = {state: len(rows) for state, rows in snapshot.jobs.items()}
-    yield from _obstacles(snapshot)
-    if number[State.CLAIMED]:
-        yield Headline("busy", f"{labels.count(number[State.CLAIMED], 'post')} being published")
-    if number[State.FAILED]:
-        yield Headline("warn", f"{labels.count(number[State.FAILED], 'post')} failed")
-    if number[State.RETRYING]:
-        yield Headline("warn", f"{labels.count(number[State.RETRYING], 'post')} will be retried")
-    if number[State.PENDING]:
-        yield Headline("busy", f"{labels.count(number[State.PENDING], 'post')} about to be published")
-    if not snapshot.status.dry_run:
-        yield Headline("good", "Everything that was saved is live")
-    fix = "set BRITER_WORKER_DRY_RUN=false on the server: the worker then publishes what the queue holds"
-    tried = labels.count(number[State.TRIED], "post")
-    text = f"{tried} tried" if number[State.TRIED] else "No post waits"
-    yield Headline("busy", f"{text}: a dry run publishes nothing", "", fix)
-
-
-def _obstacles(snapshot: Snapshot) -> Iterator[Headline]:
-    status = snapshot.status
-    if status.paused is not None:
-        yield Headline("warn", labels.pause_text(status.paused), one_line(status.paused.reason))
-    if status.condition is not None:
-        why = labels.reason(status.failure, status.condition, status.fix)
-        yield Headline("bad", f"No post can be published: {why.headline}", why.detail, why.fix)
-    waiting = len(snapshot.jobs[State.PENDING])
-    if waiting and not status.has_worker:
-        verb = "wait" if waiting > 1 else "waits"
-        text = f"{labels.count(waiting, 'post')} {verb}, and no worker is running"
-        where = "on the server" if status.hosts is None else "on a node of the cluster"
-        yield Headline("bad", text, "", f"start the worker {where}: briter-worker run")
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def test_a_healthy_site_has_no_finding_to_mend(site: Site) -> None:
     assert json.loads(result.stdout)["ok"] is True
     assert {finding["check"] for finding in findings(result)} == {
         *("configuration", "dry-run", "queue", "quarantine", "storage", "lock", "disk"),
-        *("dead-letters", "unreadable-files", "worker", "worktree", "git", "ownership", "branch"),
+        *("dead-letters", "unreadable-files", "worker", "worktree", "git", "state", "ownership", "branch"),
         *("unfinished", "repository", "folders", "storage-place", "remote"),
         *("plugins",),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PAGES = ("/", "/scheduled", "/failed", "/published", "/figures", "/site")
+PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/figures", "/site")
 NASTY = "<script>alert(1)</script>\"'&"
 TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()
 
@@ -55,7 +56,7 @@ def test_every_page_of_a_new_site_says_what_to_do_next(dashboard: Dashboard) -> 
         assert '<html lang="en">' in answer.text
         assert '<main id="main"' in answer.text
         assert path == "/" or f'href="{path}" aria-current="page"' in answer.text
-    assert "Everything that was saved is live." in text_of(dashboard.page.get("/").text)
+    assert "Everything that was saved is on the remote." in text_of(dashboard.page.get("/").text)
 
 
 def test_in_a_dry_run_no_page_says_that_something_is_live(site: Site) -> None:
@@ -64,7 +65,7 @@ def test_in_a_dry_run_no_page_says_that_something_is_live(site: Site) -> None:
     site.run_once(BRITER_WORKER_DRY_RUN="true")
     with serving(site, BRITER_WORKER_DRY_RUN="true") as tried:
         said = text_of(tried.page.get("/").text)
-    assert "Everything that was saved is live" not in said
+    assert "Everything that was saved is on the remote" not in said
     assert "1 post tried: a dry run publishes nothing" in said
     assert "Fix: set BRITER_WORKER_DRY_RUN=false" in said
 
@@ -100,7 +101,7 @@ def test_a_published_post_shows_its_commit_its_page_and_how_long_it_took(site: S
             assert f'href="https://example.org/commit/{commit}"' in page
             assert 'href="https://example.org/hello"' in page
             assert "Say hello" in page
-        assert "live" in text_of(page)
+        assert "The version saved" in text_of(page)
         found = dashboard.page.get("/published", params={"q": "say HELLO"}).text
         assert commit in found
         assert "No receipt matches" in dashboard.page.get("/published", params={"q": "other"}).text
@@ -113,9 +114,9 @@ def test_a_refused_post_shows_message_and_fix_and_is_retried_from_the_page(
     refuse_everything(site, "customers are not to be named")
     publish(site, "hello")
     page = dashboard.page.get("/failed").text
-    assert "Not live yet: the remote does not accept this post." in text_of(page)
+    assert "Not published: the remote does not accept this post." in text_of(page)
     assert "customers are not to be named" in page
-    assert f"<strong>Fix:</strong> {html.escape(site.job('hello')['fix'])}" in page, "verbatim"
+    assert f"<code data-copy>{html.escape(site.job('hello')['fix'])}</code>" in page, "verbatim"
     assert "1 post failed" in text_of(dashboard.page.get("/").text)
     (site.remote / "hooks" / "pre-receive").unlink()
 
@@ -126,7 +127,7 @@ def test_a_refused_post_shows_message_and_fix_and_is_retried_from_the_page(
     assert "will be retried" in text_of(dashboard.page.get("/failed?told=retry").text)
     assert site.job("hello")["status"] == "pending"
     assert site.run_once().returncode == 0
-    assert "Everything that was saved is live" in text_of(dashboard.page.get("/").text)
+    assert "Everything that was saved is on the remote" in text_of(dashboard.page.get("/").text)
 
 
 def test_no_page_offers_a_retry_that_would_be_declined(site: Site, dashboard: Dashboard) -> None:
@@ -222,6 +223,73 @@ def test_the_longest_wait_counts_from_the_due_time_and_includes_retries(
     assert "No post can be published: the remote repository was not found. Fix: " in page
     page = text_of(dashboard.page.get("/").text)
     assert "Longest waiting late , due 3 min ago" in page
+
+
+def test_one_cause_is_one_card_for_all_its_posts_with_since_and_next_try(
+    site: Site, dashboard: Dashboard
+) -> None:
+    site.git("remote", "set-url", "origin", str(site.root / "nowhere"))
+    for slug in ("one", "two", "three"):
+        site.write_post(f"content/posts/{slug}.md", f"# {slug}\n")
+        site.save(slug, [f"content/posts/{slug}.md"])
+    site.run_once()
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["retrying"] == 3)
+    page = dashboard.page.get("/waiting").text
+    said = text_of(page)
+    assert re.search(r"The remote repository was not found since .{5,20}: 3 posts", said)
+    assert re.search(r"Last checked .*, next try in \d+ s", said)
+    assert said.count(site.job("one")["fix"]) == 2, "in the card, and above it"
+    assert page.count('id="try-now"') == 1
+    status = dashboard.json("/api/status")
+    assert status["conditionSince"] <= status["conditionChecked"]
+    site.git("remote", "set-url", "origin", str(site.remote))
+    assert dashboard.act("retry", id=re.search(r'name="id" value="([^"]+)"', page)[1]).status_code == 303  # type: ignore[index]
+    assert site.run_once().returncode == 0
+    eventually(lambda: dashboard.json("/api/status")["condition"] is None)
+
+
+def test_the_headline_follows_from_facts_and_the_command_says_the_same(
+    site: Site, dashboard: Dashboard
+) -> None:
+    def headline() -> str:
+        page = dashboard.page.get("/").text
+        found = re.search(r'<h1 id="condition">(.*)\.</h1>', page)
+        assert found
+        said: str = json.loads(site.command("status", "--json").stdout)["headline"]["text"]
+        assert said == html.unescape(found[1])
+        return said
+
+    site.save("later", ["content/posts/a.md"], scheduledFor=TOMORROW)
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["scheduled"] == 1)
+    assert headline() == "1 post waits, and no worker is running"
+    site.run_once()
+    eventually(lambda: "scheduled" in headline())
+    assert headline() == "Everything that was due is on the remote; 1 post scheduled"
+    site.write_post("content/posts/now.md", "# Now\n")
+    site.save("now", ["content/posts/now.md"])
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["pending"] == 1)
+    assert headline().startswith("2 posts wait for the next run of the worker; the last one ended at ")
+    os.utime(site.storage / "worker.lock", (1, 1))
+    eventually(lambda: headline() == "2 posts wait, and no worker is running")
+
+
+def test_the_worker_decides_whether_a_page_says_dry_run(site: Site, dashboard: Dashboard) -> None:
+    site.write_post("content/posts/a.md", "a")
+    site.save("a", ["content/posts/a.md"])
+    site.run_once(BRITER_WORKER_DRY_RUN="true")
+    eventually(lambda: "Dry run." in dashboard.page.get("/").text)
+    said = text_of(dashboard.page.get("/waiting").text)
+    assert "A dry run built it" in said
+
+
+def test_a_post_shows_what_is_on_the_remote_and_what_is_not_yet(site: Site, dashboard: Dashboard) -> None:
+    publish(site, "hello")
+    author = {"name": "Ada Lovelace", "email": "ada@example.org"}
+    site.save("hello", ["content/posts/hello.md"], author=author, scheduledFor=TOMORROW)
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["scheduled"] == 1)
+    said = text_of(dashboard.page.get("/post?slug=hello").text)
+    assert re.search(r"Not yet on the remote: saved .* by Ada Lovelace\. It is scheduled for", said)
+    assert re.search(r"The version saved .* is on the remote since .*: " + site.remote_log()[0][0][:10], said)
 
 
 def test_errors_are_shown_on_a_page_with_the_fix(dashboard: Dashboard) -> None:

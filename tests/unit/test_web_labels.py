@@ -13,6 +13,7 @@ from briter_worker.events import Published
 from briter_worker.sinks.history import History
 from briter_worker.sinks.recorder import HistorySink, Target
 from briter_worker.sinks.store import SqliteStore
+from briter_worker.status import FAILURE_TEXTS, Headline
 from briter_worker.web import labels
 from briter_worker.web.snapshot import read_days
 
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
 
 
 def test_every_failure_has_words_for_an_editor() -> None:
-    assert set(labels.HEADLINES) == set(FailureCode)
+    assert set(FAILURE_TEXTS) == set(FailureCode)
 
 
 def test_a_reason_is_a_headline_the_message_and_the_fix_verbatim() -> None:
     why = labels.reason("auth", "the remote said no.", "git remote set-url origin ...")
-    assert why == labels.Reason(
-        "the remote refused the password or key", "The remote said no", "git remote set-url origin ..."
+    assert why == Headline(
+        "bad", "the remote refused the password or key", "The remote said no", "git remote set-url origin ..."
     )
-    assert labels.reason("a-word-from-later", "it broke.").headline == "it broke"
-    assert labels.reason(None, None).headline == "it failed"
+    assert labels.reason("a-word-from-later", "it broke.").text == "it broke"
+    assert labels.reason(None, None).text == "it failed"
 
 
 @pytest.mark.parametrize("commit", [None, "", "x", "abc", "a" * 40 + "/../..", "<script>", "A" * 40])
