@@ -204,7 +204,8 @@ class History:
         return next(iter(self._moments("event = ? ORDER BY id DESC LIMIT 1", event)), None)
 
     def _moments(self, which: str, *values: object) -> list[Moment]:
-        rows = self._query(f"SELECT id, at, event, data FROM moments WHERE site = ? AND {which}", *values)
+        query = f"SELECT id, at, event, data FROM moments WHERE site = ? AND {which}"  # noqa: S608 - our own
+        rows = self._query(query, *values)
         try:
             return _MOMENTS.validate_python([tuple(row) for row in rows])
         except ValidationError:
