@@ -15,8 +15,6 @@ from briter_worker.redaction import one_line, quote_fix
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import RenderableType
-
     from briter_worker.cluster.sites import Site, SiteSummary
     from briter_worker.doctor import Finding
     from briter_worker.git.pull import PullResult
@@ -34,15 +32,12 @@ _STYLES = {
     "tried": "cyan",
     "claimed": "green",
     "failed": "red",
-    "ok": "green",
-    "warning": "yellow",
-    "error": "red",
     "published": "green",
     "nochange": "dim",
     "dead-lettered": "red",
     "nopaths": "red",
 }
-"""By state of a job or a finding, and by outcome of an attempt."""
+"""By state of a job, and by outcome of an attempt."""
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
 _UNITS = ((60, 1, "s"), (3600, 60, "min"), (2 * 86400, 3600, "h"))
 _WIDE_COLUMNS = 100
@@ -126,14 +121,6 @@ def write_facts(facts: Sequence[tuple[str, str]]) -> None:
     write("\n".join(f"{name:{width}}  {one_line(value) or _EMPTY}" for name, value in facts))
 
 
-def _write_rich(content: RenderableType) -> None:
-    from rich.console import Console  # noqa: PLC0415 - a worker prints no table
-
-    console = Console(file=io.StringIO(), force_terminal=True)
-    console.print(content)
-    write(console.file.getvalue())  # type: ignore[attr-defined]
-
-
 def _write_table(headings: Sequence[str], rows: Sequence[Sequence[_Cell]], now: float, empty: str) -> None:
     """Print rows as columns into a pipe, as a table on a terminal.
 
@@ -149,7 +136,8 @@ def _write_table(headings: Sequence[str], rows: Sequence[Sequence[_Cell]], now: 
     from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415 - as above
 
-    is_narrow = Console().width < _WIDE_COLUMNS
+    console = Console(file=io.StringIO(), force_terminal=True)
+    is_narrow = console.width < _WIDE_COLUMNS
     shown = [index for index, heading in enumerate(headings[:-1]) if heading != "Job" or not is_narrow]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in (headings[index] for index in shown):
@@ -163,7 +151,8 @@ def _write_table(headings: Sequence[str], rows: Sequence[Sequence[_Cell]], now: 
             cells.append(Text(text, style=_STYLES.get(text, "")))
         message, *fixes = [one_line(str(cell)) for cell in row[len(headings) - 1 :] if cell] or [""]
         table.add_row(*cells, Text("\nFix: ".join([quote_fix(message), *fixes])))
-    _write_rich(table)
+    console.print(table)
+    write(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 def _plain(cell: _Cell) -> str:
@@ -307,13 +296,8 @@ def write_finding(finding: Finding) -> None:
     if not is_terminal():
         write_columns([(state, finding.check, finding.message, finding.fix or "")])
         return
-    from rich.text import Text  # noqa: PLC0415 - a worker prints no finding
-
-    text = Text.assemble((f"{_MARKS[state]} ", _STYLES[state]), (f"{finding.check}: ", "bold"))
-    text.append(quote_fix(finding.message))
-    if finding.fix:
-        text.append(f"\n  Fix: {finding.fix}", style=_STYLES[state])
-    _write_rich(text)
+    fix = f"\n  Fix: {finding.fix}" if finding.fix else ""
+    write(f"{_MARKS[state]} {finding.check}: {quote_fix(finding.message)}{fix}")
 
 
 def write_pull(result: PullResult, settings: Settings) -> None:

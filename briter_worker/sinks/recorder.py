@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -210,7 +210,7 @@ class RunningDrain:
     """The running drain: its jobs without an outcome, and its phases ([name, began, ended or None])."""
 
     def __init__(self, began: float) -> None:
-        self.id = str(secrets.randbits(62))
+        self.id = str(int.from_bytes(os.urandom(7)))
         self.began = began
         self.phases: list[list[Any]] = [[_FIRST_PHASE, began, None]]
         self.phase, self.done, self.total = _FIRST_PHASE, 0, 0
