@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 _GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL."""
 _NO_ENVIRONMENT: Mapping[str, str] = {}
-_LOCAL_READS = frozenset(
+_ENDING_ALONE = frozenset(
     {"check-attr", "check-ignore", "config", "diff-tree", "ls-files", "ls-tree", "merge-base"}
+    | {"fast-import", "update-ref"}
 )
-"""Commands that write nothing and ask no remote: without the worker they end within milliseconds."""
+"""Commands that ask no remote, and end without the worker: within milliseconds, or as their input ends."""
 
 
 class Git:
@@ -329,13 +330,11 @@ class Git:
         place = [] if discover else [f"--git-dir={self.repo.git_dir}"]
         if self.worktree is not None and not discover:
             place.append(f"--work-tree={self.worktree}")
-        command_name = next((arg for arg in args if not arg.startswith("-")), "")
-        # The end of the worker closes the pipe of a conversation, and that ends git.
-        is_short = stdin == subprocess.PIPE or command_name in _LOCAL_READS
+        prefix = _with_death_signal() if _ENDING_ALONE.isdisjoint(args[:3]) else ()
         environment = {**self._env(), **env}
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes through stdin only
-                [*(() if is_short else _with_death_signal()), "git", *place, "--no-replace-objects", *args],
+                [*prefix, "git", *place, "--no-replace-objects", *args],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
