@@ -46,10 +46,6 @@ class Stop:
         """Return True if no new job may be claimed."""
         return self._stopping.is_set()
 
-    def wait(self, seconds: float) -> None:
-        """Sleep until the time is over or the order comes."""
-        self._stopping.wait(seconds)
-
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Let SIGTERM and SIGINT set the order inside."""

@@ -361,7 +361,12 @@ class Index:
         try:
             self._wait_for_switch(self._file.stat())
             self._copied, self.is_changed = self.stamp(), False
-            shutil.copy2(self._file, self._copy)  # with its age, by which git knows which entries to distrust
+            try:  # the same file is on the disk already; git never writes into it, but replaces its name
+                os.link(self._file, self._copy)
+            except FileNotFoundError:
+                raise
+            except OSError:  # no hard links on this file system; the age tells what git may trust
+                shutil.copy2(self._file, self._copy)
         except FileNotFoundError as error:
             raise PublishError(FailureCode.CORRUPT, "the repository has no index", "git reset") from error
         try:
