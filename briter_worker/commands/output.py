@@ -118,7 +118,7 @@ def write_facts(facts: Sequence[tuple[str, str]]) -> None:
         write_columns(facts)
         return
     width = max(len(name) for name, _ in facts)
-    write("\n".join(f"{name:{width}}  {one_line(value) or _EMPTY}" for name, value in facts))
+    write("\n".join(f"{name:{width}}  {quote_fix(one_line(value)) or _EMPTY}" for name, value in facts))
 
 
 def _write_table(headings: Sequence[str], rows: Sequence[Sequence[_Cell]], now: float, empty: str) -> None:
@@ -208,7 +208,7 @@ def job_text(row: ListedJob, now: float) -> str:
     """Return the state of a job, when it is due, and its last error."""
     due = row.job.due_at(now, math.inf)
     text = f"{row.state.value}, due {format_time(due)}" if due > now else row.state.value
-    return f"{text}: {one_line(row.job.last_error)}" if row.job.last_error else text
+    return f"{text}: {quote_fix(one_line(row.job.last_error))}" if row.job.last_error else text
 
 
 def write_receipts(receipts: Sequence[Receipt], now: float) -> None:
@@ -239,7 +239,7 @@ def receipt_text(receipt: Receipt) -> str:
         text += f", {span(waited)} after it was {'due' if receipt.due_at else 'saved'}"
     if receipt.href:
         text += f": {one_line(receipt.href)}"
-    return f"{text}: {one_line(receipt.error)}" if receipt.error else text
+    return f"{text}: {quote_fix(one_line(receipt.error))}" if receipt.error else text
 
 
 # --- status, doctor, pull

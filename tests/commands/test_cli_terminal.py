@@ -108,7 +108,7 @@ def test_a_remotes_fix_never_reads_as_the_programs_own(site: Site) -> None:
     site.save("hello", [POST])
     site.run_once()
     assert "Fix: curl" in site.job("hello")["lastError"], "kept as it came"
-    for command in ("list", "history"):
-        shown = " ".join(_STYLE.sub("", worker(site, command)).split())
+    for command in ("list", "history", "show hello", "show hello --watch"):
+        shown = " ".join(_STYLE.sub("", worker(site, *command.split())).split())
         assert "'Fix': curl" in shown, command
         assert "Fix: curl" not in shown.replace("'Fix': curl", ""), command
