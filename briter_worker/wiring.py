@@ -20,9 +20,8 @@ from briter_worker.errors import (
     UsageError,
 )
 from briter_worker.events import Cancelled, Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
-from briter_worker.git.commits import Person
 from briter_worker.git.publisher import GitPublisher
-from briter_worker.git.push import FileConflicts, FilePlans
+from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import Staging, WorkTreeCopies

@@ -16,9 +16,9 @@ from sites import PERSON
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import UnavailableError
 from briter_worker.git.clone import open_clone
-from briter_worker.git.commits import Person
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
 from briter_worker.ports import Payload, Plan, Request, SubmittedFile
 

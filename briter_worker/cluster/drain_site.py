@@ -12,9 +12,9 @@ from briter_worker.cluster.sites import Site, settings_of
 from briter_worker.drain import Counts, Drain
 from briter_worker.events import Progress, Warned
 from briter_worker.git.clone import open_clone
-from briter_worker.git.commits import Person
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
 from briter_worker.queues.postgres.payloads import PostgresBases, PostgresPayloads
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue

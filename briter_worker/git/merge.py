@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING
 from briter_worker.allowlist import parents
 from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git import messages
-from briter_worker.git.commits import File, blob_id, write_commits
-from briter_worker.git.push import move_side_branch
+from briter_worker.git.push import File, blob_id, move_side_branch, write_commits
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
 from briter_worker.ports import BaseVersion, Conflict, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from briter_worker.git.commits import Person
     from briter_worker.git.publisher import Item
+    from briter_worker.git.push import Person
     from briter_worker.git.repository import Entry, Repository
     from briter_worker.ports import BaseVersions, Outcome, Request
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside, parents
 from briter_worker.errors import Failure, FailureCode, PublishError, UnavailableError, UsageError
-from briter_worker.git.commits import blob_id
 from briter_worker.git.folders import Draft, Folders, Tree, check_size, read_pieces, read_tree
 from briter_worker.git.merge import Base
+from briter_worker.git.push import blob_id
 from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import IGNORED, ignored_paths, sparse_paths
@@ -31,7 +31,7 @@ from briter_worker.ports import BaseVersion, Payload, SubmittedFile
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from briter_worker.git.commits import File
+    from briter_worker.git.push import File
     from briter_worker.git.staging import Staged, Staging
     from briter_worker.ports import BaseVersions, Payloads, Request
 

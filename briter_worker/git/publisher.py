@@ -20,15 +20,23 @@ from briter_worker.errors import (
     UnavailableError,
     os_error_fix,
 )
-from briter_worker.git.commits import Commit, File, Person, read_own_commits, write_commits
 from briter_worker.git.merge import Base, Conflicts, Edit, Merge
-from briter_worker.git.push import UncertainPushError, push, push_large_files
+from briter_worker.git.push import (
+    Commit,
+    File,
+    Person,
+    UncertainPushError,
+    push,
+    push_large_files,
+    read_own_commits,
+    write_commits,
+)
 from briter_worker.ports import Change, Outcome, Plan, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from briter_worker.git.commits import OwnCommit
+    from briter_worker.git.push import OwnCommit
     from briter_worker.git.repository import Move, Repository
     from briter_worker.git.staging import Staged
     from briter_worker.ports import BaseVersions, PlanStore, Request

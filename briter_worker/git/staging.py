@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from briter_worker.allowlist import PathRefusedError, is_inside, parents
 from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git.checkout import Checkout
-from briter_worker.git.commits import File, blob_id
 from briter_worker.git.folders import (
     Draft,
     Folders,
@@ -30,6 +29,7 @@ from briter_worker.git.folders import (
     unreadable,
 )
 from briter_worker.git.merge import Base
+from briter_worker.git.push import File, blob_id
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, Repository
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import pytest
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import FailureCode, LockLostError, PublishError
-from briter_worker.git.commits import Person
 from briter_worker.git.publisher import GitPublisher
-from briter_worker.git.push import FileConflicts, FilePlans
+from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import Staging, WorkTreeCopies
