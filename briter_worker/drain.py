@@ -308,10 +308,7 @@ class _Batch:
         for outcome in known.values():
             claim = self.open[outcome.key]
             match outcome.result:
-                case Result.CANCELLED:
-                    self._queue.drop([claim])
-                    self._emit_cancelled(claim)
-                case Result.RELEASED:
+                case Result.CANCELLED | Result.RELEASED:
                     for cancelled in self._queue.release([claim]):
                         self._emit_cancelled(cancelled)
                 case Result.FAILED:

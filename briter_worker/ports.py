@@ -101,9 +101,6 @@ class Queue(Protocol):
         Their files may have the content whose time has not come.
         """
 
-    def drop(self, claims: Sequence[Claim]) -> None:
-        """Remove cancelled jobs."""
-
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """After a successful push, undo what environment failures did; return the revived dead letters.
 

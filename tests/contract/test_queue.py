@@ -304,7 +304,7 @@ def test_old_spellings_are_read_and_written_anew(engine: Engine) -> None:
     assert not {"commitMessage", "attempt"} & document.keys()
 
 
-@pytest.mark.parametrize("settle", ["retry_later", "dead_letter", "acknowledge", "release", "drop"])
+@pytest.mark.parametrize("settle", ["retry_later", "dead_letter", "acknowledge", "release"])
 def test_to_settle_a_job_twice_is_to_settle_it_once(engine: Engine, settle: str) -> None:
     """As when the answer was lost."""
     engine.save("a", ["x"])
@@ -317,10 +317,8 @@ def test_to_settle_a_job_twice_is_to_settle_it_once(engine: Engine, settle: str)
                 dead_letter(engine, claims)
             case "acknowledge":
                 acknowledge(engine, claims)
-            case "release":
-                release(engine, claims)
             case _:
-                engine.queue.drop(claims)
+                release(engine, claims)
     states = {"retry_later": [RETRYING], "dead_letter": [FAILED], "release": [PENDING]}.get(settle, [])
     assert [state for state, _ in engine.rows("a")] == states
     if settle in {"retry_later", "dead_letter"}:
@@ -614,7 +612,7 @@ def test_a_requested_cancellation_outlives_the_worker(engine: Engine) -> None:
     engine.restart()
     claims = engine.queue.recover(NOW)
     assert set(engine.queue.cancelled(claims)) == keys(claims) != set()
-    engine.queue.drop(claims)
+    engine.queue.release(claims)
     assert engine.rows("a") == []
 
 
@@ -632,11 +630,12 @@ def test_a_cancelled_job_does_not_come_back(engine: Engine) -> None:
     assert [(row.job.slug, row.state) for row in queue.jobs(NOW)] == [("wanted", PENDING)]
 
 
-def test_what_is_dropped_never_takes_a_newer_save_along(engine: Engine) -> None:
-    engine.save("a", ["a"], created=NOW - 2)
+def test_a_job_cancelled_in_flight_never_takes_a_newer_save_along(engine: Engine) -> None:
+    job = engine.save("a", ["a"], created=NOW - 2)
     claims = claimed(engine)
+    engine.queue.cancel(job, NOW)
     engine.save("a", ["b"], created=NOW - 1)
-    engine.queue.drop(claims)
+    engine.queue.release(claims)
     assert engine.rows("a") == [(PENDING, ("b",))]
 
 

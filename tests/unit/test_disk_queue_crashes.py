@@ -269,9 +269,9 @@ def test_dying_while_dropping_what_was_cancelled_never_cancels_the_next_save(fol
         disk.save("a", ["a"], name="a")
         claims = disk.queue.claim(NOW).claims
         disk.queue.cancel("a", NOW)
-        died = killed_at(step, partial(disk.queue.drop, claims))
+        died = killed_at(step, partial(disk.queue.release, claims))
         disk.restart()
-        disk.queue.drop(disk.queue.recover(NOW))
+        disk.queue.release(disk.queue.recover(NOW))
         disk.save("a", ["again"], name="a")
         assert disk.queue.cancelled(disk.queue.claim(NOW).claims) == set(), f"step {step}"
         if not died:

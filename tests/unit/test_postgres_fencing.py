@@ -57,7 +57,7 @@ ACTIONS: dict[str, Callable[[PostgresQueue, PostgresPlans, PostgresBases, Claim]
     "retry_later": lambda queue, _p, _b, claim: queue.retry_later(claim, DOWN, at=NOW + 9),
     "dead_letter": lambda queue, _p, _b, claim: queue.dead_letter(claim, DOWN),
     "release": lambda queue, _p, _b, claim: queue.release([claim]),
-    "drop": lambda queue, _p, _b, claim: queue.drop([claim]),
+    "drop": lambda queue, _p, _b, claim: queue.release([claim]),
     "requeue": lambda queue, _p, _b, _c: queue.requeue(NOW),
     "record a plan": lambda _q, plans, _b, _c: plans.record(Plan("other", None, "5" * 40, {}, {})),
     "drop a plan": lambda _q, plans, _b, _c: plans.drop(PLAN),
@@ -119,7 +119,7 @@ def test_a_recovered_job_that_is_gone_cannot_be_reclaimed(database: Database) ->
     save(database, "a")
     queue = take_queue(database)
     (claim,) = queue.claim(NOW).claims
-    queue.drop([claim])
+    queue.release([claim])
     with pytest.raises(LockLostError, match="is gone"):
         queue.reclaim(claim, NOW)
 

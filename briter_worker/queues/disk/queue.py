@@ -283,11 +283,6 @@ class DiskQueue(DiskControl):
                         found.add(claim.key)
             return found
 
-    def drop(self, claims: Sequence[Claim]) -> None:
-        """Remove cancelled jobs."""
-        with self._exclusively():
-            self._remove(claim.key for claim in claims)
-
     def _remove(self, keys: Iterable[str]) -> None:
         intact: list[str] = []
         others: list[str] = []

@@ -224,11 +224,6 @@ class PostgresQueue(PostgresControl):
             )
             return {str(number) for (number,) in found}
 
-    def drop(self, claims: Sequence[Claim]) -> None:
-        """Remove cancelled jobs."""
-        with self._locked() as connection:
-            delete(connection, [row.id for row in self._claimed_rows(connection, claims)])
-
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """Make dead letters of environment failures pending again, and their retries due at once."""
         values = {"site": self._site, "now": now, "codes": _ENVIRONMENT}
