@@ -59,7 +59,7 @@ class _StateRef:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self._git = repository.git
+        self.git = repository.git
         self._name = f"{repository.own_refs}/mirror"
 
     def read(self) -> MirrorState:
@@ -87,10 +87,10 @@ class _StateRef:
 
     def _write(self, document: dict[str, Any], bases: Collection[FileBase]) -> str:
         content = json.dumps(document, sort_keys=True).encode()
-        record = self._git.run("hash-object", "-w", "--stdin", "--no-filters", stdin=content).decode().strip()
+        record = self.git.run("hash-object", "-w", "--stdin", "--no-filters", stdin=content).decode().strip()
         names = {_RECORD: record} | {base.blob: base.blob for base in bases if base.blob}
         stdin = "".join(f"100644 blob {blob}\t{name}\0" for name, blob in names.items())
-        return self._git.run("mktree", "-z", stdin=stdin.encode()).decode().strip()
+        return self.git.run("mktree", "-z", stdin=stdin.encode()).decode().strip()
 
 
 class Checkout:
@@ -111,7 +111,7 @@ class Checkout:
         self.is_cms_path = is_cms_path
         self.late_reason = ""
         """Why the last sync was put off to later; empty if it was not."""
-        self._git = repository.git
+        self.git = repository.git
         self._state = _StateRef(repository)
         self._warn = warn
         self._warned: set[str] = set()
@@ -126,7 +126,7 @@ class Checkout:
         local = self._local()
         if local in ("", tip):
             return local or None
-        return self._git.attempt("merge-base", local, tip)[1].decode().strip() or None
+        return self.git.attempt("merge-base", local, tip)[1].decode().strip() or None
 
     def _local(self) -> str:
         return self.repository.ref(self.repository.branch_ref) or ""
@@ -174,8 +174,8 @@ class Checkout:
             new = tip if old == tip or self._may_move(old, tip, left or state.left) else old
             try:
                 with closing(self._open_work_tree()) as work_tree, index.copied():
-                    move = _Move(self, old, new, state, blobs, index=index, work_tree=work_tree)
-                    move.prepare()
+                    move = _Move(self, old, new, state, index, work_tree)
+                    move.prepare(blobs)
                     move.run(self._state)
                 break
             except PublishError as failure:
@@ -204,7 +204,7 @@ class Checkout:
         )
         stdin = os.fsencode("".join(f"{line}\n" for line in lines))
         what = "the site's files could not be read"
-        return self._git.run("hash-object", "--stdin-paths", stdin=stdin, what=what).decode().splitlines()
+        return self.git.run("hash-object", "--stdin-paths", stdin=stdin, what=what).decode().splitlines()
 
     def _may_move(self, old: str, tip: str, left: str | None) -> bool:
         """Return True if `tip` contains the local branch; False if a person has pulled and it is contained.
@@ -233,11 +233,11 @@ class Checkout:
         return {path: _blob(branch.get(path)) for path in paths if staged.get(path) == branch.get(path)}
 
     def _open_index(self) -> Index:
-        self._index = self._index or Index(self._git, self.repository.branch_ref)
+        self._index = self._index or Index(self.git, self.repository.branch_ref)
         return self._index
 
     def _open_work_tree(self) -> WorkTree:
-        return WorkTree(self._git.worktree or self._git.git_dir, self._git.state_dir / "temporary-files")
+        return WorkTree(self.git.worktree or self.git.git_dir, self.git.state_dir / "temporary-files")
 
     def _warn_late(self, prefix: str, error: PublishError | OSError) -> None:
         self.late_reason = _text(error)
@@ -277,45 +277,37 @@ class _File:
     temporary: str = ""
 
 
+@dataclass(slots=True)
 class _Move:
     """One move of the branch, of the index and of the files."""
 
-    def __init__(
-        self,
-        checkout: Checkout,
-        old: str,
-        new: str,
-        state: MirrorState,
-        blobs: Mapping[str, str | None],
-        *,
-        index: Index,
-        work_tree: WorkTree,
-    ) -> None:
-        self._checkout = checkout
-        self._repository = checkout.repository
-        self._git = checkout.repository.git
-        self._old, self._new = old, new
-        self._state = state
-        self._index = index
-        self._work_tree = work_tree
-        self.failed: dict[str, OSError] = {}
-        """Files that could not be read or written."""
-        self._files = self._list_files({path: base.blob for path, base in state.bases.items()} | dict(blobs))
-        self._staged, self._skipped = index.entries(self._files)
+    checkout: Checkout
+    old: str
+    new: str
+    state: MirrorState
+    index: Index
+    work_tree: WorkTree
+    failed: dict[str, OSError] = field(default_factory=dict)
+    """Files that could not be read or written."""
+    files: dict[str, _File] = field(default_factory=dict)
+    staged: dict[str, Entry] = field(default_factory=dict)
+    skipped: set[str] = field(default_factory=set)
+    """Files that git ignores in the work tree."""
 
-    def _list_files(self, bases: Mapping[str, str | None]) -> dict[str, _File]:
+    def _list_files(self, blobs: Mapping[str, str | None]) -> dict[str, _File]:
+        bases = {path: base.blob for path, base in self.state.bases.items()} | dict(blobs)
         out = b""
-        if self._old != self._new:
+        if self.old != self.new:
             command = ("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev")
-            out = self._git.run(*command, self._old, self._new)
+            out = self.checkout.git.run(*command, self.old, self.new)
         files = {}
         for path, before, after in _read_raw(out):
             # The index takes no path that git would not write: one such path must not stop the others.
             if is_safe_to_check_out(path):
                 base = None if _is_special(before) else _blob(before)
                 files[path] = _File(before, after, bases.get(path, base), path in bases)
-        others = [path for path in self._state.bases if path not in files]
-        entries = self._repository.entries(self._new, others)
+        others = [path for path in self.state.bases if path not in files]
+        entries = self.checkout.repository.entries(self.new, others)
         for path in others:
             files[path] = _File(entries.get(path), entries.get(path), bases[path], is_published=True)
         return files
@@ -326,21 +318,23 @@ class _Move:
         A sync that was killed, or whose branch a person has set back, wrote such a file: it is no edit.
         """
         command = ("log", "-z", "-m", "--raw", "--format=", "--no-renames", "--no-abbrev")
-        out = self._git.run(*command, f"{self._old}..{self._new}", "--")
+        out = self.checkout.git.run(*command, f"{self.old}..{self.new}", "--")
         return {(path, after.blob) for path, _, after in _read_raw(out) if after}
 
     def paths(self, *actions: _Action) -> list[str]:
-        return [path for path, file in self._files.items() if file.action in actions]
+        return [path for path, file in self.files.items() if file.action in actions]
 
     def next_state(self, *actions: _Action) -> MirrorState:
         """Return the state after the move, with the bases of the files that have one of these actions."""
-        kept = {path: self._files[path] for path in self.paths(*actions)}
+        kept = {path: self.files[path] for path in self.paths(*actions)}
         return MirrorState(bases={path: FileBase(each.base, _blob(each.new)) for path, each in kept.items()})
 
-    def prepare(self) -> None:
+    def prepare(self, blobs: Mapping[str, str | None]) -> None:
         """Do everything that takes time: compare the files, write the new ones aside, build the index."""
-        for path, each in self._files.items():
-            if not each.is_published and self._staged.get(path) not in (each.old, each.new):
+        self.files = self._list_files(blobs)
+        self.staged, self.skipped = self.index.entries(self.files)
+        for path, each in self.files.items():
+            if not each.is_published and self.staged.get(path) not in (each.old, each.new):
                 raise PublishError(
                     FailureCode.DIVERGED,
                     f"{path} is staged, and the remote has another version",
@@ -348,8 +342,8 @@ class _Move:
                 )
         self._compare()
         for path in self.paths(_Action.KEEP):
-            is_new = self._old != self._new and path not in self._state.bases and path not in self.failed
-            if is_new and not self._checkout.is_cms_path(path):
+            is_new = self.old != self.new and path not in self.state.bases and path not in self.failed
+            if is_new and not self.checkout.is_cms_path(path):
                 raise PublishError(
                     FailureCode.DIVERGED,
                     f"{path} has local changes, and the remote has another version",
@@ -357,25 +351,25 @@ class _Move:
                 )
         changed = {
             path: each.new
-            for path, each in self._files.items()
+            for path, each in self.files.items()
             if each.old != each.new
             or each.action is _Action.WRITE
-            or (path in self._skipped and each.action is _Action.NONE)
+            or (path in self.skipped and each.action is _Action.NONE)
         }
-        self._index.change(changed, null="0" * len(self._new))
+        self.index.change(changed, null="0" * len(self.new))
         self._write_temporaries()
-        marked = [path for path in self.paths(_Action.KEEP, _Action.LEAVE_OUT) if self._files[path].new]
-        self._index.skip([path for path in marked if path in changed or path not in self._skipped])
+        marked = [path for path in self.paths(_Action.KEEP, _Action.LEAVE_OUT) if self.files[path].new]
+        self.index.skip([path for path in marked if path in changed or path not in self.skipped])
 
     def _compare(self) -> None:
         """Decide what happens to each file."""
         unknown, edited = [], {}
-        for path, each in self._files.items():
-            if path in self._skipped and path not in self._state.bases and not _is_special(each.old):
+        for path, each in self.files.items():
+            if path in self.skipped and path not in self.state.bases and not _is_special(each.old):
                 each.action = _Action.LEAVE_OUT
                 continue
             try:
-                each.status, found = self._work_tree.read(path, id_length=len(self._new))
+                each.status, found = self.work_tree.read(path, id_length=len(self.new))
             except OSError as error:
                 each.action = _Action.KEEP if each.new else _Action.NONE
                 if not _is_special(each.new):
@@ -384,13 +378,13 @@ class _Move:
             each.action = self._decide(path, each, found)
             if found not in (None, each.base, _blob(each.new)) and not _is_special(each.new):
                 unknown.append(path)  # git may convert the file
-        for path, found in zip(unknown, self._checkout.hash_files(unknown), strict=True):
-            each = self._files[path]
+        for path, found in zip(unknown, self.checkout.hash_files(unknown), strict=True):
+            each = self.files[path]
             each.action = self._decide(path, each, found)
             if each.action is _Action.KEEP and not each.is_published:
                 edited[path] = found
         for path, _ in self._former_versions() & edited.items() if edited else ():
-            self._files[path].action = _Action.WRITE
+            self.files[path].action = _Action.WRITE
 
     def _decide(self, path: str, each: _File, found: str | None) -> _Action:
         """Return what happens to a file whose version `found` is."""
@@ -402,8 +396,8 @@ class _Move:
         if each.old != each.new and each.is_published and each.base == new:
             # Published as it was. An edit since is committed as any other. But the branch's former version
             # may also come from git: of a person who committed the post elsewhere, or stashed it.
-            former = (_blob(each.old), _blob(self._staged.get(path)))
-            return _Action.KEEP if path in self._skipped or found in former else _Action.NONE
+            former = (_blob(each.old), _blob(self.staged.get(path)))
+            return _Action.KEEP if path in self.skipped or found in former else _Action.NONE
         return _Action.WRITE if found == each.base else _Action.KEEP
 
     def _lacks_mode(self, each: _File) -> bool:
@@ -411,17 +405,17 @@ class _Move:
         if not (each.old and each.new and each.status) or each.old.mode == each.new.mode:
             return False
         is_executable = bool(each.status.st_mode & stat.S_IXUSR)
-        has_modes = self._git.config("core.fileMode") != "false"
+        has_modes = self.checkout.git.config("core.fileMode") != "false"
         return has_modes and is_executable != (each.new.mode == _EXECUTABLE)
 
     def _write_temporaries(self) -> None:
         """Write the wanted files beside their targets, so that only names change under the locks."""
-        wanted = [path for path in self.paths(_Action.WRITE) if self._files[path].new]
-        for path, content in self._index.check_out(wanted):
-            each = self._files[path]
+        wanted = [path for path in self.paths(_Action.WRITE) if self.files[path].new]
+        for path, content in self.index.check_out(wanted):
+            each = self.files[path]
             is_executable = each.new is not None and each.new.mode == _EXECUTABLE
             try:
-                each.temporary = self._work_tree.copy_beside(
+                each.temporary = self.work_tree.copy_beside(
                     path, content, executable=is_executable, like=each.status
                 )
             except OSError as error:
@@ -431,35 +425,35 @@ class _Move:
     def run(self, state: _StateRef) -> None:
         """Make the move, unless there is nothing to do."""
         wanted = self.paths(_Action.WRITE)
-        if self._old == self._new and not wanted and not self._index.is_changed:
+        if self.old == self.new and not wanted and not self.index.is_changed:
             return
         moves = [state.move_to(self.next_state(_Action.KEEP, _Action.WRITE))]
-        if self._old != self._new:
-            moves.append((self._repository.branch_ref, self._new, self._old))
-        what = f"{self._repository.branch} could not be moved"
-        update = self._git.open("update-ref", "-m", "briter: sync", "--stdin", what=what)
-        with self._index.locked(), update as process:
+        if self.old != self.new:
+            moves.append((self.checkout.repository.branch_ref, self.new, self.old))
+        what = f"{self.checkout.repository.branch} could not be moved"
+        update = self.checkout.git.open("update-ref", "-m", "briter: sync", "--stdin", what=what)
+        with self.index.locked(), update as process:
             say = partial(_transact, process.stdin, process.stdout)
             say("start")
             for name, new, old in filter(None, moves):
-                must = old or "0" * len(self._new)
+                must = old or "0" * len(self.new)
                 say(f"update {name} {new} {must}" if new else f"delete {name} {must}")
             say("prepare")
-            self._repository.check()  # nobody can switch branches any more: HEAD is locked, too
+            self.checkout.repository.check()  # nobody can switch branches any more: HEAD is locked, too
             self._put_files(wanted)
-            self._index.skip([path for path in wanted if self._files[path].action is _Action.KEEP])
-            self._index.place()
+            self.index.skip([path for path in wanted if self.files[path].action is _Action.KEEP])
+            self.index.place()
             say("commit")
 
     def _put_files(self, wanted: Collection[str]) -> None:
         """Give the new files their names, after removals: a file may take a folder's place."""
-        for path in sorted(wanted, key=lambda path: self._files[path].new is not None):
-            each, is_done = self._files[path], True
+        for path in sorted(wanted, key=lambda path: self.files[path].new is not None):
+            each, is_done = self.files[path], True
             try:
                 if each.temporary:
-                    is_done = self._work_tree.put(each.temporary, path, each.status)
+                    is_done = self.work_tree.put(each.temporary, path, each.status)
                 elif each.status is not None:
-                    is_done = self._work_tree.remove(path, each.status)
+                    is_done = self.work_tree.remove(path, each.status)
             except OSError as error:
                 self.failed[path] = error
                 is_done = False

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, LockLostError, PublishError
-from briter_worker.git.push import FilePlans, UncertainPushError, push, push_large_files
+from briter_worker.git.push import FilePlans, push, push_large_files
 from briter_worker.git.repository import Entry
 
 if TYPE_CHECKING:
@@ -123,11 +123,7 @@ def _push(repository: Repository, new: str, tip: str) -> bool:
         push_large_files(repository, ref, base=tip, dry_run=False)
     try:
         is_done = push(repository, f"{ref}:{repository.branch_ref}", expect=tip)
-    except UncertainPushError:
-        if repository.remote_tip() != new:
-            raise
-        is_done = True
-    finally:
+    finally:  # if its answer was lost, the next pull finds the commits on the remote
         repository.update_refs((ref, None, None))
     if is_done:
         repository.update_refs((repository.pushed_ref, new, None), (repository.tracking_ref, new, None))
