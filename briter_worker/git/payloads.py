@@ -296,10 +296,12 @@ class SubmittedCopies:
             with suppress(PathRefusedError):
                 folders.update(parents(f"{self._allowlist.resolve(path)}/"))
         rules = {f"{folder}/{name}".lstrip("/") for folder in folders for name in _RULES}
+        # Asked together with what staging asks for next: the repository remembers it.
         found = {
             path: entry.blob
-            for path, entry in self._repository.entries(tip, rules).items()
-            if entry.mode in ("100644", "100755")
+            for path, entry in self._repository.entries(tip, rules | folders - {""}).items()
+            if path in rules
+            and entry.mode in ("100644", "100755")
             and (path.endswith(".gitattributes") or self._newest.gone_at(path) is None)
         }
         for path, (_, pieces) in zip(found, self._repository.blobs(found.values()), strict=True):
