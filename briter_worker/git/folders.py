@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.errors import Failure
+    from briter_worker.git.push import File
     from briter_worker.git.repository import Entry, Repository
 
 _MAX_OPEN = 64
@@ -152,8 +153,8 @@ class Tree:
 
 
 @dataclass(slots=True)
-class Draft:
-    """What the declared paths of one job stand for in a work tree, and in a commit."""
+class Staged:
+    """What the declared paths of one job stand for in a work tree, and what they change on a commit."""
 
     places: dict[str, str] = field(default_factory=dict)
     """The safe path of each declared path that the allowlist accepts."""
@@ -170,8 +171,16 @@ class Draft:
     """Reasons for what is silently left out below a declared folder: what the branch has there stays."""
     gone: dict[str, None] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    """Declared paths that are neither in the work tree nor in the commit."""
     withheld: dict[str, float] = field(default_factory=dict)
+    """Files that scheduled jobs declare, and the time they are scheduled for."""
+    changes: dict[str, File | None] = field(default_factory=dict)
+    """By path, deletions (None) first. A file without content has its blob in the repository."""
+    unchanged: dict[str, str | None] = field(default_factory=dict)
+    """The blobs of paths that came with the request and are what the tip has; empty for a work tree."""
+    uses_lfs: bool = False
     failure: Failure | None = None
+    """Set when this request alone cannot be published."""
 
     def expand(self, folders: Folders, allowlist: Allowlist, declared: str) -> None:
         """Add the files that a declared path stands for. Raises PublishError for an unreadable folder."""

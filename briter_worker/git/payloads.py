@@ -14,13 +14,13 @@ import os
 import stat
 import tempfile
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside, parents
 from briter_worker.errors import Failure, FailureCode, PublishError, UnavailableError, UsageError
-from briter_worker.git.folders import Draft, Folders, Tree, check_size, read_pieces, read_tree
+from briter_worker.git.folders import Folders, Staged, Tree, check_size, read_pieces, read_tree
 from briter_worker.git.merge import Base
 from briter_worker.git.push import blob_id
 from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from briter_worker.git.push import File
-    from briter_worker.git.staging import Staged, Staging
+    from briter_worker.git.staging import Staging
     from briter_worker.ports import BaseVersions, Payloads, Request
 
 _GIT_TIMEOUT_S = 60.0
@@ -76,7 +76,7 @@ def gather(
 
     Raises GatherError for what cannot be sent as a whole, and OSError for what cannot be read.
     """
-    found = Draft()
+    found = Staged()
     try:
         with _opened(root) as folders:
             for path in paths:
@@ -265,10 +265,9 @@ class SubmittedCopies:
         paths |= self._newest.files.keys()
         published = self._payloads.published(paths)
         known = published.keys() | self._store.bases(paths).keys()
-        return {
-            key: self._judge(each, payloads.get(key, Payload()), unsound, published, known)
-            for key, each in staged.items()
-        }
+        for key, each in staged.items():
+            self._judge(each, payloads.get(key, Payload()), unsound, published, known)
+        return staged
 
     def _write_files(self, root: Path) -> dict[str, str]:
         """Write the files; return the reason for each path whose content is not what was saved."""
@@ -315,31 +314,30 @@ class SubmittedCopies:
         unsound: Mapping[str, str],
         published: Mapping[str, float],
         known: Collection[str],
-    ) -> Staged:
+    ) -> None:
         """Leave out what nobody saved; name what the payload brings and the tip has already."""
         if broken := next((file.path for file in payload.files if file.path in unsound), None):
-            failure = Failure(FailureCode.INTERNAL, unsound[broken], "save the post again")
-            return replace(staged, changes={}, failure=failure)
-        rejected = dict(staged.rejected)
+            staged.failure = Failure(FailureCode.INTERNAL, unsound[broken], "save the post again")
+            staged.changes = {}
+            return
         for file in payload.files:
             try:
                 self._allowlist.resolve(file.path)
             except PathRefusedError as refusal:
-                rejected.setdefault(file.path, refusal.reason)
-        changes = {
+                staged.rejected.setdefault(file.path, refusal.reason)
+        left = staged.rejected.keys() | staged.changes.keys() | staged.withheld.keys()
+        staged.changes = {
             path: each
             for path, each in staged.changes.items()
             if self._is_wanted(path, each, published, known)
         }
-        left = rejected.keys() | staged.changes.keys() | staged.withheld.keys()
-        unchanged = {
+        staged.unchanged = {
             file.path: file.blob
             for file in payload.files
             if file.path not in left
             and self._newest.files[file.path].blob == file.blob
             and file.saved_at >= published.get(file.path, file.saved_at)
         }
-        return replace(staged, changes=changes, rejected=rejected, unchanged=unchanged)
 
     def _is_wanted(
         self, path: str, change: File | None, published: Mapping[str, float], known: Collection[str]

@@ -36,9 +36,9 @@ from briter_worker.ports import Change, Outcome, Plan, Result
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from briter_worker.git.folders import Staged
     from briter_worker.git.push import OwnCommit
     from briter_worker.git.repository import Move, Repository
-    from briter_worker.git.staging import Staged
     from briter_worker.ports import BaseVersions, PlanStore, Request
 
 _MAX_RACES = 5

@@ -12,15 +12,15 @@ import stat
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from briter_worker.allowlist import PathRefusedError, is_inside, parents
 from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git.checkout import Checkout
 from briter_worker.git.folders import (
-    Draft,
     Folders,
+    Staged,
     Tree,
     check_size,
     read_pieces,
@@ -54,24 +54,6 @@ _TRIES = 10
 _PAUSE_S = 0.02
 IGNORED = "git ignores it; see git check-ignore -v, and change .gitignore"
 _NO_BASES: Mapping[str, str | None] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """What one request changes on the remote's tip, and which of its paths it leaves out."""
-
-    changes: Mapping[str, File | None] = field(default_factory=dict)
-    """By path, deletions (None) first. A file without content has its blob in the repository."""
-    rejected: Mapping[str, str] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    """Declared paths that are neither in the work tree nor on the remote."""
-    withheld: Mapping[str, float] = field(default_factory=dict)
-    """Files that scheduled jobs declare, and the time they are scheduled for."""
-    failure: Failure | None = None
-    """Set when this request alone cannot be published."""
-    uses_lfs: bool = False
-    unchanged: Mapping[str, str | None] = field(default_factory=dict)
-    """The blobs of paths that came with the request and are what the tip has; empty for a work tree."""
 
 
 class _Read(NamedTuple):
@@ -161,32 +143,34 @@ class _Batch:
         self._lfs: set[str] = set()
 
     def stage(self, requests: Sequence[Request], scheduled: Mapping[str, float]) -> dict[str, Staged]:
-        drafts = {request.key: self._expand(request) for request in requests}
-        if files := dict.fromkeys(path for draft in drafts.values() for path in draft.files):
+        batch = {request.key: self._expand(request) for request in requests}
+        if files := dict.fromkeys(path for staged in batch.values() for path in staged.files):
             self._git.begin(*_CHECK_ATTRIBUTES, stdin=_nul_lines(files))  # while the tree is read
-        self._tree = self._read_tree({path for draft in drafts.values() for path in draft.places.values()})
+        self._tree = self._read_tree({path for staged in batch.values() for path in staged.places.values()})
         held = {path.removesuffix("/"): at for path, at in scheduled.items()}
-        for draft in drafts.values():
-            draft.compare(self._tree, self._staging.allowlist)
-            draft.withhold(held)
-        self._drop_ignored(drafts.values())
-        self._drop_sparse(drafts.values())
-        for draft in drafts.values():
-            self._reject_barren(draft)
-        self._read_files(drafts.values())
-        return {key: self._result(draft) for key, draft in drafts.items()}
+        for staged in batch.values():
+            staged.compare(self._tree, self._staging.allowlist)
+            staged.withhold(held)
+        self._drop_ignored(batch.values())
+        self._drop_sparse(batch.values())
+        for staged in batch.values():
+            self._reject_barren(staged)
+        self._read_files(batch.values())
+        for staged in batch.values():
+            self._finish(staged)
+        return batch
 
     # Which files
 
-    def _expand(self, request: Request) -> Draft:
-        draft = Draft()
+    def _expand(self, request: Request) -> Staged:
+        staged = Staged()
         try:
             for path in request.paths:
                 self._git.check_running()
-                draft.expand(self._folders, self._staging.allowlist, path)
+                staged.expand(self._folders, self._staging.allowlist, path)
         except PublishError as error:
-            draft.failure = error.failure
-        return draft
+            staged.failure = error.failure
+        return staged
 
     def _read_tree(self, places: set[str]) -> Tree:
         entries = read_tree(self._repository, self._tip, places)
@@ -197,46 +181,46 @@ class _Batch:
                     entries[path] = Entry("100644", blob)  # a mode that is another counts as a change
         return Tree(entries)
 
-    def _drop_ignored(self, drafts: Collection[Draft]) -> None:
-        new = sorted({path for draft in drafts for path in draft.files if self._tree.get(path) is None})
+    def _drop_ignored(self, batch: Collection[Staged]) -> None:
+        new = sorted({path for staged in batch for path in staged.files if self._tree.get(path) is None})
         ignored = ignored_paths(self._git, new)
-        for draft in drafts:
-            for path in sorted(ignored & draft.files.keys()):
-                del draft.files[path]
-                draft.ignored[path] = IGNORED
-                if path in draft.places.values():
-                    draft.rejected[path] = IGNORED
+        for staged in batch:
+            for path in sorted(ignored & staged.files.keys()):
+                del staged.files[path]
+                staged.ignored[path] = IGNORED
+                if path in staged.places.values():
+                    staged.rejected[path] = IGNORED
 
-    def _drop_sparse(self, drafts: Collection[Draft]) -> None:
+    def _drop_sparse(self, batch: Collection[Staged]) -> None:
         """Nobody deleted what a sparse checkout, or the mirror, leaves out of the work tree."""
-        gone = {path for draft in drafts for path in draft.gone} - self._bases.keys()
+        gone = {path for staged in batch for path in staged.gone} - self._bases.keys()
         few = len(gone) <= _FEW_PATHS
         skipped = (
             sparse_paths(self._git, gone if few else self._staging.allowlist.folders) - self._bases.keys()
         )
-        for draft in drafts:
-            for path in skipped & draft.gone.keys():
-                del draft.gone[path]
+        for staged in batch:
+            for path in skipped & staged.gone.keys():
+                del staged.gone[path]
 
-    def _reject_barren(self, draft: Draft) -> None:
+    def _reject_barren(self, staged: Staged) -> None:
         """Refuse a folder in which everything is refused or ignored."""
-        for folder in draft.folders:
-            carried = any(is_inside(folder, path) for path in (*draft.files, *draft.gone, *draft.withheld))
-            refused = [path for path in (*draft.closed, *draft.ignored) if is_inside(folder, path)]
+        for folder in staged.folders:
+            carried = any(is_inside(folder, path) for path in (*staged.files, *staged.gone, *staged.withheld))
+            refused = [path for path in (*staged.closed, *staged.ignored) if is_inside(folder, path)]
             if refused and not carried and next(self._tree.below(folder), None) is None:
                 first = refused[0]
-                reason = draft.ignored.get(first) or draft.rejected[first]
-                draft.rejected[folder] = f"nothing in it may be published ({first}, as {reason})"
+                reason = staged.ignored.get(first) or staged.rejected[first]
+                staged.rejected[folder] = f"nothing in it may be published ({first}, as {reason})"
 
     # Their contents
 
-    def _read_files(self, drafts: Collection[Draft]) -> None:
+    def _read_files(self, batch: Collection[Staged]) -> None:
         """Read every file until none has changed since it was read.
 
         Some editors save by removing the file and writing it anew: a path that was gone may come back.
         """
-        paths = dict.fromkeys(path for draft in drafts for path in draft.files)
-        self._read.update((path, None) for draft in drafts for path in draft.gone if path not in paths)
+        paths = dict.fromkeys(path for staged in batch for path in staged.files)
+        self._read.update((path, None) for staged in batch for path in staged.gone if path not in paths)
         paths.update(dict.fromkeys(self._read))
         for attempt in range(_TRIES):
             changed = [path for path in paths if self._has_changed(path)]
@@ -342,38 +326,33 @@ class _Batch:
 
     # The result
 
-    def _result(self, draft: Draft) -> Staged:
-        read = [self._read.get(path) for path in (*draft.gone, *draft.files)]
+    def _finish(self, staged: Staged) -> None:
+        read = [self._read.get(path) for path in (*staged.gone, *staged.files)]
         failed = [each.failure for each in read if isinstance(each, PublishError)]
-        failure = next((each for each in failed if each.code is not FailureCode.NO_PATHS), draft.failure)
-        if failure is not None:
-            return Staged(rejected=draft.rejected, failure=failure)
-        changes = self._changes(draft)
-        if draft.is_rejected():
-            failure = Failure(FailureCode.NO_PATHS, *self._why(draft.rejected))
-            return Staged(rejected=draft.rejected, failure=failure)
-        return Staged(
-            changes=changes,
-            rejected=draft.rejected,
-            missing=tuple(draft.missing),
-            withheld=draft.withheld,
-            uses_lfs=not self._lfs.isdisjoint(changes),
+        staged.failure = next(
+            (each for each in failed if each.code is not FailureCode.NO_PATHS), staged.failure
         )
+        changes = self._changes(staged)
+        if staged.failure is None and staged.is_rejected():
+            staged.failure = Failure(FailureCode.NO_PATHS, *self._why(staged.rejected))
+        if staged.failure is None:
+            staged.changes = changes
+            staged.uses_lfs = not self._lfs.isdisjoint(changes)
 
-    def _changes(self, draft: Draft) -> dict[str, File | None]:
+    def _changes(self, staged: Staged) -> dict[str, File | None]:
         """Return the changes by path, deletions first; reject paths that cannot be where they are."""
         changes: dict[str, File | None] = {}
-        for path in (*draft.gone, *draft.files):
+        for path in (*staged.gone, *staged.files):
             known, was = self._read.get(path), self._tree.get(path)
             if isinstance(known, PublishError):
-                draft.rejected[path] = known.message
+                staged.rejected[path] = known.message
             elif known is None:
                 if was is not None:
                     changes[path] = None
-            elif reason := self._obstacle(draft, path):
-                draft.rejected[path] = reason
+            elif reason := self._obstacle(staged, path):
+                staged.rejected[path] = reason
                 # What only this path would have removed stays; what the job itself declares is removed.
-                own = [place for place in draft.places.values() if place.startswith(f"{path}/")]
+                own = [place for place in staged.places.values() if place.startswith(f"{path}/")]
                 for each in self._tree.below(path):
                     if not any(is_inside(place, each) for place in own):
                         changes.pop(each, None)
@@ -381,12 +360,12 @@ class _Batch:
                 changes[path] = known.file
         return changes
 
-    def _obstacle(self, draft: Draft, path: str) -> str | None:
+    def _obstacle(self, staged: Staged, path: str) -> str | None:
         """Return why the file cannot be where the tip has a file above it, or a folder in its place."""
         above = self._tree.file_above(path)
-        if above is not None and above not in draft.gone:
+        if above is not None and above not in staged.gone:
             return f"it would replace the file {above}; declare that path, too"
-        stays = next((each for each in self._tree.below(path) if each not in draft.gone), None)
+        stays = next((each for each in self._tree.below(path) if each not in staged.gone), None)
         if stays is None:
             return None
         reason = f"it would take the place of a folder in which {stays} stays"
