@@ -218,12 +218,6 @@ class Protocol(H11Protocol):
         super().on_response_complete()
         self._expect_request(_KEEP_ALIVE_S + HEADERS_S)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Expect nothing more."""
-        super().connection_lost(exc)
-        if self._deadline is not None:
-            self._deadline.cancel()
-
     def _expect_request(self, seconds: float) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
@@ -256,7 +250,20 @@ def serve(
     sys.setswitchinterval(_SWITCH_S)
     access = Access(read_token(settings))
     application = create_application(settings, access, log=log, complain=complain)
-    server = uvicorn.Server(_configure(application, settings))
+    config = uvicorn.Config(
+        application,
+        http=Protocol,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        # Explicitly, because uvicorn believes every proxy on loopback by default.
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
+    )
+    server = uvicorn.Server(config)
 
     def stop(_number: int, _frame: object) -> None:
         server.should_exit = True
@@ -271,24 +278,6 @@ def serve(
         say(f"sign in, once and within 15 minutes, at {address}{SIGN_IN}?key={key}")
     server.run(sockets=[listener])
     return 0
-
-
-def _configure(application: Guard, settings: Settings) -> uvicorn.Config:
-    return uvicorn.Config(
-        application,
-        http=Protocol,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=True,
-        lifespan="on",
-        ws="none",
-        timeout_graceful_shutdown=_SHUTDOWN_S,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        # Explicitly, because uvicorn believes every proxy on loopback by default.
-        proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=list(settings.trusted_proxies),
-    )
 
 
 def _url(listener: socket.socket) -> str:
