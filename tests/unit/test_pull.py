@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from mirror_worker import MirrorWorker
 
-from briter_worker.errors import DeclinedError, LockLostError, PublishError
+from briter_worker.errors import DeclinedError, FailureCode, LockLostError, PublishError
 from briter_worker.git.pull import PullResult, pull
+from briter_worker.git.push import push
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -224,3 +225,25 @@ def test_nothing_is_pushed_without_the_sites_lock(site: Site, worker: MirrorWork
     with pytest.raises(LockLostError):
         pull(worker.repository, worker.checkout, rebase=True, push=True, still_ours=lambda: False)
     assert worker.tip() == before
+
+
+def test_a_push_whose_answer_is_lost_is_found_by_the_next_pull(
+    site: Site, worker: MirrorWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.write_post("theme.css", "mine\n")
+    commit(site)
+    worker.push({"content/posts/a.md": "a\n"})
+
+    def lose_the_answer(*args: object, **options: object) -> bool:
+        push(*args, **options)  # type: ignore[arg-type]
+        raise PublishError(FailureCode.NETWORK, "the answer was lost")
+
+    monkeypatch.setattr("briter_worker.git.pull.push", lose_the_answer)
+    with pytest.raises(PublishError, match="the answer was lost"):
+        rebase(worker)
+    landed = worker.tip()
+    monkeypatch.undo()
+    assert rebase(worker).is_pushed
+    assert worker.tip() == landed
+    assert site.remote_file("theme.css") == "mine\n"
+    assert_settled(site, worker)
