@@ -129,9 +129,14 @@ class Snapshot:
 
     def find(self, wanted: str = "", slug: str = "") -> Sequence[ListedJob]:
         """Return the job of this id, or the jobs of this slug, the newest save first."""
-        everything = [row for rows in self.jobs.values() for row in rows]
-        found = [row for row in everything if wanted and row.job.id == wanted]
-        found = found or [row for row in everything if row.job.slug == (slug or wanted)]
+        found, same_slug, slug = [], [], slug or wanted
+        for rows in self.jobs.values():
+            for row in rows:
+                if row.job.id == wanted:
+                    found.append(row)
+                elif row.job.slug == slug:
+                    same_slug.append(row)
+        found = found or same_slug
         return sorted(found, key=lambda row: row.job.created_at, reverse=True)
 
     def longest_waiting(self) -> ListedJob | None:
