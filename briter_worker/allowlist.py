@@ -11,6 +11,7 @@ import re
 import unicodedata
 import warnings
 from functools import cached_property, lru_cache
+from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import UsageError
@@ -152,6 +153,11 @@ def compile_patterns(patterns: Iterable[str]) -> GitIgnoreSpec:
     if len(spec.patterns) != len(lines) or any(each.include is None for each in spec.patterns):
         raise ValueError("an empty pattern, or a comment")
     return spec
+
+
+def normalized(path: str) -> str:
+    """Return the plain spelling of a declared path, to be compared."""
+    return normpath(f"/{path}").strip("/")
 
 
 def is_inside(folder: str, path: str) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from briter_worker.allowlist import normalized
 from briter_worker.errors import (
     OS_FIXES,
     Failure,
@@ -47,6 +48,11 @@ if TYPE_CHECKING:
     from briter_worker.plugins import Plugins
     from briter_worker.ports import Change, Claim, EventSink, Publisher, Queue
 
+_UNSETTLED = Failure(
+    FailureCode.UNSETTLED,
+    "a job file is still being written, and may schedule what is in this folder",
+    "have the CMS rename complete files into the queue folder",
+)
 _MAX_TITLE = 200
 
 
@@ -190,14 +196,19 @@ class Drain:
         if self._stopping():
             raise StoppedError
         overtaken: set[str] = set()
+        unsettled: list[float] = []
 
         def scheduled() -> Mapping[str, float]:
             """Look, before and after the files are read, also for saves that claims must wait for."""
             overtaken.update(self.queue.overtaken(list(batch.open.values()), self.clock()))
+            if (until := self.queue.unsettled_until(self.clock())) is not None:
+                unsettled.append(until)
             return self.queue.scheduled_paths(self.clock())
 
         def check(key: str, changes: Sequence[Change]) -> Outcome | None:
-            return Outcome(key, Result.RELEASED) if key in overtaken else batch.check(key, changes)
+            if key in overtaken:
+                return Outcome(key, Result.RELEASED)
+            return _deferral(batch.open[key], changes, unsettled) or batch.check(key, changes)
 
         try:
             for outcomes in self._open_publisher().publish(
@@ -420,6 +431,14 @@ class _Batch:
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             failure = _plugin_failure(error)
             self._emit(Warned(error=f"after {slug}: {failure.message}", fix=failure.fix))
+
+
+def _deferral(claim: Claim, changes: Sequence[Change], unsettled: Sequence[float]) -> Outcome | None:
+    """Return the outcome of a job that waits for half-written job files, as it publishes a folder."""
+    declared = {normalized(path) for path in claim.job.paths}
+    if not unsettled or all(change.path in declared for change in changes):
+        return None
+    return Outcome(claim.key, Result.FAILED, failure=_UNSETTLED, retry_at=max(unsettled))
 
 
 def _request(claim: Claim) -> Request:

@@ -112,6 +112,9 @@ class Queue(Protocol):
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
         """Return the paths that scheduled jobs declare, each with the time it is scheduled for."""
 
+    def unsettled_until(self, now: float) -> float | None:
+        """Return until when a half-written job may turn out to schedule anything; None if there is none."""
+
     def next_due(self, now: float) -> float | None:
         """Return when the next pending job is due, or None if none waits."""
 

@@ -65,13 +65,14 @@ def open_queue(settings: Settings) -> SiteQueue:
     return open_postgres_queue(settings) if settings.database_url else open_disk_queue(settings)
 
 
-def open_disk_queue(settings: Settings) -> DiskQueue:
-    """Return the site's queue folder; it need not exist yet."""
+def open_disk_queue(settings: Settings, *, record: Path | None = None) -> DiskQueue:
+    """Return the site's queue folder; it need not exist yet. `record`: what scheduled jobs declared last."""
     return DiskQueue(
         settings.queue_root,
         settings.quarantine_root,
         longest_delay=open_backoff(settings).longest,
         dry_run=settings.worker_dry_run,
+        record=record,
     )
 
 
@@ -279,7 +280,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: EventSi
         with suppress(PublishError, OSError, StoppedError):
             publisher().tidy(time.time())
 
-    queue = open_disk_queue(settings)
+    queue = open_disk_queue(settings, record=git.common_dir / "briter" / "scheduled")
     drain = Drain(
         queue=queue,
         publisher=publisher,

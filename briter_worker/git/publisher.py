@@ -11,7 +11,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from briter_worker.allowlist import is_inside
+from briter_worker.allowlist import is_inside, normalized
 from briter_worker.errors import (
     Failure,
     FailureCode,
@@ -182,7 +182,7 @@ class GitPublisher:
             self._scheduled = scheduled()
             read, outcomes = self._read(requests, tip)
             # A post that was scheduled meanwhile may have been read, and its time has not come.
-            newly_scheduled = {path.strip("/") for path in scheduled().keys() - self._scheduled.keys()}
+            newly_scheduled = {normalized(path) for path in scheduled().keys() - self._scheduled.keys()}
             items: list[Item] = []
             for item in read:
                 changes = [

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from briter_worker.allowlist import PathRefusedError, is_inside, parents
+from briter_worker.allowlist import PathRefusedError, is_inside, normalized, parents
 from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git.checkout import Checkout
 from briter_worker.git.folders import (
@@ -147,7 +147,7 @@ class _Batch:
         if files := dict.fromkeys(path for staged in batch.values() for path in staged.files):
             self._git.begin(*_CHECK_ATTRIBUTES, stdin=_nul_lines(files))  # while the tree is read
         self._tree = self._read_tree({path for staged in batch.values() for path in staged.places.values()})
-        held = {path.removesuffix("/"): at for path, at in scheduled.items()}
+        held = {normalized(path): at for path, at in scheduled.items()}
         for staged in batch.values():
             staged.compare(self._tree, self._staging.allowlist)
             staged.withhold(held)

@@ -268,11 +268,11 @@ def original_name(name: str) -> str:
 
 def _salvage(file: BadFile, name: str, declared: Entry, now: float) -> Document:
     """Return a job that can be listed: what could be read of the file, over what it declared last."""
-    default: Document = {"id": stem(name), "slug": stem(name), "paths": []}
+    default: Document = {"id": stem(name), "slug": stem(name), "paths": list(declared.paths)}
     if declared.scheduled_for is not None:
-        default |= {"slug": declared.slug, "paths": list(declared.paths)}
-        default["scheduledFor"] = format_time(declared.scheduled_for)
-    usable = {k: v for k, v in file.document.items() if k not in WORKERS_KEYS and v is not None}
+        default |= {"slug": declared.slug, "scheduledFor": format_time(declared.scheduled_for)}
+    theirs = WORKERS_KEYS | {"paths"}
+    usable = {k: v for k, v in file.document.items() if k not in theirs and v is not None}
     while True:
         document = default | usable
         try:

@@ -18,7 +18,7 @@ from briter_worker.job import Document, Job, State, Status, format_time, join_pa
 from briter_worker.ports import Cancellation, ListedJob, Pause
 from briter_worker.queues.disk.claims import CANCEL, ClaimFolder, jobs_in
 from briter_worker.queues.disk.files import Folder, JobFile, read_queue_file
-from briter_worker.queues.disk.index import PAUSE_FILE, Index
+from briter_worker.queues.disk.index import PAUSE_FILE, Index, ScheduleRecord
 from briter_worker.queues.selection import (
     select_existing,
     select_matching,
@@ -46,13 +46,16 @@ class DiskControl:
         *,
         longest_delay: float,
         dry_run: bool,
+        record: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.root = root
         self._clock = clock
         self._quarantine_path = quarantine
         self._claims = ClaimFolder(root, quarantine)
-        self._index = Index(root, longest_delay, dry_run=dry_run)
+        self._index = Index(
+            root, longest_delay, dry_run=dry_run, record=ScheduleRecord(record) if record else None
+        )
         self.watcher = self._index.watcher
         """While it watches, only files that it names are read."""
         self._guard = threading.RLock()

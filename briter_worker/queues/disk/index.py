@@ -5,6 +5,8 @@ The folder stays the truth: a decision that the index suggests is made again on 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import os
 import time
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
 from briter_worker.errors import FailureCode, os_error_text
-from briter_worker.job import Job, Status
+from briter_worker.job import Job, Status, join_paths
 from briter_worker.queues.disk.files import BadFile, Folder, is_job_name, printable, read_queue_file
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ _MANY = 1_000
 _RACY_NS = 50_000_000
 """A file may change once more within its time stamp's resolution."""
 _QUARANTINED = frozenset({FailureCode.UNREADABLE.value, FailureCode.MALFORMED.value})
+_NOTHING = "null"
 _FIELDS = tuple(Job.model_fields)
 _TEMPLATE = Job(id="-", slug="-", paths=())
 """A copy that is filled in costs a tenth of a job that is validated once more."""
@@ -83,8 +86,13 @@ class Entry:
 class Index:
     """The waiting files by name and by slug. For one thread at a time."""
 
-    def __init__(self, root: Path, longest_delay: float, *, dry_run: bool) -> None:
+    def __init__(
+        self, root: Path, longest_delay: float, *, dry_run: bool, record: ScheduleRecord | None
+    ) -> None:
         self._root = root
+        self._record = record
+        self._changed: dict[str, str] = {}
+        """What the record has of files that were read or forgotten since it was written."""
         self._longest_delay = longest_delay
         self._dry_run = dry_run
         self.watcher = FolderWatcher(root)
@@ -124,6 +132,7 @@ class Index:
                     changed = self.entries.keys() | set(filter(is_job_name, folder.names()))
                 for name in changed or ():
                     self._look(folder, name)
+                self._write_record()
             except BaseException:
                 self._next_scan = -math.inf  # the watcher does not name these files again
                 raise
@@ -151,11 +160,11 @@ class Index:
         except OSError as error:
             # A bad block under one file: the other files are read, and this one is reported.
             reason = f"the disk could not read it: {os_error_text(error, with_path=False)}"
-            self._add(name, replace(_declared(known), problem=reason))
+            self._add(name, replace(self._declared(name), problem=reason))
             self.leave_alone([name], self._latest, reason)
             return
         if isinstance(file, BadFile):
-            entry = self._damaged_entry(file, known)
+            entry = self._damaged_entry(name, file)
         else:
             entry = self._job_entry(file)
             if known and known.problem:
@@ -179,13 +188,41 @@ class Index:
             values=tuple((dict(job) | {"author": author}).values()),
         )
 
-    def _damaged_entry(self, file: BadFile, known: Entry | None) -> Entry:
+    def _damaged_entry(self, name: str, file: BadFile) -> Entry:
+        known, declared = self.entries.get(name), self._declared(name)
         modified = file.stat.st_mtime_ns / 1e9
         # A file from the future is not waited for forever.
         due = min(modified, self._latest) + GRACE_S if file.may_become_job else 0.0
         if known and known.problem and known.modified == modified:
             due = min(due, known.due)
-        return replace(_declared(known), modified=modified, due=due, problem=file.reason)
+        readable = file.document.get("paths")
+        paths = join_paths(declared.paths, [path for path in readable or () if isinstance(path, str)])
+        return replace(declared, modified=modified, due=due, problem=file.reason, paths=paths)
+
+    def _declared(self, name: str) -> Entry:
+        """Return what a scheduled job declared before its file was damaged: its paths stay withheld."""
+        known = self.entries.get(name)
+        if known is None:
+            return self._record.declared(name) if self._record else Entry()
+        if not (known.problem or known.is_pending or known.is_quarantined):
+            return Entry()
+        return Entry(
+            slug=known.slug,
+            paths=known.paths,
+            created_at=known.created_at,
+            scheduled_for=known.scheduled_for,
+        )
+
+    def _write_record(self) -> None:
+        """Store what scheduled jobs declare, where that changed."""
+        if self._record is None:
+            return
+        lines = {name: _record_of(self.entries.get(name)) for name in self._changed}
+        with contextlib.suppress(OSError):  # a full disk stops no publication; the next look writes it
+            self._record.update({n: line for n, line in lines.items() if line != self._changed[n]})
+            if self._record.appended > max(_MANY, len(self.entries)):
+                self._record.replace({n: _record_of(entry) for n, entry in self.entries.items()})
+            self._changed = {}
 
     def _add(self, name: str, entry: Entry) -> None:
         self.forget(name)
@@ -197,6 +234,8 @@ class Index:
     def forget(self, name: str) -> None:
         """Drop a name that was moved or is gone; if it comes back, it is read again."""
         entry = self.entries.pop(name, None)
+        if self._record is not None:
+            self._changed.setdefault(name, _record_of(entry))
         if entry is None:
             return
         self.version += 1
@@ -266,14 +305,12 @@ class Index:
         return {name: self._reasons[name] for name in self._blocked}
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
-        """Return the paths of jobs whose time has not come, and those that damaged files declared."""
+        """Return the paths of jobs whose time has not come, and those that damaged files name or named."""
         paths: dict[str, float] = {}
         for entry in self.entries.values():
-            at = entry.scheduled_for
-            if at is None:
-                continue
+            at = entry.scheduled_for or 0.0
             if entry.problem or entry.is_quarantined:
-                if self.pending(entry.slug):
+                if not entry.paths or self._is_saved_again(entry):
                     continue
                 at = max(at, now + _RETRY_S)
             elif not entry.is_pending or at <= now:
@@ -282,16 +319,79 @@ class Index:
                 paths[path] = min(at, paths.get(path, at))
         return paths
 
+    def _is_saved_again(self, entry: Entry) -> bool:
+        saves = (self.entries[name] for name in self.pending(entry.slug))
+        return any(save.created_at >= entry.created_at for save in saves)
+
+    def unsettled_until(self, now: float) -> float | None:
+        """Return when the last half-written file of which nothing is known is quarantined."""
+        half_written = (e.due for e in self.entries.values() if e.problem and not e.paths and e.due > now)
+        return max(half_written, default=None)
+
 
 def _stamp(found: os.stat_result) -> int:
     return hash((found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size))
 
 
-def _declared(known: Entry | None) -> Entry:
-    """Return what a scheduled job declared before its file was damaged: its paths stay withheld."""
-    if known is None or not (known.problem or known.is_pending or known.is_quarantined):
-        return Entry()
-    return Entry(slug=known.slug, paths=known.paths, scheduled_for=known.scheduled_for)
+def _record_of(entry: Entry | None) -> str:
+    """Return what a scheduled job declares, or declared last; `_NOTHING` if there is nothing to withhold."""
+    if entry is None or entry.scheduled_for is None or not (entry.problem or entry.is_pending):
+        return _NOTHING
+    return json.dumps([entry.slug, entry.paths, entry.created_at, entry.scheduled_for])
+
+
+class ScheduleRecord:
+    """What scheduled jobs declared last, for when their files are damaged: one line per change.
+
+    The file lies where only the operator writes. It is read when the worker starts, and written when the
+    scheduled jobs change.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.appended = 0
+        self._known: dict[str, str] | None = {}
+        """What the file had when the worker started, until it is compared with the queue folder."""
+        try:
+            text = path.read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return
+        for line in text.splitlines():
+            name, _, declared = line.partition("\t")
+            with contextlib.suppress(ValueError):  # a crash cut the line short
+                self._known[json.loads(name)] = json.dumps(json.loads(declared))
+        self._known = {name: line for name, line in self._known.items() if line != _NOTHING}
+
+    def declared(self, name: str) -> Entry:
+        """Return what a file declared last, before this worker started."""
+        line = (self._known or {}).get(name)
+        if line is None:
+            return Entry()
+        slug, paths, created_at, scheduled_for = json.loads(line)
+        return Entry(slug=slug, paths=tuple(paths), created_at=created_at, scheduled_for=scheduled_for)
+
+    def update(self, lines: Mapping[str, str]) -> None:
+        """Store the changed lines durably; at the first call, `lines` has all of them."""
+        if self._known is not None:
+            if self._known != {name: line for name, line in lines.items() if line != _NOTHING}:
+                self.replace(lines)
+            self._known = None
+        elif lines:
+            with self._path.open("a", encoding="ascii") as file:
+                # After a line that a crash cut short, a new one begins.
+                file.writelines(f"\n{json.dumps(name)}\t{line}" for name, line in lines.items())
+                file.flush()
+                os.fsync(file.fileno())
+            self.appended += len(lines)
+
+    def replace(self, lines: Mapping[str, str]) -> None:
+        """Store these lines in place of all earlier ones."""
+        found = [f"{json.dumps(name)}\t{line}\n" for name, line in lines.items() if line != _NOTHING]
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        with Folder.open(self._path.parent) as folder:
+            folder.replace(self._path.name, "".join(found).encode())
+            folder.sync()
+        self.appended = 0
 
 
 class FolderWatcher:

@@ -328,6 +328,12 @@ class DiskQueue(DiskControl):
             self._index.refresh(now)
             return self._index.scheduled_paths(now)
 
+    def unsettled_until(self, now: float) -> float | None:
+        """Return until when a half-written file may turn out to schedule anything; None if there is none."""
+        with self._guard:
+            self._index.refresh(now)
+            return self._index.unsettled_until(now)
+
     def next_due(self, now: float) -> float | None:
         """Return when the next pending job is due, or there is something to tidy."""
         with self._guard:
