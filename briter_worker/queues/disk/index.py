@@ -352,14 +352,12 @@ class ScheduleRecord:
         self.appended = 0
         self._known: dict[str, str] | None = {}
         """What the file had when the worker started, until it is compared with the queue folder."""
-        try:
-            text = path.read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return
-        for line in text.splitlines():
-            name, _, declared = line.partition("\t")
-            with contextlib.suppress(ValueError):  # a crash cut the line short
-                self._known[json.loads(name)] = json.dumps(json.loads(declared))
+        with contextlib.suppress(OSError), path.open(encoding="ascii", errors="replace") as file:
+            for line in file:
+                name, _, declared = line.rstrip("\n").partition("\t")
+                with contextlib.suppress(ValueError):  # a crash cut the line short
+                    json.loads(declared)
+                    self._known[json.loads(name)] = declared
         self._known = {name: line for name, line in self._known.items() if line != _NOTHING}
 
     def declared(self, name: str) -> Entry:
