@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "run": ("run", "run"),
+    "watch": ("run", "watch"),
     "enqueue": ("queue", "enqueue"),
     "list": ("queue", "list_"),
     "show": ("queue", "show"),

@@ -156,6 +156,15 @@ class Revived(JobEvent):
     name = "revived"
 
 
+class Enqueued(Event):
+    """The watcher wrote a job for a post whose files changed."""
+
+    name = "enqueued"
+    job_id: str
+    slug: str
+    paths: tuple[str, ...]
+
+
 class Warned(Event):
     """Something needs attention, but no job failed by it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 from contextlib import closing, suppress
 from functools import cache
@@ -19,7 +20,7 @@ from briter_worker.errors import (
     StoppedError,
     UsageError,
 )
-from briter_worker.events import Cancelled, Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
+from briter_worker.events import Cancelled, Enqueued, Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
+    from briter_worker.watch import PostWatcher
     from briter_worker.sinks.history import History
     from briter_worker.sinks.recorder import Sink
     from briter_worker.sinks.store import Store
@@ -220,6 +222,7 @@ def run_worker(
     once: bool,
     log: Callable[[Event], None],
     metrics: Sequence[Sink] = (),
+    watcher: PostWatcher | None = None,
 ) -> int:
     """Run the worker until told to stop, or with `once` until nothing is due; return the exit status."""
     _check_start(settings)
@@ -244,6 +247,9 @@ def run_worker(
                 closing(open_git(settings, pass_fds=(lock.descriptor(),))) as git,
             ):
                 running.append(git)
+                if watcher is not None:
+                    poll = settings.worker_poll_interval_ms / 1000
+                    threading.Thread(target=watcher.run, args=(stop.is_set, poll), daemon=True).start()
                 return _run(settings, git, lock, stop, emit, once=once)
 
 
@@ -312,6 +318,42 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: EventSi
     return 1 if once and (counts.failed or counts.undecided) else 0
 
 
+def open_post_watcher(settings: Settings, emit: Callable[[Event], None]) -> PostWatcher:
+    """Return what enqueues the posts whose files change. Raises UsageError in a cluster."""
+    from briter_worker.client import enqueue  # noqa: PLC0415 - most workers watch no posts
+    from briter_worker.plugins import Plugins  # noqa: PLC0415 - as above
+    from briter_worker.watch import PostWatcher  # noqa: PLC0415 - as above
+
+    if settings.database_url:
+        raise UsageError("watch needs a queue folder", "unset BRITER_DATABASE_URL; in a cluster, enqueue")
+    queue = open_disk_queue(settings)
+
+    def save(slug: str, paths: Sequence[str]) -> None:
+        job_id = enqueue(slug, paths, queue=settings.queue_root).id
+        emit(Enqueued(job_id=job_id, slug=slug, paths=tuple(paths)))
+
+    return PostWatcher(
+        settings.git_worktree,
+        open_repository(settings),
+        settings.allowlist(
+            private=_private_folders(settings), more=lambda: Plugins(settings.plugins).allowed_paths()
+        ),
+        settings.adapter,
+        enqueue=save,
+        scheduled_paths=queue.scheduled_paths,
+        list_jobs=queue.jobs,
+        warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
+    )
+
+
+def _private_folders(settings: Settings) -> list[str]:
+    """Return the folders of the worker's storage that lie inside the repository."""
+    worktree = Path(os.path.realpath(settings.git_worktree))
+    roots = (settings.storage_root, settings.queue_root, settings.quarantine_root)
+    real = (Path(os.path.realpath(root)) for root in roots)
+    return [root.relative_to(worktree).as_posix() for root in real if worktree in root.parents]
+
+
 def _open_publisher(
     settings: Settings,
     git: Git,
@@ -319,12 +361,6 @@ def _open_publisher(
     emit: EventSink,
     more_folders: Callable[[], Iterable[str]],
 ) -> GitPublisher:
-    # The folders of the worker's storage that lie inside the repository are never published.
-    worktree = Path(os.path.realpath(settings.git_worktree))
-    roots = (settings.storage_root, settings.queue_root, settings.quarantine_root)
-    real = (Path(os.path.realpath(root)) for root in roots)
-    private = [root.relative_to(worktree).as_posix() for root in real if worktree in root.parents]
-
     def progress(phase: str, done: int, total: int) -> None:
         emit(Progress(phase=phase, done=done, total=total))
 
@@ -332,7 +368,7 @@ def _open_publisher(
         emit(Warned(error=text, fix=fix))
 
     repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-    allowlist = settings.allowlist(private=private, more=more_folders)
+    allowlist = settings.allowlist(private=_private_folders(settings), more=more_folders)
     staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
     return GitPublisher(
         repository,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from functools import partial
 from importlib.util import find_spec
@@ -16,7 +18,7 @@ from briter_worker.events import WorkerStarted
 from briter_worker.settings import load_settings
 from briter_worker.sinks.log import LogSink
 from briter_worker.sinks.recorder import OpenedLater
-from briter_worker.wiring import open_queue, run_worker
+from briter_worker.wiring import open_post_watcher, open_queue, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 def run(
     *,
     once: Annotated[bool, typer.Option("--once", help="Publish what is due, then exit.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Also turn changed posts into jobs, as the command watch does.")
+    ] = False,
     workers: Annotated[
         str | None,
         typer.Option(
@@ -67,7 +72,20 @@ def run(
     sinks = (
         [OpenedLater(open_metrics, lambda event: isinstance(event, WorkerStarted))] if open_metrics else []
     )
-    raise typer.Exit(run_worker(settings, once=once, log=log, metrics=sinks))
+    if watch and once:
+        raise UsageError("--watch needs a worker that stays", "omit --once")
+    watcher = open_post_watcher(settings, log) if watch else None
+    raise typer.Exit(run_worker(settings, once=once, log=log, metrics=sinks, watcher=watcher))
+
+
+def watch() -> None:
+    """Turn changed posts into jobs until SIGTERM, for a CMS that writes none. Publishes nothing itself."""
+    settings = load_settings()
+    watcher = open_post_watcher(settings, LogSink.standard(output.report))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    watcher.run(stop.is_set, settings.worker_poll_interval_ms / 1000)
 
 
 def _open_metrics(settings: Settings) -> MetricsSink:
