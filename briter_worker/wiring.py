@@ -20,7 +20,15 @@ from briter_worker.errors import (
     StoppedError,
     UsageError,
 )
-from briter_worker.events import Cancelled, Enqueued, Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
+from briter_worker.events import (
+    Cancelled,
+    Enqueued,
+    Progress,
+    Warned,
+    WorkerSkipped,
+    WorkerStarted,
+    WorkerStopped,
+)
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
@@ -43,11 +51,11 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
-    from briter_worker.watch import PostWatcher
     from briter_worker.sinks.history import History
     from briter_worker.sinks.recorder import Sink
     from briter_worker.sinks.store import Store
     from briter_worker.sinks.webhooks import Sender, WebhookSink
+    from briter_worker.watch import PostWatcher
 
     SiteQueue = DiskQueue | PostgresQueue
     """What commands and pages do with a queue is the same on either backend."""
