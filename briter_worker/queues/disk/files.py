@@ -187,13 +187,18 @@ class Folder:
         """Give a file a second name. Raises FileExistsError where a rename would overwrite the other file.
 
         Where fs.protected_hardlinks refuses to link another user's file, and in another file system, a copy
-        is linked.
+        is linked; a file that cannot be read is moved.
         """
         try:
             with self._naming(name):
                 _link(self, name, target, new_name)
         except OSError as error:
-            data, like = self.read(name)
+            try:
+                data, like = self.read(name)
+            except PermissionError:  # another user's file, which the worker may only move
+                if target.has(new_name):
+                    raise FileExistsError(errno.EEXIST, "in use", str(target.path / new_name)) from error
+                return self.rename(name, target, new_name)
             if error.errno not in _NO_LINKS or data is None or len(data) < like.st_size:
                 raise
             place = target if error.errno == errno.EXDEV else self
