@@ -7,11 +7,15 @@ three classes. No other module decides what a failure means.
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from briter_worker.redaction import one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class FailureClass(Enum):
@@ -106,6 +110,7 @@ OS_FIXES = {
     errno.EMFILE: "raise the limit on open files: ulimit -n",
     errno.ENFILE: "raise the system's limit on open files: fs.file-max",
     errno.ESTALE: "mount the file system again",
+    errno.ENOTSUP: "move the queue folder to a file system that has hard links: BRITER_QUEUE_ROOT",
 }
 
 
@@ -118,6 +123,21 @@ def os_error_text(error: OSError, *, with_path: bool = True) -> str:
 def os_error_fix(error: OSError) -> str:
     """Return what the operator can do about the error; empty where nothing is known."""
     return OS_FIXES.get(error.errno or 0, "")
+
+
+def sync_folder(folder: Path | int) -> None:
+    """Make the names in a folder, or in an open one, survive a power cut. Raises OSError.
+
+    A mount of a container's host (FUSE, 9p, vboxsf, SMB) may not offer that: there is nothing more to do.
+    """
+    handle = os.dup(folder) if isinstance(folder, int) else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
+    finally:
+        os.close(handle)
 
 
 class PublishError(Exception):

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 import git
 from git.remote import PushInfo
 
-from briter_worker.errors import FailureCode, PublishError
+from briter_worker.errors import FailureCode, PublishError, sync_folder
 from briter_worker.git import messages
 from briter_worker.ports import BaseVersion, Conflict, Plan
 
@@ -305,7 +305,7 @@ class FilePlans:
         """Delete the plan durably. Raises OSError."""
         with suppress(FileNotFoundError):
             (self._folder / f"{plan.id}.json").unlink()
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
 
 
 class FileConflicts:
@@ -382,20 +382,12 @@ def _write(file: Path, document: dict[str, Any]) -> None:
         if not file.parent.is_dir():
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (file.parent.parent, file.parent.parent.parent):
-                _sync_folder(folder)
+                sync_folder(folder)
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:  # noqa: PTH123 - with a mode
             handle.write(json.dumps(document).encode())
             handle.flush()
             os.fsync(handle.fileno())
         partial.replace(file)
-        _sync_folder(file.parent)
+        sync_folder(file.parent)
     except OSError as error:
         raise PublishError.from_os("the plan of a push cannot be stored", error) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

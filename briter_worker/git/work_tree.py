@@ -19,7 +19,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import FailureCode, PublishError
+from briter_worker.errors import FailureCode, PublishError, sync_folder
 from briter_worker.git.repository import Entry
 
 if TYPE_CHECKING:
@@ -470,8 +470,4 @@ class Index:
             self._copy.replace(self._lock)  # nothing happens if both are the same file still
             self._lock.replace(self._file)
             self._is_held = False
-            folder = os.open(self._file.parent, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self._file.parent)

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from queue_engines import NOW, Disk
 
+from briter_worker.errors import os_error_fix
+from briter_worker.git.push import FilePlans
 from briter_worker.job import State
+from briter_worker.ports import Plan
 from briter_worker.queues.disk import files
 
 if TYPE_CHECKING:
@@ -71,6 +74,38 @@ def test_a_copy_overwrites_no_newer_save_either(disk: Disk, monkeypatch: pytest.
     assert len(list(disk.root.glob("*.json"))) == 2
     found = disk.queue.claim(NOW + 2)
     assert {path for claim in found.claims for path in claim.job.paths} == {"content/a.md", "content/b.md"}
+
+
+def test_a_file_system_without_hard_links_is_an_error_with_its_fix(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = in_flight(disk)
+    refuse_links(monkeypatch, errno.EPERM, lambda _: True)
+    with pytest.raises(OSError, match="the file system has no hard links") as refused:
+        disk.queue.release(claims)
+    assert "BRITER_QUEUE_ROOT" in os_error_fix(refused.value)
+    monkeypatch.undo()
+    assert [state for state, _ in disk.rows("a")] == [State.CLAIMED]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_does_not_sync_folders_will_do(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As mounts of a container's host may."""
+    fsync = os.fsync
+
+    def refusing(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refusing)
+    disk.queue.acknowledge(in_flight(disk), {})
+    assert disk.rows("a") == []
+    plans, plan = FilePlans(tmp_path / "state", "main"), Plan("1", None, "a" * 40, {}, {})
+    plans.record(plan)
+    assert plans.plans() == [plan]
 
 
 def test_a_queue_that_another_process_keeps_to_itself_is_an_error_that_says_so(

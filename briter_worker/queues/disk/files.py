@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
-from briter_worker.errors import FailureCode
+from briter_worker.errors import FailureCode, sync_folder
 from briter_worker.job import (
     MAX_REWRITTEN_BYTES,
     SUFFIX,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_NO_LINKS = frozenset({errno.EPERM, errno.EACCES, errno.EXDEV})
+_NO_LINKS = frozenset({errno.EPERM, errno.EACCES, errno.EXDEV, errno.ENOTSUP, errno.ENOSYS})
 _LOCK_TIMEOUT_S = 10.0
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -206,6 +206,13 @@ class Folder:
             place.write_new(temporary, data, like)
             try:
                 _link(place, temporary, target, new_name)
+            except FileExistsError:
+                raise
+            except OSError as second:
+                if second.errno not in _NO_LINKS:
+                    raise
+                text = "the file system has no hard links"
+                raise OSError(errno.ENOTSUP, text, str(target.path / new_name)) from second
             finally:
                 place.unlink(temporary)
 
@@ -217,7 +224,7 @@ class Folder:
     def sync(self) -> None:
         """Make names created, moved and removed in the folder survive a power cut."""
         with self._naming():
-            os.fsync(self.descriptor)
+            sync_folder(self.descriptor)
 
     def touch(self, name: str) -> None:
         """Create an empty file if there is none, with the owner of the folder."""
