@@ -42,6 +42,27 @@ _FIXES = {
     "dashboard_token": "make one: openssl rand -hex 32",
     "webhook_secret": "make one: echo whsec_$(openssl rand -base64 32)",
 }
+_WHOLE, _NUMBER, _FLAG = "a whole number", "a number", "true or false"
+_ACCEPTED = {
+    "bool_type": _FLAG,
+    "bool_parsing": _FLAG,
+    "int_type": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_parsing_size": _WHOLE,
+    "int_from_float": _WHOLE,
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": _NUMBER,
+    "greater_than_equal": "{ge} or more",
+    "less_than_equal": "{le} or less",
+    "string_type": "a text",
+    "tuple_type": "a list, or one text with commas",
+    "too_short": "a list that is not empty",
+    "dict_type": "a JSON object",
+    "json_invalid": "a JSON object",
+    "json_type": "a JSON object",
+}
+"""What is accepted, by the type of pydantic's error. Other errors say it themselves."""
 PER_SITE = (
     "adapter", "allowed_paths", "excluded_paths", "git_branch", "git_author_name", "git_author_email",
     "git_timeout_ms", "worker_dry_run", "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
@@ -81,7 +102,7 @@ def _parse_folder(value: object, info: ValidationInfo) -> Path:
 def _refuse_letters(value: object) -> object:
     # pydantic also takes one letter; only an explicit false may turn the dry run off.
     if isinstance(value, str) and value.casefold() in {"t", "f", "y", "n"}:
-        raise ValueError("true, false, 1, 0, yes, no, on or off")
+        raise ValueError(_FLAG)
     return value
 
 
@@ -429,6 +450,8 @@ def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[st
 
 def _refusal(source: str, value: object, error: ErrorDetails) -> str:
     accepted = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if error["type"] in _ACCEPTED:
+        accepted = _ACCEPTED[error["type"]].format(**error.get("ctx", {}))
     if not Settings.model_fields[str(error["loc"][0])].repr:
         return f"{source} is not accepted (not shown here); accepted: {accepted}"
     # Redacted before it is cut: half of a token is not recognised as one.
