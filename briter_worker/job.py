@@ -311,7 +311,11 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
         raise MalformedJobError(f"the file has {len(data)} bytes; a job file has at most {MAX_FILE_BYTES}")
     try:
         value = _DECODER.decode(data.decode("utf-8-sig"))
-        _check(value, 0)
+        if (reason := _fault_of(value)) and isinstance(value, dict):
+            readable = {key: each for key, each in value.items() if not _fault_of({key: each})}
+            raise MalformedJobError(reason, readable)
+        if reason:
+            raise MalformedJobError(reason)
     except RecursionError:
         raise MalformedJobError(f"the JSON is nested deeper than {_MAX_DEPTH} levels") from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
@@ -319,21 +323,21 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
     return value
 
 
-def _check(value: object, depth: int) -> None:
-    """Raise MalformedJobError for a value that is JSON and that not every program reads alike."""
+def _fault_of(value: object, depth: int = 0) -> str:
+    """Return why programs may read a JSON value differently; empty if they do not."""
     if isinstance(value, str):
         if "\0" in value:
-            raise MalformedJobError("a text contains a NUL character")
+            return "a text contains a NUL character"
         if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-            raise MalformedJobError("a text contains half of a surrogate pair")
+            return "a text contains half of a surrogate pair"
     elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise MalformedJobError("a number is too large")
+        return "" if math.isfinite(value) else "a number is too large"
     elif isinstance(value, dict | list):
         if depth >= _MAX_DEPTH:
-            raise MalformedJobError(f"the JSON is nested deeper than {_MAX_DEPTH} levels")
-        for each in [*value, *value.values()] if isinstance(value, dict) else value:
-            _check(each, depth + 1)
+            return f"the JSON is nested deeper than {_MAX_DEPTH} levels"
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        return next(filter(None, (_fault_of(each, depth + 1) for each in parts)), "")
+    return ""
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> Document:

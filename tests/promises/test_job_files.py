@@ -70,6 +70,17 @@ def test_what_is_no_job_is_a_dead_letter_with_its_bytes_kept_and_the_others_go_o
     assert not again.of("start")
 
 
+def test_a_job_with_a_broken_path_keeps_its_slug_its_message_and_its_author(site: Site) -> None:
+    author = {"name": "Ada", "email": "ada@example.org"}
+    site.save("hello", ["content/\0"], message="Say hello", author=author)
+
+    (entry,) = site.run_once().of("quarantined")
+
+    assert "NUL" in entry["error"]
+    job = site.job("hello")
+    assert (job["slug"], job["message"], job["author"]) == ("hello", "Say hello", author)
+
+
 def test_what_cannot_be_put_aside_is_told_once_and_the_others_go_on(site: Site) -> None:
     quarantine = site.storage / "quarantine"
     quarantine.write_text("in the way\n")
