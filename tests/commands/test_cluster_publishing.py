@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +11,8 @@ from machine import provide
 from remotes import Exchange, cuts_after, http_remote
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.errors import FailureCode, LockLostError, PublishError, UnavailableError
+from briter_worker.errors import FailureCode, PublishError, UnavailableError
 from briter_worker.git.payloads import gather
-from briter_worker.ports import Payload, SubmittedFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,11 +134,6 @@ def test_what_is_not_allowed_is_refused_with_the_reason_and_never_written(cluste
     assert not list(cluster.root.rglob("escaped.md"))
 
 
-def test_the_posts_files_do_not_lie_about_when_the_drain_is_over(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("a", {"content/posts/a.md": "A\n"}))
-    assert sorted(path.name for path in (cluster.clone() / "briter").iterdir()) == ["clone"]
-
-
 def test_a_content_that_is_not_what_was_saved_is_not_published(cluster: Cluster) -> None:
     torn = cluster.save("torn", {"content/torn.md": "all of it\n"})
     whole = cluster.save("whole", {"content/whole.md": "whole\n"})
@@ -236,13 +229,6 @@ def test_of_a_file_and_a_folder_of_one_name_the_newer_is_published(cluster: Clus
     assert cluster.file("content/x") == "a file\n"
 
 
-def test_what_a_removed_rule_ignored_is_published_with_its_removal(cluster: Cluster) -> None:
-    cluster.person({"content/.gitignore": "*.tmp\n"})
-    cluster.publish(cluster.save("a", {"content/.gitignore": None, "content/a.tmp": "A\n"}))
-    assert cluster.file("content/.gitignore") is None
-    assert cluster.file("content/a.tmp") == "A\n"
-
-
 # Beside other people
 
 
@@ -263,23 +249,6 @@ def test_a_file_that_only_the_remote_deleted_stays_deleted(cluster: Cluster) -> 
     request = cluster.save("c", {old: LINES, new: "new\n"}, folders=["content/posts"])
     assert cluster.publish(request)["c"].failure is None
     assert (cluster.file(old), cluster.file(new)) == (None, "new\n")
-
-
-def test_a_conflict_concerns_its_own_post_alone_and_the_next_save_resolves_it(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("w", {"content/posts/welcome.md": "# Hello\n"}))
-    cluster.person({"content/posts/welcome.md": "# Theirs\n"})
-    ours = {"content/posts/welcome.md": "# Ours\n"}
-    for host in ("one", "two"):  # the same content conflicts again, also elsewhere
-        outcomes = cluster.publish(
-            cluster.save("w", ours), cluster.save("a", {"content/a.md": f"{host}\n"}), node=host
-        )
-        assert code(outcomes["w"]) is FailureCode.CONFLICT
-        assert "conflict/w" in str(outcomes["w"].failure)
-        assert outcomes["a"].failure is None
-        assert cluster.file("content/posts/welcome.md") == "# Theirs\n"
-        assert cluster.file("content/posts/welcome.md", "conflict/w") == "# Ours\n"
-    cluster.publish(cluster.save("w", {"content/posts/welcome.md": "# Theirs, and ours\n"}), node="three")
-    assert cluster.file("content/posts/welcome.md") == "# Theirs, and ours\n"
 
 
 def test_a_start_that_the_remote_never_had_is_a_conflict_not_an_error(cluster: Cluster) -> None:
@@ -319,17 +288,6 @@ def test_a_rewritten_branch_is_built_upon_and_never_set_back(cluster: Cluster, *
         assert "no longer contains" in cluster.warned[0]
 
 
-def test_a_dry_run_moves_nothing_anywhere(cluster: Cluster) -> None:
-    a = cluster.save("a", {"content/a.md": "A\n"})
-    assert cluster.publish(a, dry_run=True)["a"].commit
-    before = cluster.tip()
-    assert cluster.log() == ["Start the site"]
-    refs = cluster.git("for-each-ref", "--format=%(objectname)", cwd=cluster.clone()).splitlines()
-    assert set(refs) == {before}
-    assert cluster.resolve() == {}
-    assert cluster.publish(a)["a"].commit == cluster.tip()
-
-
 def test_what_a_save_left_unchanged_is_what_the_next_edit_starts_from(cluster: Cluster) -> None:
     path = "content/posts/b.md"
     cluster.publish(cluster.save("b", {path: LINES + "mine\n"}))
@@ -342,44 +300,6 @@ def test_what_a_save_left_unchanged_is_what_the_next_edit_starts_from(cluster: C
 
 
 # On several nodes
-
-
-def test_nodes_that_race_for_the_branch_lose_no_post(cluster: Cluster) -> None:
-    failed: list[Exception] = []
-
-    def drain(host: str) -> None:
-        try:
-            for number in range(6):
-                slug = f"{host}-{number}"
-                request = cluster.save(slug, {f"content/{slug}.md": slug})._replace(key=f"{slug}-key")
-                cluster.database.payloads[request.key] = Payload(
-                    (SubmittedFile(f"content/{slug}.md", "100644", named(slug.encode()), NOW),)
-                )
-                while True:
-                    try:
-                        assert cluster.publish(request, node=host, settle=False)[slug].commit
-                        break
-                    except PublishError as failure:
-                        if failure.code is not FailureCode.LOST_RACE:
-                            raise
-        except Exception as error:  # noqa: BLE001 - looked at below
-            failed.append(error)
-
-    threads = [threading.Thread(target=drain, args=[host]) for host in ("one", "two")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    expected = [f"Publish {host}-{number}" for host in ("one", "two") for number in range(6)]
-    assert sorted(cluster.log()) == sorted([*expected, "Start the site"])
-
-
-def test_a_node_that_lost_the_site_pushes_nothing(cluster: Cluster) -> None:
-    a = cluster.save("a", {"content/a.md": "A\n"})
-    with pytest.raises(LockLostError):
-        cluster.publish(a, still_ours=lambda: False)
-    assert cluster.log() == ["Start the site"]
 
 
 def test_a_push_whose_answer_was_lost_is_found_by_another_node(cluster: Cluster) -> None:

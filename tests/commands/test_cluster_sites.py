@@ -295,13 +295,3 @@ def test_a_site_that_moves_to_another_remote_forgets_what_was_published(database
     with database.transaction() as connection:
         for table in ("published", "base_versions"):
             assert connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() == (0,)  # noqa: S608
-
-
-def test_the_sites_own_settings_lie_over_the_workers(database: Database) -> None:
-    worker = load_settings({"BRITER_GIT_AUTHOR_NAME": "Everybody's"})
-    site = sites.Site("blog", REMOTE, "live", "hugo", ("media",), {"workerDryRun": "false"})
-    sites.add(database, site, worker)
-    laid = sites.settings_of(sites.get(database, "blog"), worker)
-    assert (laid.site, laid.git_branch, laid.adapter) == ("blog", "live", "hugo")
-    assert (laid.worker_dry_run, laid.git_author_name) == (False, "Everybody's")
-    assert laid.folders[-1] == "media"

@@ -123,16 +123,6 @@ def test_who_leaves_for_another_branch_finds_theirs_as_it_was_and_followed_when_
     assert_sound(site)
 
 
-def test_a_git_that_cannot_update_the_index_costs_no_post_and_is_made_up_for(site: Site) -> None:
-    save(site)
-    fails = "echo 'fatal: out of memory' >&2; kill -KILL $(pgrep -P $PPID -f update-index) 2>/dev/null"
-    result = run_with(site, "update-index", fails)
-    assert result.of("published")
-    site.run_once()
-    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
-    assert_sound(site)
-
-
 def test_an_edit_in_the_second_in_which_a_file_was_staged_is_still_seen_after_a_publication(
     site: Site,
 ) -> None:

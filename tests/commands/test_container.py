@@ -121,21 +121,10 @@ def test_the_services_can_write_nothing_but_the_site_and_storage() -> None:
         assert all(mount.startswith("/tmp") for mount in service["tmpfs"])
 
 
-def test_the_web_app_shares_the_queue_and_has_no_secret() -> None:
-    web = _compose()["services"]["web"]
-    assert set(web["volumes"]) == set(_services()["worker"]["volumes"])
-    assert "secrets" not in web
-
-
 def test_the_worker_gets_more_time_to_stop_than_it_takes_for_itself() -> None:
     for service in _services().values():
         shutdown = int(service["environment"]["BRITER_WORKER_SHUTDOWN_TIMEOUT_MS"]) / 1000
         assert int(service["stop_grace_period"].removesuffix("s")) > shutdown
-
-
-def test_the_composed_worker_starts_in_dry_run() -> None:
-    for service in _services().values():
-        assert _environment(service)["BRITER_WORKER_DRY_RUN"] == "true"
 
 
 def test_the_cron_service_drains_once_and_is_healthy_without_a_daemon(site: Site) -> None:
@@ -169,11 +158,6 @@ def test_the_dashboard_has_the_rights_of_the_worker_and_asks_to_sign_in(site: Si
         assert running.api.get("/api/status").status_code == 401
         assert running.link.startswith("http://localhost:"), "0.0.0.0 is no address to visit"
         assert running.page.get(running.link).status_code == 303
-
-
-def test_the_image_has_what_its_commands_need() -> None:
-    installed = next(rest for word, rest in _instructions() if word == "RUN" and "wheels/*.whl" in rest)
-    assert "[metrics,postgres,web,webhooks]" in installed
 
 
 def test_the_health_check_passes_beside_a_running_worker(site: Site) -> None:

@@ -17,12 +17,13 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from sites import Site, eventually, lines_of
 
-from briter_worker.events import Cancelled, Failed, JobStarted, Progress, Published
-from briter_worker.sinks.history import Tally
+from briter_worker.events import JobStarted, Published
 from briter_worker.sinks.metrics import MetricsSink, Sample, render_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from briter_worker.sinks.history import Tally
 
 MONITORING = Path(__file__).parents[2] / "docs" / "how-to" / "monitoring"
 POST = "content/posts/hello.md"
@@ -69,44 +70,6 @@ MEASURES: list[Sample] = [
     ("condition", {"failure": "network"}, 1),
     ("lock_holder", {"host": "web-1", "pid": "4711"}, 1),
 ]
-
-
-def test_a_site_has_its_state_as_gauges() -> None:
-    found = _numbers(MetricsSink(lambda: (MEASURES, ())))
-    assert found["briter_jobs{state=scheduled}"] == 2
-    assert found["briter_lock_holder{host=web-1,pid=4711}"] == 1
-    assert found["briter_condition{failure=network}"] == 1
-    assert found["briter_dry_run"] == 0
-    assert len(found) == len(MEASURES) + 2, "the histogram's sum and count"
-
-
-def test_outcomes_are_counted_and_phases_timed() -> None:
-    now = [1000.0]
-    sink = MetricsSink(clock=lambda: now[0])
-
-    def at(moment: float, *events: Any) -> None:  # noqa: ANN401 - any event
-        now[0] = moment
-        sink.store(events)
-
-    facts: dict[str, Any] = {"attempt": 1, "dry_run": False, "duration_ms": 1}
-    at(1000, *(_start(job, saved_at=990.0) for job in "abc"))
-    at(1002, Progress(phase="push", done=0, total=2))
-    at(1005, Progress(phase="push", done=2, total=2), Progress(phase="settle", done=3, total=3))
-    at(1006, Published(job_id="a", slug="a", commit="c", **facts))
-    at(1006, Failed(job_id="b", slug="b", error="e", failure="network", retry_at=1.0, **facts))
-    at(1006, Cancelled(job_id="c", slug="c"))
-    found = _numbers(sink)
-    assert found["briter_processed_total{kind=git-sync,outcome=published}"] == 1
-    assert found["briter_processed_total{kind=git-sync,outcome=failed}"] == 1
-    assert found["briter_processed_total{kind=any,outcome=cancelled}"] == 1
-    assert found["briter_save_to_remote_seconds_sum"] == 16
-    assert found["briter_phase_seconds_sum{phase=validate}"] == 2
-    assert found["briter_phase_seconds_sum{phase=push}"] == 3
-    assert found["briter_phase_seconds_sum{phase=settle}"] == 1
-
-
-def _numbers(meters: MetricsSink) -> dict[str, float]:
-    return parsed(generate_latest(meters.registry).decode())
 
 
 def _start(job: str, *, saved_at: float) -> JobStarted:
@@ -165,19 +128,6 @@ def test_the_metrics_of_a_dashboard_count_what_the_history_has(site: Site) -> No
     assert found["briter_processed_total{kind=git-sync,outcome=published}"] == 2
     assert found["briter_save_to_remote_seconds_count"] == 2
     assert found["briter_worker_alive"] == 0
-
-
-def test_the_sites_of_a_cluster_have_their_names_as_labels() -> None:
-    tally = Tally("blog", "git-sync", "published", 7, 2, 3.5)
-    samples: list[Sample] = [
-        ("dead_letters", {"site": "blog"}, 2),
-        ("condition", {"site": "shop", "failure": "auth"}, 1),
-    ]
-    found = parsed(render_metrics(lambda: (samples, [tally]))[0].decode())
-    assert found["briter_dead_letters{site=blog}"] == 2
-    assert found["briter_condition{failure=auth,site=shop}"] == 1
-    assert found["briter_processed_total{kind=git-sync,outcome=published,site=blog}"] == 7
-    assert found["briter_save_to_remote_seconds_sum{site=blog}"] == 3.5
 
 
 def test_sites_that_cannot_be_looked_up_have_no_gauges_instead_of_old_ones() -> None:

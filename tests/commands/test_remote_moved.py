@@ -176,22 +176,6 @@ def test_an_empty_remote_gets_its_branch_with_the_first_publication(site: Site) 
     assert site.git("log", "--format=%s", "main", cwd=empty).splitlines() == ["Publish a", "Start the site"]
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [("content/posts/x/theirs.md", "content/posts/x"), ("content/posts/x", "content/posts/x/ours.md")],
-    ids=["file-over-folder", "folder-over-file"],
-)
-def test_a_post_never_removes_what_the_remote_has_in_its_place(
-    site: Site, other: Path, theirs: str, ours: str
-) -> None:
-    push(site, other, theirs, "theirs\n")
-    site.write_post(ours, "ours\n")
-    site.save("x", [ours])
-    assert site.run_once().of("dead-lettered")
-    assert site.job("x")["failure"] == "conflict"
-    assert site.remote_file(theirs) == "theirs\n"
-
-
 def test_a_file_that_its_author_has_put_back_gets_the_remotes_edit(site: Site, other: Path) -> None:
     for slug in "bc":
         site.write_post(f"content/posts/{slug}.md", LINES)
@@ -210,33 +194,6 @@ def test_a_file_that_its_author_has_put_back_gets_the_remotes_edit(site: Site, o
     site.run_once()
     assert (site.worktree / "content/posts/b.md").read_text() == LINES.replace("line 1\n", "line one\n")
     assert site.remote_file("content/posts/b.md") == LINES.replace("line 1\n", "line one\n")
-    assert site.git("status", "--porcelain") == ""
-
-
-def test_a_file_that_the_remote_renamed_within_its_own_folder_arrives_here(site: Site, other: Path) -> None:
-    site.write_post("content/posts/x/index.md", "x\n")
-    site.save("x", ["content/posts/x"])
-    site.run_once()
-    push(site, other, "content/posts/x/index.md", None)
-    push(site, other, "content/posts/x/index.mdx", "x\n")
-    site.write_post("content/posts/b.md", "B\n")
-    site.save("b", ["content/posts/b.md"])
-    assert site.run_once().of("published")
-    assert (site.worktree / "content/posts/x/index.mdx").read_text() == "x\n"
-    assert site.git("status", "--porcelain") == ""
-
-
-def test_the_remotes_folder_gives_way_to_its_file_here_too(site: Site, other: Path) -> None:
-    site.write_post("content/posts/x/a.md", "a\n")
-    site.save("x", ["content/posts/x"])
-    site.run_once()
-    push(site, other, "content/posts/x/a.md", None)
-    (other / "content/posts/x").rmdir()
-    push(site, other, "content/posts/x", "a file now\n")
-    site.write_post("content/posts/b.md", "B\n")
-    site.save("b", ["content/posts/b.md"])
-    assert site.run_once().of("published")
-    assert (site.worktree / "content/posts/x").read_text() == "a file now\n"
     assert site.git("status", "--porcelain") == ""
 
 
@@ -272,17 +229,6 @@ def test_an_authors_mode_and_a_remotes_edit_go_together(site: Site, other: Path)
     assert site.run_once().of("published")
     assert site.git("ls-tree", "main", "content/posts/welcome.md", cwd=site.remote).startswith("100755 ")
     assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
-
-
-def test_a_remote_with_two_push_addresses_stops_the_start(site: Site) -> None:
-    for url in ("mirror.git", str(site.remote)):
-        site.git("remote", "set-url", "--add", "--push", "origin", url)
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
-    result = site.run_once()
-    assert result.returncode == 2
-    assert "2 push addresses" in result.stderr
-    assert len(site.remote_log()) == 1
 
 
 @pytest.mark.parametrize("was", ["a file", "nothing"])

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sites import Site, eventually, lines_of
 
-from briter_worker.commands import queue
-from briter_worker.errors import DeclinedError
 from briter_worker.queues.disk.index import PAUSE_FILE
-from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from briter_worker.settings import Settings
 
 HOUR_AHEAD = "2999-01-01T00:00:00Z"
 
@@ -142,23 +137,6 @@ def test_a_post_that_waits_says_for_what(site: Site) -> None:
         assert watching.stdout.readline().startswith("pending; no worker is running")
         site.command("cancel", "a")
         assert watching.stdout.readline().startswith("cancelled")
-
-
-def test_a_post_that_is_gone_before_its_receipt_is_written_is_waited_for(
-    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site.save("a", ["content/posts/a.md"])
-    look, looks = queue._find_post, count(1)  # noqa: SLF001 - between two writes of another process, nobody gets in
-
-    def at_a_bad_moment(settings: Settings, wanted: str) -> Any:  # noqa: ANN401
-        if next(looks) == 2:
-            site.command("cancel", "a")
-            raise DeclinedError("nobody knows it")
-        return look(settings, wanted)
-
-    monkeypatch.setattr(queue, "_find_post", at_a_bad_moment)
-    assert queue._watch(load_settings(site.environment()), "a") == 0  # noqa: SLF001
-    assert capsys.readouterr().out.splitlines()[-1].startswith("cancelled")
 
 
 def test_a_pause_ends_by_itself(site: Site) -> None:

@@ -179,15 +179,6 @@ def test_each_receiver_gets_only_the_topics_that_it_asked_for(station: Station, 
     assert told == {"/all": ["post.published", *bad], "/bad": bad, "/good": ["post.published"]}
 
 
-def test_a_job_notifies_a_receiver_of_its_own(station: Station, receiver: Receiver) -> None:
-    mine = f"{receiver.url}/mine"
-    station.tell(station.open(), published("mine", webhook=mine), published("other"), dead(webhook=mine))
-    assert [(each.path, json.loads(each.body)["type"]) for each in receiver.received] == [
-        ("/mine", "post.published"),
-        ("/mine", "post.dead-lettered"),
-    ]
-
-
 @pytest.mark.parametrize("template", ["slack", "discord", "text"])
 def test_a_chat_message_cannot_mention_everybody(station: Station, receiver: Receiver, template: str) -> None:
     station.tell(station.open(receiver.url, template=template), dead(), published())
@@ -235,17 +226,6 @@ def test_retry_after_decides_when_a_message_is_sent_again(station: Station, rece
     assert station.unsent() == 0
 
 
-def test_an_overloaded_receiver_gets_nothing_else_meanwhile_and_others_do(
-    station: Station, receiver: Receiver
-) -> None:
-    receiver.replies.append(Reply(503))
-    urls = (f"{receiver.url}/busy", f"{receiver.url}/idle")
-    station.tell(station.open(*urls), published("a"), published("b"), published("c"))
-    assert receiver.paths() == ["/busy", "/idle", "/idle", "/idle"]
-    station.later(DELAYS_S[0])
-    assert receiver.paths()[4:] == ["/busy", "/busy", "/busy"]
-
-
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_a_redirect_is_never_followed_and_the_message_is_given_up(
     station: Station, receiver: Receiver, status: int
@@ -279,22 +259,6 @@ def test_a_message_that_was_deferred_before_the_clock_was_set_back_is_sent(
     assert station.unsent() == 1
     station.later(-30 * 86400.0)
     assert station.unsent() == 0
-
-
-def test_messages_that_waited_as_long_behind_another_one_are_given_up_with_it(
-    station: Station, receiver: Receiver
-) -> None:
-    receiver.replies += [Reply(500)] * 9
-    delays = (5.0, 30.0)
-    station.tell(station.open(receiver.url, delays=delays), published("a"), published("b"), published("c"))
-    station.later(5.0, station.open(delays=delays))
-    station.now += 29.0
-    station.tell(station.open(receiver.url, delays=delays), published("late"))
-    station.later(9.0, station.open(delays=delays))
-    assert station.unsent() == 1, "only the one that has not waited as long"
-    (warning,) = station.warnings
-    assert "a webhook and 2 more to" in warning
-    assert "given up after attempt 3: the receiver answered 500" in warning
 
 
 def test_a_post_to_a_stalled_or_slow_receiver_ends_in_time(receiver: Receiver) -> None:
@@ -522,16 +486,6 @@ def test_a_dead_receiver_delays_no_publication(site: Site, receiver: Receiver) -
         eventually(
             lambda: {json.loads(got.body)["data"]["commit"] for got in receiver.received} == {*commits}
         )
-
-
-def test_the_next_run_sends_what_one_run_could_not_send(site: Site, receiver: Receiver) -> None:
-    receiver.replies.append(Reply(503, {"Retry-After": "1"}))
-    site.write_post(POST, "Hello\n")
-    site.save("hello", [POST])
-    site.run_once(**env(receiver))
-    assert len(receiver.received) == 1
-    eventually(lambda: site.run_once(**env(receiver)) and len(receiver.received) > 1)
-    assert len({got.headers["webhook-id"] for got in receiver.received}) == 1
 
 
 def test_a_site_condition_is_sent_once_and_once_when_it_ends(site: Site, receiver: Receiver) -> None:

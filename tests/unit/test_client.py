@@ -104,10 +104,6 @@ def test_an_author_is_written_as_a_name_and_an_address(
     assert document(queue, author=author)["author"] == {"name": name, "email": "ada@example.org"}
 
 
-def test_keys_that_the_worker_does_not_know_are_kept(queue: Path) -> None:
-    assert document(queue, desk=7, tags=["x"])["tags"] == ["x"]
-
-
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
@@ -146,12 +142,6 @@ def test_a_job_that_cannot_take_its_place_leaves_nothing(
     with pytest.raises(OSError, match="known"):
         enqueue("a", ["x"], queue=queue)
     assert [path.name for path in queue.iterdir()] == ["known.json"]
-
-
-def test_a_queue_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        enqueue("a", ["x"], queue=tmp_path / "file" / "queue")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from clones import LINES, Cluster, blobs_here, made, named, small
 from remotes import Exchange, HttpRemote, asks_for, git_daemon, http_remote, sshd
 from sites import children
 
-from briter_worker.errors import FailureCode, PublishError, StoppedError
+from briter_worker.errors import FailureCode, PublishError
 from briter_worker.git import clone
 
 if TYPE_CHECKING:
@@ -173,35 +173,6 @@ def test_no_thread_no_process_and_no_descriptor_outlives_a_drain(cluster: Cluste
     cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before  # noqa: PTH208
     assert children() == []
-
-
-def test_a_drain_that_is_aborted_is_resolved_and_tried_again(cluster: Cluster) -> None:
-    a = cluster.save("a", {"content/a.md": "A\n"})
-    with cluster.opened() as repository:
-
-        def aborted_before_the_push() -> bool:
-            repository.git.abort()
-            return True
-
-        publisher = cluster.publisher(repository, still_ours=aborted_before_the_push)
-        with pytest.raises(StoppedError):
-            list(
-                publisher.publish(
-                    [a], scheduled=dict, check=lambda _key, _changes: None, cancelled=tuple, now=0
-                )
-            )
-        assert list(publisher.resolve()) == [{}]
-    assert cluster.publish(a)["a"].commit == cluster.tip()
-    assert cluster.log() == ["Publish a", "Start the site"]
-
-
-def test_a_repository_of_the_other_hash_is_cloned_as_what_it_is(tmp_path: Path) -> None:
-    cluster = made(tmp_path, {"content/posts/b.md": LINES}, "--object-format=sha256")
-    blob = cluster.git("rev-parse", "main:content/posts/b.md")
-    with cluster.opened() as repository:
-        tip = repository.ref(repository.pushed_ref)
-        assert tip == cluster.tip()
-        assert repository.entries(tip, ["content/posts/b.md"])["content/posts/b.md"].blob == blob
 
 
 @pytest.mark.parametrize("made_before", [False, True], ids=["before it is made", "while posts are written"])

@@ -14,32 +14,11 @@ from postgres import PASSWORD, add_site
 
 from briter_worker.errors import UnavailableError
 from briter_worker.queues.postgres import database as room
-from briter_worker.queues.postgres.database import Database, DatabaseError, VersionError
+from briter_worker.queues.postgres.database import Database, DatabaseError
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from postgres import Server
-
-
-def test_an_upgrade_creates_the_tables_once(empty_database_url: str) -> None:
-    with Database(empty_database_url) as database:
-        assert database.version() == 0
-        with pytest.raises(VersionError) as refused:
-            database.check()
-        assert refused.value.fix == "briter-worker db upgrade"
-        done = database.upgrade()
-        assert "0001_schema" in done
-        assert "procrastinate schema" in done
-        assert database.upgrade() == []
-        assert database.version() == room.needed_version()
-        database.check()
-
-
-def test_missing_tables_are_reported_with_the_upgrade(empty_database_url: str) -> None:
-    with Database(empty_database_url) as database, pytest.raises(VersionError) as refused:
-        add_site(database)
-    assert refused.value.message == "the database has no tables of Briter Worker"
-    assert refused.value.fix == "briter-worker db upgrade"
 
 
 def test_a_database_in_another_encoding_is_refused_with_the_fix(postgres_server: Server) -> None:
@@ -138,15 +117,6 @@ def test_a_connection_that_ended_while_idle_is_replaced(database: Database, data
     with database.connection() as connection:
         assert connection.info.backend_pid != number
     add_site(database)
-
-
-def test_a_full_pool_is_not_reported_as_a_server_that_is_down(database_url: str) -> None:
-    with (
-        Database(database_url, connections=1, patience=0.2) as database,
-        database.connection(),
-        pytest.raises(DatabaseError, match="all 1 connections to Postgres are in use"),
-    ):
-        add_site(database)
 
 
 def test_a_server_that_is_too_old_is_refused_before_the_upgrade(

@@ -89,12 +89,6 @@ def test_what_does_not_parse_is_left_alone_for_two_seconds_and_then_put_aside(
     assert [str(path) for path in disk.queue.quarantined()] == [one.file]
 
 
-def test_a_torn_file_from_the_future_is_not_waited_for_forever(disk: Disk) -> None:
-    put(disk, "torn.json", b"{", age=-9_999_999.0)
-    assert disk.queue.claim(NOW).quarantined == ()
-    quarantined(disk, NOW + 2)
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -238,24 +232,6 @@ def test_a_writer_that_is_half_way_through_when_it_is_settled_loses_nothing(disk
     assert [claim.job.paths for claim in claimed(disk)] == [("newer",)]
 
 
-def test_what_cannot_be_put_aside_is_shown_and_stops_nobody(disk: Disk) -> None:
-    put(disk, "torn.json", b"{")
-    (disk.folder / "quarantine").write_text("in the way")
-    disk.save("other", ["x"])
-    found = disk.queue.claim(NOW)
-    assert found.quarantined == ()
-    assert found.claims
-    assert (disk.root / "torn.json").read_bytes() == b"{"
-    assert set(disk.queue.unusable_files(NOW + 5)) == {"torn.json"}
-    assert "is not a folder" in disk.queue.stuck_files()["torn.json"]
-    assert disk.queue.claim(NOW + 5).quarantined == ()
-    due = disk.queue.next_due(NOW + 5)
-    assert due is not None
-    assert due > NOW + 30  # not in a busy loop
-    (disk.folder / "quarantine").unlink()
-    quarantined(disk, NOW + 120)
-
-
 def test_each_try_to_put_a_file_aside_leaves_no_dead_letter_more(disk: Disk) -> None:
     put(disk, "torn.json", b"{")
     (disk.folder / "quarantine").mkdir()
@@ -273,40 +249,6 @@ def test_bytes_kept_earlier_are_never_overwritten(disk: Disk) -> None:
         quarantined(disk)
         (disk.root / "bad.json").unlink()
     assert sorted(path.read_bytes() for path in disk.queue.quarantined()) == [b"[%d]" % n for n in range(5)]
-
-
-def test_a_quarantine_on_another_file_system_gets_the_bytes_too(tmp_path: Path) -> None:
-    places = [place for place in map(Path, ("/dev/shm", "/tmp", "/var/tmp")) if os.access(place, os.W_OK)]
-    elsewhere = next((p for p in places if p.stat().st_dev != tmp_path.stat().st_dev), None)
-    if elsewhere is None:
-        pytest.skip("one file system only")
-    other = elsewhere / f"briter-{os.getpid()}"
-    disk = Disk(tmp_path)
-    (tmp_path / "quarantine").symlink_to(other)
-    other.mkdir()
-    try:
-        put(disk, "torn.json", b"{")
-        os.mkfifo(disk.root / "pipe.json")
-        torn = Path(quarantined(disk).file)
-        assert torn.read_bytes() == b"{"
-        assert torn.parent.resolve() == other
-        assert set(disk.queue.stuck_files()) == {"pipe.json"}  # which has no bytes to copy
-    finally:
-        for path in other.iterdir():
-            path.unlink()
-        other.rmdir()
-
-
-def test_a_folder_that_is_not_there_yet_is_an_empty_queue(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    disk.root.rmdir()
-    assert disk.queue.claim(NOW).claims == ()
-    assert disk.queue.next_due(NOW) is None
-    assert disk.queue.jobs(NOW) == []
-    disk.root.mkdir()
-    assert list(disk.queue.recover(NOW)) == []
-    disk.save("a", ["x"])
-    assert claimed(disk)
 
 
 def test_files_with_the_same_name_as_one_in_flight_are_both_kept(disk: Disk) -> None:

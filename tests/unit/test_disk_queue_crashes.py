@@ -188,23 +188,6 @@ def test_a_full_disk_at_any_step_loses_no_save_and_no_path(
     pytest.fail("it never ended")
 
 
-def test_a_claim_that_a_full_disk_refused_is_made_up_for_by_the_next_one(folder: Path) -> None:
-    for step in STEPS:
-        disk = Disk(folder / str(step))
-        several(disk)
-        taken: list[Claim] = []
-
-        def claim(disk: Disk = disk, taken: list[Claim] = taken) -> None:
-            taken += disk.queue.claim(NOW).claims
-
-        hit = refused_at(step, claim, lasting=False)
-        claim()
-        assert sorted(each.job.slug for each in taken) == ["dead", "other", "plain", "twice"], f"step {step}"
-        assert {each.attempt for each in taken} == {1}
-        if not hit:
-            return
-
-
 def test_dying_while_acknowledging_leaves_a_job_in_flight_or_gone(folder: Path) -> None:
     for step in STEPS:
         disk = Disk(folder / str(step))
@@ -275,35 +258,5 @@ def test_dying_while_dropping_what_was_cancelled_never_cancels_the_next_save(fol
         disk.save("a", ["again"], name="a")
         assert disk.queue.cancelled(disk.queue.claim(NOW).claims) == set(), f"step {step}"
         if not died:
-            return
-    pytest.fail("it never ends")
-
-
-def test_dying_while_cancelling_leaves_the_job_waiting_or_gone(folder: Path) -> None:
-    for step in STEPS:
-        disk = Disk(folder / str(step))
-        several(disk)
-        went_on = killed_at(step, partial(disk.queue.cancel, "twice", NOW))
-        disk.restart()
-        found = everything(disk)
-        assert found.get("twice", {"t2"}) <= {"t1", "t2"}
-        assert {slug: found[slug] for slug in ("held", "plain")} == {"held": {"h1", "h2"}, "plain": {"p"}}
-        if not went_on:
-            assert "twice" not in found
-            return
-
-
-def test_dying_during_a_claim_counts_no_attempt_that_did_not_start(folder: Path) -> None:
-    """A job that is not in flight when the worker dies waits as before."""
-    for step in STEPS:
-        disk = Disk(folder / str(step))
-        disk.save("a", ["content/a.md"])
-        died = killed_at(step, partial(disk.queue.claim, NOW))
-        disk.restart()
-        left = disk.queue.recover(NOW)
-        disk.queue.release(left)
-        assert disk.document("a").get("attempts", 0) == 0
-        if not died:
-            assert [each.alone for each in left] == [True]
             return
     pytest.fail("it never ends")

@@ -17,15 +17,12 @@ from disk_steps import before_change, refused_at
 from queue_engines import NOW, Disk
 
 from briter_worker.job import State, format_time
-from briter_worker.queues.disk import claims as claims_module
-from briter_worker.queues.disk import control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from briter_worker.events import Quarantined
     from briter_worker.ports import Claim
-    from briter_worker.queues.disk.files import Folder, JobFile
 
 STEPS = range(1, 200)
 
@@ -134,29 +131,6 @@ def test_a_dead_letter_that_is_gone_when_its_turn_comes_is_let_go_and_the_others
     pytest.fail("it never ends")
 
 
-def test_a_folder_that_is_taken_away_with_all_in_it_is_an_empty_queue(disk: Disk) -> None:
-    disk.save("a", ["a"], name="a")
-    claims = claimed(disk)
-    disk.save("b", ["b"], name="b")
-    assert [row.job.slug for row in disk.queue.jobs(NOW)] == ["a", "b"]
-    disk.root.rename(disk.folder / "elsewhere")
-    assert disk.queue.jobs(NOW) == []
-    assert disk.queue.next_due(NOW) is None
-    assert disk.queue.cancelled(claims) == set()
-    disk.root.mkdir()
-    disk.save("c", ["c"], name="c")
-    assert [claim.job.slug for claim in claimed(disk)] == ["c"]
-
-
-def test_a_job_that_was_listed_can_still_be_read_when_it_is_gone(disk: Disk) -> None:
-    disk.save("a", ["content/a.md"], id="job-a", message="Hello", scheduledFor=format_time(NOW + 9))
-    (row,) = disk.queue.jobs(NOW)
-    document = row.read()
-    Path(row.where).unlink()
-    disk.save("c", ["c"], name="job-a")  # another post's job has its name now
-    assert {**document, **row.read()} == {**row.read(), **document}
-
-
 # Another one
 
 
@@ -242,33 +216,6 @@ def test_what_a_writer_makes_of_a_torn_file_at_the_last_moment_is_what_counts(
     pytest.fail("it never ends")
 
 
-def test_a_folder_that_cannot_be_put_aside_gives_way_to_no_job_and_keeps_what_is_in_it(
-    tmp_path: Path,
-) -> None:
-    for step in STEPS:
-        disk = Disk(tmp_path / str(step))
-        (disk.root / "a.json").mkdir()
-        (disk.root / "a.json" / "inside").write_text("kept")
-        (disk.folder / "quarantine").write_text("in the way")
-        run = Run(disk)
-
-        def save(disk: Disk = disk) -> None:
-            if not (disk.root / "a.json").exists():
-                one(disk)
-
-        reached = before_change(step, save, run)
-        saved = (disk.root / "a.json").is_file() or run.published["a"]
-        (disk.folder / "quarantine").unlink()
-        run.go_on(NOW, NOW + 120)
-        assert run.published["a"] == bool(saved), f"at step {step}"
-        (aside,) = run.quarantined
-        assert (Path(aside.file) / "inside").read_text() == "kept", f"at step {step}"
-        if not reached:
-            assert step > 3
-            return
-    pytest.fail("it never ends")
-
-
 @pytest.mark.parametrize("status", ["pending", "failed"])
 @pytest.mark.parametrize(
     ("since", "left"),
@@ -304,44 +251,6 @@ def test_what_is_kept_elsewhere_leaves_the_queue_but_for_what_was_saved_since(
     assert [paths for _, paths in disk.rows("b")] == [("b",)]
 
 
-def test_saves_that_are_to_become_one_are_reason_to_look_now(disk: Disk) -> None:
-    for number in (1, 2):
-        disk.save("a", ["a"], created=NOW + number, name=f"a{number}", scheduledFor=format_time(NOW + 9))
-    assert disk.queue.next_due(NOW) == NOW
-    assert disk.queue.claim(NOW).claims == ()
-    assert disk.queue.next_due(NOW) == NOW + 9
-
-
-@pytest.mark.parametrize("status", ["pending", "failed"])
-@pytest.mark.parametrize("name", ["older", "newer"])
-def test_a_save_of_another_post_over_one_of_several_is_published_without_a_restart(
-    tmp_path: Path, name: str, status: str
-) -> None:
-    for step in range(1, 100):
-        disk = Disk(tmp_path / str(step))
-        disk.save("a", ["content/1.md"], created=NOW - 9, name="older", status=status)
-        disk.save("a", ["content/2.md"], created=NOW - 8, name="newer", status=status)
-        disk.save("c", ["content/c.md"])
-        published: Counter[str] = Counter()
-
-        def claim(disk: Disk = disk, published: Counter[str] = published) -> None:
-            claims = disk.queue.claim(NOW).claims
-            published.update(claim.job.slug for claim in claims)
-            disk.queue.acknowledge(claims, {})
-
-        def save_another(disk: Disk = disk) -> None:
-            disk.save("b", ["content/b.md"], name=name)
-
-        reached = before_change(step, save_another, claim)
-        for _ in range(2):
-            claim()
-        if not reached:
-            assert step > 5
-            return
-        assert published["b"] == 1, f"at step {step}"
-    pytest.fail("it never ends")
-
-
 # Not to be read
 
 
@@ -366,39 +275,6 @@ def fail(code: int) -> Callable[[Path], object]:
         raise OSError(code, os.strerror(code), str(path))
 
     return act
-
-
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
-def test_a_file_that_may_not_be_read_is_put_aside_unread(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    put(disk, "a.json", b'{"slug": "a", "paths": ["a"]}')
-    disk.save("b", ["b"])
-    at_opening(monkeypatch, "a.json", fail(code))
-    run = Run(disk)
-    run(NOW)
-    monkeypatch.undo()
-    (aside,) = run.quarantined
-    assert "let its group or others read" in aside.error
-    assert run.published == {"b": 1}
-    assert b'"slug": "a"' in Path(aside.file).read_bytes()
-
-
-def test_a_bad_block_under_one_file_is_shown_and_stops_nobody(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one(disk)
-    disk.save("b", ["b"])
-    with monkeypatch.context() as broken:
-        at_opening(broken, "a.json", fail(errno.EIO))
-        assert [claim.job.slug for claim in claimed(disk)] == ["b"]
-        reason = "the disk could not read it: Input/output error"
-        assert disk.queue.unusable_files(NOW + 5) == {"a.json": reason}
-        assert disk.queue.claim(NOW + 5).quarantined == ()
-        due = disk.queue.next_due(NOW + 5)
-        assert due is not None
-        assert due > NOW + 30  # not in a busy loop
-    assert [claim.job.slug for claim in claimed(disk, NOW + 6)] == ["a"]
 
 
 def bind(path: Path) -> None:
@@ -451,79 +327,3 @@ def test_a_full_disk_at_any_step_of_a_move_to_another_file_system_loses_no_byte(
             assert step > 8
             return
     pytest.fail("it never ends")
-
-
-def changes_of(operation: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The links, removals and flushes of folders that it makes, in order, with the folder of each."""
-    seen: list[tuple[str, str]] = []
-    link, unlink, fsync = os.link, os.unlink, os.fsync
-
-    def linked(source: Any, target: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.link
-        link(source, target, **keys)
-        seen.append(("link", str(path_of(target, keys["dst_dir_fd"]).parent)))
-
-    def unlinked(path: Any, **keys: Any) -> None:  # noqa: ANN401 - as os.unlink
-        unlink(path, **keys)
-        seen.append(("unlink", str(path_of(path, keys.get("dir_fd")).parent)))
-
-    def flushed(descriptor: int) -> None:
-        fsync(descriptor)
-        where = Path(f"/proc/self/fd/{descriptor}").readlink()
-        if where.is_dir():
-            seen.append(("fsync", str(where)))
-
-    monkeypatch.setattr(os, "link", linked)
-    monkeypatch.setattr(os, "unlink", unlinked)
-    monkeypatch.setattr(os, "fsync", flushed)
-    operation()
-    monkeypatch.undo()
-    return seen
-
-
-def test_what_is_given_back_is_durable_in_the_queue_before_it_leaves_the_other_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = Disk(tmp_path)
-    disk.save("a", ["content/a.md"])
-    claims = claimed(disk)
-    seen = changes_of(lambda: disk.queue.release(claims), monkeypatch)
-    here, there = str(disk.root), str(disk.root / ".claimed")
-    assert seen[:3] == [("link", here), ("fsync", here), ("unlink", there)]
-    assert ("fsync", there) in seen
-
-
-def test_the_joined_paths_of_the_newest_save_are_durable_before_the_older_ones_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = Disk(tmp_path)
-    disk.save("a", ["content/1.md"], created=NOW - 9, name="older")
-    disk.save("a", ["content/2.md"], created=NOW - 8, name="newer")
-    seen = changes_of(lambda: disk.queue.claim(NOW), monkeypatch)
-    there = str(disk.root / ".claimed")
-    assert ("unlink", there) in seen
-    assert ("fsync", there) in seen[: seen.index(("unlink", there))]
-
-
-@pytest.mark.parametrize("when", ["waiting", "in flight"])
-def test_a_job_that_moves_while_somebody_looks_is_listed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    disk, worker = Disk(tmp_path), Disk(tmp_path)
-    disk.save("a", ["content/a.md"])
-    claims = list(claimed(worker)) if when == "in flight" else []
-    looks = 0
-
-    def then_it_moves(folder: Folder) -> dict[str, JobFile]:
-        nonlocal looks
-        looks += 1
-        found = claims_module.jobs_in(folder)
-        if looks == 1:
-            worker.queue.release(claims)
-            if when == "waiting":
-                worker.queue.claim(NOW)
-        return found
-
-    (disk.root / ".claimed").mkdir(exist_ok=True)
-    monkeypatch.setattr(control, "jobs_in", then_it_moves)
-    assert [row.job.slug for row in disk.queue.jobs(NOW)] == ["a"]
-    assert looks == 2

@@ -7,7 +7,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mounts import full, small
 
 from briter_worker.events import (
     Cancelled,
@@ -17,10 +16,7 @@ from briter_worker.events import (
     NoChange,
     Progress,
     Published,
-    Superseded,
     Warned,
-    WorkerStarted,
-    WorkerStopped,
 )
 from briter_worker.sinks.history import Bucket, History, Receipt, Tally, tallies
 from briter_worker.sinks.recorder import FanOut, HistorySink, Retention, Target
@@ -144,15 +140,6 @@ def failed(job: str = "j1", attempt: int = 1) -> Failed:
 # --- receipts
 
 
-def test_a_publication_leaves_a_receipt_with_commit_target_link_and_waiting_time(book: Book) -> None:
-    book.write(start(), published())
-    (receipt,) = book.receipts()
-    assert (receipt.slug, receipt.outcome, receipt.commit) == ("post-j1", "published", SHA)
-    assert (receipt.branch, receipt.remote) == ("main", "origin")
-    assert receipt.href == "https://example.org/notes/post-j1"
-    assert receipt.save_to_remote == 10.0
-
-
 def test_the_waiting_time_begins_when_a_scheduled_post_is_due_and_a_dry_run_has_none(book: Book) -> None:
     book.write(start("a", due_at=999_998.0), published("a"), start("b"), published("b", dry_run=True))
     assert [(each.dry_run, each.save_to_remote) for each in book.receipts()] == [(True, None), (False, 2.0)]
@@ -193,14 +180,6 @@ def test_a_post_that_a_dead_worker_pushed_keeps_the_attempt_that_it_began(book: 
     assert (receipt.outcome, receipt.title, receipt.save_to_remote) == ("published", "Publish it", 10.0)
 
 
-def test_a_job_without_an_attempt_has_a_receipt(book: Book) -> None:
-    book.write(Superseded(job_id="old", slug="a", superseded_by="new"), Cancelled(job_id="gone", slug="b"))
-    assert [(each.job_id, each.outcome, each.superseded_by) for each in book.receipts()] == [
-        ("gone", "cancelled", None),
-        ("old", "superseded", "new"),
-    ]
-
-
 def test_receipts_are_found_by_slug_outcome_and_text(book: Book) -> None:
     book.write(
         *(start("one"), published("one")),
@@ -239,12 +218,6 @@ def test_a_reader_of_the_live_stream_goes_on_where_it_stopped(book: Book) -> Non
     assert book.history.latest() == (second.id, first.id)
 
 
-def test_a_run_without_jobs_creates_no_history(file_book: FileBook) -> None:
-    file_book.write(WorkerStarted(pid=1, dry_run=False), WorkerStopped(drained=0))
-    assert not file_book.path.exists()
-    assert file_book.receipts() == []
-
-
 # --- phases
 
 
@@ -262,22 +235,6 @@ def test_a_running_attempt_shows_its_phases_as_soon_as_the_push_begins(book: Boo
     assert [phase.ended is None for phase in running.phases] == [False, False, True]
     assert (running.phase, running.done, running.total) == ("push", 0, 4)
     assert book.receipts() == []
-
-
-def test_a_phase_lasts_until_the_next_one_and_the_last_until_the_last_outcome(book: Book) -> None:
-    sinks = book.open()
-    for event in (
-        start(),
-        Progress(phase="push", done=0, total=0),
-        Progress(phase="push", done=4, total=4),
-        Progress(phase="settle", done=1, total=1),
-        published(),
-    ):
-        sinks(event)
-        book.now += 1
-    (receipt,) = book.receipts()
-    lasted = {phase.name: (phase.ended or 0) - phase.began for phase in receipt.phases}
-    assert lasted == {"validate": 1, "push": 2, "settle": 1}
 
 
 @pytest.mark.parametrize("end", [[Cancelled(job_id="j", slug="a")], []], ids=["cancelled", "released"])
@@ -314,16 +271,6 @@ def test_old_receipts_become_stale_then_are_deleted(book: Book) -> None:
 
 
 # --- files that are damaged, foreign, locked or full
-
-
-def test_a_damaged_file_is_set_aside_and_a_new_one_begins(file_book: FileBook) -> None:
-    file_book.path.write_bytes(b"this is no database at all, whatever its name says" * 100)
-    with pytest.raises(StoreError, match=r"history\.db cannot be read"):
-        file_book.receipts()
-    file_book.write(start(), published())
-    assert [each.outcome for each in file_book.receipts()] == ["published"]
-    (aside,) = file_book.path.parent.glob("history.db.damaged-*")
-    assert aside.read_bytes().startswith(b"this is no database")
 
 
 @pytest.mark.parametrize("name", ["history.db", "history.db-wal"])
@@ -372,18 +319,6 @@ def test_a_locked_file_costs_receipts_and_publishing_waits_for_it_once(file_book
     assert [each.job_id for each in file_book.receipts()] == ["after", "before"]
     (warning,) = file_book.warnings()
     assert "locked; publishing goes on" in warning
-
-
-def test_a_full_disk_costs_receipts(tmp_path: Path) -> None:
-    with small(tmp_path / "disk", size="1M") as disk:
-        file_book = FileBook(disk / "history.db")
-        file_book.write(start("before"), published("before"))
-        with full(disk):
-            file_book.write(start(), published())
-            assert "history.db cannot be written" in file_book.warnings()[0]
-        file_book.write(start("after"), published("after"))
-        assert [each.job_id for each in file_book.receipts()] == ["after", "before"]
-        file_book.history.close()
 
 
 def test_a_job_id_that_is_no_text_has_a_receipt(file_book: FileBook) -> None:

@@ -86,21 +86,6 @@ def test_a_worker_that_lost_the_site_changes_nothing(database: Database, action:
     assert everything(database) == before
 
 
-def test_a_queue_without_a_token_only_lists_and_controls(database: Database) -> None:
-    add_site(database)
-    save(database, "a")
-    queue = control_queue(database)
-    with pytest.raises(LockLostError):
-        queue.claim(NOW)
-    assert [row.job.slug for row in queue.jobs(NOW)] == ["a"]
-    queue.pause(NOW, reason="maintenance")
-    pause = queue.active_pause(NOW)
-    assert pause is not None
-    assert (pause.since, pause.until, pause.reason) == (NOW, None, "maintenance")
-    assert queue.resume()
-    assert [job.slug for job in queue.cancel("a", NOW).removed] == ["a"]
-
-
 def test_plans_are_kept_in_order_until_they_are_dropped(database: Database) -> None:
     add_site(database)
     plans = PostgresPlans(database, "site", token=take(database))

@@ -22,7 +22,7 @@ from briter_worker.queues.postgres.payloads import (
     blob_id,
     collect_blobs,
 )
-from briter_worker.queues.postgres.rows import SiteMissingError, take_site
+from briter_worker.queues.postgres.rows import take_site
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,18 +113,6 @@ def test_files_arrive_as_they_were_submitted(bench: Bench) -> None:
     assert [bench.count(table) for table in TABLES] == [0] * len(TABLES)
     with pytest.raises(LookupError, match="the job that it belonged to is gone"):
         bench.payloads.content(blob_id(b"hello"))
-
-
-def test_base_versions_of_the_author_come_with_the_files(bench: Bench) -> None:
-    values = PayloadValues.of({"a": b"a", "b": b"b", "c": None}, saved_at=NOW - 5)
-    a, b, c = values.payload.files
-    sent = (
-        a._replace(base="1" * 40, has_base=True, mode="100755"),
-        b._replace(has_base=True),
-        c._replace(base="2" * 40, has_base=True),
-    )
-    store(bench.database, {"slug": "a", "paths": ["a"]}, PayloadValues(Payload(sent), values.contents))
-    assert bench.payload(bench.claim()).files == sent
 
 
 def test_a_blob_is_stored_once_and_as_long_as_a_job_needs_it(bench: Bench) -> None:
@@ -279,12 +267,6 @@ def test_a_payload_that_cannot_be_stored_is_refused(bench: Bench, paths: list[st
     payload = Payload(tuple(SubmittedFile(path, "", None, NOW) for path in paths))
     with pytest.raises(MalformedJobError):
         store(bench.database, {"slug": "a", "paths": ["a"]}, PayloadValues(payload, {}))
-
-
-def test_a_site_that_does_not_exist_is_refused(bench: Bench) -> None:
-    with pytest.raises(SiteMissingError, match="there is no site 'elsewhere'") as refused:
-        store(bench.database, {"slug": "a", "paths": ["a"]}, site="elsewhere")
-    assert "site add" in refused.value.fix
 
 
 def test_unusual_text_is_stored_unchanged(bench: Bench) -> None:

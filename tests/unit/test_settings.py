@@ -183,16 +183,6 @@ def test_relative_paths_resolve_against_the_app_root(site: Site) -> None:
     assert (loaded.storage_root, loaded.queue_root) == (app / "data", app / "q")
 
 
-def test_dots_after_a_symlink_mean_what_the_file_system_says(site: Site) -> None:
-    (site.root / "releases/7").mkdir(parents=True)
-    (site.root / "current").symlink_to("releases/7")
-    environ = {"BRITER_APP_ROOT": "current", "BRITER_STORAGE_ROOT": "../shared"}
-    loaded = load_settings(environ)
-    assert loaded.app_root == site.root / "current"
-    assert loaded.storage_root == site.root / "releases/shared"
-    assert loaded.config_path == site.root / "releases/shared/config.json"
-
-
 def test_roots_in_config_json_move_everything_but_the_file_itself(site: Site) -> None:
     site.config({"storageRoot": "moved", "gitBranch": "live"})
     (site.root / "moved").mkdir()
@@ -201,21 +191,6 @@ def test_roots_in_config_json_move_everything_but_the_file_itself(site: Site) ->
     assert loaded.queue_root == site.root / "moved/queue"
     assert loaded.git_branch == "live"
     assert loaded.config_path == site.file
-
-
-def test_a_vanished_current_folder_is_a_matter_of_one_line(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    here = Path.cwd()
-    os.chdir(gone)
-    gone.rmdir()
-    try:
-        with pytest.raises(UsageError) as refused:
-            load_settings({})
-        assert refused.value.fix == "set BRITER_APP_ROOT"
-        assert load_settings({"BRITER_APP_ROOT": str(tmp_path)}).app_root == tmp_path
-    finally:
-        os.chdir(here)
 
 
 # --- config.json
@@ -466,21 +441,6 @@ def test_no_site_has_a_secret_or_a_place_on_the_worker_of_its_own() -> None:
     refused = {name for name, what in properties.items() if what.get("writeOnly")}
     refused |= {name for name in properties if name.endswith(("Root", "Worktree", "Host", "Port"))}
     assert not {key(f"BRITER_{name}") for name in PER_SITE} & refused
-
-
-@pytest.mark.parametrize(
-    ("own", "said"),
-    [
-        ({"gitBranch": "+main"}, 'the site blog: gitBranch is "+main"; accepted: a branch'),
-        ({"storageRoot": "/"}, "the site blog: storageRoot cannot be set for one site; accepted: adapter"),
-        ({"adapter": "custom"}, "the site blog: adapter is custom"),
-    ],
-)
-@pytest.mark.usefixtures("site")
-def test_what_a_site_may_not_have_of_its_own_is_named(own: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        for_site(load_settings({}), own, source="the site blog")
-    assert str(refused.value).startswith(said)
 
 
 # --- the schema

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -37,12 +36,6 @@ def seconds_of(watcher: FolderWatcher, longest: float = 60) -> float:
     return time.monotonic() - began
 
 
-def watching(folder: Path) -> FolderWatcher:
-    watcher = FolderWatcher(folder)
-    assert seconds_of(watcher) < 5  # what was saved before the watch existed is read at once
-    return watcher
-
-
 def write(folder: Path, name: str, year: int, *, in_place: bool = False) -> None:
     document = {"slug": name, "paths": ["content/a.md"], "scheduledFor": f"{year}-01-01"}
     file = folder / f"{name}.json"
@@ -52,52 +45,6 @@ def write(folder: Path, name: str, year: int, *, in_place: bool = False) -> None
         other = folder / f"{name}.partial"
         other.write_text(json.dumps(document))
         other.rename(file)
-
-
-def test_a_change_in_the_folder_ends_the_wait(tmp_path: Path) -> None:
-    watcher = watching(tmp_path)
-    timer = threading.Timer(0.1, (tmp_path / "a.json").touch)
-    timer.start()
-    assert seconds_of(watcher) < 30
-    timer.join()
-
-
-def test_a_pause_ends_the_wait_and_a_half_written_file_does_not(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    watcher = watching(disk.root)
-    (disk.root / ".a.tmp").touch()
-    assert seconds_of(watcher, 0.2) >= 0.2
-    disk.queue.pause(NOW)
-    assert seconds_of(watcher) < 30
-
-
-def test_a_folder_that_replaces_the_watched_one_is_watched_in_its_stead(tmp_path: Path) -> None:
-    folder = tmp_path / "queue"
-    folder.mkdir()
-    watcher = watching(folder)
-    folder.rename(tmp_path / "old")
-    folder.mkdir()
-    assert seconds_of(watcher) < 5
-    (folder / "a.json").touch()
-    assert seconds_of(watcher) < 30
-
-
-def test_a_worker_that_is_stopped_waits_no_longer(tmp_path: Path) -> None:
-    watcher = watching(tmp_path)
-    began = time.monotonic()
-    watcher.wait(60, lambda: True)
-    assert time.monotonic() - began < 5
-
-
-def test_where_no_folder_is_yet_the_poll_does_until_it_can_be_watched(tmp_path: Path) -> None:
-    folder = tmp_path / "queue"
-    watcher = FolderWatcher(folder)
-    assert seconds_of(watcher, 0.1) >= 0.1
-    folder.mkdir()
-    assert seconds_of(watcher) < 30
-    assert watcher.changes(folder.stat()) is None  # everything has to be read once
-    (folder / "a.json").touch()
-    assert seconds_of(watcher) < 30
 
 
 def test_a_system_without_inotify_has_the_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,13 +141,6 @@ def test_a_change_that_the_kernel_does_not_report_is_found_by_a_full_scan(
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 301)
     watched.assert_knows_all()
-
-
-def test_what_a_look_has_read_already_still_ends_the_next_wait(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    write(watched.folder, "a", 2040)
-    rows(watched.queue)
-    assert seconds_of(watched.watcher) < 30
 
 
 def test_what_the_kernel_named_is_read_again_when_the_reading_failed(

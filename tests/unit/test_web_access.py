@@ -49,14 +49,6 @@ def test_a_link_is_valid_once_and_for_a_quarter_of_an_hour() -> None:
     assert not access.use_link_key(second)
 
 
-def test_each_session_has_its_own_csrf_token() -> None:
-    access = Access("token")
-    one, two = access.open_session(), access.open_session()
-    assert len({access.csrf_token(one), access.csrf_token(two), access.csrf_token(None)}) == 3
-    assert access.csrf_token(one) == access.csrf_token(one)
-    assert Access("token").csrf_token(None) != access.csrf_token(None)
-
-
 def test_after_too_many_failures_an_address_waits_for_a_minute_with_the_right_token_too() -> None:
     now = [0.0]
     access = Access("token", clock=lambda: now[0])

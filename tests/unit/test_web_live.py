@@ -141,9 +141,3 @@ def test_a_quiet_stream_is_pinged_and_a_reader_that_leaves_is_forgotten() -> Non
 
     sent = asyncio.run(asyncio.wait_for(follow(), 20))
     assert sent.index(b"event: snapshot") < sent.index(b"event: ping\ndata: {}\n\n")
-
-
-def test_a_full_stream_takes_no_more_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("briter_worker.web.live.MAX_READERS", 0)
-    with pytest.raises(ProblemError, match="has 0 readers already"):
-        Past().feed().stream()

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from briter_worker.drain import Counts
-from briter_worker.errors import FailureCode, LockLostError, PublishError
-from briter_worker.events import Paused, Resumed, Warned
-from briter_worker.ports import Pause
+from briter_worker.errors import FailureCode, PublishError
+from briter_worker.events import Warned
 from briter_worker.worker import Stop, Worker, loop_backoff
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from briter_worker.drain import Drain
     from briter_worker.events import Event
+    from briter_worker.ports import Pause
     from briter_worker.worker import WatchedQueue
 
 POLL = 5.0
@@ -121,39 +121,6 @@ def test_a_week_of_a_full_disk_does_not_end_the_worker(bench: Bench, error: Exce
     assert bench.events[0].error == "the queue cannot be used: full; next try in 10 s"
 
 
-def test_a_stuck_file_is_reported_when_it_is_new(bench: Bench) -> None:
-    found = [{}, {"a": "full"}, {"a": "full"}, {"a": "full", "b": "full"}, {}, {"b": "bad", "c": "bad"}]
-
-    def next_found(call: str) -> None:
-        if call == "run":
-            bench.stuck = found[min(bench.drain.calls.count("run"), len(found)) - 1]
-
-    bench.drain.during = next_found
-    bench.worker.run_forever()
-    errors = [event.error for event in bench.events if isinstance(event, Warned)]
-    assert [text.replace(" is not a job and could not be quarantined", "") for text in errors] == [
-        *("the file 'a': full", "the file 'b': full", "the file 'b', and 1 more: bad"),
-    ]
-    assert bench.worker.counts.failed == 4
-
-
-def test_nothing_is_claimed_without_the_lock(bench: Bench) -> None:
-    bench.ours = False
-    with pytest.raises(LockLostError):
-        bench.worker.run_forever()
-    with pytest.raises(LockLostError):
-        bench.worker.run_once()
-    assert bench.drain.calls == []
-
-
-def test_a_lock_lost_in_a_drain_ends_the_worker(bench: Bench) -> None:
-    bench.drain.runs = [Counts(completed=3), LockLostError()]
-    with pytest.raises(LockLostError):
-        bench.worker.run_forever()
-    assert bench.drain.calls == ["recover", "run", "run"]
-    assert bench.worker.counts.completed == 3
-
-
 def test_the_remote_is_asked_ever_more_rarely_about_undecided_jobs(bench: Bench) -> None:
     bench.drain.recoveries = [Counts(completed=5, undecided=3)]
     bench.max_naps = 40
@@ -178,28 +145,3 @@ def test_an_uncertain_push_is_asked_about_at_once(bench: Bench) -> None:
     bench.worker.run_once()
     assert bench.drain.calls == ["recover", "run", "recover", "run"]
     assert bench.worker.counts == Counts(completed=1)
-
-
-def test_a_stop_during_recovery_claims_nothing(bench: Bench) -> None:
-    def stop(_: str) -> None:
-        bench.stopped = True
-
-    bench.drain.during = stop
-    assert bench.worker.run_once() == Counts()
-    assert bench.drain.calls == ["recover"]
-
-
-def test_a_paused_worker_does_nothing_and_reports_the_pause_once(bench: Bench) -> None:
-    bench.pause = Pause(since=1.0, until=None, reason="moving house")
-    bench.worker.run_forever()
-    assert bench.drain.calls == []
-    assert bench.events == [Paused(reason="moving house", until=None)]
-    assert set(bench.naps) == {POLL}
-    bench.pause = Pause(since=1.0, until=2e9, reason="")
-    bench.worker.run_once()
-    bench.naps.clear()
-    bench.worker.run_once()
-    bench.pause = None
-    bench.worker.run_once()
-    assert bench.events[1:] == [Paused(reason="", until=2e9), Resumed()]
-    assert "run" in bench.drain.calls
