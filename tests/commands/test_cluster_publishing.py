@@ -80,12 +80,6 @@ def test_what_was_deleted_below_a_declared_folder_of_a_clone_is_deleted(
     assert cluster.file("content/posts/x/theirs.md") == "theirs\n"
 
 
-def test_a_folder_that_is_gone_is_deleted_with_all_that_was_in_it(cluster: Cluster) -> None:
-    cluster.person({"content/posts/x/a.md": "a\n", "content/posts/x/y/b.md": "b\n"})
-    cluster.publish(cluster.save("x", {"content/posts/x": None}))
-    assert cluster.git("ls-tree", "main", "content/posts/x") == ""
-
-
 def test_a_folder_takes_nothing_away_that_its_author_never_had(cluster: Cluster) -> None:
     cluster.publish(cluster.save("c", {"content/x/c.md": "c\n"}))
     cluster.person({"content/x/theirs.md": "theirs\n", "content/x/b.md": "b\n"})
@@ -97,15 +91,6 @@ def test_a_folder_takes_nothing_away_that_its_author_never_had(cluster: Cluster)
     assert names == ["content/x/a.md", "content/x/theirs.md"]
 
 
-def test_what_a_job_declares_and_did_not_bring_is_left_alone(cluster: Cluster) -> None:
-    request = cluster.save(
-        "a", {"content/posts/a.md": "A\n"}, paths=["content/posts/a.md", "content/posts/b.md"]
-    )
-    cluster.publish(request)
-    assert cluster.file("content/posts/a.md") == "A\n"
-    assert cluster.file("content/posts/b.md") == LINES
-
-
 def test_a_folder_never_carries_what_a_scheduled_post_declares(cluster: Cluster) -> None:
     request = cluster.save(
         "x",
@@ -115,11 +100,6 @@ def test_a_folder_never_carries_what_a_scheduled_post_declares(cluster: Cluster)
     cluster.publish(request, scheduled={"content/posts/x/later.md": NOW + 60})
     assert cluster.file("content/posts/x/now.md") == "now\n"
     assert cluster.file("content/posts/x/later.md") is None
-
-
-def test_the_mode_that_was_saved_is_published(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("a", {"content/a.sh": "#!/bin/sh\n"}, mode="100755"))
-    assert cluster.git("ls-tree", "main", "content/a.sh").startswith("100755 ")
 
 
 def test_what_is_not_allowed_is_refused_with_the_reason_and_never_written(cluster: Cluster) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -123,11 +125,14 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(site: Site) -> None:
     (site.queue / "folder.json").mkdir()
     (site.queue / "folder.json" / "inside").write_text("kept")
     os.mkfifo(site.queue / "pipe.json")
+    with socket.socket(socket.AF_UNIX) as sock, contextlib.chdir(site.queue):  # its path is short
+        sock.bind("sock.json")
     save(site, "a")
     result = site.run_once(BRITER_GIT_TIMEOUT_MS="20000")
     assert_published(site, result)
     assert "stolen" not in result.stdout
     kept = {entry["slug"]: Path(entry["file"]) for entry in result.of("quarantined")}
+    assert kept.keys() == {"link", "folder", "pipe", "sock"}
     assert kept["link"].is_symlink()
     assert secret.exists()
     assert (kept["folder"] / "inside").read_text() == "kept"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
-import stat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +15,7 @@ from briter_worker.job import State, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from briter_worker.events import Quarantined
     from briter_worker.ports import Claim
@@ -67,102 +64,6 @@ def test_a_job_that_is_nearly_too_large_stays_a_job_however_often_it_is_written_
     assert [job.status.value for job in disk.queue.retry_all(NOW + 2)] == ["pending"]
     (claim,) = claimed(disk, NOW + 3)
     assert claim.job.id == "a1000000"
-
-
-@pytest.mark.parametrize("data", [b"", b"{", b'{"slug": "a"', b"\xff\xfe{}", b"hello"])
-def test_what_does_not_parse_is_left_alone_for_two_seconds_and_then_put_aside(
-    disk: Disk, data: bytes
-) -> None:
-    put(disk, "torn.json", data, age=0.0)
-    disk.save("other", ["x"])
-    found = disk.queue.claim(NOW + 1.9)
-    assert found.quarantined == ()
-    assert found.claims
-    assert disk.queue.next_due(NOW + 1.9) == NOW + 2
-    one = quarantined(disk, NOW + 2)
-    assert (one.job_id, one.slug) == ("torn", "torn")
-    assert Path(one.file).read_bytes() == data
-    document = json.loads((disk.root / "torn.json").read_bytes())
-    assert (document["status"], document["failure"]) == ("failed", "unreadable")
-    assert one.file in document["lastError"]
-    assert disk.queue.next_due(NOW + 2) is None
-    assert [str(path) for path in disk.queue.quarantined()] == [one.file]
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b'{"slug": "a", "paths": "x"}', "paths"),
-        (b'{"slug": "a"}', "paths"),
-        (b'{"paths": []}', "slug"),
-        (b'{"slug": "a", "paths": [], "slug": "b"}', "twice"),
-        (b'{"slug": "a", "paths": [], "n": NaN}', "NaN"),
-        (b'{"slug": "a\\u0000", "paths": []}', "NUL"),
-        (b'{"slug": "\\ud800", "paths": []}', "surrogate"),
-        (b'{"slug": "a", "paths": [], "scheduledFor": "soon"}', "soon"),
-        (b'{"slug": "a", "paths": [], "attempts": -1}', "attempts"),
-        (b"[]", "JSON object"),
-        (b"null", "JSON object"),
-        (b'{"slug": "a", "paths": [], "n": ' + b"[" * 100 + b"]" * 100 + b"}", "deep"),
-        (b"[" * 100_000, "deep"),
-        (b'{"slug": "a", "paths": []}' + b" " * (1 << 20), "bytes"),
-    ],
-)
-def test_what_breaks_the_table_is_put_aside_at_once(disk: Disk, data: bytes, reason: str) -> None:
-    put(disk, "bad.json", data, age=0.0)
-    disk.save("other", ["x"])
-    found = disk.queue.claim(NOW)
-    assert found.claims
-    (one,) = found.quarantined
-    assert reason in one.error
-    assert Path(one.file).read_bytes() == data
-    (row,) = disk.queue.find(one.job_id, NOW)
-    assert (row.state, row.job.failure) == (State.FAILED, "malformed")
-    disk.restart()
-    assert disk.queue.claim(NOW).quarantined == ()
-
-
-def test_what_is_usable_of_a_malformed_job_is_kept_so_that_a_person_knows_it(disk: Disk) -> None:
-    data = {
-        "id": "job-7", "slug": "post", "paths": ["a", 3], "attempts": 2, "createdAt": "2026-01-01T00:00:00Z",
-        "author": {"name": "", "email": "x"}, "editor": "Ada", "commitMessage": 7, "scheduledFor": None,
-    }  # fmt: skip
-    put(disk, "bad.json", json.dumps(data).encode())
-    one = quarantined(disk)
-    assert (one.job_id, one.slug) == ("job-7", "post")
-    document = json.loads((disk.root / "bad.json").read_bytes())
-    assert (document["editor"], document["paths"], document["createdAt"]) == ("Ada", [], data["createdAt"])
-    assert not {"author", "commitMessage", "message"} & document.keys()
-    disk.save("post", ["a"])
-    claims = claimed(disk)
-    disk.queue.acknowledge(claims, {})
-    assert disk.rows("post") == []
-
-
-def test_what_is_no_file_is_moved_aside_unopened(disk: Disk, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.json"
-    secret.write_text('{"slug": "stolen", "paths": ["x"]}')
-    (disk.root / "link.json").symlink_to(secret)
-    (disk.root / "dangling.json").symlink_to("nowhere")
-    (disk.root / "folder.json").mkdir()
-    (disk.root / "folder.json" / "inside").write_text("kept")
-    os.mkfifo(disk.root / "pipe.json")
-    # The path of a socket is short.
-    with socket.socket(socket.AF_UNIX) as sock, contextlib.chdir(disk.root):
-        sock.bind("sock.json")
-    disk.save("other", ["x"])
-    found = disk.queue.claim(NOW)
-    assert found.claims
-    assert [claim.job.slug for claim in found.claims] == ["other"]
-    kept = {one.slug: Path(one.file) for one in found.quarantined}
-    assert set(kept) == {"link", "dangling", "folder", "pipe", "sock"}
-    assert kept["link"].is_symlink()
-    assert stat.S_ISFIFO(kept["pipe"].lstat().st_mode)
-    assert (kept["folder"] / "inside").read_text() == "kept"
-    assert secret.exists()
-    assert {row.job.slug for row in disk.queue.jobs(NOW) if row.state is State.FAILED} == set(kept)
-    disk.restart()
-    assert disk.queue.claim(NOW).quarantined == ()
 
 
 @pytest.mark.parametrize(

@@ -188,39 +188,6 @@ def test_a_full_disk_at_any_step_loses_no_save_and_no_path(
     pytest.fail("it never ended")
 
 
-def test_dying_while_acknowledging_leaves_a_job_in_flight_or_gone(folder: Path) -> None:
-    for step in STEPS:
-        disk = Disk(folder / str(step))
-        died = killed_at(step, partial(disk.queue.acknowledge, in_flight(disk), {}))
-        disk.restart()
-        disk.queue.acknowledge(disk.queue.recover(NOW), {})
-        found = everything(disk)
-        assert found.keys() & {"twice", "other"} == set(), f"step {step}"
-        assert found["dead"] == {"lost"}  # which the newer save did not declare
-        assert (found["plain"], found["held"]) == ({"p2"}, {"h1", "h2"})
-        if not died:
-            return
-
-
-def test_what_a_full_disk_kept_from_being_acknowledged_is_acknowledged_by_the_next_try(folder: Path) -> None:
-    for step in STEPS:
-        disk = Disk(folder / str(step))
-        claims = in_flight(disk)
-        hit = refused_at(step, partial(disk.queue.acknowledge, claims, {}), lasting=False)
-        again = disk.queue.claim(NOW + 1).claims
-        disk.queue.acknowledge(claims, {})
-        assert [each.job.paths for each in again] == [("p2",)], f"step {step}"
-        disk.queue.acknowledge(again, {})
-        disk.restart()
-        assert list(disk.queue.recover(NOW)) == []
-        slugs = {row.job.slug for row in disk.queue.jobs(NOW)}
-        assert slugs == {"dead", "held", "torn", "wrong"}, f"step {step}"
-        if not hit:
-            assert step > 3
-            return
-    pytest.fail("it never ends")
-
-
 @pytest.mark.parametrize("settle", ["retry_later", "dead_letter"])
 def test_a_job_whose_result_is_stored_is_not_tried_again(folder: Path, settle: str) -> None:
     for step in STEPS:

@@ -209,25 +209,6 @@ def test_what_a_scheduled_job_declared_stays_withheld_while_its_file_is_damaged(
     assert dict(disk.queue.scheduled_paths(NOW + 5)) == {}
 
 
-@pytest.mark.parametrize("way", ["saved again", "cancelled"])
-def test_withheld_paths_are_free_when_the_damaged_post_is_settled(disk: Disk, way: str) -> None:
-    put(schedule(disk), b"{")
-    disk.queue.claim(NOW + 3)
-    if way == "cancelled":
-        disk.queue.cancel("a", NOW)
-    else:
-        disk.save("a", ["a.md"], name="again")
-    assert dict(disk.queue.scheduled_paths(NOW + 4)) == {}
-
-
-def test_damage_that_cannot_be_quarantined_keeps_paths_withheld_too(disk: Disk) -> None:
-    put(schedule(disk), b"{")
-    (disk.folder / "quarantine").write_text("in the way")
-    for now in (NOW, NOW + 70, NOW + 140):
-        disk.queue.claim(now)
-        assert set(disk.queue.scheduled_paths(now)) == {"a.md", "b.png"}
-
-
 # The pause
 
 

@@ -8,7 +8,6 @@ import os
 import socket
 import stat
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,24 +112,6 @@ def test_what_somebody_removes_at_any_step_of_a_claim_is_in_nobodys_way(
     pytest.fail("it never ends")
 
 
-@pytest.mark.parametrize("command", ["retry", "revive"])
-def test_a_dead_letter_that_is_gone_when_its_turn_comes_is_let_go_and_the_others_wait_again(
-    tmp_path: Path, command: str
-) -> None:
-    for step in STEPS:
-        disk = Disk(tmp_path / str(step))
-        for slug in ("a", "b"):
-            disk.save(slug, [slug], name=slug, status="failed", failure="auth")
-        operation = partial(disk.queue.retry_all if command == "retry" else disk.queue.requeue, NOW)
-        reached = before_change(step, partial((disk.root / "a.json").unlink, missing_ok=True), operation)
-        assert disk.rows("b") == [(State.PENDING, ("b",))], f"at step {step}"
-        assert disk.rows("a") in ([], [(State.PENDING, ("a",))]), f"at step {step}"
-        if not reached:
-            assert step > 5
-            return
-    pytest.fail("it never ends")
-
-
 # Another one
 
 
@@ -182,37 +163,6 @@ def test_half_a_file_over_one_that_is_being_claimed_is_given_its_time(
             put(disk, name, b'{"slug": "late", "paths": ["late"]}', age=0.0)
         run.go_on(NOW + 1)
         assert run.published["late"] == 1, f"at step {step}"
-    pytest.fail("it never ends")
-
-
-@pytest.mark.parametrize("data", [b'{"slug": "a", "paths": ["a"]}', b"[ half"])
-def test_what_a_writer_makes_of_a_torn_file_at_the_last_moment_is_what_counts(
-    tmp_path: Path, data: bytes
-) -> None:
-    for step in STEPS:
-        disk = Disk(tmp_path / str(step))
-        torn(disk)
-        run = Run(disk)
-        overwritten: list[bool] = []
-
-        def write(disk: Disk = disk, overwritten: list[bool] = overwritten) -> None:
-            path = disk.root / "a.json"
-            overwritten.append(path.exists() and b'"failed"' in path.read_bytes())
-            put(disk, "a.json", data, age=0.0)
-
-        reached = before_change(step, write, run)
-        run.go_on(NOW, NOW + 1)
-        assert {Path(aside.file).read_bytes() for aside in run.quarantined} <= {b"{"}, f"at step {step}"
-        if not reached:
-            assert len(run.quarantined) == 1
-            assert step > 5
-            return
-        if data.startswith(b"["):
-            assert data in {path.read_bytes() for path in disk.root.glob("a*.json")}, f"at step {step}"
-            letters = len(run.quarantined) - sum(overwritten)  # as a new save takes an old one's place
-            assert [state for state, _ in disk.rows("a")] == [State.FAILED] * letters, f"at step {step}"
-        else:
-            assert run.published == {"a": 1}, f"at step {step}"
     pytest.fail("it never ends")
 
 

@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from drain_bench import Bench
-from queue_engines import NOW, Disk
+from queue_engines import Disk
 
 from briter_worker.drain import Counts
 from briter_worker.errors import (
-    Failure,
     FailureCode,
     PublishError,
     UnavailableError,
-)
-from briter_worker.events import (
-    Failed,
 )
 from briter_worker.job import State
 from briter_worker.ports import Outcome, Result
@@ -33,16 +29,6 @@ def bench(tmp_path: Path) -> Bench:
 
 
 # One attempt
-
-
-def test_a_withheld_job_waits_and_costs_no_attempt(bench: Bench) -> None:
-    bench.save("a")
-    reason = Failure(FailureCode.UNSETTLED, "content/a.md is scheduled by another job")
-    bench.publisher.outcome = lambda each: Outcome(each.key, Result.FAILED, failure=reason, retry_at=NOW + 30)
-    bench.drain.run()
-    assert isinstance(bench.events[-1], Failed)
-    assert bench.state("a") == (State.RETRYING, 0)
-    assert bench.disk.document("a")["lastError"] == reason.message
 
 
 def test_a_released_job_is_pending_again_and_costs_no_attempt(bench: Bench) -> None:

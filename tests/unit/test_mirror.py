@@ -91,24 +91,6 @@ def test_a_file_takes_a_folders_place_and_a_folder_a_files(site: Site, worker: M
     assert_followed(site, worker)
 
 
-def test_an_edit_of_the_cms_stays_its_base_is_known_and_no_commit_takes_the_remotes_edit_back(
-    site: Site, worker: MirrorWorker
-) -> None:
-    base = site.git("rev-parse", f"HEAD:{WELCOME}")
-    site.write_post(WELCOME, "the CMS's\n")
-    assert follow(worker, push_theirs(site, worker, welcome="theirs\n"))
-    assert (site.worktree / WELCOME).read_text() == "the CMS's\n"
-    assert worker.bases() == {WELCOME: base}
-    assert_followed(site, worker)
-    assert_commit_takes_nothing_back(site, WELCOME)
-
-    site.write_post(WELCOME, "merged\n")
-    assert worker.sync(*worker.push({WELCOME: "merged\n"}))
-    assert worker.bases() == {}
-    site.write_post(WELCOME, "edited\n")
-    assert_followed(site, worker, "M content/posts/welcome.md")
-
-
 @pytest.mark.parametrize("kind", ["folder", "link", "linked folder"])
 def test_what_is_in_the_way_is_told_kept_from_commits_and_written_when_the_way_is_free(
     site: Site, worker: MirrorWorker, kind: str
@@ -220,73 +202,9 @@ def hold_index(site: Site) -> Callable[[], object]:
     return lock.unlink
 
 
-def commit_locally(site: Site) -> Callable[[], object]:
-    site.write_post("notes.txt", "mine\n")
-    site.git("add", "notes.txt")
-    site.git("commit", "-qm", "Mine")
-
-    def undo() -> None:
-        site.git("reset", "-q", "HEAD~1")
-        (site.worktree / "notes.txt").unlink()
-
-    return undo
-
-
 def switch(site: Site) -> Callable[[], object]:
     site.git("switch", "-qc", "draft")
     return lambda: site.git("switch", "-q", "main")
-
-
-def begin_merge(site: Site) -> Callable[[], object]:
-    (site.worktree / ".git/MERGE_HEAD").write_text(site.git("rev-parse", "HEAD") + "\n")
-    return (site.worktree / ".git/MERGE_HEAD").unlink
-
-
-def stage_another_version(site: Site) -> Callable[[], object]:
-    blob = site.git("hash-object", "-w", "--stdin")
-    site.git("update-index", "--cacheinfo", f"100644,{blob},{WELCOME}")
-    return lambda: site.git("reset", "-q")
-
-
-@pytest.mark.parametrize(
-    "hinder",
-    [hold_index, commit_locally, switch, begin_merge, stage_another_version],
-    ids=lambda each: each.__name__,
-)
-def test_all_or_nothing_and_later_if_not_now(
-    site: Site, worker: MirrorWorker, hinder: Callable[[Site], Callable[[], object]]
-) -> None:
-    undo = hinder(site)
-    branch, index = site.git("rev-parse", "main"), site.git("ls-files", "-s")
-    push_theirs(site, worker, welcome="theirs\n")
-    site.write_post("content/posts/a.md", "published\n")
-    tip, blobs = worker.push({"content/posts/a.md": "published\n"})
-    for _ in range(2):
-        assert not worker.sync(tip, blobs)
-        assert (site.git("rev-parse", "main"), site.git("ls-files", "-s")) == (branch, index)
-        assert (site.worktree / WELCOME).read_text() == "# Welcome\n"
-    assert worker.bases() == blobs
-    assert worker.checkout.state().late == tip
-    assert len(worker.warned) == 2, "once for the drain, once for what was published"
-    assert worker.checkout.late_reason in worker.warned[0]
-
-    undo()
-    with worker.repository.working():
-        worker.checkout.catch_up()
-    assert worker.checkout.state().late is None
-    assert worker.bases() == {}
-    assert (site.worktree / WELCOME).read_text() == "theirs\n"
-    assert_followed(site, worker)
-
-
-def test_what_a_person_has_staged_of_a_post_gives_way_to_what_was_published_later(
-    site: Site, worker: MirrorWorker
-) -> None:
-    site.write_post(WELCOME, "staged\n")
-    site.git("add", WELCOME)
-    site.write_post(WELCOME, "published\n")
-    assert worker.sync(*worker.push({WELCOME: "published\n"}))
-    assert_followed(site, worker)
 
 
 def test_a_persons_edit_of_a_file_that_is_no_post_has_the_mirror_wait(site: Site) -> None:

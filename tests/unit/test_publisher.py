@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -142,19 +141,6 @@ def hook(site: Site, text: str, name: str = "pre-receive") -> Path:
     return file
 
 
-def shadow(here: Here, monkeypatch: pytest.MonkeyPatch, command: str, does: str) -> None:
-    """Git is as ever, but for one command of it, which does this."""
-    bin_ = here.site.root / "bin"
-    bin_.mkdir()
-    git = bin_ / "git"
-    git.write_text(f'#!/bin/sh\ncase " $* " in *" {command} "*) {does};; esac\nexec /usr/bin/git "$@"\n')
-    git.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
-    here.git.close()
-    here.opened.clear()
-    here.git = Git(here.site.worktree, remote="origin", timeout=30)
-
-
 # Before the push
 
 
@@ -269,30 +255,6 @@ def test_an_edit_of_what_the_remote_deleted_is_a_conflict(here: Here) -> None:
     assert failure_of(here.publish(here.post("b", LINES + "mine\n"))["b"]) is FailureCode.CONFLICT
     assert here.site.remote_file(POST) is None
     assert here.site.remote_file(POST, "conflict/b") == LINES + "mine\n"
-
-
-def test_a_repository_that_the_remote_has_in_a_posts_place_stays(here: Here) -> None:
-    here.publish(here.post("b", LINES))
-    other = here.elsewhere()
-    (other / POST).unlink()
-    nested = here.site.git("rev-parse", "main")
-    here.site.git("add", "-A", cwd=other)
-    here.site.git("update-index", "--add", "--cacheinfo", f"160000,{nested},{POST}", cwd=other)
-    here.site.git("commit", "-qm", "Theirs", cwd=other)
-    here.site.git("push", "-q", cwd=other)
-    assert failure_of(here.publish(here.post("b", LINES + "mine\n"))["b"]) is FailureCode.CONFLICT
-    assert here.site.git("ls-tree", "main", POST, cwd=here.site.remote).startswith("160000 commit")
-    assert here.site.remote_file(POST, "conflict/b") == LINES + "mine\n"
-
-
-def test_a_git_that_dies_as_it_merges_is_no_conflict(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    here.publish(here.post("b", LINES))
-    here.theirs(POST, LINES + "theirs\n")
-    shadow(here, monkeypatch, "merge-file", "echo 'fatal: out of memory' >&2; exit 128")
-    with pytest.raises(PublishError, match="two versions of a file could not be merged") as failed:
-        here.publish(here.post("b", "mine\n" + LINES))
-    assert failed.value.code is FailureCode.DISK
-    assert here.site.git("for-each-ref", "refs/heads/conflict", cwd=here.site.remote) == ""
 
 
 def test_a_conflict_whose_version_the_remote_does_not_take_still_fails_alone(here: Here) -> None:
