@@ -28,6 +28,7 @@ _COMMANDS = {
     "retry": ("queue", "retry"),
     "cancel": ("queue", "cancel"),
     "publish-now": ("queue", "publish_now"),
+    "undo": ("queue", "undo"),
     "pause": ("queue", "pause"),
     "resume": ("queue", "resume"),
     "pull": ("admin", "pull"),

@@ -12,8 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from briter_worker import client
 from briter_worker.drain import Drain
 from briter_worker.errors import (
+    DeclinedError,
     FailureCode,
     LockLostError,
     PublishError,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     SiteQueue = DiskQueue | PostgresQueue
     """What commands and pages do with a queue is the same on either backend."""
 
+_MAX_PUBLICATIONS = 1000
 _SKIPPED = "another worker instance is active, skipping"
 
 
@@ -213,6 +216,46 @@ def open_sinks(settings: Settings, log: Callable[[Event], None], *, metrics: Seq
     )
 
 
+def published_commits(settings: Settings, slug: str) -> list[str]:
+    """Return the commits of the post's publications, newest first. Raises UsageError and DeclinedError."""
+    if settings.database_url:
+        raise UsageError(
+            "a cluster has no work tree, so its publications are neither shown nor undone here",
+            "git show COMMIT or git revert COMMIT in a clone of the site",
+        )
+    with closing(open_history(settings)) as history:
+        receipts = history.receipts(slug=slug, outcomes=("published",), limit=_MAX_PUBLICATIONS, stale=True)
+    commits = [each.commit for each in receipts if each.commit and not each.dry_run]
+    if not commits:
+        text = f"the history has no publication of the post {slug!r}"
+        raise DeclinedError(text, "briter-worker history shows the slugs of published posts")
+    return commits
+
+
+def show_difference(settings: Settings, slug: str) -> tuple[str, str]:
+    """Return the commit of the post's last publication and its differences."""
+    from briter_worker.git import undo  # noqa: PLC0415 - a worker undoes nothing
+
+    commit = published_commits(settings, slug)[0]
+    with closing(open_git(settings)) as git:
+        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
+        return commit, undo.difference(repository, commit)
+
+
+def undo_post(
+    settings: Settings, slug: str, *, to: str | None = None, message: str | None = None
+) -> client.Enqueued:
+    """Bring the post's files to an earlier version, and enqueue their publication."""
+    from briter_worker.git import undo  # noqa: PLC0415 - a worker undoes nothing
+
+    commits = published_commits(settings, slug)
+    with closing(open_git(settings)) as git:
+        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
+        paths = undo.restore(repository, settings.allowlist(), commits, to)
+    document = client.compose(slug, paths, message=message or f"Restore {slug}")
+    return client.submit(document, queue=settings.queue_root)
+
+
 def record_cancelled(settings: Settings, jobs: Iterable[Job], log: Callable[[Event], None]) -> None:
     """Store and log that a command or a page removed these jobs, beside a running worker."""
     if settings.database_url:
@@ -328,8 +371,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: EventSi
 
 def open_post_watcher(settings: Settings, emit: Callable[[Event], None]) -> PostWatcher:
     """Return what enqueues the posts whose files change. Raises UsageError in a cluster."""
-    from briter_worker.client import enqueue  # noqa: PLC0415 - most workers watch no posts
-    from briter_worker.plugins import Plugins  # noqa: PLC0415 - as above
+    from briter_worker.plugins import Plugins  # noqa: PLC0415 - most workers watch no posts
     from briter_worker.watch import PostWatcher  # noqa: PLC0415 - as above
 
     if settings.database_url:
@@ -337,7 +379,7 @@ def open_post_watcher(settings: Settings, emit: Callable[[Event], None]) -> Post
     queue = open_disk_queue(settings)
 
     def save(slug: str, paths: Sequence[str]) -> None:
-        job_id = enqueue(slug, paths, queue=settings.queue_root).id
+        job_id = client.enqueue(slug, paths, queue=settings.queue_root).id
         emit(Enqueued(job_id=job_id, slug=slug, paths=tuple(paths)))
 
     return PostWatcher(

@@ -1,4 +1,4 @@
-"""The commands for jobs: enqueue, list, show, history, retry, cancel, publish-now, pause, resume."""
+"""The commands for jobs: enqueue, list, show, history, retry, cancel, publish-now, undo, pause, resume."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, 
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Event, Warned
 from briter_worker.job import parse_time
-from briter_worker.redaction import one_line
+from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, pause_to_json, read_status
-from briter_worker.wiring import open_history, open_queue, record_cancelled
+from briter_worker.wiring import open_history, open_queue, record_cancelled, show_difference, undo_post
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -49,6 +49,7 @@ At = Annotated[
 Author = Annotated[
     str | None, typer.Option(metavar="'NAME <MAIL>'", help="Author of the commit. [default: the worker]")
 ]
+Message = Annotated[str | None, typer.Option("--message", "-m", help="Commit message.")]
 Root = Annotated[
     str | None,
     typer.Option(metavar="FOLDER", help="Folder of the files (cluster only). [env: BRITER_GIT_WORKTREE]"),
@@ -61,7 +62,7 @@ def enqueue(
     slug: Annotated[str, typer.Argument(metavar="SLUG", help="Slug of the post.")],
     paths: Paths,
     *,
-    message: Annotated[str | None, typer.Option("--message", "-m", help="Commit message.")] = None,
+    message: Message = None,
     at: At = None,
     author: Author = None,
     site: SiteOption = None,
@@ -155,11 +156,16 @@ def show(
     wanted: Wanted,
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the post to its end.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show what the last publication changed.")] = False,
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
     """Show one post. Prints its job with all keys, and the outcome of each attempt."""
     settings = read_site(site)
+    if diff:
+        commit, text = show_difference(settings, wanted)
+        output.answer({"slug": wanted, "commit": commit, "diff": text}, many_lines(text), as_json=as_json)
+        return
     if watch:
         raise typer.Exit(_watch(settings, wanted))
     post = _find_post(settings, wanted)
@@ -252,7 +258,7 @@ def _watch(settings: Settings, wanted: str) -> int:
     return 0  # the worker was killed before it wrote the receipt
 
 
-# --- retry, cancel, publish-now
+# --- retry, cancel, publish-now, undo
 
 
 def retry(
@@ -309,6 +315,23 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
         )
     if done.removed:
         _report_jobs("cancelled", "cancelled", done.removed, as_json=False)
+
+
+def undo(
+    slug: Annotated[str, typer.Argument(metavar="SLUG", help="Slug of the post.")],
+    *,
+    to: Annotated[
+        str | None, typer.Option(metavar="COMMIT", help="Version of this commit. [default: the one before]")
+    ] = None,
+    message: Message = None,
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """Publish an earlier version of a post again. Changes nothing if the CMS has changed its files since."""
+    done = undo_post(read_site(site), slug, to=to, message=message)
+    job = {"id": done.id, "slug": slug, "file": str(done.path)}
+    text = f"{one_line(slug)} is restored and queued as job {done.id}" if output.is_terminal() else done.id
+    output.answer(job, text, as_json=as_json)
 
 
 def _report_warning(event: Event) -> None:

@@ -174,6 +174,12 @@ def cancel(site: CurrentSite, job_id: JobId) -> Response:
     return Json({"jobs": [{"id": job.id, "slug": job.slug, "cancelled": gone} for job, gone in rows]})
 
 
+@folder_router.post("/jobs/{job_id:path}/undo")
+def undo(site: CurrentSite, job_id: JobId) -> Response:
+    """Publish the version before the post's last publication, unless the CMS has changed its files since."""
+    return Json({"jobs": [{"id": site.undo(job_id), "slug": job_id}]})
+
+
 @router.get("/jobs/{job_id:path}")
 def job(site: CurrentSite, job_id: JobId) -> Response:
     """Return one job with every key of its file, its progress, and the receipts of its attempts."""

@@ -272,6 +272,8 @@ def _act(site: Site, action: str, form: Mapping[str, str]) -> str:
             site.change(lambda queue, now: queue.publish_now(wanted, now))
         case "cancel":
             return "cancel" if site.cancel(wanted).removed else "cancel-asked"
+        case "undo":
+            site.undo(wanted)
         case "pause":
             minutes = form.get("for", "")
             if minutes not in _PAUSE_MINUTES:

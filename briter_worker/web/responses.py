@@ -40,6 +40,7 @@ NOTICES = {
     "publish-now": "It will be published now.",
     "cancel": "It is cancelled: the files stay as they are, but they will not be published.",
     "cancel-asked": "It is being published: it will be cancelled unless the push has begun.",
+    "undo": "The version before is restored and will be published.",
     "pause": "Publishing is paused.",
     "resume": "Publishing continues.",
     "signed-out": "You are signed out.",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from briter_worker import client, wiring
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
-from briter_worker.errors import DeclinedError, UnknownJobError
+from briter_worker.errors import DeclinedError, FixableError, PublishError, UnknownJobError
 from briter_worker.events import Paused, Resumed
 from briter_worker.job import State
 from briter_worker.redaction import one_line
@@ -178,6 +178,16 @@ class Site:
         done = self.change(lambda queue, now: queue.cancel(wanted, now))
         wiring.record_cancelled(self.settings, done.removed, self._log)
         return done
+
+    def undo(self, wanted: str) -> str:
+        """Publish the version before the last publication; return the job's id. Raises ProblemError."""
+        receipts = self.history.attempts(wanted)
+        try:
+            job = wiring.undo_post(self.settings, receipts[0].slug if receipts else wanted)
+        except (FixableError, PublishError) as error:
+            raise ProblemError(409, error.message, error.fix) from None
+        self._after_change()
+        return job.id
 
     def pause(self, until: float | None, reason: str) -> Pause:
         """Stop publishing. The worker records the pause in the history. Raises ProblemError."""

@@ -102,6 +102,26 @@ def test_a_persons_commit_goes_out_and_leaves_what_the_cms_has_written_since(sit
     assert site.git("status", "--porcelain", "--", "layout.html", "content/posts/new.md") == ""
 
 
+def test_a_publication_is_looked_at_and_undone(site: Site) -> None:
+    for text in ("one", "two"):
+        site.write_post("content/posts/hello.md", f"{text}\n")
+        site.save("hello", ["content/posts/hello.md"])
+        site.run_once()
+    first, again, older = _commands("docs/how-to/undo.md")
+    exports = [
+        f"export {key}='{value}'" for key, value in site.environment().items() if key.startswith("BRITER_")
+    ]
+    with site.running():
+        said = _follow([*exports, first], site.root)
+        assert "-one\n+two\n" in said
+        assert "published as" in said
+        assert site.remote_file("content/posts/hello.md") == "one\n"
+        _follow([*exports, again, "briter-worker show hello --watch"], site.root)
+        assert site.remote_log()[0][1] == "Keep the new version"
+        _follow([*exports, older, "briter-worker show hello --watch"], site.root)
+    assert site.remote_file("content/posts/hello.md") == "one\n"
+
+
 def test_the_line_for_cron_takes_every_setting_from_the_one_file(site: Site) -> None:
     settings = (ROOT / "docs/how-to/briter-worker.env").read_text()
     settings = settings.replace("/srv/site-storage", str(site.storage))
