@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
@@ -352,19 +352,29 @@ class Repository:
     # What dead gits left
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Read the configuration again, remove stale locks, and mark the repository as in use.
+    def working(self, patience: float | None = None) -> Iterator[None]:
+        """Lock the repository, read the configuration again, and remove stale lock files of git.
 
-        A worker that dies inside leaves the mark. A lock file that appeared after the mark was that worker's:
-        its git has ended, as the site's lock is free. Raises PublishError for a lock that stops the worker
-        and may be somebody's; `index.lock` stops nobody: building and pushing do not use the index.
+        The lock keeps a worker and `pull` apart; a cluster's clone has one of its own. `patience`: as
+        `Git.locked`. Raises PublishError.
         """
         self.git.refresh()
-        if self._is_marked:
+        with ExitStack() as stack:
+            if not self._is_marked:
+                # Of this work tree alone: a worker in another linked one has its own.
+                if self.git.worktree is not None:
+                    stack.enter_context(self.git.locked(self.git.own_dir / "lock", patience))
+                stack.enter_context(self._marked(self.git.own_dir / "busy"))
             yield
-            return
-        # Of this work tree alone: a worker in another linked one has its own.
-        mark = self.git.git_dir / "briter" / "busy"
+
+    @contextmanager
+    def _marked(self, mark: Path) -> Iterator[None]:
+        """Mark the repository as in use.
+
+        A worker that dies inside leaves the mark. A lock file that appeared after the mark was that worker's:
+        its git has ended, as the repository's lock is free. Raises PublishError for a lock that stops the
+        worker and may be somebody's; `index.lock` stops nobody: building and pushing do not use the index.
+        """
         self._clear_locks(mark, index=True)
         if held := self._clear_locks(mark, wait=True):
             raise PublishError(
@@ -373,7 +383,6 @@ class Repository:
                 "let that command end; if none runs, remove the file",
             )
         try:
-            (self.git.git_dir / "briter").mkdir(mode=0o700, exist_ok=True)
             mark.touch()
         except OSError as error:
             raise PublishError.from_os("the repository cannot be written", error) from error

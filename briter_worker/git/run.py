@@ -1,8 +1,9 @@
 """Run git: the only module that starts processes.
 
 Each command gets a scrubbed environment, a fixed repository, no prompts, no hooks of the work tree, and one
-deadline. Children inherit the descriptor of the site's lock, so that an orphan keeps the next worker out
-until it has ended. They end when the worker dies, so that git removes its lock files.
+deadline. Children inherit the descriptors of the site's lock and of the repository's, so that an orphan keeps
+the next worker and the next `pull` out until it has ended. They end when the worker dies, so that git removes
+its lock files.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+import filelock
 import git
 from git.cmd import Git as GitPythonCommand
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL."""
+_LOCK_POLL_S = 0.05
 _NO_ENVIRONMENT: Mapping[str, str] = {}
 _ENDING_ALONE = frozenset(
     {"check-attr", "check-ignore", "config", "diff-tree", "ls-files", "ls-tree", "merge-base"}
@@ -71,11 +74,11 @@ class Git:
         self.remote_name = remote
         self._timeout = timeout
         self._fds = pass_fds
+        self._lock: int | None = None
         self._build_environment = partial(
             build_environment,
             remote=remote,
             hooks=hooks,
-            fds=pass_fds,
             access=access,
             durable=durable,
             stall_seconds=timeout,
@@ -142,18 +145,18 @@ class Git:
     @property
     def state_dir(self) -> Path:
         """Return the folder of the state that the worker trusts; only its owner can enter it."""
-        folder = self.common_dir / "briter"
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise PublishError.from_os("the repository cannot be written", error) from error
-        return folder
+        return _make_folder(self.common_dir / "briter")
+
+    @property
+    def own_dir(self) -> Path:
+        """Return the folder for what concerns this work tree alone, which may be a linked one."""
+        return _make_folder(self.git_dir / "briter")
 
     @property
     def settings(self) -> Sequence[Setting]:
         """Return git's configuration here, in the order in which later settings win."""
         if self._configuration is None:
-            self._environment = self._build_environment(worktree=self.worktree)
+            self._environment = self._build_environment(worktree=self.worktree, fds=self._fds)
             began = time.time()
             out = self.run(
                 *("config", "--null", "--list", "--show-origin"),
@@ -183,6 +186,34 @@ class Git:
         self._repo = None
         if self._configuration is not None and not self._configuration.is_current():
             self._configuration = self._environment = None
+
+    @contextmanager
+    def locked(self, path: Path, patience: float | None = None) -> Iterator[None]:
+        """Hold the kernel's lock on the file inside. Children inherit the lock: an orphan of ours holds it.
+
+        Raises PublishError if another process holds the lock for so many seconds (None: one git command's).
+        """
+        if self._lock is None:
+            try:
+                self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError as error:
+                raise PublishError.from_os("the repository cannot be locked", error) from error
+            self._fds += (self._lock,)
+            self._environment = None
+        deadline = time.monotonic() + (self._timeout if patience is None else patience)
+        while not filelock.lock_descriptor(self._lock, blocking=False):
+            self.check_running()
+            if time.monotonic() >= deadline:
+                raise PublishError(
+                    FailureCode.LOCKED,
+                    "another command of briter-worker works in the repository",
+                    "let that command end, then try again",
+                )
+            time.sleep(_LOCK_POLL_S)
+        try:
+            yield
+        finally:
+            filelock.unlock_descriptor(self._lock)
 
     @contextmanager
     def in_worktree(self, folder: Path) -> Iterator[None]:
@@ -317,6 +348,9 @@ class Git:
         self.abort()
         for command in list(self._active):
             self._finish(command)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _start(
         self,
@@ -360,6 +394,7 @@ class Git:
         if self._environment is None:
             self._environment = self._build_environment(
                 worktree=self.worktree,
+                fds=self._fds,
                 helpers=credential_helpers(self.settings) if self._fds else [],
                 ssh=self.config("core.sshCommand", "ssh"),
                 variant=self.config("ssh.variant"),
@@ -457,6 +492,14 @@ class _GitPython(GitPythonCommand):
             messages.open_text(each, started.has_exited) for each in started.pipes
         )
         return GitPythonCommand.AutoInterrupt(process, list(command))
+
+
+def _make_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise PublishError.from_os("the repository cannot be written", error) from error
+    return folder
 
 
 @cache
