@@ -199,6 +199,16 @@ class Resumed(Event):
     name = "resumed"
 
 
+class SiteUpdated(Event):
+    """Files of the site were written, or removed, as the remote has them. A post's own push is no update."""
+
+    name = "site-updated"
+    commit: str
+    paths: tuple[str, ...]
+    total: int
+    """The number of files; `paths` has the first thousand."""
+
+
 class Progress(Event):
     """Progress of the running drain. Not for the log."""
 

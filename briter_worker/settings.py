@@ -40,6 +40,7 @@ _MAX_SHOWN = 200
 """Characters of a refused value that are shown."""
 _FIXES = {
     "dashboard_token": "make one: openssl rand -hex 32",
+    "pull_secret": "make one: openssl rand -hex 32",
     "webhook_secret": "make one: echo whsec_$(openssl rand -base64 32)",
 }
 _WHOLE, _NUMBER, _FLAG = "a whole number", "a number", "true or false"
@@ -81,7 +82,8 @@ _REF_NAME = rf"(?!refs/|HEAD$)(?=.{{1,200}}$){_REF_PART}(?:/{_REF_PART})*"
 """Stricter than `git check-ref-format`, which accepts `+main` (a forced push in a refspec)."""
 _REF_TEXT = "letters, digits, and between them . _ - and /"
 _ADDRESS = r"://(?:[!-~]*@)?(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-+\--~]*)?"
-_TOPICS = r"(?:published|dead-lettered|condition)(?:\+(?:published|dead-lettered|condition))*"
+_TOPIC = "(?:published|dead-lettered|condition|updated)"
+_TOPICS = rf"{_TOPIC}(?:\+{_TOPIC})*"
 _FILE_NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]+"
 """Text that the system can open. The remaining surrogates stand for bytes that are not UTF-8."""
 
@@ -253,6 +255,9 @@ class Settings(BaseSettings):
     git_author_name: PersonName = _setting("Briter Worker", "The worker's committer name.")
     git_author_email: Email = _setting("briter-worker@localhost", "The worker's committer address.")
     git_timeout_ms: PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
+    git_pull_interval_ms: Milliseconds = _setting(
+        0, "Interval in ms at which an idle worker pulls the remote's edits. 0: only when publishing."
+    )
     git_hooks: Flag = _setting(False, "Run the repository's own hooks.")
     worker_dry_run: Flag = _setting(True, "Do everything except the push. Jobs stay in the queue as `tried`.")
     worker_poll_interval_ms: PollInterval = _setting(
@@ -281,7 +286,9 @@ class Settings(BaseSettings):
     )
     webhook_allow_private: Flag = _setting(False, "Allow webhooks to private networks and over http.")
     webhook_urls: WebAddresses = _setting(
-        (), "Addresses notified of publications, dead letters and site conditions.", secret=True
+        (),
+        "Addresses notified of publications, dead letters, site conditions and the remote's edits.",
+        secret=True,
     )
     webhook_secret: SigningSecret = _setting(
         "", "Key that signs webhooks (Standard Webhooks): `whsec_…`.", secret=True
@@ -303,6 +310,9 @@ class Settings(BaseSettings):
         "",
         "Token of the dashboard, also for `Bearer`. Default: a random one in `.git/briter/dashboard.token`.",
         secret=True,
+    )
+    pull_secret: Token = _setting(
+        "", "Secret by which a git host's webhook may call `POST /api/pull` of the dashboard.", secret=True
     )
     trusted_proxies: Networks = _setting(
         (), "IP addresses or networks of proxies whose `X-Forwarded-*` headers count."
@@ -444,6 +454,12 @@ def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[st
         raise UsageError(
             f"{source_of('adapter')} is custom, which has no folders of its own",
             "name them in BRITER_ALLOWED_PATHS (allowedPaths)",
+        )
+    if 0 < settings.git_pull_interval_ms < settings.worker_poll_interval_ms:
+        source, poll = source_of("git_pull_interval_ms"), settings.worker_poll_interval_ms
+        raise UsageError(
+            f"{source} is {settings.git_pull_interval_ms}, below the poll interval of {poll} ms",
+            "set it to 0 or to the poll interval or more, or lower BRITER_WORKER_POLL_INTERVAL_MS",
         )
     return settings
 

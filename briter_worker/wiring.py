@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from contextlib import closing, suppress
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,12 +26,14 @@ from briter_worker.events import (
     Cancelled,
     Enqueued,
     Progress,
+    SiteUpdated,
     Warned,
     WorkerSkipped,
     WorkerStarted,
     WorkerStopped,
 )
 from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.pull import pull as pull_branch
 from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
@@ -41,7 +43,7 @@ from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
 from briter_worker.sinks.recorder import FanOut, HistorySink, OpenedLater, Retention, SiteCondition, Target
 from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore
-from briter_worker.worker import Stop, Worker, heartbeat
+from briter_worker.worker import Puller, PullOrder, Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     """What commands and pages do with a queue is the same on either backend."""
 
 _MAX_PUBLICATIONS = 1000
+_MAX_UPDATED_PATHS = 1000
 _SKIPPED = "another worker instance is active, skipping"
 
 
@@ -321,7 +324,7 @@ def _check_start(settings: Settings) -> None:
         # Any other failure may pass: the jobs' attempts report it.
 
 
-def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: EventSink, *, once: bool) -> int:
+def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut, *, once: bool) -> int:
     @cache
     def plugins() -> Plugins:
         from briter_worker.plugins import Plugins  # noqa: PLC0415 - only publications need them
@@ -329,8 +332,17 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: EventSi
         return Plugins(settings.plugins)
 
     @cache
+    def copies() -> WorkTreeCopies:
+        return open_copies(settings, git, emit, lambda: plugins().allowed_paths())
+
+    @cache
     def publisher() -> GitPublisher:
-        return _open_publisher(settings, git, lock, emit, lambda: plugins().allowed_paths())
+        return _open_publisher(settings, git, lock, emit, copies())
+
+    def pull() -> None:
+        """Follow the remote; local commits, which `status` names, keep the site where it is."""
+        with suppress(DeclinedError):
+            pull_branch(copies().checkout.repository, copies().checkout, rebase=False, push=False)
 
     def tidy() -> None:
         """Sync the local branch and clean up; whatever prevents it now is tried again later."""
@@ -348,6 +360,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: EventSi
         dry_run=settings.worker_dry_run,
         stopping=stop.is_set,
     )
+    puller = Puller(pull_order(git), settings.git_pull_interval_ms / 1000, pull=pull, report=emit.follow_pull)
     worker = Worker(
         drain=drain,
         queue=queue,
@@ -356,6 +369,8 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: EventSi
         stop=stop,
         wait=queue.watcher.wait,
         tidy=tidy,
+        # A dry run changes no file of the site.
+        pull=(lambda _now: None) if settings.worker_dry_run else puller.run,
         poll=settings.worker_poll_interval_ms / 1000,
     )
     emit(WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
@@ -404,30 +419,44 @@ def _private_folders(settings: Settings) -> list[str]:
     return [root.relative_to(worktree).as_posix() for root in real if worktree in root.parents]
 
 
-def _open_publisher(
-    settings: Settings,
-    git: Git,
-    lock: SiteLock,
-    emit: EventSink,
-    more_folders: Callable[[], Iterable[str]],
-) -> GitPublisher:
-    def progress(phase: str, done: int, total: int) -> None:
-        emit(Progress(phase=phase, done=done, total=total))
+def open_copies(
+    settings: Settings, git: Git, emit: EventSink, more_folders: Callable[[], Iterable[str]]
+) -> WorkTreeCopies:
+    """Return the CMS's copies of the files, with the checkout in which they follow the remote."""
 
-    def warn(text: str, fix: str) -> None:
-        emit(Warned(error=text, fix=fix))
+    def updated(tip: str, paths: Sequence[str]) -> None:
+        emit(SiteUpdated(commit=tip, paths=tuple(paths[:_MAX_UPDATED_PATHS]), total=len(paths)))
 
     repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
     allowlist = settings.allowlist(private=_private_folders(settings), more=more_folders)
-    staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
+    staging = Staging(repository, allowlist, settings.worker_max_file_bytes, partial(_report_progress, emit))
+    return WorkTreeCopies(staging, partial(_warn, emit), updated)
+
+
+def _report_progress(emit: EventSink, phase: str, done: int, total: int) -> None:
+    emit(Progress(phase=phase, done=done, total=total))
+
+
+def _warn(emit: EventSink, text: str, fix: str) -> None:
+    emit(Warned(error=text, fix=fix))
+
+
+def pull_order(git: Git) -> PullOrder:
+    """Return the order to pull. It is this work tree's alone."""
+    return PullOrder(git.own_dir / "pull")
+
+
+def _open_publisher(
+    settings: Settings, git: Git, lock: SiteLock, emit: EventSink, copies: WorkTreeCopies
+) -> GitPublisher:
     return GitPublisher(
-        repository,
-        copies=WorkTreeCopies(staging, warn),
+        copies.checkout.repository,
+        copies=copies,
         plans=FilePlans(git.state_dir, settings.git_branch),
         bases=FileConflicts(git.state_dir, settings.git_branch),
         identity=Person(settings.git_author_name, settings.git_author_email),
         dry_run=settings.worker_dry_run,
-        progress=progress,
-        warn=warn,
+        progress=partial(_report_progress, emit),
+        warn=partial(_warn, emit),
         still_ours=lock.still_ours,
     )

@@ -14,12 +14,13 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.drain import Counts
-from briter_worker.errors import LockLostError, PublishError, describe
+from briter_worker.errors import Failure, FailureCode, LockLostError, PublishError, StoppedError, describe
 from briter_worker.events import Paused, Resumed, Warned, WorkerStopping
 from briter_worker.ports import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
     from types import FrameType
 
     from briter_worker.drain import Drain
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _TIDY_INTERVAL_S = 30.0
 _MAX_LOOP_PAUSE_S = 60.0
+_MAX_PULL_PAUSE_S = 900.0
 
 
 class Stop:
@@ -76,6 +78,78 @@ class Stop:
             self._abort()
 
 
+class PullOrder:
+    """The order to pull: a file where only the operator writes. It stays until a pull has succeeded."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._taken = path.with_suffix(".taken")
+
+    def give(self) -> None:
+        """Leave the order for the worker's next poll."""
+        self._path.touch(mode=0o600)
+
+    def is_new(self) -> bool:
+        """Return True if nobody has tried to pull since the order."""
+        return self._path.exists()
+
+    def is_open(self) -> bool:
+        """Return True if no pull has succeeded since the order."""
+        return self.is_new() or self._taken.exists()
+
+    def take(self) -> None:
+        """Note that a pull begins: from now on, another order is a new one."""
+        with suppress(FileNotFoundError):
+            self._path.replace(self._taken)
+
+    def finish(self) -> None:
+        """Note that the pull has succeeded."""
+        self._taken.unlink(missing_ok=True)
+
+
+class Puller:
+    """Brings the remote's edits into the site: at an interval (0: never), and on an order.
+
+    `report` gets the failure of a pull, or None: the site condition shows it.
+    """
+
+    def __init__(
+        self,
+        order: PullOrder,
+        interval: float,
+        *,
+        pull: Callable[[], None],
+        report: Callable[[Failure | None], None],
+    ) -> None:
+        self._order = order
+        self._interval = interval
+        self._pull = pull
+        self._report = report
+        self._failures = 0
+        self._next = -math.inf
+
+    def run(self, now: float) -> None:
+        """Pull if it is time, at `now` on the monotonic clock. After failures, wait longer each time."""
+        is_wanted = self._interval or self._order.is_open()
+        if not self._order.is_new() and not (is_wanted and now >= self._next):
+            return
+        try:
+            self._order.take()
+            self._pull()
+            self._order.finish()
+        except StoppedError:
+            return
+        except (PublishError, OSError) as error:
+            self._failures += 1
+            interval = self._interval or _MAX_LOOP_PAUSE_S
+            self._next = now + loop_backoff(self._failures, interval, longest=_MAX_PULL_PAUSE_S)
+            failure = error.failure if isinstance(error, PublishError) else None
+            self._report(failure or Failure(FailureCode.DISK, *describe(error)))
+        else:
+            self._failures, self._next = 0, now + self._interval
+            self._report(None)
+
+
 class WatchedQueue(Queue, Protocol):
     """The queue of one site that no database notifies of."""
 
@@ -99,6 +173,7 @@ class Worker:
         stop: Stop,
         wait: Callable[[float, Callable[[], bool]], None],
         tidy: Callable[[], None],
+        pull: Callable[[float], None],
         poll: float,
     ) -> None:
         self.counts = Counts()
@@ -109,6 +184,7 @@ class Worker:
         self._stop = stop
         self._wait = wait
         self._tidy = tidy
+        self._pull = pull
         self._poll = poll
         self._queue_errors = 0
         self._recover_at = 0.0
@@ -121,6 +197,7 @@ class Worker:
         while not self._stop.is_set() and self._work():
             pass
         self._tidy()
+        self._pull_if_idle()
         return self.counts
 
     def run_forever(self) -> Counts:
@@ -134,6 +211,7 @@ class Worker:
                 if time.monotonic() - tidied > _TIDY_INTERVAL_S:
                     tidied = time.monotonic()
                     self._tidy()
+                self._pull_if_idle()
                 pause = self._idle_time()
             except (OSError, PublishError) as error:
                 self._recover_at = 0.0
@@ -165,6 +243,11 @@ class Worker:
         self.counts.add(done)
         self.counts.undecided = done.undecided
         return True
+
+    def _pull_if_idle(self) -> None:
+        """Pull if it is time, but not during a pause, and not when told to stop."""
+        if self._pause is None and not self._stop.is_set():
+            self._pull(time.monotonic())
 
     def _recover(self) -> None:
         """Complete what is in flight; ask the remote again later about what stays undecided."""
@@ -202,10 +285,10 @@ class Worker:
         return self._poll if at is None else max(0.0, min(self._poll, at - now))
 
 
-def loop_backoff(failures: int, poll: float) -> float:
+def loop_backoff(failures: int, poll: float, longest: float = _MAX_LOOP_PAUSE_S) -> float:
     """Return how long the loop waits after failures in a row: doubled each time, up to a minute."""
     # The exponent is bounded, because after hours of failures the power is no float any more.
-    return min(poll * 2.0 ** min(failures, 16), max(_MAX_LOOP_PAUSE_S, poll))
+    return min(poll * 2.0 ** min(failures, 16), max(longest, poll))
 
 
 @contextmanager

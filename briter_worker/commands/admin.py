@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from briter_worker import doctor as checks
 from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site
-from briter_worker.errors import DeclinedError, UsageError
-from briter_worker.git.checkout import Checkout
+from briter_worker.errors import UsageError
+from briter_worker.events import SiteUpdated, Warned
 from briter_worker.git.pull import pull as pull_branch
-from briter_worker.git.repository import Repository
 from briter_worker.job import job_schema
-from briter_worker.lock import AnotherWorkerError
+from briter_worker.plugins import Plugins
 from briter_worker.settings import load_settings, settings_schema
 from briter_worker.status import health_problems, read_status
-from briter_worker.wiring import open_database, open_git, open_lock
+from briter_worker.wiring import open_copies, open_database, open_git, open_sinks
 
 if TYPE_CHECKING:
-    from briter_worker.git.pull import PullResult
-    from briter_worker.settings import Settings
+    from briter_worker.events import Event
 
+_PATIENCE_S = 10.0
+"""How long `pull` waits for a publication to end."""
 database_app = typer.Typer(
     no_args_is_help=True, help="Manage the database of a cluster.", rich_markup_mode=None
 )
@@ -83,31 +84,24 @@ def pull(
         raise UsageError(
             "pull is for a site with a work tree; a cluster has none", "omit BRITER_DATABASE_URL"
         )
-    result = _pull_site(settings, rebase=rebase, push=push)
+    updated: list[str] = []
+
+    def log(event: Event) -> None:
+        if isinstance(event, Warned):
+            output.report(event.error, event.fix)
+        elif isinstance(event, SiteUpdated):
+            updated.extend(event.paths)
+
+    with closing(open_git(settings)) as git, closing(open_sinks(settings, log)) as emit:
+        checkout = open_copies(settings, git, emit, Plugins(settings.plugins).allowed_paths).checkout
+        result = pull_branch(checkout.repository, checkout, rebase=rebase, push=push, patience=_PATIENCE_S)
     if as_json:
         commits = [{"commit": each.commit, "subject": each.subject} for each in result.rebased]
         late = result.late_reason or None
-        output.write_json({"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late})
+        document = {"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late}
+        output.write_json(document | {"paths": updated})
     else:
         output.write_pull(result, settings)
-
-
-def _pull_site(settings: Settings, *, rebase: bool, push: bool) -> PullResult:
-    lock = open_lock(settings)
-    try:
-        lock.acquire(time.time())
-    except AnotherWorkerError as other:
-        pid = f" (PID {other.holder.pid})" if other.holder else ""
-        raise DeclinedError(
-            f"a worker is running{pid}", "stop the worker, run this command, then start the worker again"
-        ) from None
-    try:
-        git = open_git(settings, pass_fds=(lock.descriptor(),))
-        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-        checkout = Checkout(repository, output.report)
-        return pull_branch(repository, checkout, rebase=rebase, push=push, still_ours=lock.still_ours)
-    finally:
-        lock.release()
 
 
 def schema(

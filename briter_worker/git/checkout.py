@@ -23,7 +23,7 @@ from briter_worker.git.repository import LINK, SUBMODULE, Entry
 from briter_worker.git.work_tree import Index, WorkTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.git.repository import Move, Repository
 
@@ -102,13 +102,17 @@ class Checkout:
         warn: Callable[[str, str], None],
         *,
         is_cms_path: Callable[[str], bool] = lambda _path: True,
+        updated: Callable[[str, Sequence[str]], None] = lambda _tip, _paths: None,
     ) -> None:
-        """Warn once per reason for being late, with the fix. Files that are not the CMS's are a person's.
+        """Call `updated` with the commit and the files of the site that were written from it.
+
+        Warn once per reason for being late, with the fix. Files that are not the CMS's are a person's.
 
         While a person has edited a file that changed on the remote, the mirror waits.
         """
         self.repository = repository
         self.is_cms_path = is_cms_path
+        self.updated = updated
         self.late_reason = ""
         """Why the last sync was put off to later; empty if it was not."""
         self.git = repository.git
@@ -140,7 +144,7 @@ class Checkout:
         try:
             self.follow(tip, blobs, left=left)
         except (PublishError, OSError) as error:
-            self._warn_late("Published. ", error)
+            self._warn_late("Published. " if blobs else "", error)
             try:
                 self.repository.clear_own_locks()  # a git that was killed has left the lock of the state
                 self.remember(tip, blobs, left=left)
@@ -290,6 +294,7 @@ class _Move:
     failed: dict[str, OSError] = field(default_factory=dict)
     """Files that could not be read or written."""
     files: dict[str, _File] = field(default_factory=dict)
+    written: list[str] = field(default_factory=list)
     staged: dict[str, Entry] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
     """Files that git ignores in the work tree."""
@@ -432,18 +437,22 @@ class _Move:
             moves.append((self.checkout.repository.branch_ref, self.new, self.old))
         what = f"{self.checkout.repository.branch} could not be moved"
         update = self.checkout.git.open("update-ref", "-m", "briter: sync", "--stdin", what=what)
-        with self.index.locked(), update as process:
-            say = partial(_transact, process.stdin, process.stdout)
-            say("start")
-            for name, new, old in filter(None, moves):
-                must = old or "0" * len(self.new)
-                say(f"update {name} {new} {must}" if new else f"delete {name} {must}")
-            say("prepare")
-            self.checkout.repository.check()  # nobody can switch branches any more: HEAD is locked, too
-            self._put_files(wanted)
-            self.index.skip([path for path in wanted if self.files[path].action is _Action.KEEP])
-            self.index.place()
-            say("commit")
+        try:
+            with self.index.locked(), update as process:
+                say = partial(_transact, process.stdin, process.stdout)
+                say("start")
+                for name, new, old in filter(None, moves):
+                    must = old or "0" * len(self.new)
+                    say(f"update {name} {new} {must}" if new else f"delete {name} {must}")
+                say("prepare")
+                self.checkout.repository.check()  # nobody can switch branches any more: HEAD is locked, too
+                self._put_files(wanted)
+                self.index.skip([path for path in wanted if self.files[path].action is _Action.KEEP])
+                self.index.place()
+                say("commit")
+        finally:
+            if self.written:
+                self.checkout.updated(self.new, self.written)
 
     def _put_files(self, wanted: Collection[str]) -> None:
         """Give the new files their names, after removals: a file may take a folder's place."""
@@ -457,7 +466,9 @@ class _Move:
             except OSError as error:
                 self.failed[path] = error
                 is_done = False
-            if not is_done:
+            if is_done:
+                self.written.append(path)
+            else:
                 each.action = _Action.KEEP
 
 

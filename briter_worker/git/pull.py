@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import DeclinedError, FailureCode, LockLostError, PublishError
+from briter_worker.errors import DeclinedError, FailureCode, PublishError
 from briter_worker.git.push import FilePlans, push, push_large_files
 from briter_worker.git.repository import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from briter_worker.git.checkout import Checkout, FileBase
     from briter_worker.git.repository import Repository
@@ -53,14 +53,15 @@ def pull(
     *,
     rebase: bool,
     push: bool,
-    still_ours: Callable[[], bool] = lambda: True,
+    patience: float | None = None,
 ) -> PullResult:
     """Move the local branch to the remote's tip, with local commits rebased and pushed on request.
 
-    The caller holds the site's lock. Raises DeclinedError, with nothing changed, if there are local commits
-    and `rebase` is False, or if they conflict; PublishError if the remote cannot be asked.
+    Safe beside a running worker: `patience` is how many seconds to wait for it. Raises DeclinedError, with
+    nothing changed, if there are local commits and `rebase` is False, or if they conflict; PublishError if
+    the remote cannot be asked.
     """
-    with repository.working():
+    with repository.working(patience):
         repository.check()
         checkout.catch_up()
         for _ in range(_MAX_RACES):
@@ -68,7 +69,8 @@ def pull(
             _remember_published(repository, checkout, tip)
             local = str(repository.ref(repository.branch_ref))
             if repository.is_ancestor(local, tip):
-                checkout.sync(tip, {})
+                if local != tip:
+                    checkout.sync(tip, {})
                 return PullResult(tip, late_reason=checkout.late_reason)
             commits = _local_commits(repository, tip)
             if not rebase:
@@ -80,8 +82,6 @@ def pull(
             if not push:
                 checkout.follow(new, left=local)
                 return PullResult(tip, tuple(commits))
-            if not still_ours():
-                raise LockLostError
             if _push(repository, new, tip):
                 checkout.sync(new, {}, left=local)
                 return PullResult(new, tuple(commits), is_pushed=True, late_reason=checkout.late_reason)
@@ -93,7 +93,9 @@ def pull(
 def _fetch(repository: Repository) -> str:
     tip = repository.fetch()
     repository.check_not_rewritten(tip)
-    repository.update_refs((repository.pushed_ref, tip, None), (repository.tracking_ref, tip, None))
+    refs = (repository.pushed_ref, repository.tracking_ref)
+    if moves := [(ref, tip, None) for ref in refs if repository.ref(ref) != tip]:
+        repository.update_refs(*moves)
     return tip
 
 

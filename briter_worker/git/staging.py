@@ -93,28 +93,34 @@ class Staging:
 class WorkTreeCopies:
     """The CMS's own clone. Implements `publisher.Copies`."""
 
-    def __init__(self, staging: Staging, warn: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        staging: Staging,
+        warn: Callable[[str, str], None],
+        updated: Callable[[str, Sequence[str]], None] = lambda _tip, _paths: None,
+    ) -> None:
         self._repository = staging.repository
         self._staging = staging
-        self._checkout = Checkout(
+        self.checkout = Checkout(
             staging.repository,
             warn,
+            updated=updated,
             is_cms_path=lambda path: any(is_inside(each, path) for each in staging.allowlist.folders),
         )
-        self.sync = self._checkout.sync
-        self.catch_up = self._checkout.catch_up
+        self.sync = self.checkout.sync
+        self.catch_up = self.checkout.catch_up
         self.read = staging.repository.blob  # a version that the repository has lost is damage, no conflict
 
     def stage(
         self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
     ) -> Mapping[str, Staged]:
         """Return what differs from the versions that the work tree's files are edits of."""
-        kept = {path: base.blob for path, base in self._checkout.state().bases.items()}
+        kept = {path: base.blob for path, base in self.checkout.state().bases.items()}
         return self._staging.stage(requests, tip=self._agreed(tip), scheduled=scheduled, bases=kept)
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
         """Return the remembered versions, else those of the commit where mirror and remote agreed."""
-        known = self._checkout.state().bases
+        known = self.checkout.state().bases
         found = {path: Base(known[path].blob) for path in paths if path in known}
         agreed = self._agreed(tip)
         if agreed != tip:
@@ -123,7 +129,7 @@ class WorkTreeCopies:
         return found
 
     def _agreed(self, tip: str) -> str:
-        return self._checkout.agreed(tip) or tip
+        return self.checkout.agreed(tip) or tip
 
 
 class _Batch:

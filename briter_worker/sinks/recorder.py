@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 from briter_worker import events
-from briter_worker.errors import FixableError, is_environment
+from briter_worker.errors import FailureCode, FixableError, is_environment
 from briter_worker.redaction import one_line
 from briter_worker.sinks.log import log_entry
 from briter_worker.sinks.store import StoreError
@@ -20,6 +20,7 @@ from briter_worker.sinks.store import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from briter_worker.errors import Failure
     from briter_worker.sinks.store import Store, Transaction
 
 INTERRUPTED = "interrupted"
@@ -37,7 +38,13 @@ _DAY_S = 86400.0
 _MOMENTS_KEPT_S = 7 * _DAY_S
 _ROWS_PER_STEP, _MAX_STEPS = 1000, 20
 
+_NOT_SEEN_BY_A_PULL = frozenset(
+    {FailureCode.AUTH, FailureCode.REMOTE_REFUSED, FailureCode.DISK, FailureCode.PLUGIN_BROKEN}
+)
+"""Conditions that may keep a post from being pushed although the remote's commits can be fetched."""
+
 Ending = events.JobOutcome | events.Superseded | events.Cancelled | events.Quarantined
+_WORTH_A_HISTORY = (events.JobEvent, events.ConditionChanged, events.SiteUpdated)
 _RECORDED = ("attempt", "duration_ms", "commit", "error", "failure", "fix", "retry_at", "superseded_by")
 """The fields of an outcome that are columns of its receipt."""
 
@@ -91,6 +98,11 @@ class FanOut:
         for event in batch:
             if self._condition is not None and (change := self._condition.follow(event)) is not None:
                 self(change)
+
+    def follow_pull(self, failure: Failure | None) -> None:
+        """Let the site condition follow a pull that failed, or succeeded (None)."""
+        if self._condition is not None and (change := self._condition.follow_pull(failure)) is not None:
+            self(change)
 
     def close(self) -> None:
         """Close every sink."""
@@ -148,6 +160,8 @@ class SiteCondition:
         self._site = site
         self._clock = clock
         self._is_read = False
+        self._is_pulls = False
+        """A pull of this process found the condition."""
         self._failure: str | None = None
 
     def follow(self, event: events.Event) -> events.ConditionChanged | None:
@@ -163,6 +177,16 @@ class SiteCondition:
                 pass
         return None
 
+    def follow_pull(self, failure: Failure | None) -> events.ConditionChanged | None:
+        """Return the change that a pull brings, after it is stored; None for most pulls."""
+        known = self._known()
+        if failure is not None:
+            if known is None or (self._is_pulls and known != failure.code):
+                return self._change(failure.code, failure.message, failure.fix, is_pulls=True)
+        elif known is not None and (self._is_pulls or known not in _NOT_SEEN_BY_A_PULL):
+            return self._change(None, None, "")
+        return None
+
     def _known(self) -> str | None:
         if not self._is_read:
             self._is_read = True
@@ -171,8 +195,10 @@ class SiteCondition:
                 self._failure = rows[0][0] if rows else None
         return self._failure
 
-    def _change(self, failure: str | None, text: str | None, fix: str) -> events.ConditionChanged:
-        self._failure = failure
+    def _change(
+        self, failure: str | None, text: str | None, fix: str, *, is_pulls: bool = False
+    ) -> events.ConditionChanged:
+        self._failure, self._is_pulls = failure, is_pulls
         # A full disk may be the condition itself; this worker reports it once all the same.
         with suppress(StoreError), self._store.transaction(self._site) as transaction:
             transaction.execute(
@@ -265,7 +291,7 @@ class HistorySink:
         Raises StoreError; then what was not written is lost.
         """
         # A run of cron that finds nothing to publish writes nothing.
-        self._is_used = self._is_used or any(isinstance(event, events.JobEvent) for event in batch)
+        self._is_used = self._is_used or any(isinstance(event, _WORTH_A_HISTORY) for event in batch)
         if not self._is_used:
             return
         now = self._clock()

@@ -59,12 +59,14 @@ _TOPICS: dict[type[events.Event], str] = {
     events.NoPaths: "dead-lettered",
     events.Quarantined: "dead-lettered",
     events.ConditionChanged: "condition",
+    events.SiteUpdated: "updated",
 }
 """Receivers are notified of these events only."""
 _TYPES = {
     "published": "post.published",
     "dead-lettered": "post.dead-lettered",
     "condition": "site.condition",
+    "updated": "site.updated",
 }
 _INSIDE = tuple(
     ipaddress.ip_network(network)
@@ -256,6 +258,8 @@ def _text_of(topic: str, data: dict[str, Any]) -> str:
         text = f"{done}: {data['slug']}{link} ({data['commit'][:10]})"
     elif topic == "dead-lettered":
         text = f"Not published: {data['slug']}: {data.get('error', '')}"
+    elif topic == "updated":
+        text = f"{data['total']} files updated from the remote, such as {data['paths'][0]}"
     elif data["condition"] is None:
         text = "Publishing works again"
     else:

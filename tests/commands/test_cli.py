@@ -172,14 +172,6 @@ def test_a_persons_commits_are_named_with_the_command_that_pushes_them(site: Sit
     assert data(site.command("status", "--json"))["localCommits"] == []
 
 
-def test_pull_declines_while_a_worker_runs(site: Site) -> None:
-    with site.running() as worker:
-        next(lines_of(worker))
-        result = site.command("pull")
-    assert result.returncode == 1
-    assert f"PID {worker.pid}" in error_of(result)
-
-
 def test_without_git_the_job_waits_and_says_what_is_missing(site: Site) -> None:
     site.write_post(POST, "# Hello\n")
     site.save("hello", [POST])

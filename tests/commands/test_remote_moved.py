@@ -47,7 +47,8 @@ def test_other_posts_of_the_remote_are_taken_over(site: Site, other: Path) -> No
     site.write_post("content/posts/a.md", "A\n")
     site.save("a", ["content/posts/a.md"])
     result = site.run_once()
-    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
+    assert result.names() == ["worker-started", "start", "site-updated", "published", "worker-stopped"]
+    assert result.of("site-updated")[0]["paths"] == ["content/posts/theirs.md"]
     assert result.of("published")[0]["attempt"] == 1
     assert [subject for _, subject in site.remote_log()] == ["Publish a", "Somebody else's", "Start the site"]
     assert (site.worktree / "content/posts/theirs.md").read_text() == "theirs\n"
