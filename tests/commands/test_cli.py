@@ -80,12 +80,6 @@ def test_a_saved_post_is_published_and_logged_with_the_keys_of_the_contract(site
     }
 
 
-def test_run_once_says_by_its_status_that_a_job_failed(site: Site) -> None:
-    site.save("secret", [".env"])
-    assert site.run_once().returncode == 1
-    assert site.run_once().returncode == 0  # nothing is due any more
-
-
 def test_a_second_worker_steps_aside_with_the_phrase_and_exits_0(site: Site) -> None:
     with site.running() as worker:
         next(lines_of(worker))

@@ -181,14 +181,6 @@ def test_a_job_on_hold_is_hurried_and_one_that_failed_is_retried(cluster: Site, 
     )
 
 
-def test_one_post_is_shown_with_every_key_and_where_it_is(cluster: Site) -> None:
-    cluster.command("enqueue", "hello", POST, "--site", "blog", "--at", LATE)
-    shown = ok(cluster.command("show", "hello", "--site", "blog", "--json"))
-    assert (shown["slug"], shown["state"], shown["receipts"]) == ("hello", "scheduled", [])
-    text = cluster.command("show", "hello", "--site", "blog").stdout
-    assert "file\tsite blog, row " in text
-
-
 def test_a_pause_is_one_sites_alone(cluster: Site, database: Database) -> None:
     cluster.command("site", "pause", "blog", "--for", "2h", "--reason", "a freeze")
     assert ok(cluster.command("status", "--site", "blog", "--json"))["paused"]["reason"] == "a freeze"

@@ -21,7 +21,7 @@ from briter_worker.events import (
     Published,
     Warned,
 )
-from briter_worker.sinks.history import Condition, History, tallies
+from briter_worker.sinks.history import Condition, History
 from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, Target
 from briter_worker.sinks.store import LEASE_S, Delivery, Outbox, PostgresStore, StoreError
 from briter_worker.sinks.webhooks import Sender, WebhookSink
@@ -72,19 +72,6 @@ def record(store: Store, *events: Event, site: str = "blog", now: float = NOW) -
         sinks(event)
     sinks.close()
     return logged
-
-
-def test_the_history_of_one_site_has_nothing_of_another(store: PostgresStore) -> None:
-    for site in ("blog", "shop"):
-        record(store, start("j1"), Published(**ended("j1"), commit=SHA), start("j2"), site=site)
-    record(store, start("j2", attempt=2), site="shop")
-    blog = History(store, "blog")
-    assert [each.outcome for each in blog.receipts()] == ["published"]
-    assert [each.attempt for each in blog.attempts("j2")] == [1]
-    assert [each.job_id for each in blog.under_way()] == ["j2"]
-    assert [each.event for each in blog.moments(0)] == ["start", "published", "start"]
-    assert blog.latest()[0] == blog.moments(0)[-1].id
-    assert [(each.site, each.number) for each in tallies(store)] == [("blog", 1), ("shop", 1)]
 
 
 def test_moments_of_a_site_become_visible_in_the_order_of_their_ids(store: PostgresStore) -> None:

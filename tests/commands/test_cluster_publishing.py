@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from clones import LINES, NOW, Cluster, blobs_here, named, small
-from machine import provide
 from remotes import Exchange, cuts_after, http_remote
 
 from briter_worker.allowlist import Allowlist
@@ -46,18 +45,6 @@ def test_what_a_job_brought_is_published_from_a_fresh_clone(cluster: Cluster, *,
     assert cluster.log() == ["Publish a", "Start the site"]
     assert cluster.git("show", "-s", "--format=%an %cn", "main") == "Briter Worker Briter Worker"
     assert (named(LINES.encode()) in blobs_here(cluster)) is not filters
-
-
-def test_a_folder_is_published_with_what_is_gone_from_it(cluster: Cluster) -> None:
-    cluster.person({"content/posts/x/old.md": "old\n", "content/posts/x/kept.md": "kept\n"})
-    request = cluster.save(
-        "x",
-        {"content/posts/x/kept.md": "kept\n", "content/posts/x/new.md": "new\n"},
-        folders=["content/posts/x"],
-    )
-    cluster.publish(request)
-    names = cluster.git("ls-tree", "-r", "--name-only", "main", "content/posts").splitlines()
-    assert names == [f"content/posts/{name}" for name in ("b.md", "welcome.md", "x/kept.md", "x/new.md")]
 
 
 @pytest.mark.parametrize("declared", ["content/posts", "content/posts/x"])
@@ -148,35 +135,6 @@ def test_an_older_deletion_never_takes_a_newer_version_away(cluster: Cluster) ->
     assert cluster.file("content/a.md") == "new\n"
     assert cluster.file("content/x/2.md") == "2\n"
     assert cluster.file("content/x/1.md") == "1\n"
-
-
-def test_line_ends_are_as_the_sites_attributes_want_them(cluster: Cluster) -> None:
-    cluster.person({".gitattributes": "*.md text eol=lf\n", "content/posts/.gitattributes": "*.bin binary\n"})
-    first = cluster.save("a", {"content/posts/a.md": "A\r\nB\r\n", "content/posts/a.bin": "1\r\n"})
-    cluster.publish(first)
-    assert cluster.file("content/posts/a.md") == "A\nB\n"
-    assert cluster.file("content/posts/a.bin") == "1\r\n"
-    # What it started from is what git made of it, so that the next edit is an edit of that.
-    cluster.publish(cluster.save("a", {"content/posts/a.md": "A\r\nB\r\nC\r\n"}), node="two")
-    assert cluster.file("content/posts/a.md") == "A\nB\nC\n"
-
-
-def test_large_files_are_stored_by_lfs(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    provide("git-lfs", package="git-lfs")
-    config = cluster.root / "gitconfig"
-    config.write_text('[filter "lfs"]\n\tclean = git-lfs clean -- %f\n\tprocess = git-lfs filter-process\n')
-    config.write_text(config.read_text() + "\tsmudge = git-lfs smudge -- %f\n\trequired = true\n")
-    monkeypatch.delenv("GIT_CONFIG_GLOBAL")
-    home = cluster.root / "home"
-    home.mkdir()
-    config.rename(home / ".gitconfig")
-    monkeypatch.setenv("HOME", str(home))
-    cluster.person({".gitattributes": "*.jpg filter=lfs diff=lfs merge=lfs -text\n"})
-    cluster.url = f"file://{cluster.remote}"
-    cluster.publish(cluster.save("a", {"content/a.jpg": b"\xff\xd8" + b"x" * 1000}))
-    assert str(cluster.file("content/a.jpg")).startswith("version https://git-lfs.github.com/spec/v1\n")
-    stored = [path for path in (cluster.remote / "lfs" / "objects").rglob("*") if path.is_file()]
-    assert [path.stat().st_size for path in stored] == [1002]
 
 
 def test_what_the_site_ignores_is_refused_unless_git_has_it(cluster: Cluster) -> None:

@@ -78,38 +78,17 @@ def test_looking_changes_nothing(site: Site) -> None:
     assert snapshot(site.root) == before
 
 
-def detach(site: Site) -> None:
-    site.git("checkout", "--quiet", "--detach")
+def git(*args: str) -> Callable[[Site], object]:
+    return lambda site: site.git(*args)
 
 
-def switch(site: Site) -> None:
-    site.git("switch", "--quiet", "--create", "draft")
+detach = git("checkout", "--quiet", "--detach")
 
 
 def unborn(site: Site) -> None:
     site.git("switch", "--quiet", "--orphan", "main2")
     site.git("branch", "--delete", "--force", "main")
     site.git("symbolic-ref", "HEAD", "refs/heads/main")
-
-
-def merging(site: Site) -> None:
-    (site.worktree / ".git" / "MERGE_HEAD").write_text(site.git("rev-parse", "HEAD"))
-
-
-def rename_remote(site: Site) -> None:
-    site.git("remote", "rename", "origin", "upstream")
-
-
-def remove_remote_repository(site: Site) -> None:
-    shutil.rmtree(site.remote)
-
-
-def delete_remote_branch(site: Site) -> None:
-    site.git("update-ref", "-d", "refs/heads/main", cwd=site.remote)
-
-
-def no_repository(site: Site) -> None:
-    shutil.rmtree(site.worktree / ".git")
 
 
 def bare(site: Site) -> None:
@@ -122,46 +101,37 @@ def linked_folder(site: Site) -> None:
     (site.worktree / "content").symlink_to(site.root / "content")
 
 
-def nested_repository(site: Site) -> None:
-    site.git("init", "--quiet", str(site.worktree / "content"))
-
-
 def queue_is_a_file(site: Site) -> None:
     site.queue.rmdir()
     site.queue.write_text("")
 
 
-def lock_is_a_folder(site: Site) -> None:
-    (site.storage / "worker.lock").mkdir()
+FAULTS: dict[str, tuple[Callable[[Site], object], str, str]] = {
+    "detached": (detach, "branch", "git switch main"),
+    "another branch": (git("switch", "--quiet", "--create", "draft"), "branch", "git switch main"),
+    "unborn": (unborn, "branch", "commit and push once"),
+    "merging": (git("update-ref", "MERGE_HEAD", "HEAD"), "unfinished", "git merge --abort"),
+    "remote renamed": (git("remote", "rename", "origin", "upstream"), "remote", "git remote add origin"),
+    "remote gone": (lambda site: shutil.rmtree(site.remote), "remote", "git remote -v"),
+    "remote branch gone": (
+        lambda site: site.git("update-ref", "-d", "refs/heads/main", cwd=site.remote),
+        "remote",
+        "git push origin main",
+    ),
+    "no repository": (lambda site: shutil.rmtree(site.worktree / ".git"), "worktree", "clone the site there"),
+    "bare": (bare, "worktree", "BRITER_GIT_WORKTREE"),
+    "linked folder": (linked_folder, "folders", "plain folder"),
+    "nested repository": (git("init", "--quiet", "content"), "folders", "plain folder"),
+    "queue a file": (queue_is_a_file, "queue", "may write"),
+    "lock a folder": (lambda site: (site.storage / "worker.lock").mkdir(), "lock", "remove"),
+    "quarantine a file": (lambda site: (site.storage / "quarantine").touch(), "quarantine", "may write"),
+}
 
 
-def quarantine_is_a_file(site: Site) -> None:
-    (site.storage / "quarantine").write_text("")
-
-
-FAULTS: list[tuple[Callable[[Site], None], str, str]] = [
-    (detach, "branch", "git switch main"),
-    (switch, "branch", "git switch main"),
-    (unborn, "branch", "commit and push once"),
-    (merging, "unfinished", "git merge --abort"),
-    (rename_remote, "remote", "git remote add origin"),
-    (remove_remote_repository, "remote", "git remote -v"),
-    (delete_remote_branch, "remote", "git push origin main"),
-    (no_repository, "worktree", "clone the site there"),
-    (bare, "worktree", "BRITER_GIT_WORKTREE"),
-    (linked_folder, "folders", "plain folder"),
-    (nested_repository, "folders", "plain folder"),
-    (queue_is_a_file, "queue", "may write"),
-    (lock_is_a_folder, "lock", "remove"),
-    (quarantine_is_a_file, "quarantine", "may write"),
-]
-
-
-@pytest.mark.parametrize(("fault", "check", "fix"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_what_stops_a_publication_is_found_with_its_fix(
-    site: Site, fault: Callable[[Site], None], check: str, fix: str
-) -> None:
-    fault(site)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_stops_a_publication_is_found_with_its_fix(site: Site, fault: str) -> None:
+    happens, check, fix = FAULTS[fault]
+    happens(site)
     result = examine(site)
     assert result.returncode == 1
     assert check in errors(result)
@@ -222,18 +192,9 @@ def test_a_persons_unpushed_commits_beside_the_remotes_are_warned_of(site: Site)
 
 
 def branch_not_yet(site: Site) -> None:
-    empty = site.root / "empty.git"
-    site.git("init", "--quiet", "--bare", str(empty), cwd=site.root)
+    site.git("init", "--quiet", "--bare", str(site.root / "empty.git"), cwd=site.root)
     site.git("remote", "remove", "origin")
-    site.git("remote", "add", "origin", str(empty))
-
-
-def ignored_folder(site: Site) -> None:
-    site.write_post(".gitignore", "/content/\n")
-
-
-def left_lock(site: Site) -> None:
-    (site.worktree / ".git" / "packed-refs.lock").touch()
+    site.git("remote", "add", "origin", str(site.root / "empty.git"))
 
 
 def bad_files(site: Site) -> None:
@@ -243,10 +204,10 @@ def bad_files(site: Site) -> None:
     site.run_once()
 
 
-RESTRICTIONS: list[tuple[Callable[[Site], None], dict[str, str], dict[str, str]]] = [
+RESTRICTIONS: list[tuple[Callable[[Site], object], dict[str, str], dict[str, str]]] = [
     (branch_not_yet, {}, {"remote": "git push origin main"}),
-    (ignored_folder, {}, {"folders": ".gitignore"}),
-    (left_lock, {}, {"locks": "end that command"}),
+    (lambda site: site.write_post(".gitignore", "/content/\n"), {}, {"folders": ".gitignore"}),
+    (lambda site: site.write_post(".git/packed-refs.lock", ""), {}, {"locks": "end that command"}),
     (bad_files, {}, {"dead-letters": "list --status failed", "unreadable-files": "correct the program"}),
     (lambda _: None, {"BRITER_WORKER_DRY_RUN": ""}, {"dry-run": "set BRITER_WORKER_DRY_RUN=false"}),
     (lambda _: None, {"GIT_SSH_COMMAND": "ssh -i key"}, {"environment": "core.sshCommand"}),
@@ -257,7 +218,7 @@ RESTRICTIONS: list[tuple[Callable[[Site], None], dict[str, str], dict[str, str]]
     ("restrict", "env", "fixes"), RESTRICTIONS, ids=[", ".join(fixes) for _, _, fixes in RESTRICTIONS]
 )
 def test_what_restricts_publishing_is_a_warning_with_its_fix(
-    site: Site, restrict: Callable[[Site], None], env: dict[str, str], fixes: dict[str, str]
+    site: Site, restrict: Callable[[Site], object], env: dict[str, str], fixes: dict[str, str]
 ) -> None:
     restrict(site)
     result = examine(site, **env)

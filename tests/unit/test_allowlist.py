@@ -117,6 +117,23 @@ def test_an_unsafe_path_is_refused_with_its_reason(path: str, word: str) -> None
     refusal(path)
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("content/\ud800", "it is not valid Unicode: rename the file"),
+        ("content\\a", "it has a backslash in it: write / between parts"),
+        ("/content/a", "it is absolute: write it relative to the site's repository"),
+        ("", "it is empty: name a file or a folder, relative to the site's repository"),
+        ("content//a", "it has an empty part (//): write one / between parts"),
+        ("content/" + "a" * 256, "it has a part of more than 255 bytes: shorten it"),
+        ("content/" + "a" * 4089, "it has 4097 bytes, and a path has at most 4096: shorten it"),
+        ("content/" + "/".join("a" * 64), "it has 65 parts, and a path has at most 64: move it up"),
+    ],
+)
+def test_a_refusal_is_one_sentence_with_its_remedy(path: str, reason: str) -> None:
+    assert refusal(path) == reason
+
+
 SPELLINGS = {
     ".git": [
         *(".git", ".GIT", ".gIt", ".git.", ".git ", ".git . .", ".git::$INDEX_ALLOCATION", ".git:stream"),
@@ -215,6 +232,15 @@ def test_no_accepted_path_escapes_the_allowed_folders(path: str) -> None:
     assert any(
         where == f"/site/{f}" or where.startswith(f"/site/{f}/") for f in ("content", "public/uploads")
     )
+
+
+@given(path=st.text(max_size=300))
+def test_any_text_at_all_is_either_resolved_or_refused_in_one_printable_line(path: str) -> None:
+    try:
+        SITE.resolve(f"content/{path}")
+    except PathRefusedError as refused:
+        assert refused.reason.isprintable()  # noqa: PT017 - either outcome is right
+        refused.reason.encode()
 
 
 _SEEDS = [".git", ".gitmodules", ".gitattributes", "git~1", "gitmod~1", "gitmod~4", "gitatt~2"]

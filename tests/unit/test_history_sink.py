@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from briter_worker.events import (
-    Cancelled,
     Event,
     Failed,
     JobStarted,
-    NoChange,
     Progress,
     Published,
     Warned,
@@ -155,14 +153,6 @@ def test_each_attempt_has_its_own_receipt_with_error_and_fix_apart(book: Book) -
     assert first.to_json()["fix"] == "check the network"
 
 
-def test_an_outcome_that_is_delivered_again_has_one_receipt(book: Book) -> None:
-    book.write(start(), published())
-    book.write(published())
-    book.write(published(commit=SHA[::-1]))
-    assert [each.commit for each in book.receipts()] == [SHA[::-1], SHA]
-    assert [moment.event for moment in book.history.moments(0)] == ["start", "published", "published"]
-
-
 def test_the_attempt_of_a_dead_worker_is_interrupted_by_the_next_one(book: Book) -> None:
     book.write(start())
     book.write(start(attempt=2), published(attempt=2))
@@ -171,28 +161,6 @@ def test_the_attempt_of_a_dead_worker_is_interrupted_by_the_next_one(book: Book)
         (1, "interrupted"),
     ]
     assert book.history.under_way() == []
-
-
-def test_a_post_that_a_dead_worker_pushed_keeps_the_attempt_that_it_began(book: Book) -> None:
-    book.write(start())
-    book.write(published())
-    (receipt,) = book.receipts()
-    assert (receipt.outcome, receipt.title, receipt.save_to_remote) == ("published", "Publish it", 10.0)
-
-
-def test_receipts_are_found_by_slug_outcome_and_text(book: Book) -> None:
-    book.write(
-        *(start("one"), published("one")),
-        *(start("two"), NoChange(**outcome("two", 1), dry_run=False)),
-    )
-    found = book.history.receipts
-    assert [each.job_id for each in found(slug="post-one")] == ["one"]
-    assert [each.job_id for each in found(outcomes=["nochange"])] == ["two"]
-    assert [each.job_id for each in found(outcomes=["nochange", "published"], limit=1)] == ["two"]
-    assert [each.job_id for each in found(search="POST-T")] == ["two"]
-    assert [each.job_id for each in found(search=SHA[:8])] == ["one"]
-    assert [each.job_id for each in found(search="%")] == []
-    assert [each.job_id for each in found(before=found()[0].id)] == ["one"]
 
 
 def test_outcomes_and_waiting_times_are_counted_by_span_of_time(book: Book) -> None:
@@ -207,15 +175,6 @@ def test_outcomes_and_waiting_times_are_counted_by_span_of_time(book: Book) -> N
         Tally("", "git-sync", "failed", 1, 0, 0.0),
         Tally("", "git-sync", "published", 3, 2, 3620.0),
     ]
-
-
-def test_a_reader_of_the_live_stream_goes_on_where_it_stopped(book: Book) -> None:
-    book.write(start(), published())
-    first, second = book.history.moments(0)
-    assert (first.event, second.event) == ("start", "published")
-    assert second.data["commit"] == SHA
-    assert [moment.id for moment in book.history.moments(first.id)] == [second.id]
-    assert book.history.latest() == (second.id, first.id)
 
 
 # --- phases
@@ -235,24 +194,6 @@ def test_a_running_attempt_shows_its_phases_as_soon_as_the_push_begins(book: Boo
     assert [phase.ended is None for phase in running.phases] == [False, False, True]
     assert (running.phase, running.done, running.total) == ("push", 0, 4)
     assert book.receipts() == []
-
-
-@pytest.mark.parametrize("end", [[Cancelled(job_id="j", slug="a")], []], ids=["cancelled", "released"])
-def test_a_job_without_an_outcome_leaves_the_next_drain_its_own_phases(book: Book, end: list[Event]) -> None:
-    book.write(
-        start("first"),
-        start("j"),
-        Progress(phase="stage", done=0, total=1),
-        published("first"),
-        *end,
-        start("other"),
-        Progress(phase="push", done=0, total=1),
-        published("other"),
-    )
-    found = {each.job_id: [phase.name for phase in each.phases] for each in book.receipts()}
-    assert found == {"first": ["validate", "stage"], "other": ["validate", "push"]} | (
-        {"j": ["validate", "stage"]} if end else {}
-    )
 
 
 # --- retention

@@ -24,7 +24,7 @@ from briter_worker.errors import PublishError
 from briter_worker.lock import AnotherWorkerError, Holder, SiteLock, is_held, read_holder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 NOW = 1_800_000_000.0
 TTL = 60.0
@@ -125,6 +125,18 @@ def test_the_first_line_is_the_pid_alone_and_the_second_a_json_object(path: Path
     assert path.stat().st_size == 512  # always: what comes next overwrites it without truncating
 
 
+def test_a_heartbeat_changes_the_time_alone_in_place(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    before, inode, size = read_holder(path), path.stat().st_ino, path.stat().st_size
+
+    lock.beat(NOW + 5)
+
+    assert before is not None
+    assert read_holder(path) == before._replace(heartbeat=NOW + 5)
+    assert (path.stat().st_ino, path.stat().st_size) == (inode, size)
+    assert lock.still_ours()
+
+
 def test_a_reader_in_the_middle_of_heartbeats_always_finds_the_holder(path: Path, lock: SiteLock) -> None:
     lock.acquire(NOW)
     stop = threading.Event()
@@ -207,6 +219,14 @@ def test_a_heartbeat_after_release_writes_nowhere(path: Path, lock: SiteLock, tm
 
 
 # A held kernel lock is never broken
+
+
+def test_a_second_lock_in_the_same_process_is_refused_with_the_holder(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    holder = assert_respected(path, SiteLock(path, stale_after=TTL), NOW + 10 * TTL)
+    assert holder is not None
+    assert holder.pid == os.getpid()
+    assert lock.still_ours()
 
 
 @pytest.mark.parametrize(
@@ -333,6 +353,23 @@ def test_a_wrong_clock_neither_wedges_the_lock_nor_gives_it_away(
     assert_taken(path, lock, NOW + TTL + 1)
 
 
+def test_a_holder_that_cannot_be_seen_is_held_while_its_heartbeat_is_fresh(path: Path) -> None:
+    record(path, DEAD, namespace="pid:[1]")
+    assert is_held(path)
+    assert is_held(path, now=NOW + TTL, stale_after=TTL)
+    assert not is_held(path, now=NOW + TTL + 1, stale_after=TTL)
+
+
+def test_a_worker_under_whose_feet_the_file_is_replaced_stops_and_is_not_joined(
+    path: Path, lock: SiteLock, other: subprocess.Popen[bytes]
+) -> None:
+    lock.acquire(NOW)
+    record(path.with_name("restored"), other.pid, started=ticks(other.pid))
+    path.with_name("restored").replace(path)
+    assert not lock.still_ours()
+    assert_respected(path, SiteLock(path, stale_after=TTL))
+
+
 # still_ours
 
 
@@ -391,20 +428,20 @@ def test_a_symlink_is_refused_and_its_target_is_untouched(path: Path, lock: Site
     assert target.read_text() == f"{DEAD}\n"
 
 
-def test_a_folder_is_refused_with_a_clear_error(path: Path, lock: SiteLock) -> None:
-    path.mkdir(parents=True)
-    assert read_holder(path) is None
-    with pytest.raises(PublishError, match=r"worker\.lock cannot be locked: Is a directory$"):
-        lock.acquire(NOW)
-
-
 @pytest.mark.timeout(5)
-def test_a_fifo_is_refused_and_blocks_nobody(path: Path, lock: SiteLock) -> None:
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(os.mkdir, "Is a directory"), (os.mkfifo, "not a regular file")],
+    ids=["folder", "pipe"],
+)
+def test_what_is_no_file_is_refused_and_blocks_nobody(
+    path: Path, lock: SiteLock, make: Callable[[Path], None], said: str
+) -> None:
     path.parent.mkdir()
-    os.mkfifo(path)
+    make(path)
     assert read_holder(path) is None
     assert not is_held(path)
-    with pytest.raises(PublishError, match=r"cannot be locked: not a regular file$"):
+    with pytest.raises(PublishError, match=rf"worker\.lock cannot be locked: {said}$"):
         lock.acquire(NOW)
 
 
@@ -441,6 +478,13 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_lock_free(
 def test_a_hostile_second_line_is_as_good_as_none(path: Path, second: bytes) -> None:
     write(path, b"4242\n" + second + b"\n")
     assert read_holder(path) == Holder(4242, None, None, None, None, None, None)
+
+
+def test_a_held_lock_reads_as_held_and_a_released_one_as_free(path: Path, lock: SiteLock) -> None:
+    lock.acquire(NOW)
+    assert is_held(path)
+    lock.release()
+    assert not is_held(path)
 
 
 def test_asking_who_holds_the_lock_never_turns_a_starting_worker_away(path: Path, lock: SiteLock) -> None:

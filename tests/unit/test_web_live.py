@@ -48,21 +48,6 @@ def ids(data: bytes) -> list[int]:
     return [int(number) for number in re.findall(rb"^id: (\d+)$", data, re.MULTILINE)]
 
 
-def test_readers_get_what_comes_together_in_one_chunk() -> None:
-    past = Past()
-
-    async def follow() -> list[bytes]:
-        feed = past.feed()
-        streams = [chunks(feed.stream()) for _ in range(50)]
-        for stream in streams:
-            assert b"retry" in await anext(stream)
-            assert b"snapshot" in await anext(stream)
-        past.happen(6)
-        return [await anext(stream) for stream in streams]
-
-    assert [ids(chunk) for chunk in asyncio.run(follow())] == [[1, 2, 3, 4, 5, 6]] * 50
-
-
 @pytest.mark.parametrize(
     ("last", "expected"),
     [("7", [8, 9, 10]), ("10", []), ("11", [10]), ("x", [10]), (None, [10])],
