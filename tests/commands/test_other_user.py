@@ -127,3 +127,21 @@ def test_a_job_that_the_worker_may_not_read_says_so(site: Site) -> None:
 
     (entry,) = result.of("quarantined")
     assert "may not read it" in entry["error"]
+
+
+def test_a_folder_that_the_worker_may_not_enter_concerns_its_own_post_alone(site: Site) -> None:
+    _follow_the_page(site)
+    _cms(
+        site,
+        "umask 022; echo good > content/posts/good.md\n"
+        + _save(site, "good", "content/posts/good.md")
+        + "umask 077; mkdir content/posts/closed; echo x > content/posts/closed/index.md; umask 022\n"
+        + _save(site, "closed", "content/posts/closed"),
+    )
+
+    result = _run_once(site)
+
+    assert [entry["slug"] for entry in result.of("published")] == ["good"]
+    (failed,) = result.of("failed")
+    assert (failed["slug"], failed["failure"], failed["attempt"]) == ("closed", "unsettled", 1)
+    assert "retryAt" in failed
