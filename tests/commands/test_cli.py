@@ -439,15 +439,6 @@ def test_a_wrong_setting_exits_2_with_one_line_that_names_it(site: Site, command
     assert result.stdout == ""
 
 
-def test_a_queue_that_is_no_folder_is_error_of(site: Site) -> None:
-    site.queue.rmdir()
-    site.queue.write_text("")
-    for arguments in (["list"], ["enqueue", "hello", POST], ["status"], ["retry", "--all"]):
-        result = site.command(*arguments)
-        assert result.returncode == 1, arguments
-        assert str(site.queue) in error_of(result), arguments
-
-
 def test_a_mistake_of_ours_is_one_line_unless_asked_for_more(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

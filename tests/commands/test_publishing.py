@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from outcomes import save
 
 if TYPE_CHECKING:
     from sites import Site
@@ -61,8 +62,7 @@ def test_what_others_staged_or_changed_stays_as_it_was(site: Site) -> None:
     site.write_post("content/posts/staged.md", "staged\n")
     site.git("add", "content/posts/staged.md")
     site.write_post("content/posts/welcome.md", "edited, not saved\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
 
     site.run_once()
 
@@ -267,8 +267,7 @@ def test_a_job_with_no_allowed_path_fails_as_nopaths_at_once(site: Site, kind: s
         path = "content2/x.md"
         site.write_post(path, "x\n")
     site.save("x", [path])
-    site.write_post("content/posts/good.md", "good\n")
-    site.save("good", ["content/posts/good.md"])
+    save(site, "good")
 
     result = site.run_once()
 
@@ -320,8 +319,7 @@ def test_a_folder_in_which_nothing_may_be_published_fails_as_nopaths(site: Site,
 
 
 def test_line_ends_that_git_only_guesses_at_stay_as_they_were_committed(site: Site) -> None:
-    site.write_post("content/posts/a.md", "one\r\ntwo\r\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.run_once()
     site.write_post(".gitattributes", "* text=auto\n")
     site.git("add", ".gitattributes")

@@ -8,6 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from outcomes import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,8 +45,7 @@ LINES = "".join(f"line {n}\n" for n in range(20))
 
 def test_other_posts_of_the_remote_are_taken_over(site: Site, other: Path) -> None:
     push(site, other, "content/posts/theirs.md", "theirs\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     result = site.run_once()
     assert result.names() == ["worker-started", "start", "site-updated", "published", "worker-stopped"]
     assert result.of("site-updated")[0]["paths"] == ["content/posts/theirs.md"]
@@ -110,8 +110,7 @@ def test_a_conflict_concerns_its_own_post_alone_and_keeps_both_versions(site: Si
 def test_the_same_content_conflicts_again_and_a_new_save_resolves_it(site: Site, other: Path) -> None:
     push(site, other, "content/posts/welcome.md", "# Theirs\n")
     site.write_post("content/posts/welcome.md", "# Ours\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.save("welcome", ["content/posts/welcome.md"])
     site.run_once()
     site.save("welcome", ["content/posts/welcome.md"])
@@ -133,8 +132,7 @@ def test_an_unpublished_edit_is_merged_with_what_came_from_the_remote_meanwhile(
     push(site, other, "content/posts/b.md", LINES.replace("line 1\n", "line one\n"))
     # The editor has changed b, but not saved it yet, while a is published and b's remote edit comes in.
     site.write_post("content/posts/b.md", LINES.replace("line 18\n", "line eighteen\n"))
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.run_once()
     assert "eighteen" in (site.worktree / "content/posts/b.md").read_text()
     site.save("b", ["content/posts/b.md"])
@@ -146,8 +144,7 @@ def test_an_unpublished_edit_is_merged_with_what_came_from_the_remote_meanwhile(
 
 def test_a_post_that_the_remote_deleted_is_deleted_here_when_untouched(site: Site, other: Path) -> None:
     push(site, other, "content/posts/welcome.md", None)
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.run_once()
     assert not (site.worktree / "content/posts/welcome.md").exists()
     assert site.git("status", "--porcelain") == ""
@@ -158,8 +155,7 @@ def test_a_persons_commit_on_a_diverged_branch_stops_no_post(site: Site, other: 
     site.write_post("y.txt", "mine\n")
     site.git("add", "y.txt")
     site.git("commit", "-qm", "By hand")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     result = site.run_once()
     assert result.of("published")
     assert "commits that the remote lacks" in result.of("warning")[0]["error"]
@@ -171,8 +167,7 @@ def test_an_empty_remote_gets_its_branch_with_the_first_publication(site: Site) 
     empty = site.root / "empty.git"
     site.git("init", "-q", "--bare", "-b", "main", str(empty))
     site.git("remote", "add", "second", str(empty))
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     assert site.run_once(BRITER_GIT_REMOTE="second").of("published")
     assert site.git("log", "--format=%s", "main", cwd=empty).splitlines() == ["Publish a", "Start the site"]
 
@@ -202,8 +197,7 @@ def test_a_mode_that_the_remote_changed_is_taken_over(site: Site, other: Path) -
     site.git("update-index", "--chmod=+x", "content/posts/welcome.md", cwd=other)
     site.git("commit", "-qm", "executable", cwd=other)
     site.git("push", "-q", cwd=other)
-    site.write_post("content/posts/b.md", "B\n")
-    site.save("b", ["content/posts/b.md"])
+    save(site, "b")
     assert site.run_once().of("published")
     assert (site.worktree / "content/posts/welcome.md").stat().st_mode & 0o111
     assert site.git("status", "--porcelain") == ""

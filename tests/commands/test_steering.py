@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from outcomes import save
 from sites import Site, eventually, lines_of
 
 from briter_worker.queues.disk.index import PAUSE_FILE
@@ -41,8 +42,7 @@ def test_a_post_that_is_cancelled_while_its_push_runs_is_published_and_says_so(
     site: Site, tmp_path: Path
 ) -> None:
     began, end = hold(site, tmp_path, "pre-receive")
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     with site.running() as worker:
         eventually(began.exists)
         done = site.command("cancel", "a")
@@ -95,8 +95,7 @@ def test_a_retry_that_is_cancelled_is_not_written_back(site: Site, tmp_path: Pat
     began, end = hold(site, tmp_path, "pre-receive")
     hook = site.remote / "hooks" / "pre-receive"
     hook.write_text(hook.read_text() + "echo 'no' >&2\nexit 1\n")
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     with site.running() as worker:
         eventually(began.exists)
         site.command("cancel", "a")
@@ -109,8 +108,7 @@ def test_a_retry_that_is_cancelled_is_not_written_back(site: Site, tmp_path: Pat
 def test_a_paused_site_publishes_nothing_and_goes_on_at_once_when_resumed(site: Site) -> None:
     said = site.command("pause", "--reason", "moving house")
     assert "moving house" in said.stdout
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     done = site.run_once()
     assert (done.returncode, done.names()) == (0, ["worker-started", "paused", "worker-stopped"])
     assert json.loads(site.command("status", "--json").stdout)["paused"]["reason"] == "moving house"
@@ -140,8 +138,7 @@ def test_a_post_that_waits_says_for_what(site: Site) -> None:
 
 
 def test_a_pause_ends_by_itself(site: Site) -> None:
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.command("pause", "--for", "2s")
     with site.running() as worker:
         seen = until(lines_of(worker), "published")

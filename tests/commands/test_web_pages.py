@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from dashboards import Dashboard, serving
+from outcomes import save
 from sites import Site, eventually
 
 if TYPE_CHECKING:
@@ -60,8 +61,7 @@ def test_every_page_of_a_new_site_says_what_to_do_next(dashboard: Dashboard) -> 
 
 
 def test_in_a_dry_run_no_page_says_that_something_is_live(site: Site) -> None:
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.run_once(BRITER_WORKER_DRY_RUN="true")
     with serving(site, BRITER_WORKER_DRY_RUN="true") as tried:
         said = text_of(tried.page.get("/").text)
@@ -181,8 +181,7 @@ def test_a_pause_is_shown_and_ended_from_the_page(site: Site, dashboard: Dashboa
     page = text_of(dashboard.page.get("/").text)
     assert "Publishing is paused until" in page
     assert "the printer's deadline" in page
-    site.write_post("content/posts/hello.md", "# Hello\n")
-    site.save("hello", ["content/posts/hello.md"])
+    save(site, "hello")
     site.run_once()
     assert len(site.remote_log()) == 1
     assert dashboard.act("resume").status_code == 303
@@ -191,8 +190,7 @@ def test_a_pause_is_shown_and_ended_from_the_page(site: Site, dashboard: Dashboa
 
 
 def test_every_page_says_why_no_post_can_be_published(site: Site, dashboard: Dashboard) -> None:
-    site.write_post("content/posts/hello.md", "# Hello\n")
-    site.save("hello", ["content/posts/hello.md"])
+    save(site, "hello")
     pages = [*PAGES, "/post?slug=hello"]
     eventually(lambda: dashboard.json("/api/status")["jobs"]["pending"] == 1)
     for path in pages:
@@ -265,8 +263,7 @@ def test_the_headline_follows_from_facts_and_the_command_says_the_same(
     site.run_once()
     eventually(lambda: "scheduled" in headline())
     assert headline() == "Everything that was due is on the remote; 1 post scheduled"
-    site.write_post("content/posts/now.md", "# Now\n")
-    site.save("now", ["content/posts/now.md"])
+    save(site, "now")
     eventually(lambda: dashboard.json("/api/status")["jobs"]["pending"] == 1)
     assert headline().startswith("2 posts wait for the next run of the worker; the last one ended at ")
     os.utime(site.storage / "worker.lock", (1, 1))
@@ -274,8 +271,7 @@ def test_the_headline_follows_from_facts_and_the_command_says_the_same(
 
 
 def test_the_worker_decides_whether_a_page_says_dry_run(site: Site, dashboard: Dashboard) -> None:
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.run_once(BRITER_WORKER_DRY_RUN="true")
     eventually(lambda: "Dry run." in dashboard.page.get("/").text)
     said = text_of(dashboard.page.get("/waiting").text)

@@ -251,16 +251,6 @@ def test_a_receiver_that_is_gone_causes_one_warning_for_all_its_messages(
     assert "T0KEN" not in warning, "the path of a hook is its password"
 
 
-def test_a_message_that_was_deferred_before_the_clock_was_set_back_is_sent(
-    station: Station, receiver: Receiver
-) -> None:
-    receiver.replies.append(Reply(500))
-    station.tell(station.open(receiver.url), published())
-    assert station.unsent() == 1
-    station.later(-30 * 86400.0)
-    assert station.unsent() == 0
-
-
 def test_a_post_to_a_stalled_or_slow_receiver_ends_in_time(receiver: Receiver) -> None:
     receiver.replies += [Reply(stall=receiver.ended), Reply(drip=True)]
     for _ in range(2):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -12,7 +11,6 @@ from uuid import UUID
 import pytest
 from queue_engines import Disk
 
-from briter_worker import client
 from briter_worker.client import enqueue
 
 if TYPE_CHECKING:
@@ -66,12 +64,6 @@ def test_of_many_calls_in_one_moment_the_last_one_wins_with_the_paths_of_all(tmp
     assert claim.job.id == asked[-1].id
     assert set(claim.job.paths) == {f"content/{n}.md" for n in range(20)}
     assert sorted(job.id for job in asked) == [job.id for job in asked]
-
-
-def test_no_two_threads_get_the_same_moment_for_a_slug(queue: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        asked = list(pool.map(lambda _: enqueue("a", ["x"], queue=queue), range(40)))
-    assert len({json.loads(job.path.read_bytes())["createdAt"] for job in asked}) == 40
 
 
 @pytest.mark.parametrize(
@@ -132,16 +124,6 @@ def test_what_the_worker_would_refuse_is_refused_at_once_and_leaves_nothing(
     with pytest.raises(ValueError, match=reason):
         enqueue(**{"slug": "a", "paths": ["content/a.md"], "queue": queue, **keys})
     assert not queue.exists() or not list(queue.iterdir())
-
-
-def test_a_job_that_cannot_take_its_place_leaves_nothing(
-    queue: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_sortable_id", lambda _: "known")
-    (queue / "known.json").mkdir(parents=True)
-    with pytest.raises(OSError, match="known"):
-        enqueue("a", ["x"], queue=queue)
-    assert [path.name for path in queue.iterdir()] == ["known.json"]
 
 
 @pytest.mark.parametrize(

@@ -110,16 +110,6 @@ def test_a_rewritten_file_stays_as_open_to_the_cms_as_it_was(disk: Disk) -> None
     assert after.st_mtime == before.st_mtime  # which orders it, as it says not when it was created
 
 
-def test_a_writer_that_had_the_file_open_when_it_was_claimed_loses_nothing(disk: Disk) -> None:
-    path = put(disk, "a.json", b'{"slug": "a", "paths": ["old"]}')
-    with path.open("r+b") as file:
-        claims = claimed(disk)
-        file.truncate()
-        file.write(b'{"slug": "a", "paths": ["newer"]}')
-    disk.queue.acknowledge(claims, {})
-    assert disk.rows("a") == [(State.PENDING, ("newer",))]
-
-
 def test_a_writer_that_is_half_way_through_when_it_is_settled_loses_nothing(disk: Disk) -> None:
     path = put(disk, "a.json", b'{"slug": "a", "paths": ["old"]}')
     with path.open("r+b") as file:
@@ -150,18 +140,6 @@ def test_bytes_kept_earlier_are_never_overwritten(disk: Disk) -> None:
         quarantined(disk)
         (disk.root / "bad.json").unlink()
     assert sorted(path.read_bytes() for path in disk.queue.quarantined()) == [b"[%d]" % n for n in range(5)]
-
-
-def test_files_with_the_same_name_as_one_in_flight_are_both_kept(disk: Disk) -> None:
-    disk.save("a", ["one"], created=NOW - 3, name="same")
-    first = claimed(disk)
-    disk.save("a", ["two"], created=NOW - 2, name="same")
-    second = claimed(disk)
-    disk.save("a", ["three"], created=NOW - 1, name="same")
-    for claims in (first, second):
-        disk.queue.release(claims)
-    (claim,) = claimed(disk)
-    assert claim.job.paths == ("three", "two", "one")
 
 
 @pytest.mark.parametrize("command", ["cancel", "retry"])

@@ -123,16 +123,6 @@ def test_what_was_written_to_a_claim_in_place_is_not_marked_with_the_older_saves
     assert disk.document("a").get("lastError") is None
 
 
-def test_two_saves_with_the_same_words_have_two_keys(disk: Disk) -> None:
-    keys = set()
-    for age in (20, 10):
-        put(disk.root / "a.json", b'{"slug": "a", "paths": ["a.md"]}', age=age)
-        (claim,) = disk.queue.claim(NOW).claims
-        keys.add(claim.key)
-        disk.queue.acknowledge([claim], {})
-    assert len(keys) == 2
-
-
 # Files that cannot be moved
 
 

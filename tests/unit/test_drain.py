@@ -1,26 +1,109 @@
-"""What the drain decides about each job; the queue is real, the publisher follows a script."""
+"""What the drain decides about a job that no real publisher brings about; the queue is real."""
 
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from drain_bench import Bench
-from queue_engines import Disk
+from queue_engines import NOW, Disk
 
-from briter_worker.drain import Counts
-from briter_worker.errors import (
-    FailureCode,
-    PublishError,
-    UnavailableError,
-)
+from briter_worker.drain import Counts, Drain
+from briter_worker.errors import FailureCode, PublishError, UnavailableError
 from briter_worker.job import State
-from briter_worker.ports import Outcome, Result
+from briter_worker.plugins import Plugins
+from briter_worker.ports import Backoff, Outcome, Result
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from briter_worker.events import Event
+    from briter_worker.ports import Publisher, Request
+
+COMMIT = "c" * 40
+
+
+@dataclass
+class Bench:
+    """A drain of a real queue, and the publisher that it is given: each request with one push."""
+
+    disk: Disk
+    outcome: Callable[[Request], Outcome] = lambda request: Outcome(request.key, Result.PUBLISHED, COMMIT)
+    refuses: Callable[[Request], Exception | None] = lambda _: None
+    """Raised for a whole batch that contains such a request."""
+    lost: Exception | None = None
+    """Raised once by the push."""
+    unopened: Exception | None = None
+    """Raised where the publisher is to be opened."""
+    plans: list[tuple[str, ...]] = field(default_factory=list)
+    published: list[list[str]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """A new worker on the same folder."""
+        self.disk.restart()
+        self.drain = Drain(
+            queue=self.disk.queue,
+            publisher=self.open_publisher,
+            emit=self,
+            plugins=partial(Plugins, {}, ()),
+            backoff=Backoff((60.0,)),
+            max_attempts=3,
+            dry_run=False,
+            stopping=lambda: False,
+            clock=lambda: NOW,
+        )
+
+    def open_publisher(self) -> Publisher:
+        if self.unopened:
+            raise self.unopened
+        return self
+
+    def publish(self, requests: Sequence[Request], **_: object) -> Iterator[Sequence[Outcome]]:
+        for request in requests:
+            if error := self.refuses(request):
+                raise error
+        self.plans.append(tuple(request.key for request in requests))
+        if self.lost:
+            error, self.lost = self.lost, None
+            raise error
+        self.published.append([request.slug for request in requests])
+        yield [self.outcome(request) for request in requests]
+        self.plans.pop()
+
+    def resolve(self) -> Iterator[Mapping[str, str]]:
+        """Each push has landed."""
+        while self.plans:
+            yield dict.fromkeys(self.plans[0], COMMIT)
+            self.plans.pop(0)
+
+    def undecided(self) -> Collection[str]:
+        return {*chain.from_iterable(self.plans)}
+
+    def tidy(self, now: float) -> None:
+        """Nothing to do."""
+
+    def __call__(self, event: Event, /) -> None:
+        self.events.append(event)
+
+    def deliver(self, events: Sequence[Event], acknowledge: Callable[[], None], /) -> None:
+        acknowledge()
+        self.events.extend(events)
+
+    def save(self, *slugs: str) -> None:
+        for slug in slugs:
+            self.disk.save(slug, [f"content/{slug}.md"])
+
+    def state(self, slug: str) -> tuple[State, int]:
+        (row,) = [row for row in self.disk.queue.jobs(NOW) if row.job.slug == slug]
+        return row.state, row.job.attempts
 
 
 @pytest.fixture
@@ -28,17 +111,11 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(Disk(tmp_path))
 
 
-# One attempt
-
-
 def test_a_released_job_is_pending_again_and_costs_no_attempt(bench: Bench) -> None:
     bench.save("a")
-    bench.publisher.outcome = lambda each: Outcome(each.key, Result.RELEASED)
+    bench.outcome = lambda each: Outcome(each.key, Result.RELEASED)
     bench.drain.run()
     assert bench.state("a") == (State.PENDING, 0)
-
-
-# A batch that fails
 
 
 @pytest.mark.parametrize(
@@ -55,40 +132,21 @@ def test_one_jobs_fault_is_found_by_halving_and_the_others_are_published(
     bench: Bench, error: Exception, code: str, state: State
 ) -> None:
     bench.save("a", "b", "bad", "c", "d")
-    bench.publisher.refuses = lambda request: error if request.slug == "bad" else None
+    bench.refuses = lambda request: error if request.slug == "bad" else None
     assert bench.drain.run() == Counts(completed=5, failed=1)
-    assert sorted(chain.from_iterable(bench.publisher.published)) == ["a", "b", "c", "d"]
+    assert sorted(chain.from_iterable(bench.published)) == ["a", "b", "c", "d"]
     assert bench.disk.document("bad")["failure"] == code
     assert bench.state("bad") == (state, 1)
 
 
-# Stop, lost lock, unavailable store
-
-
-def test_what_may_have_been_pushed_as_the_store_went_away_is_completed_later(bench: Bench) -> None:
+def test_what_may_have_been_pushed_as_the_store_went_away_is_completed_when_it_can_be(bench: Bench) -> None:
     bench.save("a")
-    bench.publisher.steps.append(UnavailableError("no answer"))
+    bench.lost = UnavailableError("no answer")
     with pytest.raises(UnavailableError):
         bench.drain.run()
     bench.start()
-    bench.publisher.remote.append(True)
-    assert bench.drain.recover() == Counts(completed=1)
-    assert bench.names() == ["start", "published"]
-
-
-# After a crash
-
-
-def test_jobs_wait_while_the_publisher_cannot_be_opened(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.save("a")
-    bench.kill(bench.drain.run)
-    broken = PublishError(FailureCode.NOT_A_REPOSITORY, "no repository")
-
-    def fail() -> Any:  # noqa: ANN401 - never returns
-        raise broken
-
-    monkeypatch.setattr(bench, "open_publisher", fail)
-    bench.start()
+    bench.unopened = PublishError(FailureCode.NOT_A_REPOSITORY, "no repository")
     assert bench.drain.recover() == Counts(undecided=1)
+    bench.unopened = None
+    assert bench.drain.recover() == Counts(completed=1)
+    assert bench.published == []

@@ -13,7 +13,6 @@ from postgres_queues import NOW, store, take_queue
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import MalformedJobError, State, format_time
 from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
-from briter_worker.queues.postgres.database import Database
 from briter_worker.queues.postgres.payloads import (
     ContentChangedError,
     PayloadValues,
@@ -27,9 +26,8 @@ from briter_worker.queues.postgres.rows import take_site
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from postgres import Server
-
     from briter_worker.ports import Claim
+    from briter_worker.queues.postgres.database import Database
 
 DOWN = Failure(FailureCode.NETWORK, "the network is down", "start it")
 NOT_UTF8 = b"content/\xff\xfe.md".decode("utf-8", "surrogateescape")
@@ -214,14 +212,6 @@ def test_the_time_of_the_published_version_never_goes_back(bench: Bench) -> None
     assert bench.payloads.published(paths) == {"a.md": NOW - 1, NOT_UTF8: NOW - 1, "b.md": NOW - 9}
 
 
-def test_dead_letters_of_quarantined_files_are_not_joined(bench: Bench) -> None:
-    for number in (1, 2):
-        bench.save("a", {f"{number}.md": b"x"}, created=NOW + number, status="failed", failure="malformed")
-    rows = [(row.state, row.job.paths) for row in bench.queue.jobs(NOW)]
-    assert rows == [(State.FAILED, ("1.md",)), (State.FAILED, ("2.md",))]
-    assert bench.queue.retry_all(NOW) == []
-
-
 def test_a_drain_claims_no_more_than_its_limit_and_the_earliest_first(bench: Bench) -> None:
     for number in range(7):
         bench.save(f"s{number}", {}, created=NOW - number)
@@ -280,34 +270,6 @@ def test_unusual_text_is_stored_unchanged(bench: Bench) -> None:
     (row,) = bench.queue.jobs(NOW)
     assert {key: row.read()[key] for key in document} == document
     assert bench.queue.scheduled_paths(NOW) == dict.fromkeys(row.job.paths, NOW + 9)
-
-
-def test_a_drain_needs_as_many_statements_for_many_jobs_as_for_one(
-    postgres_server: Server, database_url: str
-) -> None:
-    options = "-c%20log_statement%3Dall%20-c%20log_min_messages%3Dlog"
-    counts = []
-    with Database(f"{database_url}?options={options}", connections=1) as database:
-        bench = Bench(database)
-        log = postgres_server.folder / "log"
-        for count in (1, 1, 60):
-            for number in range(count):
-                bench.save(f"s{number}", {f"{number}.md": str(number).encode()})
-            before = log.stat().st_size
-            bench.queue = take_queue(database)
-            assert bench.queue.recover(NOW) == []
-            claims = bench.queue.claim(NOW).claims
-            assert len(claims) == count
-            assert len(bench.payloads.of([claim.key for claim in claims])) == count
-            bench.queue.cancelled(claims)
-            bench.queue.acknowledge(claims, {})
-            bench.queue.requeue(NOW)
-            bench.queue.next_due(NOW)
-            with log.open("rb") as lines:
-                lines.seek(before)
-                counts.append(sum(b"LOG:  " in line for line in lines))
-    assert counts[1] < 50
-    assert counts[2] == counts[1]
 
 
 def test_base_versions_are_remembered_until_they_are_replaced(bench: Bench) -> None:

@@ -189,22 +189,6 @@ def test_control_characters_and_escape_sequences_are_gone() -> None:
     assert one_line("a\x1b[2J\x1b]0;title\x07b\r\nc\u202ed\x00") == "ab c d"
 
 
-def test_a_long_text_is_shown_up_to_the_limit() -> None:
-    assert one_line("x" * MAX_TEXT) == "x" * MAX_TEXT
-    assert one_line("x" * (MAX_TEXT + 1)) == "x" * (MAX_TEXT - 2) + " …"
-    for words in ("word " * 1_600, "word " * 9_000):  # as much as is read, and more
-        shown = one_line(words)
-        assert shown == words[: MAX_TEXT - 2] + " …"
-
-
-def test_what_is_shorter_only_for_its_redaction_is_marked_as_cut() -> None:
-    url = f"https://{'x' * 900}@h/ "
-    read = (url * 9)[: 4 * MAX_TEXT - 1].rpartition(" ")[0]
-    assert not one_line(read.ljust(4 * MAX_TEXT)).endswith("…")
-    assert one_line(read.ljust(4 * MAX_TEXT + 1)).endswith("…")
-    assert one_line(f"one {'x' * 4 * MAX_TEXT}") == "one …"
-
-
 @pytest.fixture
 def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redaction, "_concealed", ())
