@@ -9,10 +9,8 @@ apart from what git wrote here, and is never taken for a fix.
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
-import select
 import selectors
 import signal
 from typing import IO, TYPE_CHECKING
@@ -22,8 +20,6 @@ from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from _typeshed import WriteableBuffer
 
 _C = FailureCode
 _ADDRESS = "check the remote's address: git remote -v, and that its server lets the worker push there"
@@ -174,41 +170,13 @@ _OPEN_PIPE_S = 0.5
 """How long to wait for more output of a process that has exited, while another one keeps its pipe open."""
 
 
-class _UntilExit(io.RawIOBase):
-    """A pipe that ends when its process has exited, even if another process keeps it open."""
-
-    def __init__(self, pipe: IO[bytes], has_exited: Callable[[], bool]) -> None:
-        self._pipe = pipe
-        self._has_exited = has_exited
-        self._poller = select.poll()
-        self._poller.register(pipe, select.POLLIN)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view, exited = memoryview(buffer), False
-        while not self._poller.poll(0 if exited else 1000 * _OPEN_PIPE_S):
-            if exited:
-                return 0
-            exited = self._has_exited()
-        data = os.read(self._pipe.fileno(), len(view))
-        view[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._pipe.close()
-        super().close()
-
-
-def open_text(pipe: IO[bytes], has_exited: Callable[[], bool]) -> io.TextIOWrapper:
-    """Return the pipe as text that ends when the process has exited, even if another one keeps it open."""
-    buffered = io.BufferedReader(_UntilExit(pipe, has_exited))
-    return io.TextIOWrapper(buffered, encoding="utf-8", errors="replace")
-
-
-def read_output(stdout: IO[bytes], stderr: IO[bytes], has_exited: Callable[[], bool]) -> tuple[bytes, str]:
-    """Return the output, and the errors without their middle.
+def read_output(
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+    has_exited: Callable[[], bool],
+    watch: Callable[[bytes], object] = len,
+) -> tuple[bytes, str]:
+    """Return the output, and the errors without their middle; `watch` gets the errors as they come.
 
     A daemon that ssh or a helper leaves behind may keep a pipe open: the exit of git ends the reading then.
     """
@@ -223,6 +191,8 @@ def read_output(stdout: IO[bytes], stderr: IO[bytes], has_exited: Callable[[], b
             for key, _ in ready:
                 part = os.read(key.fd, _PIECE)
                 key.data.extend(part)
+                if key.data is errors:
+                    watch(part)
                 del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]
                 if not part:
                     selector.unregister(key.fileobj)

@@ -303,9 +303,10 @@ class SubmittedCopies:
             and entry.mode in ("100644", "100755")
             and (path.endswith(".gitattributes") or self._newest.gone_at(path) is None)
         }
-        for path, (_, pieces) in zip(found, self._repository.blobs(found.values()), strict=True):
+        contents = self._repository.blobs(found.values()) if found else []
+        for path, content in zip(found, contents, strict=True):
             with suppress(FileExistsError, NotADirectoryError):
-                _write_new(root / path, b"".join(pieces))
+                _write_new(root / path, content)
 
     def _judge(
         self,

@@ -8,6 +8,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import git
@@ -36,9 +37,7 @@ _PROGRESS_LINE = re.compile(
 _UNCERTAIN = frozenset(
     {FailureCode.NETWORK, FailureCode.TIMEOUT, FailureCode.INTERNAL, FailureCode.REMOTE_REFUSED}
 )
-_KEPT_LINES = 400
-"""So many lines are kept of the beginning of what git prints, and of its end."""
-_LONGEST_LINE = 4_000
+_WRITTEN = re.compile(rb"Writing objects:[^\r\n]*\((\d+)/(\d+)\)")
 _OBJECT_ID = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 
 
@@ -182,42 +181,6 @@ class UncertainPushError(PublishError):
     """Report a push that failed after git began to send: it may have landed, or land later."""
 
 
-class _PushListener(git.RemoteProgress):
-    """Collect what git prints during a push, within bounds, and pass its progress on."""
-
-    def __init__(self, progress: Callable[[str, int, int], None]) -> None:
-        super().__init__()
-        self._progress = progress
-        self._lines: list[str] = []
-        self.is_sending = False
-
-    def new_message_handler(self) -> Callable[[str], None]:
-        parse = super().new_message_handler()
-
-        def handle(line: str) -> None:
-            if _PROGRESS_LINE.match(line):
-                self.is_sending = True
-                parse(line)  # not the other lines: GitPython would keep every one of them
-            else:
-                self._lines.append(line[:_LONGEST_LINE].rstrip())
-                del self._lines[_KEPT_LINES:-_KEPT_LINES]
-
-        return handle
-
-    def text(self) -> str:
-        return "\n".join(self._lines)
-
-    def update(
-        self,
-        op_code: int,
-        cur_count: str | float,
-        max_count: str | float | None = None,
-        message: str = "",  # noqa: ARG002 - GitPython's signature
-    ) -> None:
-        if op_code & self.WRITING and max_count:
-            self._progress("push", int(float(cur_count)), int(float(max_count)))
-
-
 def push(
     repository: Repository,
     refspec: str,
@@ -232,25 +195,35 @@ def push(
     Raises UncertainPushError when the push may have landed all the same, and PublishError when it did not:
     REJECTED where the remote objects to the contents.
     """
-    listener = _PushListener(progress)
+
+    def watch(part: bytes) -> None:
+        for done, total in _WRITTEN.findall(part)[-1:]:
+            progress("push", int(done), int(total))
+
+    repository.git.watch, repository.git.said = watch, ""
     infos: list[PushInfo] = []
     try:
-        with repository.git.supervise(), suppress(git.GitCommandError):
+        with suppress(git.GitCommandError):
             infos = git.Remote(repository.git.repo, repository.remote).push(
                 refspec,
-                progress=listener,
+                progress=git.RemoteProgress(),  # has git print it
                 allow_unsafe_options=True,  # for the next one, which makes it safe
                 receive_pack=_RECEIVE_PACK,
                 force_with_lease=f"{refspec.rpartition(':')[2]}:{expect or ''}",
                 dry_run=dry_run,
                 no_thin=repository.git.worktree is None,  # a bare clone lacks contents
             )
-        return _result_of(infos, listener.text())
+        return _result_of(infos, "\n".join(filterfalse(_PROGRESS_LINE.match, _lines(repository.git.said))))
     except PublishError as error:
         is_answered = any(each.flags & (PushInfo.REJECTED | PushInfo.REMOTE_REJECTED) for each in infos)
-        if dry_run or is_answered or not listener.is_sending or error.code not in _UNCERTAIN:
+        is_sending = any(map(_PROGRESS_LINE.match, _lines(repository.git.said)))
+        if dry_run or is_answered or not is_sending or error.code not in _UNCERTAIN:
             raise
         raise UncertainPushError(error.code, error.message, error.fix) from error
+
+
+def _lines(text: str) -> list[str]:
+    return re.split(r"[\r\n]+", text)
 
 
 def move_side_branch(repository: Repository, source: str, branch: str, expect: str | None) -> bool:

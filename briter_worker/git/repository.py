@@ -8,15 +8,14 @@ import shlex
 import shutil
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
-from typing import IO, TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import psutil
 
 from briter_worker.errors import FailureCode, PublishError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from briter_worker.git.run import Git
@@ -39,8 +38,6 @@ _UPLOAD = "--upload-pack=git-upload-pack"
 """Given each time: the repository's configuration may name another program, which git would run."""
 _FEW_PATHS = 100
 """Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
-_BLOBS_AT_ONCE = 200
-_PIECE = 1 << 16
 _OLD_LOCK_S = 15 * 60.0
 """No git command takes so long that its lock is still held, if no git runs."""
 _INDEX_LOCK = "index.lock"
@@ -324,30 +321,30 @@ class Repository:
 
     def blob(self, sha: str) -> bytes:
         """Return the content of a blob. Raises PublishError: CORRUPT if it is nowhere."""
-        return b"".join(piece for _, pieces in self.blobs([sha]) for piece in pieces)
+        return self.blobs([sha])[0]
 
-    def blobs(self, shas: Iterable[str]) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """Yield each blob and its content in pieces, which are valid until the next blob."""
-        left = iter(shas)
-        while batch := list(islice(left, _BLOBS_AT_ONCE)):
-            try:
-                with self.git.open("cat-file", "--batch", what="a blob could not be read") as process:
-                    stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
-                    stdin.write("".join(f"{sha}\n" for sha in batch).encode())
-                    stdin.flush()
-                    for sha in batch:
-                        pieces = _blob_pieces(stdout, sha)
-                        yield sha, pieces
-                        for _ in pieces:  # those that the caller left
-                            pass
-            except PublishError as failure:
-                # A blobless clone fetches each blob from the remote, which may not have it.
-                if "promisor" in failure.message and (
-                    failure.code is FailureCode.INTERNAL
-                    or re.search("not our ref|unadvertised object", failure.message)
-                ):
-                    raise _missing(batch[0]) from failure
-                raise
+    def blobs(self, shas: Collection[str]) -> list[bytes]:
+        """Return the contents of blobs, in their order. Raises PublishError as `blob` does."""
+        stdin = "".join(f"{sha}\n" for sha in shas).encode()
+        try:
+            out = self.git.run("cat-file", "--batch", stdin=stdin, what="a blob could not be read")
+        except PublishError as failure:
+            # A blobless clone fetches each blob from the remote, which may not have it.
+            if "promisor" in failure.message and (
+                failure.code is FailureCode.INTERNAL
+                or re.search("not our ref|unadvertised object", failure.message)
+            ):
+                raise _missing(next(iter(shas))) from failure
+            raise
+        found, at = [], 0
+        for sha in shas:
+            end = out.index(b"\n", at)
+            kind, _, size = out[at:end].partition(b" ")[2].partition(b" ")
+            if kind != b"blob":
+                raise _missing(sha)
+            at = end + 1 + int(size) + 1
+            found.append(out[end + 1 : at - 1])
+        return found
 
     # What dead gits left
 
@@ -482,23 +479,6 @@ def _named(folder: Path, *prefixes: str) -> list[Path]:
         return [path for path in folder.iterdir() if path.name.startswith(prefixes)]
     except FileNotFoundError:
         return []
-
-
-def _blob_pieces(stdout: IO[bytes], sha: str) -> Iterator[bytes]:
-    header = stdout.readline()
-    if not header:
-        raise EOFError
-    fields = header.split()
-    if len(fields) != 3 or fields[1] != b"blob":  # noqa: PLR2004 - id, type, size
-        raise _missing(sha)
-    left = int(fields[2])
-    while left:
-        piece = stdout.read(min(left, _PIECE))
-        if not piece:
-            raise EOFError
-        left -= len(piece)
-        yield piece
-    stdout.read(1)
 
 
 def _missing(sha: str) -> PublishError:

@@ -9,6 +9,7 @@ its lock files.
 from __future__ import annotations
 
 import configparser
+import io
 import os
 import shlex
 import shutil
@@ -38,7 +39,7 @@ from briter_worker.git.environment import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.git.environment import RemoteAccess, Setting
 
@@ -93,6 +94,8 @@ class Git:
         self._aborted = threading.Event()
         self.ended = 0
         """Number of processes that were killed: these may have left lock files."""
+        self.watch: Callable[[bytes], object] = len
+        self.said = ""
         self.failures: set[FailureCode] = set()
         """Codes of the failures that git reported."""
 
@@ -253,7 +256,7 @@ class Git:
         command = self._begun.pop((args, stdin), None)
         if command is None:
             command = self._start_with(args, stdin, env=env, discover=discover)
-        with self._finishing([command]):
+        with self._finishing(command):
             out, said = command.read_output()
         return command.process.returncode, out, said
 
@@ -286,7 +289,7 @@ class Git:
         """
         command = self._start(args, subprocess.PIPE, env=env)
         process, failed, said = command.process, None, ""
-        with self._finishing([command]):
+        with self._finishing(command):
             try:
                 yield process
                 cast("IO[bytes]", process.stdin).close()
@@ -314,17 +317,6 @@ class Git:
             except OSError as error:
                 return PublishError.from_os(failure.message, error)
         return failure
-
-    @contextmanager
-    def supervise(self) -> Iterator[None]:
-        """End every process that GitPython starts inside. Raises as `run` for a deadline or an abort."""
-        before = list(self._active)
-        started: list[_Command] = []
-        with self._finishing(started):
-            try:
-                yield
-            finally:
-                started += [each for each in self._active if each not in before]
 
     def check_running(self) -> None:
         """Raise StoppedError after `abort`."""
@@ -402,24 +394,31 @@ class Git:
         return self._environment
 
     @contextmanager
-    def _finishing(self, started: list[_Command]) -> Iterator[None]:
-        """Wait for the processes on leaving. Raises StoppedError or a timeout in place of a broken pipe."""
+    def _finishing(self, command: _Command) -> Iterator[None]:
+        """Wait for the process on leaving. Raises StoppedError or a timeout in place of a broken pipe."""
         try:
             yield
         except (OSError, ValueError):
-            if not self._aborted.is_set() and not any(each.is_expired for each in started):
+            if not self._aborted.is_set() and not command.is_expired:
                 raise
         finally:
-            for each in started:
-                self._finish(each)
+            self._finish(command)
         self.check_running()
-        for each in started:
-            if each.is_expired:
-                raise PublishError(
-                    FailureCode.TIMEOUT,
-                    f"git {each.name} did not end within {self._timeout:g} s",
-                    "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS",
-                )
+        if command.is_expired:
+            raise PublishError(
+                FailureCode.TIMEOUT,
+                f"git {command.name} did not end within {self._timeout:g} s",
+                "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS",
+            )
+
+    def execute(self, args: Sequence[str]) -> subprocess.Popen[Any]:
+        """Run what GitPython asks for, within the deadline; `watch` and `said` get what it prints."""
+        command = self._start(args, subprocess.DEVNULL)
+        with self._finishing(command):
+            out, self.said = command.read_output(self.watch)
+        process: subprocess.Popen[Any] = command.process
+        process.stdout, process.stderr = io.StringIO(out.decode(errors="replace")), None
+        return process
 
     def _finish(self, command: _Command) -> None:
         command.finish()
@@ -449,9 +448,9 @@ class _Command:
         """Return True if the process itself has ended."""
         return self.process.poll() is not None
 
-    def read_output(self) -> tuple[bytes, str]:
+    def read_output(self, watch: Callable[[bytes], object] = len) -> tuple[bytes, str]:
         """Return what the process prints until it exits."""
-        return messages.read_output(*self.pipes, self.has_exited)
+        return messages.read_output(*self.pipes, self.has_exited, watch)
 
     def end(self) -> None:
         """End the process and everything it started."""
@@ -485,13 +484,8 @@ class _GitPython(GitPythonCommand):
         return (2, 38)
 
     def execute(self, command: Sequence[str], *_: Any, **_options: Any) -> Any:  # noqa: ANN401
-        """Start the command; only the push goes this way."""
-        started = self._home._start(command[1:], subprocess.DEVNULL)  # noqa: SLF001
-        process: subprocess.Popen[Any] = started.process
-        process.stdout, process.stderr = (
-            messages.open_text(each, started.has_exited) for each in started.pipes
-        )
-        return GitPythonCommand.AutoInterrupt(process, list(command))
+        """Run the command; only the push goes this way."""
+        return GitPythonCommand.AutoInterrupt(self._home.execute(command[1:]), list(command))
 
 
 def _make_folder(folder: Path) -> Path:
