@@ -16,7 +16,7 @@ from benchmarks.lab import post_path, remove
 from briter_worker.cluster import sites
 from briter_worker.job import format_time
 from briter_worker.queues.postgres.database import Database
-from briter_worker.queues.postgres.payloads import PayloadValues, submit
+from briter_worker.queues.postgres.payloads import PayloadSource, submit
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Cluster:
                 "message": f"Publish post {number}",
                 "createdAt": format_time(now),
             }
-            values = PayloadValues.of({path: make_post(self._saves)}, saved_at=now)
+            values = PayloadSource.of({path: make_post(self._saves)}, saved_at=now)
             with self.database.transaction() as connection:
                 submit(connection, site, document, values, now=now)
 

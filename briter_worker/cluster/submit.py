@@ -15,7 +15,7 @@ from briter_worker.cluster import sites
 from briter_worker.errors import UsageError
 from briter_worker.git.payloads import GatherError, gather
 from briter_worker.job import parse_time
-from briter_worker.queues.postgres.payloads import ContentChangedError, PayloadValues, submit
+from briter_worker.queues.postgres.payloads import ContentChangedError, PayloadSource, submit
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_database
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from briter_worker.job import Document
-    from briter_worker.queues.postgres.payloads import PayloadSource
     from briter_worker.settings import Settings
 
 _MAX_TRIES = 5
@@ -93,12 +92,11 @@ def send(
     allowlist = settings.allowlist()
     left_out: Mapping[str, str] = {}
     missing: Sequence[str] = ()
-    source: PayloadSource
     for _ in range(_MAX_TRIES):
         if files is not None:
             source = _values(files, allowlist, settings.worker_max_file_bytes, saved_at)
         else:
-            source = found = gather(
+            found = gather(
                 root or settings.git_worktree,
                 document["paths"],
                 allowlist=allowlist,
@@ -109,6 +107,7 @@ def send(
             if left_out and not (found.payload.files or found.payload.folders):
                 raise GatherError("; ".join(f"{path}: {reason}" for path, reason in left_out.items()))
             document = {**document, "paths": list(found.paths)}
+            source = PayloadSource(found.payload, found.content)
         try:
             with database.transaction() as connection:
                 submit(connection, settings.site, document, source, now=time.time())
@@ -121,7 +120,7 @@ def send(
 
 def _values(
     files: Mapping[str, bytes | None], allowlist: Allowlist, max_bytes: int, saved_at: float
-) -> PayloadValues:
+) -> PayloadSource:
     """Return the payload of files passed by value. Raises GatherError for what cannot be published."""
     resolved: dict[str, bytes | None] = {}
     for declared, content in files.items():
@@ -132,4 +131,4 @@ def _values(
         if content is not None and len(content) > max_bytes:
             raise GatherError(f"{path} has {len(content)} bytes, more than the {max_bytes} allowed")
         resolved[path] = content
-    return PayloadValues.of(resolved, saved_at=saved_at)
+    return PayloadSource.of(resolved, saved_at=saved_at)

@@ -234,7 +234,7 @@ def _write_file(root: Path, folders: Folders, file: SubmittedFile, payloads: Pay
 
 
 class SubmittedCopies:
-    """The copies of a cluster's authors: nothing follows the remote. Implements `publisher.Copies`."""
+    """The copies of a cluster's authors: nothing follows the remote."""
 
     def __init__(self, staging: Staging, payloads: Payloads, store: BaseVersions) -> None:
         self._repository = staging.repository

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import is_inside, normalized
 from briter_worker.errors import (
@@ -37,34 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.git.folders import Staged
+    from briter_worker.git.payloads import SubmittedCopies
     from briter_worker.git.push import OwnCommit
     from briter_worker.git.repository import Move, Repository
+    from briter_worker.git.staging import WorkTreeCopies
     from briter_worker.ports import BaseVersions, PlanStore, Request
 
 _MAX_RACES = 5
 _LAST_COMMAND_TIMEOUT_S = 10.0
 """After an abort: how long each command may take that asks what became of the push."""
-
-
-class Copies(Protocol):
-    """The authors' copies of the files: the CMS's checkout, or what came with the jobs of a cluster."""
-
-    def stage(
-        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
-    ) -> Mapping[str, Staged]:
-        """Return what each request changes, by its key."""
-
-    def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
-        """Return the versions that the paths were edited from, where these may not be what `tip` has."""
-
-    def read(self, blob: str) -> bytes:
-        """Return the content of a base version, or of a blob of the remote. Raises LookupError."""
-
-    def sync(self, tip: str, blobs: Mapping[str, str | None]) -> object:
-        """Follow the remote to `tip`, now or later. `blobs`: by path, the author's version published."""
-
-    def catch_up(self) -> None:
-        """Finish what an earlier sync could not."""
 
 
 class Item(NamedTuple):
@@ -143,7 +124,7 @@ class GitPublisher:
         self,
         repository: Repository,
         *,
-        copies: Copies,
+        copies: WorkTreeCopies | SubmittedCopies,
         plans: PlanStore,
         bases: BaseVersions,
         identity: Person,

@@ -91,7 +91,7 @@ class Staging:
 
 
 class WorkTreeCopies:
-    """The CMS's own clone. Implements `publisher.Copies`."""
+    """The authors' copies of the files in the CMS's own clone, which follows the remote."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from briter_worker.cluster.submit import send
 from briter_worker.errors import UnavailableError
 from briter_worker.git.payloads import gather
 from briter_worker.job import parse_time
-from briter_worker.queues.postgres.payloads import submit
+from briter_worker.queues.postgres.payloads import PayloadSource, submit
 from briter_worker.wiring import open_database
 from soak.cms import AUTHOR, FILLER, FLEETING, TITLED, post_path
 from soak.ledger import Ledger, Save
@@ -94,7 +94,7 @@ class ClusterCms:
     def _without_waking(self, document: dict[str, Any], files: Mapping[str, bytes | None]) -> None:
         """Die, as it were, between the commit and the waking of a node: the sweep has to find the job."""
         self._write(files)
-        source = gather(
+        found = gather(
             self._root,
             document["paths"],
             allowlist=Allowlist(self.settings.folders),
@@ -102,7 +102,9 @@ class ClusterCms:
             saved_at=parse_time(document["createdAt"]),
         )
         with open_database(self.settings).transaction() as connection:
-            submit(connection, self.name, document, source, now=time.time())
+            submit(
+                connection, self.name, document, PayloadSource(found.payload, found.content), now=time.time()
+            )
 
     def _write(self, files: Mapping[str, bytes | None]) -> None:
         for path, content in files.items():

@@ -11,12 +11,12 @@ from postgres_queues import NOW, control_queue, store, take_queue
 
 from briter_worker.job import format_time
 from briter_worker.queues.postgres.database import Database
-from briter_worker.queues.postgres.payloads import PayloadValues, collect_blobs
+from briter_worker.queues.postgres.payloads import PayloadSource, collect_blobs
 
 
 def save(database: Database, slug: str, path: str, created: float) -> None:
     document = {"id": f"{slug} {path}", "slug": slug, "paths": [path], "createdAt": format_time(created)}
-    store(database, document, PayloadValues.of({path: path.encode()}, saved_at=created))
+    store(database, document, PayloadSource.of({path: path.encode()}, saved_at=created))
 
 
 def test_many_producers_of_one_post_leave_one_job_with_all_paths(database_url: str) -> None:
@@ -49,7 +49,7 @@ def test_producers_of_the_same_blobs_never_deadlock(database_url: str) -> None:
             choice = random.Random(site)
             for number in range(30):
                 names = choice.sample([*files], 20)
-                values = PayloadValues.of({name: files[name] for name in names}, saved_at=NOW)
+                values = PayloadSource.of({name: files[name] for name in names}, saved_at=NOW)
                 store(database, {"slug": f"s{number}", "paths": names}, values, site=site)
                 if number % 3 == 0:
                     control_queue(database, site).cancel(f"s{number}", NOW)

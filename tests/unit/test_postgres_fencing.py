@@ -14,7 +14,7 @@ from postgres_queues import LONGEST_DELAY, NOW, control_queue, store, take_queue
 from briter_worker.errors import Failure, FailureCode, LockLostError
 from briter_worker.ports import BaseVersion, Claim, Plan
 from briter_worker.queues.postgres.database import Database, DatabaseError
-from briter_worker.queues.postgres.payloads import PayloadValues, PostgresBases
+from briter_worker.queues.postgres.payloads import PayloadSource, PostgresBases
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 from briter_worker.queues.postgres.rows import (
     SiteMissingError,
@@ -37,7 +37,7 @@ def take(database: Database) -> int:
 
 
 def save(database: Database, slug: str) -> None:
-    files = PayloadValues.of({f"{slug}.md": slug.encode()}, saved_at=NOW)
+    files = PayloadSource.of({f"{slug}.md": slug.encode()}, saved_at=NOW)
     store(database, {"slug": slug, "paths": [f"{slug}.md"]}, files)
 
 

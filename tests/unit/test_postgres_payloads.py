@@ -15,7 +15,7 @@ from briter_worker.job import MalformedJobError, State, format_time
 from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
 from briter_worker.queues.postgres.payloads import (
     ContentChangedError,
-    PayloadValues,
+    PayloadSource,
     PostgresBases,
     PostgresPayloads,
     blob_id,
@@ -56,7 +56,7 @@ class Bench:
     ) -> None:
         paths = [path for path in files if path != NOT_UTF8]  # a job file cannot declare it
         document = {"slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
-        store(self.database, document, PayloadValues.of(files, saved_at=created, folders=folders))
+        store(self.database, document, PayloadSource.of(files, saved_at=created, folders=folders))
 
     def claim(self, now: float = NOW) -> Claim:
         (claim,) = self.queue.claim(now).claims
@@ -158,13 +158,13 @@ def test_a_file_saved_after_its_folder_joins_the_folder(bench: Bench) -> None:
 
 def test_a_newer_save_without_a_base_version_keeps_the_older_ones(bench: Bench) -> None:
     for created, content, bases in ((NOW - 2, b"1", ("1", "1")), (NOW - 1, b"2", (None, "2"))):
-        values = PayloadValues.of({"a": content, "b": content}, saved_at=created)
+        values = PayloadSource.of({"a": content, "b": content}, saved_at=created)
         files = tuple(
             file._replace(base=base and base * 40, has_base=base is not None)
             for file, base in zip(values.payload.files, bases, strict=True)
         )
         document = {"slug": "a", "paths": ["a", "b"], "createdAt": format_time(created)}
-        store(bench.database, document, PayloadValues(Payload(files), values.contents))
+        store(bench.database, document, values._replace(payload=Payload(files)))
     found = {file.path: (file.base, file.has_base) for file in bench.payload(bench.claim()).files}
     assert found == {"a": ("1" * 40, True), "b": ("2" * 40, True)}
 
@@ -225,7 +225,7 @@ def test_a_drain_claims_no_more_than_its_limit_and_the_earliest_first(bench: Ben
 
 def test_a_file_that_changes_while_it_is_read_stores_nothing(bench: Bench) -> None:
     blob = blob_id(b"before")
-    source = PayloadValues(Payload((SubmittedFile("a.md", "100644", blob, NOW),)), {blob: b"after"})
+    source = PayloadSource(Payload((SubmittedFile("a.md", "100644", blob, NOW),)), {blob: b"after"}.__getitem__)
     with pytest.raises(ContentChangedError):
         store(bench.database, {"slug": "a", "paths": ["a.md"]}, source)
     assert [bench.count(table) for table in TABLES] == [0] * len(TABLES)
@@ -256,7 +256,7 @@ def test_a_document_that_is_not_a_job_is_refused(bench: Bench, document: dict[st
 def test_a_payload_that_cannot_be_stored_is_refused(bench: Bench, paths: list[str]) -> None:
     payload = Payload(tuple(SubmittedFile(path, "", None, NOW) for path in paths))
     with pytest.raises(MalformedJobError):
-        store(bench.database, {"slug": "a", "paths": ["a"]}, PayloadValues(payload, {}))
+        store(bench.database, {"slug": "a", "paths": ["a"]}, PayloadSource(payload, lambda _: b""))
 
 
 def test_unusual_text_is_stored_unchanged(bench: Bench) -> None:

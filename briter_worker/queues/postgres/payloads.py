@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from briter_worker.job import MalformedJobError
@@ -27,7 +26,7 @@ from briter_worker.queues.postgres.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from briter_worker.job import Job
     from briter_worker.queues.postgres.database import Connection, Database
@@ -66,31 +65,16 @@ class ContentChangedError(Exception):
         super().__init__(f"a file changed while it was read: its content is not {blob} any more")
 
 
-class PayloadSource(Protocol):
-    """The payload of a new job, and the contents, read one at a time."""
-
-    @property
-    def payload(self) -> Payload:
-        """Return the files and folders."""
-        ...
-
-    def content(self, blob: str) -> bytes:
-        """Return the content of a blob."""
-        ...
-
-
-@dataclass(frozen=True)
-class PayloadValues:
-    """A `PayloadSource` with all contents in memory."""
+class PayloadSource(NamedTuple):
+    """The payload of a new job, and what returns the content of a blob."""
 
     payload: Payload
-    contents: Mapping[str, bytes]
-    """By blob id."""
+    content: Callable[[str], bytes]
 
     @classmethod
     def of(
         cls, files: Mapping[str, bytes | None], *, saved_at: float, folders: Sequence[str] = ()
-    ) -> PayloadValues:
+    ) -> PayloadSource:
         """Return the source of files with these contents; None: the file was deleted."""
         contents = {blob_id(content): content for content in files.values() if content is not None}
         submitted = tuple(
@@ -99,11 +83,7 @@ class PayloadValues:
             else SubmittedFile(path, "100644", blob_id(content), saved_at)
             for path, content in files.items()
         )
-        return cls(Payload(submitted, tuple(folders)), contents)
-
-    def content(self, blob: str) -> bytes:
-        """Return the content of a blob."""
-        return self.contents[blob]
+        return cls(Payload(submitted, tuple(folders)), contents.__getitem__)
 
 
 def blob_id(content: bytes) -> str:
@@ -126,7 +106,7 @@ def submit(
 
     Raises MalformedJobError, UnreadableJobError, ContentChangedError and SiteMissingError.
     """
-    source = source or PayloadValues(Payload(), {})
+    source = source or PayloadSource.of({}, saved_at=now)
     row = Row.from_document(document, name=uuid4().hex, now=now)
     _check_paths(source.payload)
     # Before the site is locked: large contents take long, and whoever locks both does so in this order.
@@ -271,6 +251,6 @@ class PostgresBases:
         ]
         self._known.clear()
         with self._database.transaction() as connection:
-            store_blobs(connection, PayloadValues(Payload(kept), contents))
+            store_blobs(connection, PayloadSource(Payload(kept), contents.__getitem__))
             lock_site(connection, self._site, self._token)
             connection.cursor().executemany(_REMEMBER, records)
