@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from bisect import bisect_left
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -73,16 +73,6 @@ class Folders:
             self._close_all()
         self._open[folder] = fd
         return fd
-
-    def make(self, folder: str) -> int:
-        """Return the descriptor as `open`, and create what is missing on the way."""
-        try:
-            return self.open(folder)
-        except FileNotFoundError:
-            parent, _, name = folder.rpartition("/")
-            with suppress(FileExistsError):
-                os.mkdir(name, dir_fd=self.make(parent))
-            return self.open(folder)
 
     def mode(self, path: str) -> int | None:
         """Return the `st_mode` of what is at the path, a link itself; None where nothing is."""

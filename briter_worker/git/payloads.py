@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +26,7 @@ from briter_worker.git.push import blob_id
 from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import IGNORED, ignored_paths, sparse_paths
+from briter_worker.git.work_tree import BlockedError, WorkTree
 from briter_worker.ports import BaseVersion, Payload, SubmittedFile
 
 if TYPE_CHECKING:
@@ -183,54 +184,30 @@ def write_files(
             kept[file.path] = refused.reason
     history = _read_history(root, {file.path for file in allowed}, ())
     expected = {file.path: {None, history.base(file.path)} for file in allowed}
-    with _opened(root) as folders:
+    with tempfile.TemporaryDirectory() as aside, closing(WorkTree(root, Path(aside, "journal"))) as work_tree:
         for file in allowed:
-            path = file.path
+            path, content = file.path, Path(aside, "content")
             kept.pop(path, None)
             if file.has_base:
                 expected[path].add(file.base)
             try:
-                here = _blob_at(folders, path)
-                if here not in {*expected[path], file.blob}:
-                    kept[path] = "it was changed here since; what is here will be published"
-                    continue
-                if here != file.blob:
-                    _write_file(root, folders, file, payloads)
+                status, here = work_tree.read(path, id_length=len(_SHA1))
+                is_done = here in {*expected[path], file.blob}
+                if is_done and here != file.blob and file.blob is not None:
+                    content.write_bytes(payloads.content(file.blob))
+                    is_executable = file.mode == "100755"
+                    new = work_tree.copy_beside(path, content, executable=is_executable, like=status)
+                    is_done = work_tree.put(new, path, status)
+                elif is_done and status is not None and here != file.blob:
+                    is_done = work_tree.remove(path, status)
+            except BlockedError as error:
+                kept[path] = str(error.strerror)
+                continue
+            if is_done:
                 expected[path].add(file.blob)
-            except PathRefusedError as refused:
-                kept[path] = refused.reason
+            else:
+                kept[path] = "it was changed here since; what is here will be published"
     return kept
-
-
-def _blob_at(folders: Folders, path: str) -> str | None:
-    try:
-        return _read(folders, path, _ANY_SIZE)[1]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _write_file(root: Path, folders: Folders, file: SubmittedFile, payloads: Payloads) -> None:
-    parent, _, name = file.path.rpartition("/")
-    if file.blob is None:
-        os.unlink(name, dir_fd=folders.open(parent))
-        return
-    # Not where a job's folder could carry it, if this process dies here.
-    aside = root / ".git" if (root / ".git").is_dir() else root
-    handle, temporary = tempfile.mkstemp(prefix=".briter-", dir=aside)
-    try:
-        with os.fdopen(handle, "wb") as content:
-            content.write(payloads.content(file.blob))
-            os.fchmod(content.fileno(), 0o755 if file.mode == "100755" else 0o644)
-            content.flush()
-            os.fsync(content.fileno())
-        folder = folders.make(parent)
-        if os.geteuid() == 0:  # the CMS has to be able to edit it
-            like = os.fstat(folder)
-            os.chown(temporary, like.st_uid, like.st_gid)
-        os.replace(temporary, name, dst_dir_fd=folder)
-    finally:
-        with suppress(FileNotFoundError):
-            Path(temporary).unlink()
 
 
 class SubmittedCopies:
