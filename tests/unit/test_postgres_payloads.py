@@ -225,7 +225,9 @@ def test_a_drain_claims_no_more_than_its_limit_and_the_earliest_first(bench: Ben
 
 def test_a_file_that_changes_while_it_is_read_stores_nothing(bench: Bench) -> None:
     blob = blob_id(b"before")
-    source = PayloadSource(Payload((SubmittedFile("a.md", "100644", blob, NOW),)), {blob: b"after"}.__getitem__)
+    source = PayloadSource(
+        Payload((SubmittedFile("a.md", "100644", blob, NOW),)), {blob: b"after"}.__getitem__
+    )
     with pytest.raises(ContentChangedError):
         store(bench.database, {"slug": "a", "paths": ["a.md"]}, source)
     assert [bench.count(table) for table in TABLES] == [0] * len(TABLES)
