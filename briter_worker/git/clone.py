@@ -47,7 +47,6 @@ def open_clone(
     branch: str,
     credentials: Mapping[str, str] | None,
     timeout: float,
-    pass_fds: tuple[int, ...] = (),
 ) -> Iterator[Repository]:
     """Lock the site's clone in `folder`, make it where needed, and yield it; end its git on leaving.
 
@@ -62,7 +61,7 @@ def open_clone(
         git_dir=folder / "clone.git",
         remote=REMOTE,
         timeout=timeout,
-        pass_fds=(*pass_fds, lock),
+        pass_fds=(lock,),
         access=access,
         durable=False,
     )

@@ -246,12 +246,6 @@ def marked(folder: Folder, mark: str) -> set[str]:
     return {name.removesuffix(mark) for name in folder.names() if name.endswith(mark)}
 
 
-def jobs_in(folder: Folder) -> dict[str, JobFile]:
-    """Return the jobs in flight, by key."""
-    found = {name: read_claimed(folder, name) for name in folder.names() if is_job_name(name)}
-    return {name: file for name, file in found.items() if file is not None}
-
-
 def read_claimed(folder: Folder, name: str) -> JobFile | None:
     """Return the job in a file of `.claimed/`; None if it is gone, or not a job."""
     try:

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 from briter_worker.errors import DeclinedError, os_error_text
 from briter_worker.job import Document, Job, State, Status, format_time, join_paths, with_state
 from briter_worker.ports import Cancellation, ListedJob, Pause
-from briter_worker.queues.disk.claims import CANCEL, ClaimFolder, jobs_in
-from briter_worker.queues.disk.files import Folder, JobFile, read_queue_file
+from briter_worker.queues.disk.claims import CANCEL, ClaimFolder, read_claimed
+from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
 from briter_worker.queues.disk.index import PAUSE_FILE, Index, ScheduleRecord
 from briter_worker.queues.selection import (
     select_existing,
@@ -101,7 +101,8 @@ class DiskControl:
 
     def _read_claimed(self) -> dict[str, JobFile]:
         with contextlib.suppress(FileNotFoundError), self._claims.opened() as folder:
-            return jobs_in(folder)
+            found = {name: read_claimed(folder, name) for name in folder.names() if is_job_name(name)}
+            return {name: file for name, file in found.items() if file is not None}
         return {}
 
     def _list_waiting(self, now: float) -> tuple[list[ListedJob], list[ListedJob]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from briter_worker.errors import FailureClass, FailureCode, LockLostError
 from briter_worker.events import Superseded
@@ -163,36 +163,26 @@ class PostgresQueue(PostgresControl):
 
     def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
         """Put jobs that a dry run has built back as tried; remove those that somebody cancelled."""
-
-        def change(row: Row, claim: Claim) -> Document:
-            attempts = claim.attempt - 1
-            return with_state(row.document, now, status=Status.PENDING, attempts=attempts, dry_run_at=now)
-
-        self._put_back_claims(claims, change, now)
+        self._settle(claims, now, counts=False, status=Status.PENDING, dry_run_at=now)
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
         """Put the job back until `at`. Return False, and remove the job, if somebody cancelled it."""
-        now, attempts = self._clock(), claim.attempt if counts else claim.attempt - 1
-
-        def change(row: Row, _: Claim) -> Document:
-            pending = partial(with_state, row.document, now, status=Status.PENDING, attempts=attempts)
-            return pending(failure=failure, next_attempt_at=at)
-
-        return not self._put_back_claims([claim], change, now)
+        state = {"status": Status.PENDING, "failure": failure, "next_attempt_at": at}
+        return not self._settle([claim], self._clock(), counts=counts, **state)
 
     def dead_letter(self, claim: Claim, failure: Failure) -> bool:
         """Store the job as failed; while another save of the post is pending, the job joins that one instead.
 
         Return False, and remove the job, if somebody cancelled it.
         """
-        now = self._clock()
+        return not self._settle([claim], self._clock(), counts=True, status=Status.FAILED, failure=failure)
+
+    def _settle(self, claims: Sequence[Claim], now: float, *, counts: bool, **state: Any) -> list[Claim]:  # noqa: ANN401 - as `with_state`
 
         def change(row: Row, claim: Claim) -> Document:
-            return with_state(
-                row.document, now, status=Status.FAILED, attempts=claim.attempt, failure=failure
-            )
+            return with_state(row.document, now, attempts=claim.attempt - (not counts), **state)
 
-        return not self._put_back_claims([claim], change, now)
+        return self._put_back_claims(claims, change, now)
 
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Put jobs back as if they had not been claimed. Remove and return those that somebody cancelled."""
