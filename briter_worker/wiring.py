@@ -349,7 +349,11 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         with suppress(PublishError, OSError, StoppedError):
             publisher().tidy(time.time())
 
-    queue = open_disk_queue(settings, record=git.common_dir / "briter" / "scheduled")
+    try:
+        trusted = git.common_dir
+    except PublishError:  # the repository is damaged: the jobs' attempts report it
+        trusted = settings.git_worktree / ".git"
+    queue = open_disk_queue(settings, record=trusted / "briter" / "scheduled")
     drain = Drain(
         queue=queue,
         publisher=publisher,
