@@ -95,7 +95,9 @@ class Git:
         self.ended = 0
         """Number of processes that were killed: these may have left lock files."""
         self.watch: Callable[[bytes], object] = len
+        """Gets what a push prints as it comes."""
         self.said = ""
+        """All that the last push printed, without its middle."""
         self.failures: set[FailureCode] = set()
         """Codes of the failures that git reported."""
 
