@@ -6,13 +6,11 @@ damaged, of another address or too large is made anew, and nothing in it waits f
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import shlex
 import shutil
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,56 +53,35 @@ def open_clone(
     """
     access = open_access(url, credentials)
     conceal_secrets([(f"remote.{REMOTE}.url", url)])
-    lock = _lock(folder)
-    git = Git(
-        None,
-        git_dir=folder / "clone.git",
-        remote=REMOTE,
-        timeout=timeout,
-        pass_fds=(lock,),
-        access=access,
-        durable=False,
-    )
+    place = folder / "clone.git"
+    git = Git(None, git_dir=place, remote=REMOTE, timeout=timeout, access=access, durable=False)
     repository = Repository(git, branch=branch, remote=REMOTE)
     try:
-        try:
-            _prepare(repository, folder / "clone.git", url)
-        except OSError as error:
-            raise PublishError.from_os(f"the clone in {folder} cannot be used", error) from error
-        _sound.add(git.git_dir)
-        yield repository
+        with _naming(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A process that another thread is just starting has a copy of the lock for a moment.
+        with git.locked(folder / "lock", _LOCK_WAIT_S):
+            try:
+                with _naming(folder):
+                    _prepare(repository, place, url)
+                _sound.add(place)
+                yield repository
+            finally:
+                git.abort()
+                if git.failures & _DAMAGED:
+                    _sound.discard(place)
+                    with suppress(OSError):  # so that the clone is made anew when it is opened next
+                        (place / _MARK).unlink()
     finally:
         git.close()
-        if git.failures & _DAMAGED:
-            _sound.discard(git.git_dir)
-            with suppress(OSError):  # so that the clone is made anew when it is opened next
-                (folder / "clone.git" / _MARK).unlink()
-        os.close(lock)
 
 
-def _lock(folder: Path) -> int:
-    """Hold the folder by the kernel's lock, which the drain's git inherits; return the descriptor."""
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        yield
     except OSError as error:
         raise PublishError.from_os(f"the clone in {folder} cannot be used", error) from error
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # A process that another thread is just starting has a copy of the lock for a moment.
-            if time.monotonic() < deadline:
-                time.sleep(_LOCK_WAIT_S / 50)
-                continue
-            os.close(descriptor)
-            raise PublishError(
-                FailureCode.LOCKED,
-                f"the clone in {folder} is in use by a process that has not ended",
-                "none needed: the worker tries again; if it lasts, end the git commands left on this node",
-            ) from None
-        return descriptor
 
 
 def _prepare(repository: Repository, place: Path, url: str) -> None:
