@@ -53,6 +53,9 @@ MAX_BYTES = 2 << 20
 MAX_PUBLIC_BYTES = 16 << 10
 MAX_UPLOAD_BYTES = 48 << 20
 """For a job that is submitted with its files in base64."""
+PULL = "/api/pull"
+MAX_HOOK_BYTES = 25 << 20
+"""GitHub sends no more. The body of a git host's call is only hashed, not kept."""
 _MAX_ADDRESSES = 10_000
 _MIN_LENGTH = 16
 _UPLOAD = re.compile(r"/api/sites/[^/]+/jobs")
@@ -60,6 +63,7 @@ _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
 _FOR_PROGRAMS = ("/api/", "/events", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM = "application/x-www-form-urlencoded"
+_GITHUB, _GITLAB, _GITEA = "x-hub-signature-256", "x-gitlab-token", "x-gitea-signature"
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="briter-worker"'}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -86,8 +90,11 @@ def _is_same(given: str, expected: str) -> bool:
 class Access:
     """Everything that decides whether a visitor is signed in. Safe in several threads."""
 
-    def __init__(self, token: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, token: str, clock: Callable[[], float] = time.monotonic, *, pull_secret: str = ""
+    ) -> None:
         self._token = token
+        self._pull_secret = pull_secret
         self._clock = clock
         self._csrf_key = secrets.token_bytes(32)
         self._ends: dict[bytes, float] = {}
@@ -97,6 +104,24 @@ class Access:
 
     def check_token(self, given: str, address: str) -> None:
         """Raise ProblemError unless this is the token, or if the address sent too many wrong ones."""
+        self._check(given, self._token, address)
+
+    def sign_pull(self, headers: Headers) -> hmac.HMAC | None:
+        """Return what hashes the body of a git host's call; None if this is none, or there is no secret."""
+        is_signed = any(name in headers for name in (_GITHUB, _GITLAB, _GITEA))
+        return (
+            hmac.new(self._pull_secret.encode(), None, "sha256") if self._pull_secret and is_signed else None
+        )
+
+    def check_pull(self, headers: Headers, signature: hmac.HMAC, address: str) -> None:
+        """Raise ProblemError unless the git host knows the secret. GitLab sends it, the others sign."""
+        if _GITLAB in headers:
+            self._check(headers[_GITLAB], self._pull_secret, address)
+        else:
+            given = headers.get(_GITHUB, "").removeprefix("sha256=") or headers.get(_GITEA, "")
+            self._check(given, signature.hexdigest(), address)
+
+    def _check(self, given: str, expected: str, address: str) -> None:
         now = self._clock()
         with self._guard:
             failures = self._failures.get(address, deque(maxlen=MAX_FAILURES))
@@ -105,7 +130,7 @@ class Access:
                 wait = max(1, round(recent[0] + FAILURES_WITHIN_S - now + 0.5))
                 text = f"too many wrong tokens; try again in {span(wait)}"
                 raise ProblemError(429, text, headers={"Retry-After": str(wait)})
-            if _is_same(given, self._token):
+            if _is_same(given, expected):
                 return
             if len(self._failures) >= _MAX_ADDRESSES:
                 del self._failures[next(iter(self._failures))]
@@ -221,8 +246,14 @@ class Guard:
             await send(message)
 
         try:
-            answer = self._refuse_visitor(scope)
-            if answer is None and scope["method"] not in _READING:
+            answer = None
+            if signature := self._sign_pull(scope):
+                await _read_body(scope, receive, signature)
+                self._access.check_pull(Headers(scope=scope), signature, client_address(scope))
+                receive = _replay(b"", receive)
+            else:
+                answer = self._refuse_visitor(scope)
+            if answer is None and signature is None and scope["method"] not in _READING:
                 body = await _read_body(scope, receive)  # not before: only an admitted visitor fills memory
                 self._check_change(scope, body)
                 receive = _replay(body, receive)
@@ -237,6 +268,11 @@ class Guard:
                 raise  # the server then closes the connection
             failed = ProblemError(500, "The dashboard failed to answer; its log has the error")
             await self._refusal(scope, failed)(scope, receive, protected)
+
+    def _sign_pull(self, scope: Scope) -> hmac.HMAC | None:
+        """Return what hashes the body, if the request is a git host's."""
+        is_pull = scope["path"] == PULL and scope["method"] == "POST"
+        return self._access.sign_pull(Headers(scope=scope)) if is_pull else None
 
     def _refuse_visitor(self, scope: Scope) -> Response | None:
         """Return the refusal of a visitor who may not enter, decided by the headers alone."""
@@ -332,19 +368,24 @@ def _bearer(headers: Headers) -> str | None:
     return given.strip() if scheme.casefold() == "bearer" else None
 
 
-async def _read_body(scope: Scope, receive: Receive) -> bytes:
-    """Return the whole body. Raises ProblemError when it is too long or too slow.
+async def _read_body(scope: Scope, receive: Receive, signature: hmac.HMAC | None = None) -> bytes:
+    """Return the whole body; with a signature, hash it instead. Raises ProblemError: too long or too slow.
 
     Raises ClientDisconnect when its end did not come: half of a form can be another change.
     """
     limit = MAX_UPLOAD_BYTES if _UPLOAD.fullmatch(scope["path"]) else MAX_BYTES
     limit = MAX_PUBLIC_BYTES if _is_public(scope["path"]) else limit
-    body = bytearray()
+    limit = MAX_HOOK_BYTES if signature else limit
+    body, size = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_S):
             async for part in Request(scope, receive).stream():
-                body += part
-                if len(body) > limit:
+                size += len(part)
+                if signature:
+                    signature.update(part)
+                else:
+                    body += part
+                if size > limit:
                     raise ProblemError(413, f"the request has more than {limit} bytes")
     except TimeoutError:
         raise ProblemError(408, f"the request was not complete after {BODY_S:.0f} s") from None

@@ -248,7 +248,7 @@ def serve(
         logger.addHandler(logging.NullHandler())
         logger.propagate = False
     sys.setswitchinterval(_SWITCH_S)
-    access = Access(read_token(settings))
+    access = Access(read_token(settings), pull_secret=settings.pull_secret)
     application = create_application(settings, access, log=log, complain=complain)
     config = uvicorn.Config(
         application,

@@ -202,6 +202,13 @@ class Site:
             self._log(Resumed())
         return resumed
 
+    def order_pull(self) -> None:
+        """Have the worker pull. No git runs here. Raises ProblemError, PublishError and OSError."""
+        if self.settings.worker_dry_run:
+            text = "a dry run changes no file of the site"
+            raise ProblemError(409, text, "set BRITER_WORKER_DRY_RUN=false, or run briter-worker pull")
+        wiring.pull_order(wiring.open_git(self.settings)).give()
+
     def enqueue(
         self, body: Document, key: str | None, contents: Mapping[str, bytes | None] | None = None
     ) -> tuple[str, bool]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import hmac
 import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
+from dashboards import serving
 from receivers import receiving
 from sites import eventually, lines_of
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from sites import Site
 
 THEIRS = "content/posts/theirs.md"
+SECRET = "a-secret-of-the-git-host"  # noqa: S105 - for tests
 SOON = {"BRITER_GIT_PULL_INTERVAL_MS": "50", "BRITER_WORKER_POLL_INTERVAL_MS": "50"}
 
 
@@ -146,6 +151,54 @@ def test_a_publication_waits_for_a_pull(site: Site) -> None:
             assert [next(lines)["event"] for lines in [lines_of(worker)] for _ in range(2)][1] == "start"
             assert site.remote_file("content/posts/a.md") is None
         eventually(lambda: site.remote_file("content/posts/a.md"))
+
+
+def signed(body: bytes, secret: str = SECRET) -> str:
+    return hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+
+
+BODY = b'{"ref": "refs/heads/main"}'
+HOSTS = {
+    "GitHub": {"X-Hub-Signature-256": f"sha256={signed(BODY)}"},
+    "GitLab": {"X-Gitlab-Token": SECRET},
+    "Gitea": {"X-Gitea-Signature": signed(BODY)},
+}
+
+
+def order(base: str, headers: dict[str, str]) -> httpx.Response:
+    return httpx.post(f"{base}/api/pull", content=BODY, headers=headers)
+
+
+def test_a_hosts_webhook_orders_a_pull(site: Site, other: Path) -> None:
+    push(site, other)
+    marker = site.worktree / ".git/briter/pull"
+    with serving(site, BRITER_PULL_SECRET=SECRET) as dashboard:
+        for host, headers in HOSTS.items():
+            assert order(dashboard.base, headers).status_code == 202, host
+            assert marker.stat().st_mode & 0o777 == 0o600
+            marker.unlink()
+        for wrong in ({}, {"X-Gitlab-Token": ""}, {"X-Hub-Signature-256": f"sha256={signed(BODY, 'x')}"}):
+            assert order(dashboard.base, wrong).status_code == 401
+        large = httpx.post(
+            f"{dashboard.base}/api/pull", content=bytes((25 << 20) + 1), headers=HOSTS["GitLab"]
+        )
+        assert large.status_code == 413
+        assert not marker.exists()
+        assert httpx.get(f"{dashboard.base}/api/queue", headers=HOSTS["GitLab"]).status_code == 401
+        assert dashboard.api.post("/api/pull").status_code == 202
+    assert not has(site)
+    assert "site-updated" in site.run_once().names()
+    assert has(site)
+    assert not marker.exists()
+
+
+def test_without_a_secret_no_signature_counts(site: Site) -> None:
+    with serving(site) as dashboard:
+        empty = {"X-Gitlab-Token": "", "X-Hub-Signature-256": f"sha256={signed(BODY, '')}"}
+        for headers in (HOSTS["GitLab"], empty):
+            assert order(dashboard.base, headers).status_code == 401
+    with serving(site, BRITER_WORKER_DRY_RUN="true") as dashboard:
+        assert dashboard.api.post("/api/pull").status_code == 409
 
 
 def test_pulls_come_less_often_while_they_fail_and_an_order_stays_until_one_succeeds(tmp_path: Path) -> None:
