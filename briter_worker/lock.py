@@ -68,7 +68,7 @@ class AnotherWorkerError(Exception):
 class SiteLock:
     """The right to publish one site, held until `release` or until this process and its children have ended.
 
-    Any thread may call the methods.
+    Any thread may call the methods. In a forked child, `still_ours` is False and nothing changes the lock.
     """
 
     def __init__(self, path: Path, *, stale_after: float) -> None:
@@ -77,6 +77,7 @@ class SiteLock:
         self._kernel: filelock.BaseFileLock | None = None
         self._descriptor = -1
         self._record: Holder | None = None
+        self._owner = 0
         # Without the mutex, a beat during release could write into whatever file got the descriptor's number.
         self._mutex = threading.Lock()
 
@@ -121,10 +122,12 @@ class SiteLock:
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
             raise
-        self._descriptor, self._record = descriptor, record
+        self._descriptor, self._record, self._owner = descriptor, record, os.getpid()
 
     def beat(self, now: float) -> None:
         """Store `now` as the heartbeat if the record is still ours. Ignore errors: the kernel decides."""
+        if self._owner != os.getpid():
+            return
         with self._mutex, suppress(OSError):
             # Overwriting another program's record would hide that the lock was lost.
             if self._record is not None and self._has_own_record():
@@ -133,6 +136,8 @@ class SiteLock:
 
     def still_ours(self) -> bool:
         """Return True if the path names the file we locked, with our record, under our kernel lock."""
+        if self._owner != os.getpid():
+            return False
         with self._mutex, suppress(OSError):
             return (
                 self._has_own_record()
@@ -150,6 +155,9 @@ class SiteLock:
         """Clear the record, then free the lock, also from children that still have the descriptor."""
         kernel, self._kernel = self._kernel, None
         if kernel is None:
+            return
+        if self._owner != os.getpid():  # the fork of a plugin; it may have copied the mutex locked
+            os.close(self._descriptor)
             return
         with self._mutex:
             if self._has_own_record():
