@@ -308,15 +308,6 @@ def test_a_remotes_fix_is_never_shown_as_ours(site: Site, dashboard: Dashboard) 
     assert "evil" not in dashboard.json("/api/queue")["failed"][0]["fix"]
 
 
-def test_errors_are_shown_on_a_page_with_the_fix(dashboard: Dashboard) -> None:
-    answer = dashboard.act("retry", id="nobody")
-    assert answer.status_code == 404
-    assert "The queue has no job with the id or slug 'nobody'" in text_of(answer.text)
-    assert dashboard.page.get("/nowhere").status_code == 404
-    assert "This page does not exist" in text_of(dashboard.page.get("/nowhere").text)
-    assert dashboard.page.get("/post?slug=nobody").status_code == 404
-
-
 def test_text_of_jobs_and_of_the_remote_never_becomes_markup(site: Site, dashboard: Dashboard) -> None:
     refuse_everything(site, f"{NASTY} <img src=x onerror=alert(2)>")
     site.write_post("content/posts/a.md", "# A\n")

@@ -65,7 +65,6 @@ class Station:
         template: str = "json",
         build_hook: str = "",
         allow_private: bool = True,
-        delays: tuple[float, ...] = DELAYS_S,
     ) -> FanOut:
         """Return a worker's sinks."""
         sender = Sender(
@@ -74,7 +73,6 @@ class Station:
             allow_private=allow_private,
             warn=self.warn,
             clock=lambda: self.now,
-            delays=delays,
         )
         sink = WebhookSink(
             sender,
@@ -101,10 +99,10 @@ class Station:
         sinks.deliver(events, lambda: None)
         sinks.close()
 
-    def later(self, seconds: float, sinks: FanOut | None = None) -> None:
+    def later(self, seconds: float) -> None:
         """Run a worker that publishes nothing, so many seconds later."""
         self.now += seconds
-        self.tell(sinks or self.open(), WorkerStarted(pid=1, dry_run=False))
+        self.tell(self.open(), WorkerStarted(pid=1, dry_run=False))
 
     def unsent(self) -> int:
         """Return the number of unsent messages."""

@@ -208,25 +208,6 @@ def path_of(name: Any, folder: int | None) -> Path:  # noqa: ANN401 - as os.open
     return Path(name) if folder is None else Path(f"/proc/self/fd/{folder}").readlink() / name
 
 
-def at_opening(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[Path], object]) -> None:
-    """Call `act` just before the file of this name, waiting or taken, is opened to be read."""
-    opened = os.open
-
-    def acting(path: Any, flags: int, *rest: Any, **keys: Any) -> int:  # noqa: ANN401 - as os.open
-        if os.path.basename(path).removeprefix(".") == name and not flags & (os.O_CREAT | os.O_WRONLY):  # noqa: PTH119
-            act(path_of(path, keys.get("dir_fd")))
-        return opened(path, flags, *rest, **keys)
-
-    monkeypatch.setattr(os, "open", acting)
-
-
-def fail(code: int) -> Callable[[Path], object]:
-    def act(path: Path) -> None:
-        raise OSError(code, os.strerror(code), str(path))
-
-    return act
-
-
 def bind(path: Path) -> None:
     # The path of a socket is short.
     with socket.socket(socket.AF_UNIX) as sock, contextlib.chdir(path.parent):
@@ -238,13 +219,17 @@ def test_what_takes_the_place_of_a_file_before_it_is_read_is_never_followed_nor_
     disk: Disk, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]
 ) -> None:
     one(disk)
+    opened = os.open
 
-    def another(path: Path) -> None:
-        monkeypatch.undo()
-        path.unlink()
-        make(path)
+    def then_another(path: Any, flags: int, *rest: Any, **keys: Any) -> int:  # noqa: ANN401 - as os.open
+        if os.path.basename(path).removeprefix(".") == "a.json" and not flags & (os.O_CREAT | os.O_WRONLY):  # noqa: PTH119
+            monkeypatch.undo()
+            there = path_of(path, keys.get("dir_fd"))
+            there.unlink()
+            make(there)
+        return opened(path, flags, *rest, **keys)
 
-    at_opening(monkeypatch, "a.json", another)
+    monkeypatch.setattr(os, "open", then_another)
     assert disk.queue.unusable_files(NOW) == {"a.json": "it is not a regular file"}
     (aside,) = disk.queue.claim(NOW).quarantined
     assert "it is not a regular file" in aside.error

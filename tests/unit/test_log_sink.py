@@ -79,12 +79,6 @@ class Pipe:
             return file.read()
 
 
-def test_keys_that_do_not_apply_are_left_out() -> None:
-    assert "rejectedPaths" not in parsed(log_line(published(), NOW))
-    skipped = events.WorkerSkipped(message="another worker instance is active, skipping", holder_pid=None)
-    assert set(parsed(log_line(skipped, NOW))) == {"time", "level", "event", "message"}
-
-
 def test_a_failure_has_the_time_of_its_retry_and_its_fix_apart_from_the_error() -> None:
     failed = next(event for event in every_event() if isinstance(event, events.Failed))
     entry = parsed(log_line(changed(failed, error="no route", fix="plug it in"), NOW))

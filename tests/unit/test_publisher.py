@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,15 +16,14 @@ from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import Staging, WorkTreeCopies
-from briter_worker.ports import Outcome, Plan, Request, Result
+from briter_worker.ports import Outcome, Request, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from sites import Site
 
-    from briter_worker.ports import Change
 
 NOW = 1_800_000_000.0
 POST = "content/posts/b.md"
@@ -38,44 +38,32 @@ class Here:
 
     site: Site
     git: Git
-    warned: list[str] = field(default_factory=list)
-    has_lock: bool = True
-    opened: dict[bool, GitPublisher] = field(default_factory=dict)
 
-    def publisher(self, *, dry_run: bool = False) -> GitPublisher:
-        if dry_run not in self.opened:
-            self.opened[dry_run] = self.open_publisher(dry_run=dry_run)
-        return self.opened[dry_run]
-
-    def open_publisher(self, *, dry_run: bool) -> GitPublisher:
+    @cached_property
+    def publisher(self) -> GitPublisher:
         repository = Repository(self.git, branch="main", remote="origin")
         staging = Staging(repository, Allowlist(["content"]), 1 << 20, lambda *_: None)
         return GitPublisher(
             repository,
-            copies=WorkTreeCopies(staging, self.warn),
+            copies=WorkTreeCopies(staging, lambda *_: None),
             plans=FilePlans(self.git.state_dir, "main"),
             bases=FileConflicts(self.git.state_dir, "main"),
             identity=WORKER,
-            dry_run=dry_run,
+            dry_run=False,
             progress=lambda *_: None,
-            warn=self.warn,
-            still_ours=lambda: self.has_lock,
+            warn=lambda *_: None,
+            still_ours=lambda: True,
         )
-
-    def warn(self, text: str, _fix: str) -> None:
-        self.warned.append(text)
 
     def publish(
         self,
         *requests: Request,
         cancelled: Callable[[], Collection[str]] = tuple,
-        check: Callable[[str, Sequence[Change]], Outcome | None] = lambda *_: None,
         scheduled: Callable[[], Mapping[str, float]] = dict,
-        dry_run: bool = False,
     ) -> dict[str, Outcome]:
         """What became of each, by its key."""
-        found = self.publisher(dry_run=dry_run).publish(
-            requests, scheduled=scheduled, check=check, cancelled=cancelled, now=NOW
+        found = self.publisher.publish(
+            requests, scheduled=scheduled, check=lambda *_: None, cancelled=cancelled, now=NOW
         )
         return {outcome.key: outcome for outcomes in found for outcome in outcomes}
 
@@ -88,39 +76,19 @@ class Here:
     def subjects(self) -> list[str]:
         return [subject for _, subject in self.site.remote_log()]
 
-    def plans(self) -> Sequence[Plan]:
-        return FilePlans(self.git.state_dir, "main").plans()
-
-    def own_refs(self) -> list[str]:
-        return self.site.git("for-each-ref", "--format=%(refname)", "refs/briter").splitlines()
-
-    def own_ref(self, name: str) -> str:
-        return f"refs/briter/branches/main/{name}"
-
-    def elsewhere(self) -> Path:
-        """Somebody else's clone, up to date."""
+    def theirs(self, path: str, text: str | None) -> None:
+        """Somebody else pushes a change of a file."""
         other = self.site.root / "other"
         if not other.exists():
             self.site.git("clone", "-q", str(self.site.remote), str(other), cwd=self.site.root)
         self.site.git("pull", "-q", "--rebase", cwd=other)
-        return other
-
-    def theirs(self, path: str = "theirs.txt", text: str | None = "theirs\n") -> str:
-        """Somebody else pushes a change of a file; the new commit."""
-        file = self.elsewhere() / path
         if text is None:
-            file.unlink()
+            (other / path).unlink()
         else:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-        return self.push_theirs()
-
-    def push_theirs(self) -> str:
-        other = self.site.root / "other"
+            (other / path).write_text(text)
         self.site.git("add", "-A", cwd=other)
         self.site.git("commit", "-qm", "Theirs", cwd=other)
         self.site.git("push", "-q", cwd=other)
-        return self.site.git("rev-parse", "HEAD", cwd=other)
 
 
 def declared(slug: str, *paths: str) -> Request:
@@ -213,16 +181,16 @@ def test_a_push_whose_answer_and_remote_are_lost_keeps_its_plan_until_the_remote
     away = here.site.root / "away.git"
     lose_the_answer(here)
     here.site.remote.rename(away)
-    assert here.publisher().undecided() == {"a"}
+    assert here.publisher.undecided() == {"a"}
     with pytest.raises(PublishError):
-        list(here.publisher().resolve())
-    assert here.publisher().undecided() == {"a"}
+        list(here.publisher.resolve())
+    assert here.publisher.undecided() == {"a"}
     away.rename(here.site.remote)
     here.site.write_post("content/posts/a.md", "edited meanwhile\n")
-    (landed,) = here.publisher().resolve()
+    (landed,) = here.publisher.resolve()
     assert landed == {"a": here.site.remote_log()[0][0]}
-    assert here.publisher().undecided() == set()
-    assert not [ref for ref in here.own_refs() if "/batch/" in ref]
+    assert here.publisher.undecided() == set()
+    assert "/batch/" not in here.site.git("for-each-ref", "refs/briter")
     here.publish(declared("a", "content/posts/a.md"))
     assert here.subjects() == ["Publish a", "Publish a", "Start the site"]
     assert here.site.remote_file("content/posts/a.md") == "edited meanwhile\n"
