@@ -75,6 +75,7 @@ class Site:
         self._complain = complain
         self._queue = wiring.open_queue(settings)
         self._queue_guard = threading.Lock()
+        self._last: Snapshot | None = None
         self._snapshot = CachedValue(self._read_snapshot, "the queue", lifetime=0.1)
         self.figures = CachedValue(lambda: read_days(self.history, time.time()), "the history")
         self._commits: LocalCommits = ()
@@ -101,7 +102,8 @@ class Site:
                 local_commits=self._commits,
                 history=self.history,
             )
-        return Snapshot.of(rows, status)
+        self._last = Snapshot.of(rows, status, self._last)
+        return self._last
 
     def progress(self) -> list[dict[str, Any]]:
         """Return how far each job in flight is. Raises ProblemError."""

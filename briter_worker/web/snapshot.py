@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import defaultdict
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from briter_worker.job import State
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from briter_worker.status import SiteStatus
 
 T = TypeVar("T")
-FIRST_WAIT_S = 10.0
+_RENEW_TIMEOUT_S = 1.0
 _DAY_S, _DAYS = 86400.0, 30
 _GOOD = ("published", "nochange")
 _BAD = ("dead-lettered", "nopaths", "quarantined")
@@ -46,51 +47,41 @@ class CachedValue(Generic[T]):
         self._patience = patience
         self._guard = threading.Lock()
         self._known: Future[T] | None = None
-        self._coming: Future[T] | None = None
+        self._latest: Future[T] | None = None
+        """The running read, or the last one."""
         self._expires = 0.0
 
     def get(self) -> T:
-        """Return the value. Raises ProblemError if it cannot be read, or takes too long the first time."""
-        known, coming = self._begin()
-        if coming is not None and wait([coming], FIRST_WAIT_S if known is None else self._patience).done:
-            known = coming
-        if known is None:
-            text, fix = f"{self._what} is being read for the first time", "load the page again in a minute"
-            raise ProblemError(503, text, fix, headers={"Retry-After": "2"})
+        """Return the value. Raises ProblemError if it cannot be read."""
+        known, latest = self._begin()
+        wait([latest], self._patience if known else None)
         try:
-            return known.result()
+            return (latest if latest.done() or known is None else known).result()
         except OSError as error:
             message, fix = explain(error)
             raise ProblemError(503, f"{self._what} cannot be read: {message}", fix) from None
 
-    def renew(self, within: float = 1.0) -> None:
-        """Read again, because something changed; return when that is done, or after some seconds."""
-        _, running = self._begin()
-        if running is not None:
-            wait([running], within)  # it may have begun before the change
-        with self._guard:
-            self._expires = 0.0
-        _, coming = self._begin()
-        if coming is not None:
-            wait([coming], within)
+    def renew(self) -> None:
+        """Read again, because something changed; return when that is done, or after a second."""
+        wait([self._begin()[1]], _RENEW_TIMEOUT_S)  # it may have begun before the change
+        self._expires = 0.0
+        wait([self._begin()[1]], _RENEW_TIMEOUT_S)
 
-    def _begin(self) -> tuple[Future[T] | None, Future[T] | None]:
-        """Begin to read if the value is old. Return the last read and the running one."""
+    def _begin(self) -> tuple[Future[T] | None, Future[T]]:
+        """Begin to read if the value is old. Return an earlier read, and the latest one."""
         with self._guard:
-            if self._coming is not None and self._coming.done():
-                self._known, self._coming = self._coming, None
-            if self._coming is None and time.monotonic() >= self._expires:
-                self._coming = in_background(self._refresh)
-            return self._known, self._coming
+            is_running = self._latest is not None and not self._latest.done()
+            if self._latest is None or (not is_running and time.monotonic() >= self._expires):
+                self._known, self._latest = self._latest, in_background(self._refresh)
+            return self._known, self._latest
 
     def _refresh(self) -> T:
-        began, pause = time.monotonic(), self._lifetime
+        began = time.monotonic()
         try:
-            value = self._read()
-            pause = max(pause, _SHARE * (time.monotonic() - began))
-            return value
+            return self._read()
         finally:
-            self._expires = time.monotonic() + pause
+            ended = time.monotonic()
+            self._expires = ended + max(self._lifetime, _SHARE * (ended - began))
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
@@ -117,26 +108,30 @@ class Snapshot:
     revision: int
     """Another one when a job has changed."""
 
+    rows: Sequence[ListedJob]
+    by_id: Mapping[str, Sequence[ListedJob]]
+    by_slug: Mapping[str, Sequence[ListedJob]]
+
     @classmethod
-    def of(cls, rows: Sequence[ListedJob], status: SiteStatus) -> Snapshot:
+    def of(cls, rows: Sequence[ListedJob], status: SiteStatus, last: Snapshot | None = None) -> Snapshot:
         """Sort the jobs of a queue, which come in the order of `DiskQueue.jobs`."""
+        if last is not None and rows == last.rows:
+            return replace(last, status=status)
         jobs: dict[State, list[ListedJob]] = {state: [] for state in State}
+        by_id: defaultdict[str, list[ListedJob]] = defaultdict(list)
+        by_slug: defaultdict[str, list[ListedJob]] = defaultdict(list)
         for row in rows:
             jobs[row.state].append(row)
+            by_id[row.job.id].append(row)
+            by_slug[row.job.slug].append(row)
         jobs[State.FAILED].reverse()
         facts = tuple((row.job.id, row.state, row.job.created_at, row.job.updated_at) for row in rows)
-        return cls(status, jobs, hash(facts) & 0xFFFFFFFF)  # JavaScript has no larger integers
+        revision = hash(facts) & 0xFFFFFFFF  # JavaScript has no larger integers
+        return cls(status, jobs, revision, rows, by_id, by_slug)
 
     def find(self, wanted: str = "", slug: str = "") -> Sequence[ListedJob]:
         """Return the job of this id, or the jobs of this slug, the newest save first."""
-        found, same_slug, slug = [], [], slug or wanted
-        for rows in self.jobs.values():
-            for row in rows:
-                if row.job.id == wanted:
-                    found.append(row)
-                elif row.job.slug == slug:
-                    same_slug.append(row)
-        found = found or same_slug
+        found = self.by_id.get(wanted) or self.by_slug.get(slug or wanted, ())
         return sorted(found, key=lambda row: row.job.created_at, reverse=True)
 
     def longest_waiting(self) -> ListedJob | None:

@@ -132,10 +132,6 @@ def test_a_cached_value_is_old_rather_than_late_and_new_after_a_change(
     monkeypatch.setattr(snapshot, "_SHARE", 0.0)
     source = Source()
     cached = CachedValue(source.read, "the queue", lifetime=0.0, patience=0.3)
-    monkeypatch.setattr(snapshot, "FIRST_WAIT_S", 0.0)
-    with pytest.raises(ProblemError, match="for the first time"):
-        cached.get()
-    monkeypatch.setattr(snapshot, "FIRST_WAIT_S", 20.0)
     source.read_again.set()
     assert cached.get() == 1
     source.read_again.clear()
