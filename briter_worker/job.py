@@ -39,6 +39,7 @@ MAX_REWRITTEN_BYTES = 16 << 20
 """The worker adds its own keys and the paths of superseded saves."""
 _MAX_DEPTH = 64
 _QUOTED = 80
+_UNITS = ((60, 1, "s"), (2 * 3600, 60, "min"), (2 * 86400, 3600, "h"))
 
 WORKERS_KEYS = frozenset(
     {"status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt", "dryRunAt"}
@@ -92,6 +93,22 @@ def parse_time(text: str) -> float:
         return moment.timestamp()
     except (ValueError, OverflowError):
         raise ValueError(f"{quoted(text)} is no ISO-8601 time such as 2026-01-31T09:00:00Z") from None
+
+
+def ago(seconds: float) -> str:
+    """Return a distance in time: `in 3 h` for the future, `3 h ago` for the past, `now` within a second."""
+    text = span(abs(seconds))
+    if abs(seconds) < 1:
+        return "now"
+    return f"in {text}" if seconds > 0 else f"{text} ago"
+
+
+def span(seconds: float) -> str:
+    """Return a duration in its largest unit."""
+    for limit, size, unit in _UNITS:
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
 
 
 def format_time(seconds: float) -> str:

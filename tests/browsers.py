@@ -35,7 +35,7 @@ FLAGS = (
 )
 PATIENCE = 20_000
 """Milliseconds that a page may take: longer than any busy machine needs."""
-PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/figures", "/site")
+PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/site")
 PICTURES = Path(__file__).parents[1] / "docs" / "images"
 HOOK = """#!/bin/sh
 while [ -e gate ]; do sleep 0.05; done

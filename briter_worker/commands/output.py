@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from briter_worker.job import encode_document, format_time
+from briter_worker.job import ago, encode_document, format_time, span
 from briter_worker.redaction import one_line, quote_fix
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ _STYLES = {
 }
 """By state of a job, and by outcome of an attempt."""
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
-_UNITS = ((60, 1, "s"), (3600, 60, "min"), (2 * 86400, 3600, "h"))
 _WIDE_COLUMNS = 100
 """Width of a terminal with room for job ids. Every command takes the slug, too."""
 _SHORT_COMMIT = 10
@@ -162,20 +161,6 @@ def _plain(cell: _Cell) -> str:
 # --- times
 
 
-def ago(seconds: float) -> str:
-    """Return a distance in time: `in 3 h` for the future, `3 h ago` for the past."""
-    text = span(abs(seconds))
-    return f"in {text}" if seconds > 0 else f"{text} ago"
-
-
-def span(seconds: float) -> str:
-    """Return a duration in its largest unit."""
-    for limit, size, unit in _UNITS:
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.0f} days"
-
-
 def pause_text(pause: Pause) -> str:
     """Return the pause as a sentence."""
     end = "briter-worker resume" if pause.until is None else format_time(pause.until)
@@ -250,13 +235,13 @@ def write_status(status: SiteStatus) -> None:
     facts = [("state", status.headline().text)]
     for state, count in status.jobs.items():
         since = status.oldest[state]
-        facts.append((state, str(count) if since is None else f"{count}, the oldest {ago(-since)}"))
+        facts.append((state, str(count) if since is None else f"{count}, the oldest saved {ago(-since)}"))
     due = status.next_due_in
     where = f"{status.worktree} to " if status.worktree else ""
     write_facts(
         [
             *facts,
-            ("next due", "" if due is None else ago(due) if due > 0 else "now"),
+            ("next due", "" if due is None else ago(due)),
             ("worker", _worker_text(status)),
             *([("paused", pause_text(status.paused))] if status.paused else []),
             ("condition", status.condition or "no problem is known"),

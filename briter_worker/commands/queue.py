@@ -17,7 +17,6 @@ from briter_worker.allowlist import PathRefusedError
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, wake_worker
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Event, Warned
-from briter_worker.job import parse_time
 from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, pause_to_json, read_status
 from briter_worker.wiring import open_history, open_queue, record_cancelled, show_difference, undo_post
@@ -38,7 +37,6 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _STATES = {"pending": {"pending", "retrying", "tried"}, "scheduled": {"scheduled"}, "failed": {"failed"}}
 StatusFilter = Literal["pending", "scheduled", "failed", "all"]
 Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="Duration: 90s, 30m, 2h, 1d.")]
-Until = Annotated[str | None, typer.Option(metavar="ISO", help="End of the pause.")]
 Reason = Annotated[str, typer.Option(help="Reason shown in list, status and the dashboard.")]
 Paths = Annotated[
     list[str], typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository.")
@@ -345,7 +343,6 @@ def _report_warning(event: Event) -> None:
 def pause(
     *,
     span: Span = None,
-    until: Until = None,
     reason: Reason = "",
     site: SiteOption = None,
     as_json: Json = False,
@@ -353,7 +350,7 @@ def pause(
     """Pause publishing until `resume`, or for a time. A running push ends first."""
     settings = read_site(site)
     now = time.time()
-    made = open_queue(settings).pause(now, until=_pause_end(span, until, now), reason=reason)
+    made = open_queue(settings).pause(now, until=_pause_end(span, now), reason=reason)
     output.answer(pause_to_json(made), output.pause_text(made), as_json=as_json)
 
 
@@ -366,20 +363,10 @@ def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
     output.answer({"resumed": was_paused}, text, as_json=as_json)
 
 
-def _pause_end(span: str | None, until: str | None, now: float) -> float | None:
-    if span is not None and until is not None:
-        raise UsageError("pause takes only one of --for and --until")
-    if span is not None:
-        found = re.fullmatch(r"([0-9]{1,6})([smhd])", span.strip())
-        if found is None:
-            raise UsageError(f"--for is {span!r}; accepted: a number and a unit, such as 90s, 30m, 2h or 1d")
-        return now + int(found[1]) * _UNITS_S[found[2]]
-    if until is None:
+def _pause_end(span: str | None, now: float) -> float | None:
+    if span is None:
         return None
-    try:
-        end = parse_time(until)
-    except ValueError as error:
-        raise UsageError(f"--until: {error}") from None
-    if end <= now:
-        raise UsageError(f"--until is {until!r}, which is in the past")
-    return end
+    found = re.fullmatch(r"([0-9]{1,6})([smhd])", span.strip())
+    if found is None:
+        raise UsageError(f"--for is {span!r}; accepted: a number and a unit, such as 90s, 30m, 2h or 1d")
+    return now + int(found[1]) * _UNITS_S[found[2]]

@@ -45,15 +45,9 @@ def run(
             metavar="PORT", help="Port of the /metrics endpoint. 0 disables it. [env: BRITER_METRICS_PORT]"
         ),
     ] = None,
-    metrics_host: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Address of the /metrics endpoint. [env: BRITER_METRICS_HOST]"),
-    ] = None,
 ) -> None:
     """Publish what is due until SIGTERM. Prints one log line per event."""
-    settings = _load(
-        BRITER_WORKER_CONCURRENCY=workers, BRITER_METRICS_PORT=metrics_port, BRITER_METRICS_HOST=metrics_host
-    )
+    settings = _load(BRITER_WORKER_CONCURRENCY=workers, BRITER_METRICS_PORT=metrics_port)
     log = LogSink.standard(output.report)
     open_metrics = None
     if settings.metrics_port:

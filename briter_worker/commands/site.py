@@ -130,12 +130,10 @@ def remove(
 
 
 @app.command()
-def pause(
-    name: Name, *, span: queue.Span = None, until: queue.Until = None, reason: queue.Reason = ""
-) -> None:
+def pause(name: Name, *, span: queue.Span = None, reason: queue.Reason = "") -> None:
     """Pause publishing of a site, as `pause --site`."""
     read_cluster("site pause")
-    queue.pause(span=span, until=until, reason=reason, site=name)
+    queue.pause(span=span, reason=reason, site=name)
 
 
 @app.command()

@@ -102,14 +102,6 @@ class Moment(NamedTuple):
     data: Json[dict[str, Any]]
 
 
-class Bucket(NamedTuple):
-    """The outcomes of one span of time, and the waiting times of its publications in seconds, sorted."""
-
-    began: float
-    outcomes: dict[str, int]
-    waits: tuple[float, ...]
-
-
 class Condition(NamedTuple):
     """The site condition: an environment failure; without a failure, when the last one ended."""
 
@@ -217,25 +209,6 @@ class History:
         newest = self._query("SELECT max(id) FROM moments WHERE site = ?")
         oldest = self._query("SELECT min(id) FROM moments WHERE site = ?")
         return (newest[0][0] or 0, oldest[0][0] or 0) if newest and oldest else (0, 0)
-
-    def throughput(self, since: float, span: float) -> list[Bucket]:
-        """Return what ended since then, in buckets of `span` seconds, without empty ones."""
-        rows = self._query(
-            "SELECT ended, outcome, dry_run, saved_at, due_at FROM attempts"
-            " WHERE site = ? AND stale IN (0, 1) AND ended >= ? AND outcome IS NOT NULL",
-            since,
-        )
-        buckets: dict[int, tuple[dict[str, int], list[float]]] = {}
-        for ended, outcome, dry_run, saved_at, due_at in rows:
-            counts, waits = buckets.setdefault(int((ended - since) / span), ({}, []))
-            counts[outcome] = counts.get(outcome, 0) + 1
-            waited = waiting_time(ended, saved_at, due_at)
-            if outcome == "published" and not dry_run and waited is not None:
-                waits.append(waited)
-        return [
-            Bucket(since + number * span, counts, tuple(sorted(waits)))
-            for number, (counts, waits) in sorted(buckets.items())
-        ]
 
     def condition(self) -> Condition | None:
         """Return the site condition, or when the last one ended; None if nothing is known."""

@@ -42,7 +42,6 @@ PHASES = {
     "push": "pushing to the remote",
     "settle": "finishing",
 }
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
@@ -80,27 +79,6 @@ def tone_of(outcome: str | None) -> str:
     return "bad" if outcome in {"dead-lettered", "nopaths", "quarantined"} else "quiet"
 
 
-def span(seconds: float) -> str:
-    """Return a duration in its largest unit."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < _MINUTE:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * _HOUR:
-        return f"{seconds / _MINUTE:.0f} min"
-    if seconds < 2 * _DAY:
-        return f"{seconds / _HOUR:.0f} h"
-    return f"{seconds / _DAY:.0f} days"
-
-
-def ago(seconds: float, now: float | None = None) -> str:
-    """Return a time relative to now."""
-    passed = (time.time() if now is None else now) - seconds
-    if abs(passed) < 1:
-        return "now"
-    return f"{span(passed)} ago" if passed > 0 else f"in {span(-passed)}"
-
-
 def local(seconds: float) -> datetime:
     """Return a time in the server's time zone, clamped to the calendar."""
     try:
@@ -114,29 +92,17 @@ def zone() -> str:
     return datetime.now(UTC).astimezone().tzname() or "UTC"
 
 
-def utc_offset(seconds: float) -> float:
-    """Return how many seconds the server's local time is ahead of UTC at that time."""
-    ahead = local(seconds).utcoffset()
-    return ahead.total_seconds() if ahead else 0.0
-
-
 def clock(seconds: float, now: float | None = None) -> str:
     """Return `14:05`, or `14:05 CEST` on the other side of a daylight-saving change."""
     there, here = local(seconds), local(time.time() if now is None else now)
     return f"{there:%H:%M}" if there.utcoffset() == here.utcoffset() else f"{there:%H:%M %Z}"
 
 
-def day_of(seconds: float, *, short: bool = False) -> str:
-    """Return `Wednesday, 18 November 2026`, or `18 Nov`."""
-    day = local(seconds)
-    return f"{day.day} {day:%b}" if short else f"{day:%A}, {day.day} {day:%B} {day.year}"
-
-
 def day_ahead(seconds: float, now: float | None = None) -> str:
-    """Return the day as `day_of` does, after `Today, ` or `Tomorrow, ` where it is that."""
-    today = local(time.time() if now is None else now).date()
-    near = {0: "Today, ", 1: "Tomorrow, "}.get((local(seconds).date() - today).days, "")
-    return near + day_of(seconds)
+    """Return `Wednesday, 18 November 2026`, after `Today, ` or `Tomorrow, ` where it is that."""
+    day, today = local(seconds), local(time.time() if now is None else now)
+    near = {0: "Today, ", 1: "Tomorrow, "}.get((day.date() - today.date()).days, "")
+    return f"{near}{day:%A}, {day.day} {day:%B} {day.year}"
 
 
 def moment(seconds: float, now: float | None = None) -> str:

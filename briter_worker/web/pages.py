@@ -1,6 +1,5 @@
 """The pages of one site, and signing in. They work without JavaScript, which only keeps them up to date."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -204,19 +203,6 @@ def _key_texts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
                 (one_line(key), ", ".join(quote_fix(one_line(str(part))) for part in parts[:_FIRST]))
             )
     return shown
-
-
-@router.get("/figures")
-def figures(request: Request, site: CurrentSite) -> Response:
-    """Show how many posts were published in the last 30 days, and how fast."""
-    days = site.figures.get()
-    most = max(day.published + day.failed for day in days)
-    longest = max(day.slowest for day in days)
-
-    def share(seconds: float) -> float:
-        return math.log1p(seconds) / math.log1p(longest)
-
-    return page(request, site, "figures.html", days=days, most=most, longest=longest, share=share)
 
 
 @router.get("/site")

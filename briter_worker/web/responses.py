@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -18,14 +19,14 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
 from briter_worker.errors import os_error_fix, os_error_text
-from briter_worker.job import format_time
+from briter_worker.job import ago, format_time
 from briter_worker.queues.selection import is_retryable
 from briter_worker.redaction import one_line
 from briter_worker.status import count
 from briter_worker.web import labels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from starlette.requests import Request
 
@@ -95,7 +96,7 @@ def _when(seconds: float | None, *, relative: bool = False) -> Markup:
         return Markup("")
     exact, mark = labels.moment(seconds), Markup(" data-ago") if relative else ""
     return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(
-        format_time(seconds), exact, mark, labels.ago(seconds) if relative else exact
+        format_time(seconds), exact, mark, ago(seconds - time.time()) if relative else exact
     )
 
 
@@ -127,15 +128,15 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters |= {
+    filters: dict[str, Callable[..., object]] = {
         "people": lambda value: one_line(str(value)),
         "when": _when,
         "exact": format_time,
         "ago": lambda seconds: _when(seconds, relative=True),
         "sentence": labels.sentence,
-        "span": labels.span,
         "ident": _element_id,
     }
+    environment.filters |= filters
     environment.globals |= {name: getattr(labels, name) for name in _FUNCTIONS} | {
         "address": address,
         "asset": _asset,

@@ -29,7 +29,7 @@ from starlette.responses import RedirectResponse, Response
 
 from briter_worker import wiring
 from briter_worker.errors import PublishError, UsageError, os_error_fix, os_error_text
-from briter_worker.web.labels import span
+from briter_worker.job import span
 from briter_worker.web.responses import ProblemError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from briter_worker.sinks.store import StoreError
 from briter_worker.status import read_local_commits, read_status
 from briter_worker.web.live import MAX_KEPT, Feed, News
 from briter_worker.web.responses import ProblemError
-from briter_worker.web.snapshot import CachedValue, Snapshot, in_background, read_days
+from briter_worker.web.snapshot import CachedValue, Snapshot, in_background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,6 @@ PAGES = (
     ("/scheduled", "Scheduled"),
     ("/failed", "Failed"),
     ("/published", "Published"),
-    ("/figures", "Figures"),
     ("/site", "Site"),
 )
 _MAX_IN_FLIGHT = 500
@@ -77,7 +76,6 @@ class Site:
         self._queue_guard = threading.Lock()
         self._last: Snapshot | None = None
         self._snapshot = CachedValue(self._read_snapshot, "the queue", lifetime=0.1)
-        self.figures = CachedValue(lambda: read_days(self.history, time.time()), "the history")
         self._commits: LocalCommits = ()
         self._commits_expire = 0.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import defaultdict
@@ -12,21 +11,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from briter_worker.job import State
 from briter_worker.status import waits_since
-from briter_worker.web import labels
 from briter_worker.web.responses import ProblemError, explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from briter_worker.ports import ListedJob
-    from briter_worker.sinks.history import History
     from briter_worker.status import SiteStatus
 
 T = TypeVar("T")
 _RENEW_TIMEOUT_S = 1.0
-_DAY_S, _DAYS = 86400.0, 30
-_GOOD = ("published", "nochange")
-_BAD = ("dead-lettered", "nopaths", "quarantined")
 _SHARE = 10.0
 """Reading takes at most about a tenth of one CPU, whatever it costs."""
 
@@ -138,35 +132,3 @@ class Snapshot:
         """Return the due job that waits longest."""
         waiting = (row for state in (State.PENDING, State.RETRYING) for row in self.jobs[state])
         return min(waiting, key=waits_since, default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Day:
-    """The figures of one day."""
-
-    label: str
-    full: str
-    published: int = 0
-    failed: int = 0
-    median: float = 0.0
-    """Of the time from save to remote, in seconds."""
-    slowest: float = 0.0
-    """Its 95th percentile."""
-
-
-def read_days(history: History, now: float) -> list[Day]:
-    """Summarize the history of the last 30 days, by day of the server's time zone."""
-    ahead = labels.utc_offset(now)
-    first = (math.floor((now + ahead) / _DAY_S) - _DAYS + 1) * _DAY_S - ahead
-    buckets = {round((bucket.began - first) / _DAY_S): bucket for bucket in history.throughput(first, _DAY_S)}
-    days = []
-    for number in range(_DAYS):
-        # With a daylight-saving change, a day does not begin at midnight; its noon is always in it.
-        noon = first + (number + 0.5) * _DAY_S
-        bucket = buckets.get(number)
-        outcomes, waits = (bucket.outcomes, bucket.waits) if bucket else ({}, ())
-        published, failed = (sum(outcomes.get(each, 0) for each in group) for group in (_GOOD, _BAD))
-        median, slowest = (waits[int(len(waits) * part)] if waits else 0.0 for part in (0.5, 0.95))
-        names = labels.day_of(noon, short=True), labels.day_of(noon)
-        days.append(Day(*names, published, failed, median, slowest))
-    return days

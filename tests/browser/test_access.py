@@ -56,7 +56,6 @@ def fill(running: Running) -> None:
         )
     site.save(f"{LONG}-held", ["content/posts/x.md"], scheduledFor=soon.isoformat())
     eventually(lambda: running.dashboard.json("/api/status")["jobs"]["scheduled"] == HELD + 1)
-    eventually(lambda: "As a table" in running.dashboard.page.get("/figures").text)
     running.dashboard.act("examine")
     eventually(lambda: 'aria-busy="false"' in running.dashboard.page.get("/site").text)
 
@@ -117,7 +116,7 @@ def test_no_page_is_wider_than_a_phone(browser: Browser, running: Running) -> No
         visitor.wrong[:] = [each for each in visitor.wrong if "/nothing-here" not in each]
 
 
-@pytest.mark.parametrize("place", ["/", "/published", "/figures", "/site", "/post?slug=todo"])
+@pytest.mark.parametrize("place", ["/", "/published", "/site", "/post?slug=todo"])
 def test_the_keyboard_reaches_everything_in_order_and_shows_where_it_is(visitor: Visitor, place: str) -> None:
     page = visitor.page
     page.goto(place)

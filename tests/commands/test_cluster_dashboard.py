@@ -98,7 +98,7 @@ def test_each_site_has_the_pages_and_sees_its_own_posts_only(
 ) -> None:
     save(database, "blog", "mine", scheduledFor=LATE)
     save(database, "shop", "theirs", status="failed", failure="rejected", lastError="refused")
-    for path in ("/", "/scheduled", "/failed", "/published", "/figures", "/site", "/post?slug=mine"):
+    for path in ("/", "/scheduled", "/failed", "/published", "/site", "/post?slug=mine"):
         answer = dashboard.page.get(f"/sites/blog{path}")
         assert answer.status_code == 200, path
         assert "theirs" not in answer.text, path

@@ -145,19 +145,10 @@ def test_a_pause_ends_by_itself(site: Site) -> None:
     assert [line["event"] for line in seen][-3:] == ["resumed", "start", "published"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--for", "soon"], "such as 90s, 30m, 2h or 1d"),
-        (["--until", "2001-01-01"], "in the past"),
-        (["--until", "tomorrow"], "no ISO-8601 time"),
-        (["--for", "1h", "--until", "2999-01-01"], "one of --for and --until"),
-    ],
-)
-def test_a_pause_that_makes_no_sense_is_refused(site: Site, arguments: list[str], words: str) -> None:
-    done = site.command("pause", *arguments)
+def test_a_pause_that_makes_no_sense_is_refused(site: Site) -> None:
+    done = site.command("pause", "--for", "soon")
     assert done.returncode == 2
-    assert words in done.stderr
+    assert "such as 90s, 30m, 2h or 1d" in done.stderr
     assert not (site.queue / PAUSE_FILE).exists()
 
 
