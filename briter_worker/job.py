@@ -105,6 +105,8 @@ def ago(seconds: float) -> str:
 
 def span(seconds: float) -> str:
     """Return a duration in its largest unit."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
     for limit, size, unit in _UNITS:
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}"

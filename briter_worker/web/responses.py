@@ -19,7 +19,7 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
 from briter_worker.errors import os_error_fix, os_error_text
-from briter_worker.job import ago, format_time
+from briter_worker.job import ago, format_time, span
 from briter_worker.queues.selection import is_retryable
 from briter_worker.redaction import one_line
 from briter_worker.status import count
@@ -134,6 +134,7 @@ def _environment() -> Environment:
         "exact": format_time,
         "ago": lambda seconds: _when(seconds, relative=True),
         "sentence": labels.sentence,
+        "span": span,
         "ident": _element_id,
     }
     environment.filters |= filters
