@@ -276,7 +276,6 @@ class Settings(BaseSettings):
     )
     worker_max_file_bytes: FileSize = _setting(104_857_600, "Maximum size of a published file in bytes.")
     plugins: JsonObject = _setting(dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True)
-    history_stale_days: Days = _setting(30, "Days after which a receipt is listed only on request.")
     history_keep_days: Days = _setting(365, "Days after which a receipt is deleted.")
     published_href_template: PostLink = _setting(
         "", "Address of a published post: `https://example.org/notes/{slug}`."

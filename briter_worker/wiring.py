@@ -41,7 +41,7 @@ from briter_worker.git.staging import Staging, WorkTreeCopies
 from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
-from briter_worker.sinks.recorder import FanOut, HistorySink, OpenedLater, Retention, SiteCondition, Target
+from briter_worker.sinks.recorder import FanOut, HistorySink, OpenedLater, SiteCondition, Target
 from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore
 from briter_worker.worker import Puller, PullOrder, Stop, Worker, heartbeat
 
@@ -168,11 +168,6 @@ def target_of(settings: Settings) -> Target:
     return Target(settings.git_branch, settings.git_remote, settings.published_href_template)
 
 
-def retention_of(settings: Settings) -> Retention:
-    """Return how long receipts are kept."""
-    return Retention(settings.history_stale_days, settings.history_keep_days)
-
-
 def open_sender(settings: Settings, log: Callable[[Event], None]) -> Sender:
     """Return the sender of this process's webhooks, not started yet."""
     from briter_worker.sinks.webhooks import Sender  # noqa: PLC0415 - most sites have none
@@ -210,7 +205,7 @@ def open_sinks(settings: Settings, log: Callable[[Event], None], *, metrics: Seq
 
     return FanOut(
         [
-            HistorySink(history, target_of(settings), retention=retention_of(settings)),
+            HistorySink(history, target_of(settings), keep_days=settings.history_keep_days),
             OpenedLater(lambda: open_webhooks(settings, open_sender(settings, log)), needs_webhooks),
             *metrics,
         ],
@@ -227,7 +222,7 @@ def published_commits(settings: Settings, slug: str) -> list[str]:
             "git show COMMIT or git revert COMMIT in a clone of the site",
         )
     with closing(open_history(settings)) as history:
-        receipts = history.receipts(slug=slug, outcomes=("published",), limit=_MAX_PUBLICATIONS, stale=True)
+        receipts = history.receipts(slug=slug, outcomes=("published",), limit=_MAX_PUBLICATIONS)
     commits = [each.commit for each in receipts if each.commit and not each.dry_run]
     if not commits:
         text = f"the history has no publication of the post {slug!r}"

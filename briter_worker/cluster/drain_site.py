@@ -21,7 +21,7 @@ from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 from briter_worker.queues.postgres.rows import take_site
 from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, retire
 from briter_worker.sinks.store import PostgresStore
-from briter_worker.wiring import open_backoff, open_sender, open_webhooks, retention_of, target_of
+from briter_worker.wiring import open_backoff, open_sender, open_webhooks, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ class NodeSinks:
 
     def retire(self, now: float) -> None:
         """Delete old receipts of all sites. Raises StoreError."""
-        retire(self._store, retention_of(self._settings), now)
+        retire(self._store, self._settings.history_keep_days, now)
 
     def close(self) -> None:
         """Send what is due, within a bounded time."""

@@ -220,7 +220,7 @@ def _find_post(settings: Settings, wanted: str) -> _Post:
     queue = open_queue(settings)
     rows = sorted(queue.find(wanted, time.time()), key=lambda row: row.job.created_at, reverse=True)
     with closing(open_history(settings)) as reader:
-        receipts = reader.attempts(wanted) or reader.receipts(slug=wanted, limit=_SHOWN_RECEIPTS, stale=True)
+        receipts = reader.attempts(wanted) or reader.receipts(slug=wanted, limit=_SHOWN_RECEIPTS)
         running = next((each for each in reader.under_way() if wanted in (each.job_id, each.slug)), None)
     if not rows and not receipts and running is None:
         raise DeclinedError(f"neither the queue nor the history has a job with the id or slug {wanted!r}")

@@ -67,7 +67,6 @@ class Receipt(BaseModel):
     retry_at: _Time
     rejected_paths: Json[tuple[str, ...]]
     superseded_by: str | None
-    stale: bool
     phase: str | None
     done: int
     total: int
@@ -151,12 +150,9 @@ class History:
         search: str | None = None,
         before: int | None = None,
         limit: int = 50,
-        stale: bool = False,
     ) -> list[Receipt]:
         """Return ended attempts, newest first: at most `limit`, older than the receipt `before`."""
         query, values = "AND a.outcome IS NOT NULL", []  # type: tuple[str, list[Any]]
-        if not stale:
-            query += " AND +a.stale = 0"  # the plus keeps the index of old receipts out: few are newest
         if slug is not None:
             query += " AND a.slug = ?"
             values.append(slug)

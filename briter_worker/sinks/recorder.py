@@ -224,14 +224,6 @@ class Target:
         return template.replace("{slug}", quote(slug, errors="replace")) if template else None
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """The age in days at which a receipt is stale, and at which it is deleted."""
-
-    stale_days: int
-    keep_days: int
-
-
 class RunningDrain:
     """The running drain: its jobs without an outcome, and its phases ([name, began, ended or None])."""
 
@@ -271,13 +263,13 @@ class HistorySink:
         target: Target,
         *,
         site: str = "",
-        retention: Retention | None = None,
+        keep_days: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._target = target
         self._site = site
-        self._retention = retention
+        self._keep_days = keep_days
         self._clock = clock
         self._waiting: list[tuple[float, events.Event]] = []
         self._drain: RunningDrain | None = None
@@ -314,10 +306,10 @@ class HistorySink:
         return is_slow or not 0 <= now - self._written_at < _PROGRESS_EVERY_S
 
     def _retire(self, now: float) -> None:
-        if self._retention is None or now < self._retire_at:
+        if self._keep_days is None or now < self._retire_at:
             return
         self._retire_at = now + _RETIRE_EVERY_S
-        retire(self._store, self._retention, now)
+        retire(self._store, self._keep_days, now)
 
     def _write(self) -> None:
         items, self._waiting = self._waiting, []
@@ -451,28 +443,27 @@ def waiting_time(ended: float | None, saved_at: float | None, due_at: float | No
     return max(0.0, ended - max(saved_at, due_at or 0.0))
 
 
-def retire(store: Store, retention: Retention, now: float) -> None:
-    """Mark old receipts as stale and delete older ones, of all sites, in short transactions.
+def retire(store: Store, keep_days: int, now: float) -> None:
+    """Delete old receipts, drains and moments, of all sites, in short transactions.
 
     Safe on many nodes. Raises StoreError.
     """
-    stale_before, kept_since = now - retention.stale_days * _DAY_S, now - retention.keep_days * _DAY_S
-    receipts = "SELECT id FROM attempts WHERE {} AND ended < ? AND outcome IS NOT NULL"
+    kept_since = now - keep_days * _DAY_S
     steps = (
-        ("DELETE FROM attempts", receipts.format("stale IN (0, 1)"), kept_since),
-        ("UPDATE attempts SET stale = 1", receipts.format("stale = 0"), stale_before),
+        ("attempts", "ended < ? AND outcome IS NOT NULL", kept_since),
         # A drain ends after it began.
-        ("DELETE FROM drains", "SELECT id FROM drains WHERE began < ?", kept_since - _DAY_S),
-        ("DELETE FROM moments", "SELECT id FROM moments WHERE at < ?", now - _MOMENTS_KEPT_S),
+        ("drains", "began < ?", kept_since - _DAY_S),
+        ("moments", "at < ?", now - _MOMENTS_KEPT_S),
     )
     for _ in range(_MAX_STEPS):
         with store.transaction() as transaction:
             done = [
                 transaction.execute(
-                    f"{change} WHERE id IN ({rows} LIMIT ?{store.skip_locked})",
+                    f"DELETE FROM {table} WHERE id IN"  # noqa: S608 - our own
+                    f" (SELECT id FROM {table} WHERE {which} LIMIT ?{store.skip_locked})",
                     (before, _ROWS_PER_STEP),
                 ).rowcount
-                for change, rows, before in steps
+                for table, which, before in steps
             ]
         if max(done) < _ROWS_PER_STEP:
             break

@@ -184,7 +184,7 @@ def undo(site: CurrentSite, job_id: JobId) -> Response:
 def job(site: CurrentSite, job_id: JobId) -> Response:
     """Return one job with every key of its file, its progress, and the receipts of its attempts."""
     rows = site.snapshot().find(job_id)
-    receipts = site.history.attempts(job_id) or site.history.receipts(slug=job_id, limit=20, stale=True)
+    receipts = site.history.attempts(job_id) or site.history.receipts(slug=job_id, limit=20)
     if rows:
         document = job_to_json(rows[0])
     elif receipts:
@@ -249,8 +249,6 @@ def history(
     search: Annotated[str | None, Query(max_length=200)] = None,
     before: Annotated[int | None, Query(ge=1, le=_MAX_ID)] = None,
     limit: Limit = 50,
-    *,
-    stale: bool = False,
 ) -> Response:
     """Return receipts, newest first."""
     receipts = site.history.receipts(
@@ -259,7 +257,6 @@ def history(
         search=search,
         before=before,
         limit=limit + 1,
-        stale=stale,
     )
     more = receipts[limit - 1].id if len(receipts) > limit else None
     return Json({"items": [each.to_json() for each in receipts[:limit]], "next": more})

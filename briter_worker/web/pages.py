@@ -150,7 +150,6 @@ def published(
             search=search or None,
             before=before,
             limit=PER_PAGE + 1,
-            stale=bool(search),
         ),
     )
     more = receipts[PER_PAGE - 1][0].id if len(receipts) > PER_PAGE else None
@@ -168,7 +167,7 @@ def post(request: Request, site: CurrentSite, id: Text = "", slug: Text = "") ->
     def ask(history: History) -> list[Receipt]:
         found = history.attempts(id) if id else []
         of = found[0].slug if found else rows[0].job.slug if rows else wanted
-        others = history.receipts(slug=of, limit=PER_PAGE, stale=True)
+        others = history.receipts(slug=of, limit=PER_PAGE)
         return sorted({each.id: each for each in [*found, *others]}.values(), key=lambda each: -each.id)
 
     receipts, trouble = _read(site, ask)

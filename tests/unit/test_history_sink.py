@@ -17,7 +17,7 @@ from briter_worker.events import (
     Warned,
 )
 from briter_worker.sinks.history import History, Receipt, Tally, tallies
-from briter_worker.sinks.recorder import FanOut, HistorySink, Retention, Target
+from briter_worker.sinks.recorder import FanOut, HistorySink, Target
 from briter_worker.sinks.store import PostgresStore, SqliteStore, StoreError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Book:
         sink = HistorySink(
             self.open_store(),
             Target("main", "origin", "https://example.org/notes/{slug}"),
-            retention=Retention(stale_days=30, keep_days=365),
+            keep_days=365,
             clock=lambda: self.now,
         )
         return FanOut([sink], self.logged.append, clock=lambda: self.monotonic)
@@ -195,15 +195,14 @@ def test_a_running_attempt_shows_its_phases_as_soon_as_the_push_begins(book: Boo
 # --- retention
 
 
-def test_old_receipts_become_stale_then_are_deleted(book: Book) -> None:
+def test_old_receipts_are_deleted(book: Book) -> None:
     book.write(start("old"), published("old"))
     book.now += 31 * DAY
     book.write(start("new"), published("new"))
-    assert [each.job_id for each in book.receipts()] == ["new"]
-    assert [each.job_id for each in book.history.receipts(stale=True)] == ["new", "old"]
+    assert [each.job_id for each in book.receipts()] == ["new", "old"]
     book.now += 340 * DAY
     book.write(start("newest"), published("newest"))
-    assert [each.job_id for each in book.history.receipts(stale=True)] == ["newest", "new"]
+    assert [each.job_id for each in book.receipts()] == ["newest", "new"]
     assert (book.count("drains"), book.count("moments")) == (2, 2)
 
 

@@ -13,13 +13,13 @@ CREATE TABLE IF NOT EXISTS attempts (
   title TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0, saved_at REAL, due_at REAL,
   began REAL, ended REAL, outcome TEXT, duration_ms INTEGER, "commit" TEXT, branch TEXT, remote TEXT,
   dry_run INTEGER NOT NULL DEFAULT 0, href TEXT, error TEXT, failure TEXT, fix TEXT, retry_at REAL,
-  rejected_paths TEXT NOT NULL DEFAULT '[]', superseded_by TEXT, stale INTEGER NOT NULL DEFAULT 0
+  rejected_paths TEXT NOT NULL DEFAULT '[]', superseded_by TEXT
 ) STRICT;
 CREATE INDEX IF NOT EXISTS attempts_open ON attempts (job_id) WHERE outcome IS NULL;
 CREATE INDEX IF NOT EXISTS attempts_by_slug ON attempts (slug, id);
 CREATE INDEX IF NOT EXISTS attempts_by_job ON attempts (job_id, id);
 CREATE INDEX IF NOT EXISTS attempts_by_outcome ON attempts (outcome, id);
-CREATE INDEX IF NOT EXISTS attempts_by_end ON attempts (stale, ended);
+CREATE INDEX IF NOT EXISTS attempts_by_end ON attempts (ended);
 
 -- The live stream: events of the last days, in order.
 CREATE TABLE IF NOT EXISTS moments (

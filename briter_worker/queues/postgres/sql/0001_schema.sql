@@ -174,8 +174,7 @@ CREATE TABLE attempts (
     fix text,
     retry_at double precision,
     rejected_paths text NOT NULL DEFAULT '[]',
-    superseded_by text,
-    stale smallint NOT NULL DEFAULT 0
+    superseded_by text
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 CREATE INDEX attempts_open ON attempts (site, job_id) WHERE outcome IS NULL;
 CREATE INDEX attempts_site ON attempts (site, id);
@@ -184,7 +183,7 @@ CREATE INDEX attempts_job ON attempts (site, job_id, id);
 CREATE INDEX attempts_outcome ON attempts (site, outcome, id);
 CREATE INDEX attempts_end ON attempts (site, ended) WHERE outcome IS NOT NULL;
 -- For the retention, over all sites.
-CREATE INDEX attempts_old ON attempts (stale, ended) WHERE outcome IS NOT NULL;
+CREATE INDEX attempts_old ON attempts (ended) WHERE outcome IS NOT NULL;
 
 -- Recent events. Ids of one site become visible in order.
 CREATE TABLE moments (
