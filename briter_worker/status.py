@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from briter_worker.job import Document, Job
     from briter_worker.ports import ListedJob, Pause
     from briter_worker.settings import Settings
-    from briter_worker.sinks.history import History
+    from briter_worker.sinks.history import History, Receipt
     from briter_worker.sinks.metrics import Sample
     from briter_worker.wiring import SiteQueue
 
@@ -248,6 +248,21 @@ def job_to_json(row: ListedJob) -> Document:
     }
     written = {key: value for key, value in row.read().items() if value is not None or key not in omitted}
     return {**omitted, **written, "state": row.state.value}
+
+
+def post_to_json(rows: Sequence[ListedJob], receipts: Sequence[Receipt]) -> Document:
+    """Return the newest job's keys, or the last receipt's, with `progress` and `receipts`."""
+    if rows:
+        document = job_to_json(rows[0])
+    else:
+        last = next((each for each in receipts if each.outcome), receipts[0])
+        document = {"id": last.job_id, "slug": last.slug, "state": last.outcome or "claimed"}
+    running = [each.to_json() for each in receipts if each.outcome is None]
+    return {
+        **document,
+        "progress": running[0] if running else None,
+        "receipts": [each.to_json() for each in receipts if each.outcome],
+    }
 
 
 def read_status(

@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,7 +18,7 @@ from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, 
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Event, Warned
 from briter_worker.redaction import many_lines, one_line
-from briter_worker.status import job_to_json, pause_to_json, read_status
+from briter_worker.status import job_to_json, pause_to_json, post_to_json, read_status
 from briter_worker.wiring import open_history, open_queue, record_cancelled, show_difference, undo_post
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _WATCH_INTERVAL_S = 0.2
 _MAX_LOOKS_WITHOUT_JOB = 15
-_SHOWN_RECEIPTS = 20
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _STATES = {"pending": {"pending", "retrying", "tried"}, "scheduled": {"scheduled"}, "failed": {"failed"}}
@@ -168,7 +167,7 @@ def show(
         raise typer.Exit(_watch(settings, wanted))
     post = _find_post(settings, wanted)
     if as_json:
-        output.write_json(post.to_json())
+        output.write_json(post_to_json(post.rows, post.receipts))
     else:
         post.write()
 
@@ -179,19 +178,13 @@ class _Post:
 
     rows: Sequence[ListedJob]
     receipts: Sequence[Receipt]
-    running: Receipt | None
     obstacle: str
     """Why a due job waits, if the reason is not its own last error."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the newest job's keys, or the last receipt's, with `progress` and `receipts`."""
-        if self.rows:
-            document = job_to_json(self.rows[0])
-        else:
-            last = next(filter(None, [*self.receipts[:1], self.running]))
-            document = {"id": last.job_id, "slug": last.slug, "state": last.outcome or "claimed"}
-        progress = None if self.running is None else self.running.to_json()
-        return {**document, "progress": progress, "receipts": [each.to_json() for each in self.receipts]}
+    @property
+    def running(self) -> Receipt | None:
+        """Return the attempt that has no outcome yet."""
+        return next((each for each in self.receipts if each.outcome is None), None)
 
     def write(self) -> None:
         """Print the post for a person."""
@@ -203,8 +196,8 @@ class _Post:
             output.report(self.obstacle)
         if self.running is not None:
             output.write_facts([("phase", output.progress_text(self.running))])
-        if self.receipts:
-            output.write_receipts(self.receipts, time.time())
+        if ended := [each for each in self.receipts if each.outcome]:
+            output.write_receipts(ended, time.time())
 
     def progress(self) -> str:
         """Return a line for `--watch`, which does not change with time alone."""
@@ -220,16 +213,15 @@ def _find_post(settings: Settings, wanted: str) -> _Post:
     queue = open_queue(settings)
     rows = sorted(queue.find(wanted, time.time()), key=lambda row: row.job.created_at, reverse=True)
     with closing(open_history(settings)) as reader:
-        receipts = reader.attempts(wanted) or reader.receipts(slug=wanted, limit=_SHOWN_RECEIPTS)
-        running = next((each for each in reader.under_way() if wanted in (each.job_id, each.slug)), None)
-    if not rows and not receipts and running is None:
+        receipts = reader.of_post(wanted)
+    if not rows and not receipts:
         raise DeclinedError(f"neither the queue nor the history has a job with the id or slug {wanted!r}")
     obstacle = ""
     if rows and rows[0].state.value in {"pending", "retrying"}:
         status = read_status(settings, time.time(), queue=queue, jobs=rows[:1], local_commits=())
         obstacle = "" if status.has_worker else "no worker is running: the next one publishes it"
         obstacle = output.pause_text(status.paused) if status.paused else obstacle
-    return _Post(rows, [each for each in receipts if each.outcome], running, obstacle)
+    return _Post(rows, receipts, obstacle)
 
 
 def _watch(settings: Settings, wanted: str) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MAX_ATTEMPTS = 100
 _MAX_RUNNING = 1000
+_MAX_OF_SLUG = 20
 
 
 def _format_time(seconds: float | None) -> str | None:
@@ -178,6 +179,11 @@ class History:
     def attempts(self, job_id: str) -> list[Receipt]:
         """Return the attempts of one job, newest first."""
         return self._receipts("AND a.job_id = ? ORDER BY a.id DESC LIMIT ?", job_id, _MAX_ATTEMPTS)
+
+    def of_post(self, wanted: str) -> list[Receipt]:
+        """Return the attempts of this job, else the latest of this slug, newest first, also a running one."""
+        latest = "AND a.slug = ? ORDER BY a.id DESC LIMIT ?"
+        return self.attempts(wanted) or self._receipts(latest, wanted, _MAX_OF_SLUG)
 
     def under_way(self) -> list[Receipt]:
         """Return attempts without an outcome: running, or left by a dead worker."""

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from briter_worker.doctor import State as FindingState
 from briter_worker.job import Author, Job, State, parse_time
-from briter_worker.status import job_to_json, pause_to_json
+from briter_worker.status import job_to_json, pause_to_json, post_to_json
 from briter_worker.web.live import Feed
 from briter_worker.web.responses import PROBLEM_TYPE, Json, ProblemError
 from briter_worker.web.site import Site
@@ -183,23 +183,10 @@ def undo(site: CurrentSite, job_id: JobId) -> Response:
 @router.get("/jobs/{job_id:path}")
 def job(site: CurrentSite, job_id: JobId) -> Response:
     """Return one job with every key of its file, its progress, and the receipts of its attempts."""
-    rows = site.snapshot().find(job_id)
-    receipts = site.history.attempts(job_id) or site.history.receipts(slug=job_id, limit=20)
-    if rows:
-        document = job_to_json(rows[0])
-    elif receipts:
-        last = receipts[0]
-        document = {"id": last.job_id, "slug": last.slug, "state": last.outcome or "claimed"}
-    else:
+    rows, receipts = site.snapshot().find(job_id), site.history.of_post(job_id)
+    if not rows and not receipts:
         raise ProblemError(404, f"neither the queue nor the history has a job with the id or slug {job_id!r}")
-    running = next((each for each in receipts if each.outcome is None), None)
-    return Json(
-        {
-            **document,
-            "progress": running and running.to_json(),
-            "receipts": [each.to_json() for each in receipts if each.outcome],
-        }
-    )
+    return Json(post_to_json(rows, receipts))
 
 
 @router.post("/retry-all")
