@@ -209,6 +209,16 @@ class SiteUpdated(Event):
     """The number of files; `paths` has the first thousand."""
 
 
+class Steered(Event):
+    """Somebody steered jobs or the site, from the command line or the dashboard."""
+
+    name = "steered"
+    action: str
+    by: str
+    job_id: str | None
+    slug: str | None
+
+
 class Progress(Event):
     """Progress of the running drain. Not for the log."""
 

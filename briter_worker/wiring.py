@@ -27,6 +27,7 @@ from briter_worker.events import (
     Enqueued,
     Progress,
     SiteUpdated,
+    Steered,
     Warned,
     WorkerSkipped,
     WorkerStarted,
@@ -254,15 +255,24 @@ def undo_post(
     return client.submit(document, queue=settings.queue_root)
 
 
-def record_cancelled(settings: Settings, jobs: Iterable[Job], log: Callable[[Event], None]) -> None:
-    """Store and log that a command or a page removed these jobs, beside a running worker."""
+def record_action(
+    settings: Settings,
+    action: str,
+    by: str,
+    jobs: Iterable[tuple[str | None, str | None]],
+    log: Callable[[Event], None],
+    *,
+    cancelled: Iterable[Job] = (),
+) -> None:
+    """Store and log who steered which jobs (id, slug), and which were removed, beside a running worker."""
     if settings.database_url:
         store: Store = PostgresStore(open_database(settings).transaction)
     else:
         store = SqliteStore(settings.history_path)
+    batch: list[Event] = [Steered(action=action, by=by, job_id=each, slug=slug) for each, slug in jobs]
+    batch += [Cancelled(job_id=job.id, slug=job.slug) for job in cancelled]
     with closing(FanOut([HistorySink(store, target_of(settings), site=settings.site)], log)) as emit:
-        for job in jobs:
-            emit(Cancelled(job_id=job.id, slug=job.slug))
+        emit.deliver(batch, lambda: None)
 
 
 def run_worker(

@@ -169,6 +169,8 @@ FIELDS = {
     "signal": "the signal that stopped the worker",
     "drained": "number of completed jobs",
     "reason": "the reason given with `pause`",
+    "action": "`retry`, `publish-now`, `cancel`, `undo`, `pause` or `resume`",
+    "by": "the system user of the command line, or `dashboard`",
     "until": "when the pause ends by itself",
     "site": "in a cluster: the site",
     "worker": "in a cluster: the number of the node that had the site",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from briter_worker.git.pull import PullResult
     from briter_worker.ports import ListedJob, Pause
     from briter_worker.settings import Settings
-    from briter_worker.sinks.history import Receipt
+    from briter_worker.sinks.history import Moment, Receipt
     from briter_worker.status import SiteStatus
 
 _EMPTY = "-"
@@ -205,6 +205,16 @@ def write_receipts(receipts: Sequence[Receipt], now: float) -> None:
         cells.append(row)
     headings = ["When", "Outcome", "Post", "Job", "Try", "Commit", "What happened"]
     _write_table(headings, cells, now, "No receipts yet.")
+
+
+def write_actions(moments: Sequence[Moment], slug: str | None, *, as_json: bool) -> None:
+    """Print who steered which jobs, or those of one post, in the last days."""
+    found = [each.data for each in moments if slug in (None, each.data.get("slug"))]
+    if as_json:
+        write_json(found)
+    else:
+        keys = ("time", "by", "action", "slug", "jobId")
+        write_columns([str(each.get(key, "")) for key in keys] for each in found)
 
 
 def progress_text(receipt: Receipt) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,10 +20,10 @@ from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Event, Warned
 from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, pause_to_json, post_to_json, read_status
-from briter_worker.wiring import open_history, open_queue, record_cancelled, show_difference, undo_post
+from briter_worker.wiring import open_history, open_queue, record_action, show_difference, undo_post
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from briter_worker.job import Job
     from briter_worker.ports import ListedJob
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _WATCH_INTERVAL_S = 0.2
 _MAX_LOOKS_WITHOUT_JOB = 15
+_WHOLE_SITE = ((None, None),)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _STATES = {"pending": {"pending", "retrying", "tried"}, "scheduled": {"scheduled"}, "failed": {"failed"}}
@@ -137,11 +139,15 @@ def history(
     *,
     slug: Annotated[str | None, typer.Option(metavar="SLUG", help="Show only this post.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of receipts.")] = 50,
+    actions: Annotated[bool, typer.Option("--actions", help="Show who retried, cancelled, undid.")] = False,
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
     """Show the outcome of each attempt, newest first."""
     with closing(open_history(read_site(site))) as reader:
+        if actions:
+            output.write_actions(reader.actions(limit), slug, as_json=as_json)
+            return
         receipts = reader.receipts(slug=slug, limit=limit)
     if as_json:
         output.write_json([receipt.to_json() for receipt in receipts])
@@ -265,6 +271,7 @@ def retry(
     queue = open_queue(settings)
     now = time.time()
     jobs = queue.retry_all(now) if wanted is None else queue.retry(wanted, now)
+    _record(settings, "retry", jobs)
     wake_worker(settings)
     _report_jobs("retried", "will be tried again", jobs, as_json=as_json)
 
@@ -273,6 +280,7 @@ def publish_now(wanted: Wanted, *, site: SiteOption = None, as_json: Json = Fals
     """Publish a scheduled or delayed job now."""
     settings = read_site(site)
     jobs = open_queue(settings).publish_now(wanted, time.time())
+    _record(settings, "publish-now", jobs)
     wake_worker(settings)
     _report_jobs("due", "is due now", jobs, as_json=as_json)
 
@@ -291,7 +299,7 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
     """Remove a job from the queue. A job in flight is removed if its push has not begun."""
     settings = read_site(site)
     done = open_queue(settings).cancel(wanted, time.time())
-    record_cancelled(settings, done.removed, _report_warning)
+    _record(settings, "cancel", (*done.removed, *done.requested), cancelled=done.removed)
     if as_json:
         output.write_json(
             [{"id": job.id, "slug": job.slug, "cancelled": True} for job in done.removed]
@@ -318,10 +326,23 @@ def undo(
     as_json: Json = False,
 ) -> None:
     """Publish an earlier version of a post again. Changes nothing if the CMS has changed its files since."""
-    done = undo_post(read_site(site), slug, to=to, message=message)
+    settings = read_site(site)
+    done = undo_post(settings, slug, to=to, message=message)
+    record_action(settings, "undo", _user(), [(done.id, slug)], _report_warning)
     job = {"id": done.id, "slug": slug, "file": str(done.path)}
     text = f"{one_line(slug)} is restored and queued as job {done.id}" if output.is_terminal() else done.id
     output.answer(job, text, as_json=as_json)
+
+
+def _record(settings: Settings, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:
+    pairs = [(job.id, job.slug) for job in jobs]
+    record_action(settings, action, _user(), pairs, _report_warning, cancelled=cancelled)
+
+
+def _user() -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    return str(os.getuid())
 
 
 def _report_warning(event: Event) -> None:
@@ -343,6 +364,7 @@ def pause(
     settings = read_site(site)
     now = time.time()
     made = open_queue(settings).pause(now, until=_pause_end(span, now), reason=reason)
+    record_action(settings, "pause", _user(), _WHOLE_SITE, _report_warning)
     output.answer(pause_to_json(made), output.pause_text(made), as_json=as_json)
 
 
@@ -350,6 +372,8 @@ def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
     """Resume publishing."""
     settings = read_site(site)
     was_paused = open_queue(settings).resume()
+    if was_paused:
+        record_action(settings, "resume", _user(), _WHOLE_SITE, _report_warning)
     wake_worker(settings)
     text = "publishing goes on" if was_paused else "publishing was not paused"
     output.answer({"resumed": was_paused}, text, as_json=as_json)

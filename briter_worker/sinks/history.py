@@ -197,6 +197,10 @@ class History:
         """Return the newest moment of this kind."""
         return next(iter(self._moments("event = ? ORDER BY id DESC LIMIT 1", event)), None)
 
+    def actions(self, limit: int) -> list[Moment]:
+        """Return what people did, newest first."""
+        return self._moments("event = 'steered' ORDER BY id DESC LIMIT ?", limit)
+
     def _moments(self, which: str, *values: object) -> list[Moment]:
         query = f"SELECT id, at, event, data FROM moments WHERE site = ? AND {which}"  # noqa: S608 - our own
         rows = self._query(query, *values)

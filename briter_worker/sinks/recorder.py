@@ -44,7 +44,7 @@ _NOT_SEEN_BY_A_PULL = frozenset(
 """Conditions that may keep a post from being pushed although the remote's commits can be fetched."""
 
 Ending = events.JobOutcome | events.Superseded | events.Cancelled | events.Quarantined
-_WORTH_A_HISTORY = (events.JobEvent, events.ConditionChanged, events.SiteUpdated)
+_WORTH_A_HISTORY = (events.JobEvent, events.ConditionChanged, events.SiteUpdated, events.Steered)
 _RECORDED = ("attempt", "duration_ms", "commit", "error", "failure", "fix", "retry_at", "superseded_by")
 """The fields of an outcome that are columns of its receipt."""
 

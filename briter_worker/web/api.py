@@ -157,13 +157,13 @@ def enqueue(
 @router.post("/jobs/{job_id:path}/retry")
 def retry(site: CurrentSite, job_id: JobId) -> Response:
     """Retry a failed or retrying job at once."""
-    return _changed(site.change(lambda queue, now: queue.retry(job_id, now)))
+    return _changed(site.steer("retry", lambda queue, now: queue.retry(job_id, now)))
 
 
 @router.post("/jobs/{job_id:path}/publish-now")
 def publish_now(site: CurrentSite, job_id: JobId) -> Response:
     """Publish a scheduled or retrying job at once."""
-    return _changed(site.change(lambda queue, now: queue.publish_now(job_id, now)))
+    return _changed(site.steer("publish-now", lambda queue, now: queue.publish_now(job_id, now)))
 
 
 @router.post("/jobs/{job_id:path}/cancel")
@@ -192,7 +192,7 @@ def job(site: CurrentSite, job_id: JobId) -> Response:
 @router.post("/retry-all")
 def retry_all(site: CurrentSite) -> Response:
     """Retry every failed job that a retry can help."""
-    return _changed(site.change(lambda queue, now: queue.retry_all(now)))
+    return _changed(site.steer("retry", lambda queue, now: queue.retry_all(now)))
 
 
 def _changed(jobs: Sequence[Job]) -> Response:

@@ -250,11 +250,11 @@ def _act(site: Site, action: str, form: Mapping[str, str]) -> str:
     wanted = form.get("id", "")
     match action:
         case "retry":
-            site.change(lambda queue, now: queue.retry(wanted, now))
+            site.steer("retry", lambda queue, now: queue.retry(wanted, now))
         case "retry-all":
-            site.change(lambda queue, now: queue.retry_all(now))
+            site.steer("retry", lambda queue, now: queue.retry_all(now))
         case "publish-now":
-            site.change(lambda queue, now: queue.publish_now(wanted, now))
+            site.steer("publish-now", lambda queue, now: queue.publish_now(wanted, now))
         case "cancel":
             return "cancel" if site.cancel(wanted).removed else "cancel-asked"
         case "undo":

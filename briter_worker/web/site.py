@@ -22,7 +22,7 @@ from briter_worker.web.responses import ProblemError
 from briter_worker.web.snapshot import CachedValue, Snapshot, in_background
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
     from briter_worker.events import Event
@@ -45,6 +45,9 @@ _MAX_IN_FLIGHT = 500
 _LOCAL_COMMITS_S = 60.0
 _REQUEST = "requestDigest"
 """Key of a job that came with an Idempotency-Key: tells whether a later request is the same."""
+_BY = "dashboard"
+"""Who acts: whoever has the dashboard's one token."""
+_WHOLE_SITE = ((None, None),)
 _one_key = threading.Lock()
 T = TypeVar("T")
 
@@ -173,25 +176,38 @@ class Site:
         self._after_change()
         return result
 
+    def steer(self, name: str, action: Callable[[SiteQueue, float], Sequence[Job]]) -> Sequence[Job]:
+        """Change jobs of the queue, and record it. Raises ProblemError."""
+        jobs = self.change(action)
+        self._record(name, jobs)
+        return jobs
+
+    def _record(self, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:
+        pairs = [(job.id, job.slug) for job in jobs]
+        wiring.record_action(self.settings, action, _BY, pairs, self._log, cancelled=cancelled)
+
     def cancel(self, wanted: str) -> Cancellation:
         """Remove jobs from the queue, and record it. Raises ProblemError."""
         done = self.change(lambda queue, now: queue.cancel(wanted, now))
-        wiring.record_cancelled(self.settings, done.removed, self._log)
+        self._record("cancel", (*done.removed, *done.requested), cancelled=done.removed)
         return done
 
     def undo(self, wanted: str) -> str:
         """Publish the version before the last publication; return the job's id. Raises ProblemError."""
         receipts = self.history.attempts(wanted)
+        slug = receipts[0].slug if receipts else wanted
         try:
-            job = wiring.undo_post(self.settings, receipts[0].slug if receipts else wanted)
+            job = wiring.undo_post(self.settings, slug)
         except (FixableError, PublishError) as error:
             raise ProblemError(409, error.message, error.fix) from None
+        wiring.record_action(self.settings, "undo", _BY, [(job.id, slug)], self._log)
         self._after_change()
         return job.id
 
     def pause(self, until: float | None, reason: str) -> Pause:
         """Stop publishing. The worker records the pause in the history. Raises ProblemError."""
         pause = self.change(lambda queue, now: queue.pause(now, until=until, reason=reason))
+        wiring.record_action(self.settings, "pause", _BY, _WHOLE_SITE, self._log)
         self._log(Paused(reason=pause.reason, until=pause.until))
         return pause
 
@@ -199,6 +215,7 @@ class Site:
         """End the pause. Return True if there was one. Raises ProblemError."""
         resumed = self.change(lambda queue, _now: queue.resume())
         if resumed:
+            wiring.record_action(self.settings, "resume", _BY, _WHOLE_SITE, self._log)
             self._log(Resumed())
         return resumed
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,6 +152,19 @@ def test_a_pause_that_makes_no_sense_is_refused(site: Site) -> None:
     assert done.returncode == 2
     assert "such as 90s, 30m, 2h or 1d" in done.stderr
     assert not (site.queue / PAUSE_FILE).exists()
+
+
+def test_who_steered_is_in_the_history(site: Site) -> None:
+    for slug in ("a", "b"):
+        site.save(slug, [f"content/posts/{slug}.md"], scheduledFor=HOUR_AHEAD)
+    steps = ["publish-now a", "cancel b", "pause", "resume", "resume", "retry c"]
+    for step in steps:
+        site.command(*step.split())
+    done = json.loads(site.command("history", "--actions", "--json").stdout)
+    found = [(each["action"], each.get("slug")) for each in reversed(done)]
+    assert found == [("publish-now", "a"), ("cancel", "b"), ("pause", None), ("resume", None)]
+    assert {each["by"] for each in done} == {pwd.getpwuid(os.getuid()).pw_name}
+    assert site.command("history", "--actions", "--slug", "b").stdout.count("\n") == 1
 
 
 def test_a_held_post_is_published_now_when_a_person_wants_it(site: Site) -> None:

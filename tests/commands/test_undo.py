@@ -216,5 +216,7 @@ def test_the_dashboard_undoes(site: Site) -> None:
         site.run_once()
         assert contents(site) == ["one\n", None, "old\n"]
         assert dashboard.api.post("/api/jobs/a/undo").status_code == 200
+        (action, *_) = json.loads(site.command("history", "--actions", "--slug", "a", "--json").stdout)
+        assert (action["action"], action["by"]) == ("undo", "dashboard")
         refused = dashboard.api.post("/api/jobs/never/undo")
         assert (refused.status_code, bool(refused.json()["fix"])) == (409, True)
