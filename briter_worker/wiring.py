@@ -369,7 +369,8 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         dry_run=settings.worker_dry_run,
         stopping=stop.is_set,
     )
-    puller = Puller(pull_order(git), settings.git_pull_interval_ms / 1000, pull=pull, report=emit.follow_pull)
+    interval = settings.git_pull_interval_ms / 1000
+    puller = Puller(pull_order(settings, git), interval, pull=pull, report=emit.follow_pull)
     worker = Worker(
         drain=drain,
         queue=queue,
@@ -450,9 +451,12 @@ def _warn(emit: EventSink, text: str, fix: str) -> None:
     emit(Warned(error=text, fix=fix))
 
 
-def pull_order(git: Git) -> PullOrder:
+def pull_order(settings: Settings, git: Git) -> PullOrder:
     """Return the order to pull. It is this work tree's alone."""
-    return PullOrder(git.own_dir / "pull")
+    try:
+        return PullOrder(git.own_dir / "pull")
+    except PublishError:  # the repository is damaged: the jobs' attempts report it
+        return PullOrder(settings.git_worktree / ".git" / "briter" / "pull")
 
 
 def _open_publisher(
