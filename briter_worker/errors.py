@@ -67,6 +67,7 @@ class FailureCode(StrEnum):
     LOCKED = "locked"
     CORRUPT = "corrupt"
     OWNERSHIP = "ownership"
+    SIGNING = "signing"
     NOT_A_REPOSITORY = "not-a-repository"
     DISK = "disk"
     PLUGIN_BROKEN = "plugin-broken"

@@ -66,6 +66,7 @@ _ACCEPTED = {
 """What is accepted, by the type of pydantic's error. Other errors say it themselves."""
 PER_SITE = (
     "adapter", "allowed_paths", "excluded_paths", "git_branch", "git_author_name", "git_author_email",
+    "git_signing_key", "git_signing_format",
     "git_timeout_ms", "worker_dry_run", "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
     "worker_max_file_bytes", "published_href_template", "commit_href_template",
 )  # fmt: skip
@@ -128,6 +129,14 @@ def _check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     return patterns
 
 
+def _parse_signing_key(key: str, info: ValidationInfo) -> str:
+    if not re.fullmatch(rf"[^{_NO_LINE}]*", key):
+        raise ValueError("the name of a key in one line, not the key itself")
+    if not key or key.startswith("key::") or info.data.get("git_signing_format") != "ssh":
+        return key
+    return str(absolute_path(Path(key).expanduser(), info.data.get("app_root")))
+
+
 def _check_network(text: str) -> str:
     try:
         return str(ipaddress.ip_network(text, strict=False))
@@ -185,6 +194,7 @@ Delays = Annotated[tuple[Milliseconds, ...], Field(min_length=1), _Split, _list_
 Folders = Annotated[tuple[str, ...], AfterValidator(_check_folders), _Split, _Strings]
 Patterns = Annotated[tuple[str, ...], AfterValidator(_check_patterns), _Split, _Strings]
 Networks = Annotated[tuple[Annotated[str, AfterValidator(_check_network)], ...], _Split, _Strings]
+SigningKey = Annotated[str, AfterValidator(_parse_signing_key)]
 WebAddress = Annotated[str, AfterValidator(_check_address)]
 WebAddresses = Annotated[tuple[Annotated[str, AfterValidator(_check_topics)], ...], _Split, _Strings]
 JsonObject = dict[str, Any] | Json[dict[str, Any]]
@@ -257,6 +267,11 @@ class Settings(BaseSettings):
     git_timeout_ms: PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
     git_pull_interval_ms: Milliseconds = _setting(
         0, "Interval in ms at which an idle worker pulls the remote's edits. 0: only when publishing."
+    )
+    git_signing_format: Literal["ssh", "openpgp", "x509"] = _setting("ssh", "Kind of the signing key.")
+    git_signing_key: SigningKey = _setting(
+        "",
+        "Key that signs every commit: a file for `ssh`, an id for `openpgp` and `x509`. Empty: unsigned.",
     )
     git_hooks: Flag = _setting(False, "Run the repository's own hooks.")
     worker_dry_run: Flag = _setting(True, "Do everything except the push. Jobs stay in the queue as `tried`.")

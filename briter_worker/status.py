@@ -37,6 +37,7 @@ FAILURE_TEXTS = {
     FailureCode.UNKNOWN_TYPE: "no plugin handles this type of job",
     FailureCode.PLUGIN: "a rule of the site does not allow it",
     FailureCode.PLUGIN_BROKEN: "a plugin of the site failed",
+    FailureCode.SIGNING: "the commits cannot be signed",
     FailureCode.TOO_LARGE: "one of its files is too large",
     FailureCode.REJECTED: "the remote does not accept this post",
     FailureCode.CONFLICT: "somebody changed the same lines elsewhere",

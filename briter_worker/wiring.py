@@ -33,6 +33,7 @@ from briter_worker.events import (
     WorkerStarted,
     WorkerStopped,
 )
+from briter_worker.git.environment import Signer
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.pull import pull as pull_branch
 from briter_worker.git.push import FileConflicts, FilePlans, Person
@@ -156,7 +157,13 @@ def open_git(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Git:
         timeout=settings.git_timeout_ms / 1000,
         hooks=settings.git_hooks,
         pass_fds=pass_fds,
+        signer=signer_of(settings),
     )
+
+
+def signer_of(settings: Settings) -> Signer | None:
+    """Return what signs the site's commits, if anything does."""
+    return Signer(settings.git_signing_key, settings.git_signing_format) if settings.git_signing_key else None
 
 
 def open_repository(settings: Settings) -> Repository:

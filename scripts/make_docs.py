@@ -118,6 +118,7 @@ MEANINGS = {
     FailureCode.LOCKED: "A lock file of git is in the way, and may belong to a running command.",
     FailureCode.CORRUPT: "The repository is damaged. The worker resets nothing by itself.",
     FailureCode.OWNERSHIP: "The site's files belong to another user (git: dubious ownership).",
+    FailureCode.SIGNING: "The key of `BRITER_GIT_SIGNING_KEY` cannot [sign](../how-to/signing.md).",
     FailureCode.NOT_A_REPOSITORY: "The folder is not the top of a git repository.",
     FailureCode.DISK: "The disk is full, read-only, or failing.",
     FailureCode.PLUGIN_BROKEN: "An installed plugin cannot be loaded.",

@@ -21,7 +21,7 @@ from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 from briter_worker.queues.postgres.rows import take_site
 from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, retire
 from briter_worker.sinks.store import PostgresStore
-from briter_worker.wiring import open_backoff, open_sender, open_webhooks, target_of
+from briter_worker.wiring import open_backoff, open_sender, open_webhooks, signer_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,6 +145,7 @@ class SiteDrains:
                 branch=site.branch,
                 credentials=site.credentials,
                 timeout=settings.git_timeout_ms / 1000,
+                signer=signer_of(settings),
             )
         )
         with self._guard:

@@ -6,17 +6,21 @@ import os
 import re
 import shutil
 import stat
+import tempfile
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.doctor import State, attempt, error, ok, warning
 from briter_worker.doctor.environment import check_writable
 from briter_worker.errors import FailureCode, FixableError, PublishError
+from briter_worker.git.push import sign_commit
+from briter_worker.git.run import Git
 from briter_worker.status import PULL_COMMAND
-from briter_worker.wiring import open_database, open_repository
+from briter_worker.wiring import open_database, open_repository, signer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from briter_worker.cluster.sites import Site
     from briter_worker.doctor import Finding
@@ -42,6 +46,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     if worktree.state is State.ERROR:
         return
     yield attempt("git", lambda: _check_version(repository), f"git is {_MIN_GIT[0]}.{_MIN_GIT[1]} or newer")
+    yield from _check_signing(settings, repository.git.common_dir)
     yield attempt("ownership", repository.check_owner, "git trusts the repository's owner")
     yield attempt("branch", repository.check_branch, f"{repository.branch} is checked out")
     yield attempt("unfinished", repository.check_under_way, "no merge or rebase is under way")
@@ -70,6 +75,27 @@ def _check_version(repository: Repository) -> None:
     found = re.search(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) < _MIN_GIT:
         raise PublishError(FailureCode.GIT_MISSING, f"{version} is too old", "install git 2.38 or newer")
+
+
+def _check_signing(settings: Settings, folder: Path) -> Iterator[Finding]:
+    """Sign a commit in a repository of its own, if commits are to be signed."""
+    if (signer := signer_of(settings)) is None:
+        return
+
+    def sign() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="signing-", dir=folder) as place:
+            timeout = min(settings.git_timeout_ms, _MAX_TIMEOUT_MS) / 1000
+            git = Git(None, git_dir=Path(place, "test.git"), remote="origin", timeout=timeout, signer=signer)
+            with closing(git):
+                git.run(
+                    "init", "--quiet", "--bare", "--template=", str(Path(place, "test.git")), discover=True
+                )
+                tree = git.run("hash-object", "-t", "tree", "-w", "--stdin").decode().strip()
+                sign_commit(git, tree, "", [b"Doctor <doctor@localhost> 0 +0000"] * 2, b"Test")
+
+    message = f"commits are signed ({signer.format}) with {signer.key}; a test commit was signed"
+    yield attempt("signing", sign, message)
 
 
 def _check_folders(settings: Settings, repository: Repository) -> Iterator[Finding]:
@@ -189,6 +215,7 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
     else:
         yield warning("hosts", "no node is running", "start briter-worker run on a node")
     if not settings.site:
+        yield from _check_signing(settings, settings.cache_root)
         return
     try:
         site = sites.get(database, settings.site)
@@ -200,6 +227,7 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
         yield warning("site", f"{site.name} is paused", f"briter-worker site resume {site.name}")
     else:
         yield ok("site", f"{site.name} publishes {', '.join(own.folders)} to {site.branch}")
+    yield from _check_signing(own, settings.cache_root)
     message = f"{site.branch} of {site.remote} {_ASKED}"
     yield attempt("remote", lambda: _ask_site_remote(site, own), message)
 

@@ -25,6 +25,8 @@ from briter_worker.redaction import conceal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from briter_worker.git.environment import Signer
+
 REMOTE = "origin"
 _FORMAT = "3"
 _MARK = "briter/clone"
@@ -45,6 +47,7 @@ def open_clone(
     branch: str,
     credentials: Mapping[str, str] | None,
     timeout: float,
+    signer: Signer | None = None,
 ) -> Iterator[Repository]:
     """Lock the site's clone in `folder`, make it where needed, and yield it; end its git on leaving.
 
@@ -54,7 +57,9 @@ def open_clone(
     access = open_access(url, credentials)
     conceal_secrets([(f"remote.{REMOTE}.url", url)])
     place = folder / "clone.git"
-    git = Git(None, git_dir=place, remote=REMOTE, timeout=timeout, access=access, durable=False)
+    git = Git(
+        None, git_dir=place, remote=REMOTE, timeout=timeout, access=access, durable=False, signer=signer
+    )
     repository = Repository(git, branch=branch, remote=REMOTE)
     try:
         with _naming(folder):

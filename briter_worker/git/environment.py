@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK"),
-    *("LANG", "LC_CTYPE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE"),
+    *("GNUPGHOME", "LANG", "LC_CTYPE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE"),
     *(*_PROXIES, "no_proxy", "NO_PROXY"),
 )
 _SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
@@ -70,6 +70,43 @@ class RemoteAccess:
     settings: tuple[Setting, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     ssh_options: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Key and format of the commits' signatures. `key` is a path, a `key::` literal, or the id of a key."""
+
+    key: str
+    format: str = "ssh"
+
+    def options(self, folder: Path) -> list[str]:
+        """Return git's options; `folder` keeps the wrapper that stops gpg from asking for a passphrase."""
+        program = _SIGNERS[self.format]
+        if self.format != "ssh":
+            wrapper = folder / program
+            text = _WRAPPER.format(program=program)
+            if not wrapper.is_file() or wrapper.read_text() != text:
+                partial = wrapper.with_suffix(".tmp")
+                partial.write_text(text)
+                partial.chmod(0o700)
+                partial.replace(wrapper)
+            program = str(wrapper)
+        return ["-c", f"gpg.format={self.format}", "-c", f"gpg.{self.format}.program={program}"]
+
+    def report(self, folder: Path) -> str:
+        """Return what the last gpg printed: git 2.38 does not pass its errors on."""
+        try:
+            return (folder / f"{_SIGNERS[self.format]}.log").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+
+_SIGNERS = {"ssh": "ssh-keygen", "openpgp": "gpg", "x509": "gpgsm"}
+_WRAPPER = """\
+#!/bin/sh
+{program} --batch --no-tty --pinentry-mode=error "$@" 2>"$0.log"; status=$?; cat "$0.log" >&2; exit $status
+"""
+"""In this mode, gpg's agent uses a passphrase that it knows, and opens no window for another one."""
 
 
 def build_environment(

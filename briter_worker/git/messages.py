@@ -54,6 +54,10 @@ _CAUSES = {
     "remote": (_C.REMOTE_REFUSED, _REPAIR),
     "login": (_C.REMOTE_REFUSED, "check what the remote's login prints: git ls-remote"),
     "branch": (_C.REMOTE_REFUSED, "allow the worker's key on the branch, or configure another branch"),
+    "signature": (
+        _C.REMOTE_REFUSED,
+        "sign the commits: BRITER_GIT_SIGNING_KEY, with a key that the host knows",
+    ),
     "content": (_C.REJECTED, _CHANGE),
     "large": (_C.REJECTED, "make the post's files smaller, then save it again"),
     "index": (_C.CORRUPT, "rebuild the index: rm .git/index && git reset"),
@@ -150,13 +154,31 @@ _REJECTIONS = _rows(r"""
     branch     not permitted to push
     branch     currently checked out|refusing to update checked out branch|deletion prohibited|shallow update
     branch     (?:through|via|use|using|by) (?:an? )?(?:pull|merge) requests?|required status checks?
-    branch     committer email|verified signatures?
+    branch     committer email
+    signature  verified signatures?
     remote     no space left|disk quota|read-only file ?system|unable to (?:create|write)
     remote     insufficient permission
     remote     cannot lock ref|unable to lock|internal server error|temporarily unavailable|try again
     remote     maintenance|archived|exceeded its size limit|over its data quota
     content    declined|GH0\d\d|fsck error|prohibited by|refusing to allow
 """)
+UNLOCK = "use a key without a passphrase, or unlock it in the agent of the worker's user: ssh-add, gpg-agent"
+_NO_KEY = (
+    "set BRITER_GIT_SIGNING_KEY to a key that the worker's user can read, or start the agent that has it; "
+    "ssh-keygen -t ed25519 -N '' -f FILE makes one"
+)
+_UNKNOWN_KEY = (
+    "set BRITER_GIT_SIGNING_KEY to a secret key of the worker's user (gpg --list-secret-keys, gpgsm "
+    "--list-secret-keys), or set GNUPGHOME"
+)
+_SIGNING = (
+    ("passphrase|no pinentry|inappropriate ioctl|operation cancelled|agent refused", UNLOCK),
+    ("needed for ssh signing|unknown option", "install OpenSSH 8.2 or newer"),
+    ("cannot (?:run|exec)|: not found", "install openssh-client for ssh, gnupg for openpgp, gpgsm for x509"),
+    ("unprotected private key", "chmod 600 FILE, so that only the worker's user can read it"),
+    ("couldn't load public key|no private key found|load key", _NO_KEY),
+    ("failed to sign|gpg: |gpgsm: ", _UNKNOWN_KEY),
+)
 _MOVED_THERE = _phrases("is at [0-9a-f]{4,64} but expected")
 _MOVED = _phrases("stale info|fetch first|non-fast-forward|incorrect old value|already exists")
 _UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
@@ -211,6 +233,15 @@ def from_git(what_failed: str, text: str) -> PublishError:
     )
     code, fix = next(found, (FailureCode.INTERNAL, ""))
     return PublishError(code, f"{what_failed}: {_essence(text) or 'git printed no reason'}", fix)
+
+
+def from_signing(text: str) -> PublishError | None:
+    """Return the failure for what git, ssh-keygen or gpg printed while signing; None if it is another one."""
+    text = _shorten(text)
+    fix = next((fix for pattern, fix in _SIGNING if re.search(pattern, text, re.IGNORECASE)), None)
+    lines = (line.removesuffix("?") for line in text.splitlines() if not line.startswith("[GNUPG:]"))
+    said = _essence("\n".join(lines))
+    return PublishError(_C.SIGNING, f"the commit could not be signed: {said}", fix) if fix else None
 
 
 def status_text(status: int) -> str:

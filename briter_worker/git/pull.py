@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, PublishError
-from briter_worker.git.push import FilePlans, push, push_large_files
+from briter_worker.git.push import FilePlans, push, push_large_files, sign_commit
 from briter_worker.git.repository import Entry
 
 if TYPE_CHECKING:
@@ -185,7 +185,12 @@ class _Rebase:
             raise self._conflict(commit, unmerged)
         if merged == ours and not content.startswith(f"tree {base}\n".encode()):
             return onto
-        return self._write_commit(content, merged, onto)
+        if self._git.signer is None:
+            return self._write_commit(content, merged, onto)
+        header, _, message = content.partition(b"\n\n")
+        fields = dict(line.split(b" ", 1) for line in header.splitlines() if not line.startswith(b" "))
+        people, encoding = (fields[b"author"], fields[b"committer"]), fields.get(b"encoding", b"UTF-8")
+        return sign_commit(self._git, merged, onto, people, message, encoding.decode())
 
     def _conflict(self, commit: LocalCommit, paths: Sequence[str]) -> DeclinedError:
         remote, branch = self._repository.remote, self._repository.branch

@@ -19,15 +19,18 @@ from briter_worker.git import messages
 from briter_worker.ports import BaseVersion, Conflict, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from briter_worker.git.environment import Signer
     from briter_worker.git.repository import Repository
     from briter_worker.git.run import Git
 
 _SHA1_DIGITS = 40
 _PROGRESS_STEP = 100
 _COMMIT = "\x01"
+_DROPPED = " .,:;<>\"\\'"
+_IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
 _T = TypeVar("_T")
 _RECEIVE_PACK = "git-receive-pack"
 """Always given, because the repository's configuration may name another program, and git would run that."""
@@ -47,6 +50,10 @@ class Person:
 
     name: str
     email: str
+
+    def plain(self) -> Person:
+        """Return the person as `git commit` records one: without the marks around the name that git drops."""
+        return Person(self.name.strip(_DROPPED) or "unknown", self.email.strip(_DROPPED))
 
     def line(self, now: float) -> bytes:
         """Return name, address and time in git's raw format."""
@@ -119,8 +126,50 @@ def write_commits(
                 raise EOFError
             names.append(name)
         send.write(b"done\n")
+    if git.signer is not None:
+        signed = ""
+        for number, (name, commit) in enumerate(zip(names, commits, strict=True)):
+            if number % _PROGRESS_STEP == 1:
+                progress("commit", number, len(commits))
+            people = (commit.author, commit.committer)
+            signed = sign_commit(git, f"{name}^{{tree}}", signed or parent, people, commit.message)
+            names[number] = signed
+        git.run("update-ref", ref, signed, what="the refs could not be moved")
     progress("commit", len(commits), len(commits))
     return names
+
+
+def sign_commit(
+    git: Git, tree: str, parent: str, people: Iterable[bytes], message: bytes, encoding: str = "UTF-8"
+) -> str:
+    """Have git write one signed commit; return its id. `people`: author and committer in git's raw format.
+
+    Raises PublishError: SIGNING where the key cannot be used.
+    """
+    signer, folder = cast("Signer", git.signer), git.state_dir
+    variables = {}
+    for role, line in zip(("AUTHOR", "COMMITTER"), people, strict=True):
+        ident = cast("re.Match[bytes]", _IDENT.fullmatch(line))
+        person = Person(os.fsdecode(ident["name"]), os.fsdecode(ident["email"])).plain()
+        variables[f"GIT_{role}_NAME"], variables[f"GIT_{role}_EMAIL"] = person.name, person.email
+        variables[f"GIT_{role}_DATE"] = f"@{ident['date'].decode()}"
+    try:
+        options = (*signer.options(folder), "-c", f"i18n.commitEncoding={encoding}")
+    except OSError as error:
+        raise PublishError.from_os("the commit cannot be signed", error) from error
+    parents = ["-p", parent] if parent else []
+    command = (*options, "commit-tree", f"-S{signer.key}", *parents, tree)
+    try:
+        status, out, said = git.attempt(*command, stdin=message, env=variables)
+    except PublishError as error:
+        if error.code is not FailureCode.TIMEOUT:
+            raise
+        what = "signing did not end in time: the key's agent may wait for an answer"
+        raise PublishError(FailureCode.SIGNING, what, messages.UNLOCK) from error
+    if status:
+        said += signer.report(folder) if "failed to sign" in said else ""
+        raise messages.from_signing(said) or git.failure("the commit could not be signed", said, status)
+    return out.decode().strip()
 
 
 def _send_commit(send: IO[bytes], commit: Commit, *, ref: str, mark: int, parent: str) -> None:
@@ -157,7 +206,8 @@ def read_own_commits(git: Git, since: str, tip: str, identity: Person) -> list[O
     """Return the commits between `since` and `tip` whose committer is the worker, oldest first."""
     out = git.run(
         *("log", "--reverse", "--topo-order", "--no-merges", "--raw", "-z", "--no-renames", "--no-abbrev"),
-        *("--encoding=UTF-8", "--fixed-strings", f"--committer={identity}", f"--format={_COMMIT}%H%n%B"),
+        *("--encoding=UTF-8", "--fixed-strings", f"--committer={identity}"),
+        *(f"--committer={identity.plain()}", f"--format={_COMMIT}%H%n%B"),
         *(f"{since}..{tip}", "--"),
         what="the remote's new commits could not be read",
     )

@@ -41,7 +41,7 @@ from briter_worker.git.environment import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from briter_worker.git.environment import RemoteAccess, Setting
+    from briter_worker.git.environment import RemoteAccess, Setting, Signer
 
 _GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL."""
@@ -68,11 +68,13 @@ class Git:
         pass_fds: tuple[int, ...] = (),
         access: RemoteAccess | None = None,
         durable: bool = True,
+        signer: Signer | None = None,
     ) -> None:
         """Without a work tree, `git_dir` is a bare repository. `timeout` is each command's, in seconds."""
         self.worktree = worktree
         self._place = cast("Path", worktree or git_dir)
         self.remote_name = remote
+        self.signer = signer
         self._timeout = timeout
         self._fds = pass_fds
         self._lock: int | None = None
@@ -369,7 +371,7 @@ class Git:
                 cwd=self.worktree or (self._place if self._place.exists() else self._place.parent),
                 env=environment,
                 pass_fds=self._fds,
-                process_group=0,
+                start_new_session=True,  # no terminal: ssh-keygen would ask there for a passphrase
             )
         except FileNotFoundError as error:
             fix = "install git 2.38 or newer"

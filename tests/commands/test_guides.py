@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outcomes import assert_published, save
+from machine import provide
 from remotes import asks_for, http_remote
+from sites import Result
 
 if TYPE_CHECKING:
     from sites import Site
@@ -120,6 +124,24 @@ def test_a_publication_is_looked_at_and_undone(site: Site) -> None:
         assert site.remote_log()[0][1] == "Keep the new version"
         _follow([*exports, older, "briter-worker show hello --watch"], site.root)
     assert site.remote_file("content/posts/hello.md") == "one\n"
+
+
+def test_the_commits_are_signed_as_the_page_says(site: Site) -> None:
+    provide("gpg", package="gnupg")
+    ssh, verify, openpgp = _commands("docs/how-to/signing.md")
+    save(site, "a", "b")
+    home = Path(tempfile.mkdtemp(prefix="home-"))  # not in tmp_path: an agent's socket has a short name
+    exports = [
+        f"export {key}='{value}'" for key, value in site.environment().items() if key.startswith("BRITER_")
+    ]
+    run = f"briter-worker run --once\ncd {site.worktree}\n"
+    try:
+        said = _follow([*exports, ssh, run, verify, openpgp, "gpgconf --kill all"], home)
+    finally:
+        shutil.rmtree(home)
+
+    assert said.count("a test commit was signed") == 2
+    assert_published(site, Result(0, said, ""), "a", "b")
 
 
 def test_the_line_for_cron_takes_every_setting_from_the_one_file(site: Site) -> None:
