@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outcomes import assert_published, save
 from machine import provide
+from outcomes import assert_published, save
 from remotes import asks_for, http_remote
 from sites import Result
 

@@ -341,7 +341,7 @@ def test_an_ssh_agent_signs_for_a_public_key(site: Site, keys: Keys) -> None:
         env = {"SSH_AUTH_SOCK": str(keys.home / "agent")}
         while not (keys.home / "agent").exists():
             pass
-        shell("ssh-add", "-q", str(plain), **env)
+        shell("ssh-add", "-q", str(plain), SSH_AUTH_SOCK=env["SSH_AUTH_SOCK"])
         public = keys.ssh.with_suffix(".pub")
         for slug, key in (
             ("a", str(public)),
