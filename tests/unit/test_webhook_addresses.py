@@ -102,4 +102,4 @@ def test_any_text_is_an_address_or_refused(text: str) -> None:
 def test_the_topics_of_a_receiver_follow_its_address() -> None:
     wanted = parse_receiver("https://e.org/x#published+condition")
     assert wanted == ("https://e.org/x", frozenset({"published", "condition"}))
-    assert parse_receiver("https://e.org/x")[1] == {"published", "dead-lettered", "condition"}
+    assert parse_receiver("https://e.org/x")[1] == {"published", "dead-lettered", "condition", "updated"}
