@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _AUTHOR = re.compile(r"\s*(?P<name>[^<>]*[^<>\s])\s*<(?P<email>[^<>\s]+)>\s*")
 _RESERVED = WORKERS_KEYS.union(
-    ["id", "slug", "paths", "message", "commitMessage", "author", "scheduledFor", "createdAt", "firstSavedAt"]
+    ["id", "slug", "paths", "message", "commitMessage", "author", "scheduledFor", "createdAt"]
 )
 
 

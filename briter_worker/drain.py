@@ -89,6 +89,7 @@ class Drain:
         backoff: Backoff,
         max_attempts: int,
         dry_run: bool,
+        co_authors: bool = False,
         stopping: Callable[[], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -100,6 +101,7 @@ class Drain:
         self.dry_run = dry_run
         self.clock = clock
         self._open_publisher = publisher
+        self._co_authors = co_authors
         self._stopping = stopping
         self._last_doubt = ""
 
@@ -175,7 +177,7 @@ class Drain:
                     batch.complete_cancelled()
                     if claim.key in batch.open:
                         batch.handle(claim)
-                self._publish(batch, [_request(claim) for claim in batch.open.values()])
+                self._publish(batch, [self._request(claim) for claim in batch.open.values()])
             except StoppedError:
                 undecided = self._resolve(batch)
                 batch.counts.undecided = len(undecided)
@@ -188,6 +190,14 @@ class Drain:
             for job in self.queue.requeue(self.clock(), batch.failed_ids):
                 self.emit(Revived(job_id=job.id, slug=job.slug))
         return batch.counts
+
+    def _request(self, claim: Claim) -> Request:
+        job, message = claim.job, claim.job.commit_message
+        if self._co_authors and job.co_authors:
+            trailers = [f"Co-authored-by: {person.name} <{person.email}>" for person in job.co_authors]
+            message = "\n".join([message.rstrip("\n"), "", *trailers, ""])
+        author = (job.author.name, job.author.email) if job.author else None
+        return Request(claim.key, job.slug, job.paths, message, job.created_at, author)
 
     def _publish(self, batch: _Batch, requests: Sequence[Request]) -> None:
         """Publish the requests with one push; halve them while one of them is at fault."""
@@ -439,12 +449,6 @@ def _deferral(claim: Claim, changes: Sequence[Change], unsettled: Sequence[float
     if not unsettled or all(change.path in declared for change in changes):
         return None
     return Outcome(claim.key, Result.FAILED, failure=_UNSETTLED, retry_at=max(unsettled))
-
-
-def _request(claim: Claim) -> Request:
-    job = claim.job
-    author = (job.author.name, job.author.email) if job.author else None
-    return Request(claim.key, job.slug, job.paths, job.commit_message, job.created_at, author)
 
 
 def _refusal(key: str, step: Callable[[], object]) -> Outcome | None:

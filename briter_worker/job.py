@@ -10,7 +10,7 @@ import json
 import math
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import (
     AliasChoices,
@@ -28,7 +28,7 @@ from pydantic.alias_generators import to_camel
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from briter_worker.errors import Failure
 
@@ -37,12 +37,16 @@ SUFFIX = ".json"
 MAX_FILE_BYTES = 1 << 20
 MAX_REWRITTEN_BYTES = 16 << 20
 """The worker adds its own keys and the paths of superseded saves."""
+MAX_CO_AUTHORS = 20
 _MAX_DEPTH = 64
 _QUOTED = 80
 _UNITS = ((60, 1, "s"), (2 * 3600, 60, "min"), (2 * 86400, 3600, "h"))
 
 WORKERS_KEYS = frozenset(
-    {"status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt", "dryRunAt"}
+    (
+        *("status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt"),
+        *("dryRunAt", "firstSavedAt", "quietUntil", "coAuthors"),
+    )
 )
 """The keys of a job file that only the worker writes."""
 
@@ -76,6 +80,7 @@ class State(StrEnum):
     PENDING = "pending"
     SCHEDULED = "scheduled"
     RETRYING = "retrying"
+    QUIET = "quiet"
     TRIED = "tried"
     CLAIMED = "claimed"
     FAILED = "failed"
@@ -220,6 +225,15 @@ class Job(BaseModel):
     dry_run_at: _Seconds | None = Field(
         None, description="When a dry run last built the commit. Written by the worker."
     )
+    first_saved_at: _Seconds | None = Field(
+        None, description="The first unpublished save of the post. Written by the worker."
+    )
+    quiet_until: _Seconds | None = Field(
+        None, description="The end of the post's quiet time. Written by the worker."
+    )
+    co_authors: Annotated[tuple[Author, ...], Field(max_length=MAX_CO_AUTHORS)] = Field(
+        (), strict=False, description="The authors of superseded saves. Written by the worker."
+    )
 
     @classmethod
     def from_document(cls, document: Any, *, name: str, modified: float) -> Job:  # noqa: ANN401 - any JSON value
@@ -257,7 +271,7 @@ class Job(BaseModel):
         retry = self.next_attempt_at or 0.0
         if retry > now + longest_delay:
             retry = 0.0 if self.updated_at > now else self.updated_at + longest_delay
-        return max(self.scheduled_for or 0.0, retry)
+        return max(self.scheduled_for or 0.0, retry, self.quiet_until or 0.0)
 
     def state(self, now: float) -> State:
         """Return the state of the job while it is in the queue and not claimed."""
@@ -269,7 +283,29 @@ class Job(BaseModel):
             return State.TRIED
         if (self.next_attempt_at or 0.0) > now:
             return State.RETRYING
-        return State.PENDING
+        return State.QUIET if (self.quiet_until or 0.0) > now else State.PENDING
+
+
+class QuietTime(NamedTuple):
+    """How long a post waits after a save, and at most after its first unpublished save, in seconds."""
+
+    after_save: float = 0.0
+    longest: float = 60.0
+
+    def apply(self, job: Job, saved_at: float, *earlier: Job) -> Job:
+        """Return the job with its first unpublished save and the end of its quiet time.
+
+        `earlier`: unpublished saves that the job stands for, too. A retry has no quiet time.
+        """
+        if not self.after_save or job.attempts:
+            return job if job.quiet_until is None else job.model_copy(update={"quiet_until": None})
+        first = min(saved_at, job.first_saved_at or saved_at)
+        first = min([first, *(each.first_saved_at or each.created_at for each in earlier)])
+        until = min(saved_at + self.after_save, first + self.longest, job.quiet_until or math.inf)
+        return job.model_copy(update={"first_saved_at": first, "quiet_until": until})
+
+
+NO_QUIET_TIME = QuietTime()
 
 
 def job_schema() -> Document:
@@ -282,6 +318,27 @@ def job_schema() -> Document:
 def join_paths(newer: Iterable[str], *older: Iterable[str]) -> tuple[str, ...]:
     """Return the newer job's paths, then those that only the superseded jobs declared."""
     return tuple(dict.fromkeys([*newer, *(path for paths in older for path in paths)]))
+
+
+def joined_keys(newest: Job, older: Sequence[Job], *, with_first_save: bool) -> Document:
+    """Return the keys of the newest save that change when it stands for older saves, too."""
+    keys: Document = {}
+    paths = join_paths(newest.paths, *(job.paths for job in older))
+    if set(paths) != set(newest.paths):
+        keys |= {"paths": list(paths), "dryRunAt": None}
+    people = [*newest.co_authors]
+    for job in older:
+        people += [*([job.author] if job.author else []), *job.co_authors]
+    others: dict[str, Author] = {}
+    for person in people:
+        if newest.author is None or person.email.casefold() != newest.author.email.casefold():
+            others.setdefault(person.email.casefold(), person)
+    if len(others) > len(newest.co_authors):
+        keys["coAuthors"] = [person.model_dump() for person in others.values()][:MAX_CO_AUTHORS]
+    if with_first_save:
+        first = min(job.first_saved_at or job.created_at for job in (newest, *older))
+        keys["firstSavedAt"] = format_time(first)
+    return keys
 
 
 def with_state(

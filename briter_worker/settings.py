@@ -67,7 +67,8 @@ _ACCEPTED = {
 PER_SITE = (
     "adapter", "allowed_paths", "excluded_paths", "git_branch", "git_author_name", "git_author_email",
     "git_signing_key", "git_signing_format",
-    "git_timeout_ms", "worker_dry_run", "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
+    "git_co_authors", "git_timeout_ms", "worker_dry_run", "worker_quiet_ms", "worker_quiet_max_ms",
+    "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
     "worker_max_file_bytes", "published_href_template", "commit_href_template",
 )  # fmt: skip
 """What each site of a cluster may set for itself."""
@@ -162,6 +163,12 @@ def _check_topics(address: str, info: ValidationInfo) -> str:
     return address
 
 
+def _check_longest(longest: int, info: ValidationInfo) -> int:
+    if longest < info.data.get("worker_quiet_ms", 0):
+        raise ValueError("a number that is not below BRITER_WORKER_QUIET_MS (workerQuietMs)")
+    return longest
+
+
 def _matching(pattern: str, accepted: str) -> AfterValidator:
     """Return a validator of texts that match the whole pattern."""
 
@@ -182,6 +189,7 @@ _Strings = _list_schema("string")
 Flag = Annotated[bool, BeforeValidator(_refuse_letters)]
 Folder = Annotated[Path, BeforeValidator(_parse_folder)]
 Milliseconds = Annotated[int, Field(ge=0, le=_MONTH_MS)]
+QuietMaximum = Annotated[Milliseconds, AfterValidator(_check_longest)]
 PositiveMilliseconds = Annotated[int, Field(ge=1, le=_MONTH_MS)]
 PollInterval = Annotated[int, Field(ge=10, le=_MONTH_MS)]
 Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -273,10 +281,21 @@ class Settings(BaseSettings):
         "",
         "Key that signs every commit: a file for `ssh`, an id for `openpgp` and `x509`. Empty: unsigned.",
     )
+    git_co_authors: Flag = _setting(
+        False, "Name the authors of superseded saves in `Co-authored-by` trailers of the commit."
+    )
     git_hooks: Flag = _setting(False, "Run the repository's own hooks.")
     worker_dry_run: Flag = _setting(True, "Do everything except the push. Jobs stay in the queue as `tried`.")
     worker_poll_interval_ms: PollInterval = _setting(
         5_000, "Interval of the fallback poll in ms. Changes wake the worker."
+    )
+    worker_quiet_ms: Milliseconds = _setting(
+        0, "Quiet time in ms: a post is published once it has not been saved for so long."
+    )
+    worker_quiet_max_ms: QuietMaximum = _setting(
+        lambda above: max(60_000, above["worker_quiet_ms"]),
+        "Time in ms after its first unpublished save at which a post is published though it is still saved. "
+        "Default: 60000, or the quiet time if that is longer.",
     )
     worker_max_attempts: Attempts = _setting(8, "Attempts before a job is dead-lettered.")
     worker_backoff_ms: Delays = _setting(
@@ -450,7 +469,8 @@ def for_site(settings: Settings, own: Mapping[str, object], *, source: str) -> S
         if key not in accepted:
             raise UsageError(f"{source}: {key} cannot be set for one site; accepted: {', '.join(accepted)}")
         values[accepted[key]] = value
-    site = _merge(values, dict(settings), lambda name: f"{source}: {to_camel(name)}")
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    site = _merge(values, given, lambda name: f"{source}: {to_camel(name)}")
     site._config_path = settings.config_path  # noqa: SLF001 - this module's model
     return site
 

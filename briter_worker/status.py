@@ -163,7 +163,8 @@ class SiteStatus:
             text = f"No post can be published: {failure_text(self.failure) or 'the last attempt failed'}"
             detail = quote_fix(self.condition)
             yield Headline("bad", text, detail[:1].upper() + detail[1:], self.fix or "")
-        waiting = sum(self.jobs[state] for state in (State.PENDING, State.RETRYING, State.SCHEDULED))
+        states = (State.PENDING, State.RETRYING, State.SCHEDULED, State.QUIET)
+        waiting = sum(self.jobs[state] for state in states)
         if not waiting or self.has_worker:
             return
         posts = f"{count(waiting, 'post')} {'waits' if waiting == 1 else 'wait'}"
@@ -182,6 +183,7 @@ class SiteStatus:
             (State.FAILED, "warn", "failed"),
             (State.RETRYING, "warn", "will be retried"),
             (State.PENDING, "busy", "about to be published"),
+            (State.QUIET, "busy", "published when no further save follows"),
         ):
             if self.jobs[state]:
                 yield Headline(tone, f"{count(self.jobs[state], 'post')} {text}")
@@ -290,9 +292,9 @@ def read_status(
         state = row.state
         counts[state.value] += 1
         oldest[state.value] = max(oldest[state.value] or 0.0, now - row.job.created_at)
-        if state in {State.PENDING, State.SCHEDULED, State.RETRYING}:
+        if state in {State.PENDING, State.SCHEDULED, State.RETRYING, State.QUIET}:
             waits.append(max(0.0, row.job.due_at(now, longest) - now))
-        if state is not State.SCHEDULED:
+        if state not in {State.SCHEDULED, State.QUIET}:
             unpushed.append(waits_since(row))
             if state is not State.FAILED:
                 waiting.append(unpushed[-1])

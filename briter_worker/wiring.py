@@ -40,6 +40,7 @@ from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import Staging, WorkTreeCopies
+from briter_worker.job import QuietTime
 from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
@@ -78,6 +79,11 @@ def open_backoff(settings: Settings) -> Backoff:
     )
 
 
+def quiet_time_of(settings: Settings) -> QuietTime:
+    """Return how long the site's posts wait for further saves."""
+    return QuietTime(settings.worker_quiet_ms / 1000, settings.worker_quiet_max_ms / 1000)
+
+
 def open_queue(settings: Settings) -> SiteQueue:
     """Return the site's queue for commands and pages, on either backend."""
     return open_postgres_queue(settings) if settings.database_url else open_disk_queue(settings)
@@ -89,6 +95,7 @@ def open_disk_queue(settings: Settings, *, record: Path | None = None) -> DiskQu
         settings.queue_root,
         settings.quarantine_root,
         longest_delay=open_backoff(settings).longest,
+        quiet=quiet_time_of(settings),
         dry_run=settings.worker_dry_run,
         record=record,
     )
@@ -374,6 +381,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         backoff=open_backoff(settings),
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,
+        co_authors=settings.git_co_authors,
         stopping=stop.is_set,
     )
     interval = settings.git_pull_interval_ms / 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from briter_worker.job import NO_QUIET_TIME
 from briter_worker.queues.postgres.payloads import submit
 from briter_worker.queues.postgres.queue import PostgresQueue
 from briter_worker.queues.postgres.rows import take_site
@@ -11,6 +12,7 @@ from briter_worker.queues.postgres.rows import take_site
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from briter_worker.job import QuietTime
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.payloads import PayloadSource
 
@@ -45,7 +47,8 @@ def store(
     *,
     site: str = "site",
     now: float = NOW,
+    quiet: QuietTime = NO_QUIET_TIME,
 ) -> str:
     """Submit a job in a transaction of its own; return its id."""
     with database.transaction() as connection:
-        return submit(connection, site, document, source, now=now).id
+        return submit(connection, site, document, source, now=now, quiet=quiet).id

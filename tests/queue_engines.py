@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from briter_worker.job import State, format_time
+from briter_worker.job import NO_QUIET_TIME, State, format_time
 from briter_worker.queues.disk.queue import DiskQueue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from briter_worker.job import QuietTime
     from briter_worker.ports import ListedJob
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
@@ -29,12 +31,22 @@ class Engine(Protocol):
         ...
 
     def save(
-        self, slug: str, paths: list[str], *, created: float = NOW, name: str = "", **keys: object
+        self,
+        slug: str,
+        paths: list[str],
+        *,
+        created: float = NOW,
+        arrived: float = NOW,
+        name: str = "",
+        **keys: object,
     ) -> str:
-        """Save the post as a CMS does; return the job's id. `name`: beside the other saves, not over one."""
+        """Save the post as a CMS does; return the job's id. `name`: beside the other saves, not over one.
+
+        `created` is the time of the CMS's clock, `arrived` that of the queue's.
+        """
         ...
 
-    def restart(self, *, dry_run: bool = False) -> None:
+    def restart(self, *, dry_run: bool = False, quiet: QuietTime = NO_QUIET_TIME) -> None:
         """Kill the worker and start another one: only what was durable is left."""
         ...
 
@@ -75,23 +87,33 @@ class Disk(_Looking):
         self.root.mkdir(parents=True, exist_ok=True)
         self.restart()
 
-    def restart(self, *, dry_run: bool = False) -> None:
+    def restart(self, *, dry_run: bool = False, quiet: QuietTime = NO_QUIET_TIME) -> None:
         self.queue = DiskQueue(
             self.root,
             self.folder / "quarantine",
             longest_delay=LONGEST_DELAY,
+            quiet=quiet,
             dry_run=dry_run,
             clock=lambda: NOW,
         )
 
     def save(
-        self, slug: str, paths: list[str], *, created: float = NOW, name: str = "", **keys: object
+        self,
+        slug: str,
+        paths: list[str],
+        *,
+        created: float = NOW,
+        arrived: float = NOW,
+        name: str = "",
+        **keys: object,
     ) -> str:
         self.saves += 1
         job_id = keys.pop("id", f"job{self.saves:05}")
         document = {"id": job_id, "slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
         temp = self.root / f".{job_id}.tmp"
         temp.write_text(json.dumps(document))
+        if arrived != NOW:
+            os.utime(temp, (arrived, arrived))
         temp.rename(self.root / f"{name or (slug if self.named_after_slugs else job_id)}.json")
         return str(job_id)
 
@@ -108,9 +130,10 @@ class Postgres(_Looking):
     def __post_init__(self) -> None:
         self.restart()
 
-    def restart(self, *, dry_run: bool = False) -> None:
+    def restart(self, *, dry_run: bool = False, quiet: QuietTime = NO_QUIET_TIME) -> None:
         from postgres_queues import take_queue  # noqa: PLC0415 - an extra
 
+        self._quiet = quiet
         self.queue = take_queue(self.database, self.site, dry_run=dry_run)
 
     def save(
@@ -119,6 +142,7 @@ class Postgres(_Looking):
         paths: list[str],
         *,
         created: float = NOW,
+        arrived: float = NOW,
         name: str = "",  # noqa: ARG002 - there are no files
         **keys: object,
     ) -> str:
@@ -127,5 +151,5 @@ class Postgres(_Looking):
         self.saves += 1
         job_id = str(keys.pop("id", f"job{self.saves:05}"))
         document = {"id": job_id, "slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
-        store(self.database, document, site=self.site)
+        store(self.database, document, site=self.site, now=arrived, quiet=self._quiet)
         return job_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import ExitStack
@@ -87,17 +88,17 @@ class SiteDrains:
         self._running: set[Git] = set()
         self._aborted = False
 
-    def drain(self, name: str, stopping: Callable[[], bool]) -> tuple[Counts, bool]:
+    def drain(self, name: str, stopping: Callable[[], bool]) -> tuple[Counts, float]:
         """Complete what a dead node left of the site, then publish what is due, once.
 
-        Return True as the second value if more is due at once.
+        Return as the second value when a post is due next.
 
         Raises LockLostError, UnavailableError, PublishError, UsageError.
         """
         row = take_site(self._database, name, self._node, time.time())
         site, token = Site.from_row(row), int(row["token"])
         if site.paused is not None and site.paused.is_active(time.time()):
-            return Counts(), False
+            return Counts(), math.inf
         settings = settings_of(site, self._settings)
         emit = self._sinks.open(settings)
         queue = PostgresQueue(
@@ -118,13 +119,14 @@ class SiteDrains:
                 backoff=open_backoff(settings),
                 max_attempts=settings.worker_max_attempts,
                 dry_run=settings.worker_dry_run,
+                co_authors=settings.git_co_authors,
                 stopping=stopping,
             )
             counts = drain.recover()
             if not stopping() and (done := drain.run()):
                 counts.add(done)
         next_due = queue.next_due(time.time())
-        return counts, next_due is not None and next_due <= time.time()
+        return counts, math.inf if next_due is None else next_due
 
     def abort(self) -> None:
         """End what git runs for any site. From any thread."""

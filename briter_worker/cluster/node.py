@@ -252,6 +252,9 @@ class Node:
         """Sites whose drain failed, and the monotonic time until which this node does not wake them."""
         self._idle: set[str] = set()
         """Sites whose last drain completed nothing; for `run_once`."""
+        self._swept_at = -math.inf
+        """When, by the monotonic clock, to look next for sites that have something due."""
+        self._sooner = asyncio.Event()
         self._stopping_since: float | None = None
         self._worker: ProcrastinateWorker | None = None
         self._outage = Outage(log)
@@ -325,24 +328,34 @@ class Node:
         try:
             if self._stop.is_set():
                 return  # the sweep of another node finds it
-            counts, is_due = await asyncio.get_running_loop().run_in_executor(
+            counts, next_due = await asyncio.get_running_loop().run_in_executor(
                 self._threads, self._drain, site
             )
             self.counts.add(counts)
-            if is_due and not self._stop.is_set():
+            wait = next_due - time.time()
+            if wait > 0:
+                self._sweep_in(wait)
+            elif not self._stop.is_set():
                 await asyncio.to_thread(wake, self._database, [site])
         except DatabaseError as error:
             self._outage.begin(error)
         finally:
             self._running.discard(number)
 
-    def _drain(self, site: str) -> tuple[Counts, bool]:
+    def _sweep_in(self, seconds: float) -> None:
+        """Look no later for sites that have something due."""
+        at = time.monotonic() + seconds
+        if at < self._swept_at:
+            self._swept_at = at
+            self._sooner.set()
+
+    def _drain(self, site: str) -> tuple[Counts, float]:
         """Drain the site in this thread; whatever happens to one site does not end the others."""
         try:
-            counts, is_due = self._drains.drain(site, self._stop.is_set)
+            counts, next_due = self._drains.drain(site, self._stop.is_set)
         except LockLostError as lost:
             self._warn(site, str(lost), lost.fix)
-            return Counts(), False
+            return Counts(), math.inf
         except UnavailableError as error:
             self._outage.begin(error)
         except (PublishError, UsageError) as error:
@@ -358,9 +371,9 @@ class Node:
             else:
                 self._failures.pop(site, None)
             (self._idle.discard if counts.completed else self._idle.add)(site)
-            return counts, is_due
+            return counts, next_due
         self._defer(site)
-        return Counts(failed=1), False
+        return Counts(failed=1), math.inf
 
     def _defer(self, site: str) -> None:
         """Have this node leave the site alone for a while: longer after each failure."""
@@ -373,7 +386,6 @@ class Node:
 
     async def _watch_cluster(self) -> None:
         """Free the sites of dead nodes, and wake sites that have something due, again and again."""
-        swept_at = -math.inf
         poll = self._settings.worker_poll_interval_ms / 1000
         while True:
             try:
@@ -381,12 +393,16 @@ class Node:
                 now = time.monotonic()
                 resting = [site for site, at in self._retry_at.items() if at > now]
                 self._retry_at = {site: self._retry_at[site] for site in resting}
-                if now >= swept_at:
+                if now >= self._swept_at:
+                    self._swept_at = now + poll
                     _, next_due = await asyncio.to_thread(self._wake_due, resting)
-                    swept_at = now + max(0.0, min(poll, next_due - time.time()))
+                    self._sweep_in(max(0.0, next_due - time.time()))
             except (DatabaseError, exceptions.ProcrastinateException) as error:
                 self._outage.begin(error)
-            await asyncio.sleep(max(0.1, min(_LOOP_S, swept_at - time.monotonic())))
+            self._sooner.clear()
+            wait = max(0.1, min(_LOOP_S, self._swept_at - time.monotonic()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._sooner.wait(), wait)
 
     async def _free_dead_sites(self) -> bool:
         """Free what dead nodes hold, and what this node was handed in an answer that was lost."""

@@ -69,10 +69,11 @@ ON CONFLICT DO NOTHING
 _ALIVE_S = 15.0
 """A node without a heartbeat for so long is not counted."""
 _OWN_ARGUMENTS = {"gitBranch": "--branch", "adapter": "--adapter", "allowedPaths": "--allow"}
-_STATES = ("pending", "scheduled", "retrying", "tried", "claimed", "failed")
+_STATES = ("pending", "scheduled", "retrying", "quiet", "tried", "claimed", "failed")
 _SUMMARIES = """
 SELECT s.*, c.failure, c.condition, c.fix,
-  coalesce(n.pending, 0) AS pending, coalesce(n.retrying, 0) AS retrying, coalesce(n.tried, 0) AS tried,
+  coalesce(n.pending, 0) AS pending, coalesce(n.retrying, 0) AS retrying,
+  coalesce(n.quiet, 0) AS quiet, coalesce(n.tried, 0) AS tried,
   coalesce(n.scheduled, 0) AS scheduled, coalesce(n.claimed, 0) AS claimed, coalesce(n.failed, 0) AS failed,
   n.oldest
 FROM sites s
@@ -81,8 +82,12 @@ LEFT JOIN (
   SELECT site,
     count(*) FILTER (WHERE state = 'pending' AND NOT tried AND due_at <= %(now)s) AS pending,
     count(*) FILTER (
-      WHERE state = 'pending' AND NOT tried AND due_at > %(now)s AND scheduled_for <= %(now)s
+      WHERE state = 'pending' AND NOT tried AND next_attempt_at > %(now)s AND scheduled_for <= %(now)s
     ) AS retrying,
+    count(*) FILTER (
+      WHERE state = 'pending' AND NOT tried AND quiet_until > %(now)s
+      AND greatest(scheduled_for, next_attempt_at) <= %(now)s
+    ) AS quiet,
     count(*) FILTER (WHERE state = 'pending' AND tried AND scheduled_for <= %(now)s) AS tried,
     count(*) FILTER (WHERE state = 'pending' AND scheduled_for > %(now)s) AS scheduled,
     count(*) FILTER (WHERE state = 'claimed') AS claimed,
@@ -162,7 +167,7 @@ class SiteSummary:
     @property
     def waiting(self) -> int:
         """Return the number of jobs that are neither in flight nor failed."""
-        return sum(self.jobs[state] for state in _STATES[:4])
+        return sum(self.jobs[state] for state in _STATES[:5])
 
     @property
     def is_busy(self) -> bool:

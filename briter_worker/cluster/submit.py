@@ -17,7 +17,7 @@ from briter_worker.git.payloads import GatherError, gather
 from briter_worker.job import parse_time
 from briter_worker.queues.postgres.payloads import ContentChangedError, PayloadSource, submit
 from briter_worker.settings import load_settings
-from briter_worker.wiring import open_database
+from briter_worker.wiring import open_database, quiet_time_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +110,11 @@ def send(
             source = PayloadSource(found.payload, found.content)
         try:
             with database.transaction() as connection:
-                submit(connection, settings.site, document, source, now=time.time())
+                now = time.time()
+                if settings.worker_quiet_ms:  # the nodes look at the quiet time, not the producer
+                    now = float(connection.execute("SELECT extract(epoch FROM now())").fetchall()[0][0])
+                quiet = quiet_time_of(settings)
+                submit(connection, settings.site, document, source, now=now, quiet=quiet)
         except ContentChangedError:
             continue
         sites.wake(database, [settings.site])

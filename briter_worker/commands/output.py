@@ -29,6 +29,7 @@ _STYLES = {
     "pending": "cyan",
     "scheduled": "blue",
     "retrying": "yellow",
+    "quiet": "cyan",
     "tried": "cyan",
     "claimed": "green",
     "failed": "red",
@@ -175,7 +176,7 @@ def write_jobs(rows: Sequence[ListedJob], now: float) -> None:
     cells: list[list[_Cell]] = []
     for row in rows:
         job, state = row.job, row.state.value
-        due = job.due_at(now, math.inf) if state in {"scheduled", "retrying"} else None
+        due = job.due_at(now, math.inf) if state in {"scheduled", "retrying", "quiet"} else None
         cells.append([state, job.slug, job.id, due, job.attempts, job.last_error, job.fix])
     _write_table(["State", "Post", "Job", "When", "Tries", "What happened"], cells, now, "No jobs.")
 

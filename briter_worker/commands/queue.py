@@ -35,7 +35,11 @@ _MAX_LOOKS_WITHOUT_JOB = 15
 _WHOLE_SITE = ((None, None),)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-_STATES = {"pending": {"pending", "retrying", "tried"}, "scheduled": {"scheduled"}, "failed": {"failed"}}
+_STATES = {
+    "pending": {"pending", "retrying", "quiet", "tried"},
+    "scheduled": {"scheduled"},
+    "failed": {"failed"},
+}
 StatusFilter = Literal["pending", "scheduled", "failed", "all"]
 Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="Duration: 90s, 30m, 2h, 1d.")]
 Reason = Annotated[str, typer.Option(help="Reason shown in list, status and the dashboard.")]
@@ -223,7 +227,7 @@ def _find_post(settings: Settings, wanted: str) -> _Post:
     if not rows and not receipts:
         raise DeclinedError(f"neither the queue nor the history has a job with the id or slug {wanted!r}")
     obstacle = ""
-    if rows and rows[0].state.value in {"pending", "retrying"}:
+    if rows and rows[0].state.value in {"pending", "retrying", "quiet"}:
         status = read_status(settings, time.time(), queue=queue, jobs=rows[:1], local_commits=())
         obstacle = "" if status.has_worker else "no worker is running: the next one publishes it"
         obstacle = output.pause_text(status.paused) if status.paused else obstacle
@@ -277,7 +281,7 @@ def retry(
 
 
 def publish_now(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
-    """Publish a scheduled or delayed job now."""
+    """Publish a job now that waits for its time, a retry or the end of its quiet time."""
     settings = read_site(site)
     jobs = open_queue(settings).publish_now(wanted, time.time())
     _record(settings, "publish-now", jobs)

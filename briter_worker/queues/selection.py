@@ -58,7 +58,7 @@ def select_retryable(rows: Sequence[ListedJob]) -> list[ListedJob]:
 def select_to_publish_now(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
     """Return the wanted jobs that wait for a time. Raises DeclinedError with the fix."""
     found = select_existing(rows, wanted)
-    chosen = [row for row in found if row.state in {State.SCHEDULED, State.RETRYING}]
+    chosen = [row for row in found if row.state in {State.SCHEDULED, State.RETRYING, State.QUIET}]
     if not chosen:
         state = found[0].state
         fix = "briter-worker retry" if state is State.FAILED else ""

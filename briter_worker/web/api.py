@@ -30,7 +30,10 @@ OUTCOMES = {
     "failed": ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
     "cancelled": ("cancelled", "superseded"),
 }
-_ORDER = (State.CLAIMED, State.PENDING, State.TRIED, State.RETRYING, State.SCHEDULED, State.FAILED)
+_ORDER = (
+    *(State.CLAIMED, State.PENDING, State.TRIED, State.RETRYING),
+    *(State.QUIET, State.SCHEDULED, State.FAILED),
+)
 _MAX_ID = 2**63 - 1
 _TEXT = r"^[^\x00-\x1f\x7f]+$"
 _TIME: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
@@ -162,7 +165,7 @@ def retry(site: CurrentSite, job_id: JobId) -> Response:
 
 @router.post("/jobs/{job_id:path}/publish-now")
 def publish_now(site: CurrentSite, job_id: JobId) -> Response:
-    """Publish a scheduled or retrying job at once."""
+    """Publish a scheduled, retrying or quiet job at once."""
     return _changed(site.steer("publish-now", lambda queue, now: queue.publish_now(job_id, now)))
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 PER_PAGE = 100
 _MAX_OPEN = 64
-_STATES = ("pending", "retrying", "scheduled", "tried", "claimed", "failed")
+_STATES = ("pending", "retrying", "scheduled", "quiet", "tried", "claimed", "failed")
 _SHOW = (
     ("all", "all sites"),
     ("trouble", "sites with failed posts"),

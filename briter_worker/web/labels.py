@@ -30,6 +30,7 @@ STATES = {
     State.PENDING: ("busy", "waiting"),
     State.SCHEDULED: ("quiet", "scheduled"),
     State.RETRYING: ("warn", "will be retried"),
+    State.QUIET: ("quiet", "in its quiet time"),
     State.TRIED: ("quiet", "tried in a dry run"),
     State.CLAIMED: ("busy", "being published"),
     State.FAILED: ("bad", "failed"),

@@ -32,7 +32,7 @@ sign_in_router = APIRouter()
 PER_PAGE = 50
 _RECENT = 8
 _FIRST = 20
-_WAITING = (State.CLAIMED, State.PENDING, State.RETRYING, State.TRIED)
+_WAITING = (State.CLAIMED, State.PENDING, State.RETRYING, State.QUIET, State.TRIED)
 _PAUSE_MINUTES = frozenset({"30", "120", "1440", ""})
 Text = Annotated[str, Query(max_length=2000)]
 Offset = Annotated[int, Query(ge=0, le=2**31)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from queue_engines import LONGEST_DELAY, NOW
 
 from briter_worker.errors import DeclinedError, Failure, FailureCode
-from briter_worker.job import State, format_time
+from briter_worker.job import QuietTime, State, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from briter_worker.ports import Claim
 
 PENDING, SCHEDULED, RETRYING = State.PENDING, State.SCHEDULED, State.RETRYING
-CLAIMED, FAILED, TRIED = State.CLAIMED, State.FAILED, State.TRIED
+CLAIMED, FAILED, TRIED, QUIET = State.CLAIMED, State.FAILED, State.TRIED, State.QUIET
+QUIET_TIME = QuietTime(2.0, 10.0)
 NETWORK = Failure(FailureCode.NETWORK, "no network", "check the network")
 REJECTED = Failure(FailureCode.REJECTED, "the remote refused it")
 
@@ -281,7 +282,7 @@ def test_the_reason_in_a_job_shows_no_credentials_and_no_control_characters(engi
 
 
 def test_keys_that_the_worker_does_not_know_are_kept(engine: Engine) -> None:
-    extra = {
+    extra: dict[str, Any] = {
         "revision": 7,
         "editor": {"name": "Ada", "tags": ["ü", None]},
         "author": {"name": "A", "email": "a@b"},
@@ -707,6 +708,110 @@ def test_ten_saves_in_any_state_leave_nothing_behind(engine: Engine) -> None:
         acknowledge(engine, claims)
     assert seen == {f"p{number}" for number in range(10)}
     assert engine.rows("a") == []
+
+
+# Quiet time
+
+
+def save_at(engine: Engine, at: float, **keys: Any) -> str:  # noqa: ANN401 - of any job
+    return engine.save("a", ["a.md"], created=at, arrived=at, **keys)
+
+
+def test_a_post_is_published_when_it_was_not_saved_for_the_quiet_time(engine: Engine) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    save_at(engine, NOW + 1)
+    assert engine.queue.claim(NOW + 2.9).claims == ()
+    assert engine.queue.next_due(NOW + 1) == NOW + 3
+    assert engine.rows("a", NOW + 2.9) == [(QUIET, ("a.md",))]
+    assert engine.document("a", NOW + 1)["quietUntil"] == format_time(NOW + 3)
+    assert engine.rows("a", NOW + 3) == [(PENDING, ("a.md",))]
+    assert slugs(claimed(engine, NOW + 3)) == ["a"]
+
+
+def test_each_save_begins_the_quiet_time_anew_up_to_the_maximum(engine: Engine) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    for number in range(7):  # the last one at 9 s
+        newest = save_at(engine, NOW + number * 1.5)
+        assert engine.queue.claim(NOW + number * 1.5).claims == ()
+        assert engine.queue.next_due(NOW + number * 1.5) == min(NOW + number * 1.5 + 2, NOW + 10)
+    assert engine.queue.claim(NOW + 9.9).claims == ()
+    claims = claimed(engine, NOW + 10)
+    assert [claim.job.id for claim in claims] == [newest]
+    save_at(engine, NOW + 10.5)  # the first save that is not about to be published
+    assert engine.queue.next_due(NOW + 10.5) == NOW + 12.5
+    assert slugs(claimed(engine, NOW + 12.5)) == ["a"]
+
+
+def test_the_first_unpublished_save_is_known_to_the_next_worker(engine: Engine) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    save_at(engine, NOW + 1, name="one")
+    save_at(engine, NOW + 2.5, name="two")
+    assert engine.queue.claim(NOW + 2.5).claims == ()
+    engine.restart(quiet=QuietTime(2.0, 3.0))
+    assert engine.document("a", NOW + 3)["firstSavedAt"] == format_time(NOW + 1)
+    save_at(engine, NOW + 3, name="three")
+    assert engine.queue.claim(NOW + 3).claims == ()
+    assert slugs(claimed(engine, NOW + 4)) == ["a"]
+
+
+def test_publish_now_ends_the_quiet_time_and_cancel_removes_a_quiet_job(engine: Engine) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    save_at(engine, NOW)
+    assert len(engine.queue.publish_now("a", NOW)) == 1
+    assert engine.rows("a") == [(PENDING, ("a.md",))]
+    assert slugs(claimed(engine)) == ["a"]
+    engine.save("b", ["b.md"])
+    assert len(engine.queue.cancel("b", NOW).removed) == 1
+    assert engine.rows("b") == []
+
+
+def test_a_schedule_decides_and_the_quiet_time_counts_from_the_save(engine: Engine) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    engine.save("late", ["x"], scheduledFor=format_time(NOW + 100))
+    engine.save("soon", ["x"], scheduledFor=format_time(NOW + 1))
+    assert (engine.rows("late"), engine.rows("soon")) == ([(SCHEDULED, ("x",))], [(SCHEDULED, ("x",))])
+    assert engine.rows("soon", NOW + 1.5) == [(QUIET, ("x",))]
+    assert slugs(claimed(engine, NOW + 2)) == ["soon"]
+    assert slugs(claimed(engine, NOW + 100)) == ["late"]
+
+
+def test_a_retry_has_no_quiet_time(engine: Engine) -> None:
+    engine.restart(quiet=QuietTime(20.0, 25.0))
+    save_at(engine, NOW, name="one")
+    engine.queue.claim(NOW)
+    save_at(engine, NOW + 19, name="two")
+    engine.queue.claim(NOW + 19)
+    retry_later(engine, claimed(engine, NOW + 25), NOW + 26)
+    assert engine.rows("a", NOW + 26) == [(PENDING, ("a.md",))]
+    assert slugs(claimed(engine, NOW + 26)) == ["a"]
+
+
+def test_a_wrong_clock_of_the_cms_does_not_extend_the_quiet_time(engine: Engine) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    save_at(engine, NOW)
+    assert engine.queue.claim(NOW).claims == ()
+    engine.save("a", ["a.md"], created=NOW + 86_400, arrived=NOW + 1)
+    assert engine.queue.claim(NOW + 1).claims == ()
+    assert engine.queue.next_due(NOW + 1) == NOW + 3
+    assert slugs(claimed(engine, NOW + 3)) == ["a"]
+
+
+def test_a_dry_run_obeys_the_quiet_time(engine: Engine) -> None:
+    engine.restart(dry_run=True, quiet=QUIET_TIME)
+    save_at(engine, NOW)
+    assert engine.queue.claim(NOW).claims == ()
+    engine.queue.mark_tried(claimed(engine, NOW + 2), NOW + 2)
+    assert engine.rows("a", NOW + 2) == [(TRIED, ("a.md",))]
+
+
+def test_a_save_carries_the_authors_of_the_saves_that_it_supersedes(engine: Engine) -> None:
+    people = [{"name": f"Person {number}", "email": f"{number}@example.org"} for number in range(3)]
+    for number, author in enumerate([people[0], people[1], people[0], people[2]]):
+        engine.save("a", ["a.md"], created=NOW - 9 + number, name=f"n{number}", author=author)
+    (claim,) = claimed(engine)
+    assert claim.job.author is not None
+    assert claim.job.author.email == "2@example.org"
+    assert sorted(person.email for person in claim.job.co_authors) == ["0@example.org", "1@example.org"]
 
 
 # The pause

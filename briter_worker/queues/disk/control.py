@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from briter_worker.errors import DeclinedError, os_error_text
-from briter_worker.job import Document, Job, State, Status, format_time, join_paths, with_state
+from briter_worker.job import NO_QUIET_TIME, Document, Job, State, Status, format_time, join_paths, with_state
 from briter_worker.ports import Cancellation, ListedJob, Pause
 from briter_worker.queues.disk.claims import CANCEL, ClaimFolder, read_claimed
 from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
@@ -31,6 +31,8 @@ from briter_worker.redaction import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    from briter_worker.job import QuietTime
+
 _ONE_FILE_ONLY = frozenset({errno.EPERM, errno.EBUSY, errno.EXDEV})
 """A rename fails so because of that file: it is immutable, or mounted."""
 _PAUSE = TypeAdapter(Pause)
@@ -45,6 +47,7 @@ class DiskControl:
         quarantine: Path,
         *,
         longest_delay: float,
+        quiet: QuietTime = NO_QUIET_TIME,
         dry_run: bool,
         record: Path | None = None,
         clock: Callable[[], float] = time.time,
@@ -53,9 +56,8 @@ class DiskControl:
         self._clock = clock
         self._quarantine_path = quarantine
         self._claims = ClaimFolder(root, quarantine)
-        self._index = Index(
-            root, longest_delay, dry_run=dry_run, record=ScheduleRecord(record) if record else None
-        )
+        schedule = ScheduleRecord(record) if record else None
+        self._index = Index(root, longest_delay, quiet=quiet, dry_run=dry_run, record=schedule)
         self.watcher = self._index.watcher
         """While it watches, only files that it names are read."""
         self._guard = threading.RLock()
@@ -121,10 +123,10 @@ class DiskControl:
 
     def _waiting_row(self, names: Sequence[str], now: float) -> ListedJob:
         """List the newest save of a slug, with the paths of the older saves that it will supersede."""
-        job = self._index.entries[names[0]].job
-        if len(names) > 1:
-            paths = join_paths(*(self._index.entries[name].job.paths for name in names))
-            job = job.model_copy(update={"paths": paths})
+        job, *older = (self._index.entries[name].job for name in names)
+        if older:
+            paths = join_paths(job.paths, *(each.paths for each in older))
+            job = self._index.quiet.apply(job.model_copy(update={"paths": paths}), job.created_at, *older)
         return self._row(names[0], job, job.state(now))
 
     def _row(self, name: str, job: Job, state: State) -> ListedJob:
@@ -155,8 +157,10 @@ class DiskControl:
         )
 
     def publish_now(self, wanted: str, now: float) -> Sequence[Job]:
-        """Make scheduled and retrying jobs due at once; their attempts still count."""
+        """Make jobs due at once that wait for a time; their attempts still count."""
         waits_no_more = {"scheduledFor": None, "nextAttemptAt": None, "updatedAt": format_time(now)}
+        if self._index.quiet.after_save:
+            waits_no_more["quietUntil"] = format_time(now)
         with self._exclusively():
             names = [_name(row) for row in select_to_publish_now(self._list(now), wanted)]
             return self._alter(names, now, lambda file: {**file.document, **waits_no_more})
@@ -218,11 +222,12 @@ class DiskControl:
                 raise
             self._index.leave_alone([name], now, f"it cannot be claimed: {os_error_text(error)}")
             return None
+        known = self._index.entries.get(name)
         self._index.forget(name)
         file = self._claims.read(taken) if taken else None
         if taken and file is None:
             self._claims.give_back([taken])
-        return file
+        return file and self._index.with_quiet_time(file, known)
 
     def _alter(
         self, names: Collection[str], now: float, change: Callable[[JobFile], Document | None]
@@ -306,4 +311,6 @@ def _read_document(where: str, job: Job) -> Document:
         file = read_queue_file(folder, path.name)
         if isinstance(file, JobFile) and file.job.slug == job.slug:
             document = file.document
+    if job.quiet_until is not None:
+        document = {**document, "quietUntil": format_time(job.quiet_until)}
     return {"id": job.id, **document, "paths": list(job.paths), "attempts": job.attempts}

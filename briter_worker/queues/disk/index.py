@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
 from briter_worker.errors import FailureCode, os_error_text
-from briter_worker.job import Job, Status, join_paths
+from briter_worker.job import Job, QuietTime, Status, join_paths
 from briter_worker.queues.disk.files import BadFile, Folder, is_job_name, printable, read_queue_file
 
 if TYPE_CHECKING:
@@ -87,9 +87,16 @@ class Index:
     """The waiting files by name and by slug. For one thread at a time."""
 
     def __init__(
-        self, root: Path, longest_delay: float, *, dry_run: bool, record: ScheduleRecord | None
+        self,
+        root: Path,
+        longest_delay: float,
+        *,
+        quiet: QuietTime,
+        dry_run: bool,
+        record: ScheduleRecord | None,
     ) -> None:
         self._root = root
+        self.quiet = quiet
         self._record = record
         self._changed: dict[str, str] = {}
         """What the record has of files that were read or forgotten since it was written."""
@@ -166,12 +173,28 @@ class Index:
         if isinstance(file, BadFile):
             entry = self._damaged_entry(name, file)
         else:
-            entry = self._job_entry(file)
+            entry = self._job_entry(self.with_quiet_time(file, known))
             if known and known.problem:
                 self._blocked.pop(name, None)
         if not -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS:
             entry.stamp = _stamp(file.stat)
         self._add(name, entry)
+
+    def with_quiet_time(self, file: JobFile, known: Entry | None = None) -> JobFile:
+        """Return the job with the end of its quiet time; `known`: what the file was when it was read last.
+
+        A CMS may write each save over the one before, which counts as the first. A wrong clock never makes a
+        post wait for longer than from now.
+        """
+        job, now = file.job, self._latest
+        saved_at = job.created_at if job.created_at <= now else min(file.stat.st_mtime_ns / 1e9, now)
+        earlier = []
+        if self.quiet.after_save and known and known.is_pending and known.slug == job.slug:
+            earlier.append(known.job)
+            if known.created_at == job.created_at:
+                ends = [each for each in (job.quiet_until, known.job.quiet_until) if each is not None]
+                job = job.model_copy(update={"quiet_until": min(ends, default=None)})
+        return replace(file, job=self.quiet.apply(job, saved_at, *earlier))
 
     def _job_entry(self, file: JobFile) -> Entry:
         job = file.job

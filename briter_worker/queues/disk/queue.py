@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import is_environment, os_error_text
 from briter_worker.events import Quarantined, Superseded
-from briter_worker.job import Document, Job, Status, format_time, join_paths, with_state
+from briter_worker.job import Document, Job, Status, format_time, joined_keys, with_state
 from briter_worker.ports import Claim, ClaimResult
 from briter_worker.queues.disk.claims import ALONE, CANCEL, marked
 from briter_worker.queues.disk.control import DiskControl
@@ -109,11 +109,11 @@ class DiskQueue(DiskControl):
             if not rivals:
                 continue
             newest, *older = sorted(rivals, key=lambda file: file.order, reverse=True)
-            paths = join_paths(newest.job.paths, *(file.job.paths for file in older))
-            if set(paths) != set(newest.job.paths):
-                document = {**newest.document, "paths": list(paths), "updatedAt": format_time(now)}
-                document.pop("dryRunAt", None)
-                newest = self._claims.rewrite(newest, document)
+            has_quiet_time = self._index.quiet.after_save > 0
+            keys = joined_keys(newest.job, [each.job for each in older], with_first_save=has_quiet_time)
+            if keys:
+                document = {**newest.document, **keys, "updatedAt": format_time(now)}
+                newest = self._index.with_quiet_time(self._claims.rewrite(newest, document))
             losers += [file.name for file in older]
             superseded += [
                 Superseded(job_id=file.job.id, slug=newest.job.slug, superseded_by=newest.job.id)

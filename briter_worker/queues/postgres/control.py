@@ -53,8 +53,8 @@ class PostgresControl:
         return self._put_back(None, now, select_retryable, as_new)
 
     def publish_now(self, wanted: str, now: float) -> Sequence[Job]:
-        """Make scheduled and retrying jobs due at once."""
-        keys = {"scheduledFor": None, "nextAttemptAt": None}
+        """Make jobs due at once that wait for a time."""
+        keys = {"scheduledFor": None, "nextAttemptAt": None, "quietUntil": None}
         choose = partial(select_to_publish_now, wanted=wanted)
         return self._put_back(wanted, now, choose, lambda row, now: row.with_keys(keys, now))
 

@@ -12,10 +12,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from briter_worker.job import MalformedJobError
+from briter_worker.job import NO_QUIET_TIME, MalformedJobError, format_time
 from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
 from briter_worker.queues.postgres.rows import (
     FOLDER,
+    PENDING,
     Row,
     decode_path,
     encode_path,
@@ -23,12 +24,13 @@ from briter_worker.queues.postgres.rows import (
     join_saves,
     lock_site,
     path_field,
+    select_saves,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from briter_worker.job import Job
+    from briter_worker.job import Job, QuietTime
     from briter_worker.queues.postgres.database import Connection, Database
 
 _MAX_PATH_BYTES = 2_000  # an index entry has at most 2,700 bytes
@@ -98,6 +100,7 @@ def submit(
     source: PayloadSource | None = None,
     *,
     now: float,
+    quiet: QuietTime = NO_QUIET_TIME,
 ) -> Job:
     """Store a job with its files, in the caller's transaction. Wake the site after the commit.
 
@@ -112,6 +115,11 @@ def submit(
     # Before the site is locked: large contents take long, and whoever locks both does so in this order.
     store_blobs(connection, source)
     lock_site(connection, site)
+    if quiet.after_save and not row.job.attempts:
+        earlier = [each.job for each in select_saves(connection, site, PENDING, [row.job.slug])]
+        job = quiet.apply(row.job, now, *earlier)
+        times = {"firstSavedAt": job.first_saved_at, "quietUntil": job.quiet_until}
+        row = row.with_keys({key: format_time(at) for key, at in times.items() if at is not None}, now)
     (number,) = insert(connection, "publications", [row.fields(site)], "id")
     insert(connection, "files", _records(number, source.payload, row.job.created_at))
     join_saves(connection, site, [row], now)

@@ -22,7 +22,7 @@ from briter_worker.job import (
     MalformedJobError,
     encode_document,
     format_time,
-    join_paths,
+    joined_keys,
     read_document,
 )
 
@@ -192,6 +192,7 @@ class Row:
             "created_at": job.created_at,
             "scheduled_for": job.scheduled_for or 0.0,
             "next_attempt_at": job.next_attempt_at or 0.0,
+            "quiet_until": job.quiet_until or 0.0,
             "attempts": min(job.attempts, _MAX_BIGINT),
             "failure": job.failure,
             "tried": job.dry_run_at is not None,
@@ -308,8 +309,9 @@ def join_saves(connection: Connection, site: str, changed: Sequence[Row], now: f
                 crowds[row.job.slug].append(row)
         for crowd in crowds.values():
             newest, *older = sorted(crowd, key=lambda row: row.order, reverse=True)
-            paths = join_paths(newest.job.paths, *(row.job.paths for row in older))
-            joined = newest.with_paths(paths, now)
+            has_quiet_time = newest.job.quiet_until is not None
+            keys = joined_keys(newest.job, [row.job for row in older], with_first_save=has_quiet_time)
+            joined = newest.with_keys(keys, now) if keys else newest
             pairs += [(row, joined) for row in older]
     if not pairs:
         return

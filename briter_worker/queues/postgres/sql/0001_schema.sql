@@ -32,7 +32,9 @@ CREATE TABLE publications (
     created_at double precision NOT NULL,
     scheduled_for double precision NOT NULL DEFAULT 0,
     next_attempt_at double precision NOT NULL DEFAULT 0,
-    due_at double precision NOT NULL GENERATED ALWAYS AS (greatest(scheduled_for, next_attempt_at)) STORED,
+    quiet_until double precision NOT NULL DEFAULT 0,
+    due_at double precision NOT NULL
+        GENERATED ALWAYS AS (greatest(scheduled_for, next_attempt_at, quiet_until)) STORED,
     attempts bigint NOT NULL DEFAULT 0,
     failure text,
     -- A dry run has built the job; only a live run claims it again.
