@@ -76,6 +76,7 @@ def examine(settings: Settings, now: float) -> Iterator[Finding]:
     yield from environment.check_webhooks(settings)
     if settings.database_url:
         yield environment.check_writable("cache", settings.cache_root)
+        yield from environment.check_quiet_time(settings, now)
         yield from repository.examine_cluster(settings)
         return
     yield from environment.check_folders(settings)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from contextlib import closing, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from briter_worker.sinks.webhooks import (
     resolve,
 )
 from briter_worker.status import read_status
-from briter_worker.wiring import open_outbox
+from briter_worker.wiring import open_history, open_outbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 _MEBIBYTE = 1 << 20
 _LOW_DISK = 500 * _MEBIBYTE
+_DAY_S = 86_400
+_CLOSE_S = 60
+_MANY = 5
+"""So many commits of a post, each close to the one before, are an autosave's."""
 _PERSONAL = frozenset({"GIT_SSH", "GIT_SSH_COMMAND", "GIT_ASKPASS", "SSH_ASKPASS"})
 """Variables by which people give git their credentials. The worker's git does not get them."""
 
@@ -95,6 +100,18 @@ def check_webhooks(settings: Settings) -> Iterator[Finding]:
     if urls and not found:
         found.append(ok("webhooks", ", ".join(dict.fromkeys(origin_of(url) for url in urls))))
     yield from found
+
+
+def check_quiet_time(settings: Settings, now: float) -> Iterator[Finding]:
+    """Propose a quiet time where each pause of an author makes a commit."""
+    if settings.worker_quiet_ms:
+        return
+    with suppress(StoreError), closing(open_history(settings)) as history:
+        slug, again = history.most_republished(now - _DAY_S, _CLOSE_S)
+        if again >= _MANY:
+            text = f"{slug} was published {again} times within {_CLOSE_S} s of the commit before, in one day"
+            fix = "set BRITER_WORKER_QUIET_MS=10000: a post then waits until its author pauses for 10 s"
+            yield warning("quiet-time", text, fix)
 
 
 def check_folders(settings: Settings) -> Iterator[Finding]:
@@ -164,5 +181,7 @@ def check_queue(settings: Settings, now: float) -> Iterator[Finding]:
     yield warning("unreadable-files", message, fix) if has_unreadable else ok("unreadable-files", "none")
     if status.condition:
         yield warning("condition", f"the last attempt failed: {status.condition}", status.fix or "see below")
+    if status.has_worker:  # else to open the history would change files
+        yield from check_quiet_time(settings, now)
     worker = status.worker
     yield ok("worker", f"PID {worker.pid} is running" if worker and worker.alive else "none is running now")

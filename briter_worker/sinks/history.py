@@ -216,6 +216,18 @@ class History:
         oldest = self._query("SELECT min(id) FROM moments WHERE site = ?")
         return (newest[0][0] or 0, oldest[0][0] or 0) if newest and oldest else (0, 0)
 
+    def most_republished(self, since: float, gap: float) -> tuple[str, int]:
+        """Return the slug published most often within `gap` seconds of the time before, and how often."""
+        rows = self._query(
+            "SELECT slug, count(*) FROM ("
+            "SELECT slug, ended - lag(ended) OVER (PARTITION BY slug ORDER BY ended) AS gap FROM attempts"
+            " WHERE site = ? AND ended >= ? AND outcome = 'published' AND dry_run = 0"
+            ") AS gaps WHERE gap <= ? GROUP BY slug ORDER BY 2 DESC, 1 LIMIT 1",
+            since,
+            gap,
+        )
+        return (rows[0][0], rows[0][1]) if rows else ("", 0)
+
     def condition(self) -> Condition | None:
         """Return the site condition, or when the last one ended; None if nothing is known."""
         rows = self._query("SELECT failure, condition, fix, changed_at FROM conditions WHERE site = ?")
