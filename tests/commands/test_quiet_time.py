@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from cluster_farm import Farm
 from postgres_queues import control_queue
-from sites import eventually
+from sites import eventually, lines_of
 
 from briter_worker.cluster import sites
 from briter_worker.job import State, format_time, parse_time
@@ -123,7 +123,8 @@ def test_the_doctor_proposes_a_quiet_time_for_a_post_published_again_and_again(s
     for number in range(6):
         save(site, f"{number}\n")
         assert site.run_once().of("published")
-    with site.running("run"):
+    with site.running("run") as worker:
+        next(lines_of(worker))
         findings = json.loads(site.command("doctor", "--json").stdout)["findings"]
         assert '"quiet-time"' not in site.command("doctor", "--json", **QUIET).stdout
     (finding,) = [each for each in findings if each["check"] == "quiet-time"]
