@@ -303,7 +303,7 @@ class World:
 
     def _left_over(self) -> Iterator[str]:
         site = self._site
-        left = [path for path in self._debris() if path.name not in {"conflicts.json", "scheduled"}]
+        left = [path for path in self._debris() if path.name not in {"conflicts.json", "scheduled", "lock"}]
         left += [*(site.worktree / ".git").rglob("*.lock"), *(site.worktree / ".git").glob("worktrees/*")]
         left += [*(site.remote / "refs").rglob("*.lock"), *site.storage.rglob("*.tmp")]
         for each in left:
