@@ -8,7 +8,7 @@ import pytest
 from machine import provide, unavailable
 from soak import sweep
 from soak.report import Options
-from soak.tracing import may_trace
+from soak.strace import may_trace
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from soak.processes import send, tree_of
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping, Sequence
@@ -89,24 +91,24 @@ class Node:
             return
         self.is_stopped = False
         if whole:
-            _send(_tree(process.pid), signal.SIGKILL)
+            send(tree_of(process.pid), signal.SIGKILL)
         process.kill()
         process.wait()
         if not whole:
-            _send(self._frozen, signal.SIGCONT)
+            send(self._frozen, signal.SIGCONT)
         self._frozen = []
 
     def freeze(self, *, whole: bool) -> None:
         """Stop the worker, or all that it has started too."""
         if self._process is not None:
             self.is_stopped = True
-            self._frozen = _tree(self._process.pid) if whole else [psutil.Process(self._process.pid)]
-            _send(self._frozen, signal.SIGSTOP)
+            self._frozen = tree_of(self._process.pid) if whole else [psutil.Process(self._process.pid)]
+            send(self._frozen, signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let what was stopped go on."""
         self.is_stopped = False
-        _send(self._frozen, signal.SIGCONT)
+        send(self._frozen, signal.SIGCONT)
         self._frozen = []
 
     def cut(self, *, noticed: bool) -> None:
@@ -315,19 +317,3 @@ class Incidents:
         self._dice.choice(self._nodes).lose_clones(self._dice)
         self.figures["clones deleted"] += 1
         return True
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    """Return a process, stopped, and all that it has started."""
-    found: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        found = [psutil.Process(pid)]
-        _send(found, signal.SIGSTOP)
-        found += found[0].children(recursive=True)
-    return found
-
-
-def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(number)

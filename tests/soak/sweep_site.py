@@ -1,20 +1,15 @@
-"""The site that the sweep publishes from, as cheap copies of one template, and what must come of it.
-
-The remote is served by a process of its own, as a host elsewhere would be: no fault ever reaches it.
-"""
+"""The site that the sweep publishes from, as cheap copies of one template, and what must come of it."""
 
 from __future__ import annotations
 
 import fcntl
 import shutil
-import socket
-import subprocess
-import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sites import Site
+from sites import Site, eventually
 
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
@@ -102,72 +97,28 @@ def make_template(root: Path, *, moved: bool) -> Site:
     return site
 
 
-class Server:
-    """Serves every repository below a folder for reading and pushing, on a port of its own."""
-
-    def __init__(self, base: Path) -> None:
-        self._base = base
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._running: list[subprocess.Popen[bytes]] = []
-        self.address = f"git://127.0.0.1:{self._listener.getsockname()[1]}/"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection:
-                self._running = [each for each in self._running if each.poll() is None]
-                self._running.append(
-                    subprocess.Popen(
-                        [
-                            *("git", "daemon", "--inetd", "--export-all", "--enable=receive-pack"),
-                            f"--base-path={self._base}",
-                            str(self._base),
-                        ],
-                        stdin=connection.fileno(),
-                        stdout=connection.fileno(),
-                        stderr=subprocess.DEVNULL,
-                        start_new_session=True,
-                    )
-                )
-
-    def settle(self) -> None:
-        """Wait until every connection has come to its end."""
-        for each in list(self._running):
-            each.wait(30)
-
-    def close(self) -> None:
-        """Serve no more."""
-        self._listener.close()
-
-
-def copy_of(template: Site, root: Path, server: Server) -> Site:
-    """A site of its own, like the template to the time stamp."""
-    subprocess.run(["cp", "-a", str(template.root), str(root)], check=True)
-    site = Site(root, {**FAST, "PYTHONDONTWRITEBYTECODE": "1"})
+def copy_of(template: Site, root: Path, address: str) -> Site:
+    """A site of its own, like the template to the time stamp, whose remote is served at an address."""
+    site = replace(template.copy(root), env={**FAST, "PYTHONDONTWRITEBYTECODE": "1"})
     config = site.worktree / ".git" / "config"
-    config.write_text(config.read_text().replace(_NOWHERE, f"{server.address}{root.name}/remote.git"))
+    config.write_text(config.read_text().replace(_NOWHERE, f"{address}/{root.name}/remote.git"))
     return site
 
 
 def wait_for_lock(site: Site) -> None:
     """Until no process holds the site's lock: one that outlives its worker keeps the next one out."""
-    lock = site.storage / "worker.lock"
-    if not lock.exists():
-        return
-    deadline = time.monotonic() + 30
-    with lock.open("rb") as file:
-        while True:
+
+    def is_free() -> bool:
+        with lock.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                assert time.monotonic() < deadline, "somebody holds the lock for good"
-                time.sleep(0.005)
-            else:
-                return
+                return False
+            return True
+
+    lock = site.storage / "worker.lock"
+    if lock.exists():
+        eventually(is_free, within=30)
 
 
 def is_settled(site: Site) -> bool:

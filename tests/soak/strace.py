@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -276,35 +275,6 @@ def _plain(path: str, root: Path) -> str:
     for pattern, instead in _RANDOM:
         plain = pattern.sub(instead, plain)
     return plain
-
-
-def end_session(leader: int) -> None:
-    """Kill every process of a session, until none is left."""
-    deadline = time.monotonic() + 20
-    while members := list(_members(leader)):
-        assert time.monotonic() < deadline, f"processes {members} do not end"
-        for pid in members:
-            try:
-                os.kill(pid, 9)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.005)
-
-
-def alone(leader: int) -> bool:
-    """Whether no process of a session is left."""
-    return not any(_members(leader))
-
-
-def _members(leader: int) -> Iterator[int]:
-    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is wanted
-        if name.isdecimal():
-            try:
-                fields = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == leader and fields[0] != b"Z":
-                yield int(name)
 
 
 def may_trace() -> bool:

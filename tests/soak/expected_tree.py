@@ -1,31 +1,26 @@
-"""What git itself and the file system say of a work tree, for the proof in `oracle`.
+"""The tree that must be published, as git itself and the file system say; no code is shared with the worker.
 
-It shares no code with the worker: which paths are proper it knows from the names that were made up, what a
-path is from `lstat`, what is ignored from `git check-ignore`, and modes and blobs from `git update-index`
-into an index of its own.
+Which paths are proper follows from the names that were made up, what a path is from `lstat`, what is ignored
+from `git check-ignore`, and modes and blobs from `git update-index` into an index of its own. Lines of a
+remote that moved ahead are merged by `git merge-file`, file by file.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from soak.grove import BAD, FOLDERS
+from soak.random_tree import BAD, FOLDERS, LINK_MODE
+from soak.repository import GITLINK, LAX, Blob, Tree, git, join, read_blobs, read_tree, run_git
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
-    from pathlib import Path
 
-    from soak.place import Place
-
-GITLINK = "160000"
-LAX = ("-c", "core.protectNTFS=false", "-c", "core.protectHFS=false")
-"""As a repository is that was made where nobody thought of other systems."""
-Blob = tuple[str, str]
-"""A mode and a blob's id."""
-Tree = dict[str, Blob]
+    from sites import Site
 
 
 @dataclass(slots=True)
@@ -44,12 +39,13 @@ class Wanted:
 class Oracle:
     """What git and the file system say of one work tree, and of the commit that it is on."""
 
-    def __init__(self, place: Place, held: Iterable[str]) -> None:
-        self._place = place
-        self.tip = tree_of(place, "main", place.site)
+    def __init__(self, site: Site, held: Iterable[str]) -> None:
+        self._root = site.worktree
+        self._index = site.root / "oracle.index"
+        self.tip = read_tree(self._root)
         self.held = {path for each in held if (path := proper(each)) is not None}
-        flags = place.ask("ls-files", "-z", "-t").split(b"\0")
-        self.left_out = {os.fsdecode(line[2:]) for line in flags if line.startswith(b"S ")}
+        flags = git(self._root, "ls-files", "-z", "-t").split("\0")
+        self.left_out = {line[2:] for line in flags if line.startswith("S ")}
 
     def wanted(self, paths: Iterable[str]) -> dict[str, Wanted | None]:
         """Each declared path on its own; None where it is improper."""
@@ -92,7 +88,7 @@ class Oracle:
         todo = [top]
         while todo:
             folder = todo.pop()
-            for name in os.listdir(self._place.site / folder):  # noqa: PTH208 - names only
+            for name in os.listdir(self._root / folder):  # noqa: PTH208 - names only
                 path = f"{folder}/{name}"
                 kind = self._kind(path)
                 is_folder = kind is not None and stat.S_ISDIR(kind)
@@ -130,7 +126,7 @@ class Oracle:
 
     def _kind(self, path: str) -> int | None:
         try:
-            return os.lstat(self._place.site / path).st_mode
+            return os.lstat(self._root / path).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -138,7 +134,7 @@ class Oracle:
         kind = self._kind(path)
         if kind is None or not stat.S_ISDIR(kind):
             return False
-        names = set(os.listdir(self._place.site / path))  # noqa: PTH208
+        names = set(os.listdir(self._root / path))  # noqa: PTH208
         return ".git" in names or names >= {"HEAD", "objects", "refs"}
 
     def ignored(self, paths: Iterable[str]) -> set[str]:
@@ -152,8 +148,8 @@ class Oracle:
         )
         if not new:
             return set()
-        out = self._place.ask("check-ignore", "-z", "--stdin", stdin=lines(new), ok=(0, 1))
-        return set(os.fsdecode(out).split("\0")[:-1])
+        out = git(self._root, "check-ignore", "-z", "--stdin", stdin=join(new), ok=(0, 1))
+        return set(out.split("\0")[:-1])
 
     def _replaces(self, path: str) -> str | None:
         """What the tip has as a file where this path needs a folder."""
@@ -161,15 +157,12 @@ class Oracle:
 
     def blobs(self, paths: Iterable[str]) -> Tree:
         """What git itself would record for these files."""
-        index = str(self._place.root / "oracle.index")
-        env = {"GIT_INDEX_FILE": index}
-        self._place.git(*LAX, "read-tree", "main", env=env)
+        git(self._root, *LAX, "read-tree", "main", index=self._index)
         new = [path for path in paths if self._in_tip(self._replaces(path) or "") != GITLINK]
-        self._place.git(
-            *LAX, "update-index", "--add", "--replace", "-z", "--stdin", stdin=lines(new), env=env
-        )
+        add = ("update-index", "--add", "--replace", "-z", "--stdin")
+        git(self._root, *LAX, *add, stdin=join(new), index=self._index)
         found: Tree = {}
-        for line in os.fsdecode(self._place.ask("ls-files", "--stage", "-z", env=env)).split("\0")[:-1]:
+        for line in git(self._root, "ls-files", "--stage", "-z", index=self._index).split("\0")[:-1]:
             about, _, path = line.partition("\t")
             mode, sha, _ = about.split()
             found[path] = (mode, sha)
@@ -241,20 +234,58 @@ def above(path: str) -> list[str]:
     return [path[:i] for i, c in enumerate(path) if c == "/"]
 
 
-def tree_of(place: Place, commit: str, repository: Path) -> Tree:
-    """Every file of a commit."""
-    out = os.fsdecode(place.ask("ls-tree", "-r", "-z", "--full-tree", commit, cwd=repository))
-    found: Tree = {}
-    for line in out.split("\0")[:-1]:
-        about, _, path = line.partition("\t")
-        mode, _, sha = about.split()
-        found[path] = (mode, sha)
-    return found
-
-
 def _holds(folder: str, path: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def lines(paths: Iterable[str]) -> bytes:
-    return b"".join(os.fsencode(path) + b"\0" for path in paths)
+def put(repository: Path, tree: Tree, wanted: Wanted, blobs: Tree, tip: Tree) -> Tree | None:
+    """The tree after a commit of these changes, which were made on `tip`; None where both sides clash."""
+    after = dict(tree)
+    for path in wanted.gone & tree.keys():
+        if tree[path][0] == GITLINK or tree[path][1] != tip[path][1]:
+            return None
+        del after[path]
+    for path in wanted.files:
+        theirs, ours, base = tree.get(path), blobs[path], tip.get(path)
+        if theirs != base and (ours == base or _is_moot(ours, base, theirs)):
+            continue  # only the others changed it
+        in_the_way = {each for each in above(path) if each in tree}
+        in_the_way |= {each for each in tree if each.startswith(f"{path}/")}
+        if not wanted.gone >= in_the_way:
+            return None
+        both = _merged(repository, ours, base, theirs)
+        if both is None:
+            return None
+        after[path] = both
+    return after
+
+
+def _is_moot(ours: Blob, base: Blob | None, theirs: Blob | None) -> bool:
+    """Whether our change is but of the mode, of what they have removed or made something else.
+
+    Git itself calls it a conflict. But no word of the author's is in it, so the job publishes the rest.
+    """
+    return base is not None and ours[1] == base[1] and (theirs is None or theirs[0] in (LINK_MODE, GITLINK))
+
+
+def _merged(repository: Path, ours: Blob, base: Blob | None, theirs: Blob | None) -> Blob | None:
+    """One file that we have changed, and they maybe as well."""
+    if theirs == base:
+        return ours
+    if theirs is None or theirs[0] in (LINK_MODE, GITLINK):
+        return None
+    # Of a file that both made, theirs counts: they were first.
+    mode = theirs[0] if base is None or ours[0] == base[0] else ours[0]
+    for sha, other in ((ours[1], theirs[1]), (theirs[1], ours[1])):
+        if other in (sha, base and base[1]):
+            return mode, sha
+    contents = read_blobs(repository, {blob[1] for blob in (ours, base, theirs) if blob})
+    with tempfile.TemporaryDirectory() as folder:
+        # What was staged is in the repository by now, as the worker has run.
+        files = [Path(folder, name) for name in ("ours", "base", "theirs")]
+        for file, blob in zip(files, (ours, base, theirs), strict=True):
+            file.write_bytes(contents[blob[1]] if blob else b"")
+        done = run_git(repository, "merge-file", "-p", "-q", *map(str, files))
+    if done.returncode != 0:
+        return None
+    return mode, git(repository, "hash-object", "-w", "--stdin", "--no-filters", stdin=done.stdout)
