@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dashboards import Dashboard, serving
-from machine import provide
 from playwright.sync_api import expect, sync_playwright
+from requirements import provide
 
 from briter_worker.web.security import COOKIE
 

@@ -22,8 +22,8 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
-from machine import provide, unavailable
 from psycopg import conninfo, sql
+from requirements import provide, unavailable
 
 from briter_worker.queues.postgres.database import Database
 

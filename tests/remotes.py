@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, cast
 from urllib.parse import parse_qs, urlsplit
 
 import psutil
-from machine import provide
+from requirements import provide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

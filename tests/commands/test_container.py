@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import yaml
 from dashboards import serving
-from machine import provide, python_for_everybody, unavailable
+from requirements import provide, python_for_everybody, unavailable
 from sites import Site, eventually, lines_of
 
 if TYPE_CHECKING:

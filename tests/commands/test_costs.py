@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import provide
+from requirements import provide
 from sites import Site
 
 if TYPE_CHECKING:

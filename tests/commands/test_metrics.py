@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from dashboards import serving
-from machine import provide
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from requirements import provide
 from sites import Site, eventually, lines_of
 
 from briter_worker.events import JobStarted, Published

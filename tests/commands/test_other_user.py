@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import python_for_everybody
+from requirements import python_for_everybody
 from sites import Result, Site
 
 if TYPE_CHECKING:

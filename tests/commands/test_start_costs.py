@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from machine import provide
+from requirements import provide
 from sites import Site, eventually
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import provide
 from receivers import Receiver, Reply, receiving
+from requirements import provide
 from sites import Site, eventually, lines_of
 from standardwebhooks.webhooks import Webhook
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import provide
+from requirements import provide
 
 if TYPE_CHECKING:
     from sites import Site

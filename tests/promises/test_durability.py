@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import provide, unavailable
+from requirements import provide, unavailable
 from soak.strace import WORKER, Tracer, may_trace
 
 if TYPE_CHECKING:

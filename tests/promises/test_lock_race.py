@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from machine import unavailable
+from requirements import unavailable
 from soak import lock
 from soak.lock import is_free, is_refused, racer, wait_for
 from soak.report import Options

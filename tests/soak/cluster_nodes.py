@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
@@ -176,11 +177,20 @@ class Incidents:
         self._ends: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._next = time.monotonic() + pause
-        great = [self._kill, self._stop_long, self._cut_long, self._restart_database, self._lose]
+        great: list[Callable[[], bool]] = [
+            self._kill,
+            partial(self._freeze, "SIGSTOP, longer than the silence", *_SILENCE_S),
+            partial(self._disconnect, "networks cut, longer than the silence", *_SILENCE_S),
+            self._restart_database,
+            self._lose,
+        ]
         self._due = dice.sample(great, len(great))
         """What has to happen at least once."""
-        short = [self._kill, self._stop_briefly, self._cut_briefly, self._retire, self._lose_power]
-        self._any = [*great, *short]
+        self._any: list[Callable[[], bool]] = [
+            *(*great, self._kill, self._retire, self._lose_power),
+            partial(self._freeze, "SIGSTOP, for a moment", 0.1, 3),
+            partial(self._disconnect, "networks cut, for a moment", 0.1, 5),
+        ]
 
     @property
     def is_done(self) -> bool:
@@ -254,12 +264,6 @@ class Incidents:
         self._after(later + 0.1, node.start)
         return True
 
-    def _stop_long(self) -> bool:
-        return self._freeze("SIGSTOP, longer than the silence", *_SILENCE_S)
-
-    def _stop_briefly(self) -> bool:
-        return self._freeze("SIGSTOP, for a moment", 0.1, 3)
-
     def _freeze(self, name: str, shortest: float, longest: float) -> bool:
         if (node := self._pick(leave=1)) is None:
             return False
@@ -275,12 +279,6 @@ class Incidents:
         node.kill(whole=True)
         self.figures["SIGKILL while stopped"] += 1
         node.start()
-
-    def _cut_long(self) -> bool:
-        return self._disconnect("networks cut, longer than the silence", *_SILENCE_S)
-
-    def _cut_briefly(self) -> bool:
-        return self._disconnect("networks cut, for a moment", 0.1, 5)
 
     def _disconnect(self, name: str, shortest: float, longest: float) -> bool:
         if (node := self._pick(leave=1)) is None:

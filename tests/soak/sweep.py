@@ -234,46 +234,33 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
             cases = sample(cases, size, chance)
         else:
             chance.shuffle(cases)  # so that what takes long is spread
-        return _report(options, cases, calls, lab, tell)
-
-
-def _report(
-    options: Options, cases: Sequence[Case], calls: int, lab: Lab, tell: Callable[[str], None]
-) -> Report:
-    failures: list[str] = []
-    recovered = missed = 0
-    runs = {1: 0, 2: 0}
-    slowest = 0.0
-    with ThreadPoolExecutor(options.processes) as pool:
-        for done, (case, verdict) in enumerate(
-            zip(cases, pool.map(lab.examine, cases), strict=True), start=1
-        ):
-            if not verdict.reached:
-                missed += 1
-                failures.append(f"not reached: {case}")
-            elif verdict.problems:
-                failures.append(f"{case}: " + "\n        ".join(verdict.problems))
-                tell(f"FAILED {case}: {verdict.problems[0]}")
-            else:
-                recovered += 1
-                runs[verdict.runs] += 1
-                slowest = max(slowest, verdict.seconds)
-            if done % 200 == 0:
-                tell(f"{done} of {len(cases)}, {recovered} recovered, {missed} not reached")
-    return Report(
-        "sweep",
-        {
-            "calls": calls,
-            "faults each": len(FAULTS),
-            "cases": len(cases),
-            "recovered": recovered,
-            "recovered by the first run": runs[1],
-            "not recovered": len(cases) - recovered - missed,
-            "not reached": missed,
-            "slowest recovery, seconds": round(slowest, 2),
-        },
-        failures,
-    )
+        failures: list[str] = []
+        runs: Counter[int] = Counter()
+        slowest = 0.0
+        with ThreadPoolExecutor(options.processes) as pool:
+            for done, (case, verdict) in enumerate(zip(cases, pool.map(lab.examine, cases), strict=True), 1):
+                if not verdict.reached:
+                    failures.append(f"not reached: {case}")
+                elif verdict.problems:
+                    failures.append(f"{case}: " + "\n        ".join(verdict.problems))
+                    tell(f"FAILED {case}: {verdict.problems[0]}")
+                else:
+                    slowest = max(slowest, verdict.seconds)
+                    runs[verdict.runs] += 1
+                if done % 200 == 0:
+                    tell(f"{done} of {len(cases)}, {runs.total()} recovered")
+    missed = sum(failure.startswith("not reached") for failure in failures)
+    figures = {
+        "calls": calls,
+        "faults each": len(FAULTS),
+        "cases": len(cases),
+        "recovered": runs.total(),
+        "recovered by the first run": runs[1],
+        "not recovered": len(failures) - missed,
+        "not reached": missed,
+        "slowest recovery, seconds": round(slowest, 2),
+    }
+    return Report("sweep", figures, failures)
 
 
 def sample(cases: Sequence[Case], size: int, chance: random.Random) -> list[Case]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import shutil
 import time
 from collections import Counter
 from dataclasses import replace
@@ -13,6 +12,8 @@ from sites import Site, eventually
 
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
+from soak.repository import fsck, read_files, read_history
+from soak.users import commit_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,14 +24,13 @@ _BASES = "refs/briter/branches/main/mirror"
 _DAYS = 3 * 24 * 3600.0
 """Longer than any file is kept because of its age."""
 _POSTS = "content/posts"
-BEFORE = {
+_PERSONS = {"notes.txt": "a person's\n", "readme.md": "a person's\n"}
+BEFORE = _PERSONS | {
     f"{_POSTS}/welcome.md": "# Welcome\n",
     f"{_POSTS}/change.md": "before\n",
     f"{_POSTS}/gone.md": "to be deleted\n",
     f"{_POSTS}/gallery/one.md": "one\n",
     f"{_POSTS}/gallery/two.md": "two\n",
-    "notes.txt": "a person's\n",
-    "readme.md": "a person's\n",
 }
 COMMITS = {
     "Publish add": {f"{_POSTS}/add.md"},
@@ -38,14 +38,12 @@ COMMITS = {
     "Publish gone": {f"{_POSTS}/gone.md"},
     "Publish gallery": {f"{_POSTS}/gallery/one.md", f"{_POSTS}/gallery/two.md", f"{_POSTS}/gallery/three.md"},
 }
-AFTER = {
+AFTER = _PERSONS | {
     f"{_POSTS}/welcome.md": "# Welcome\n",
     f"{_POSTS}/add.md": "added\n",
     f"{_POSTS}/change.md": "after\n",
     f"{_POSTS}/gallery/one.md": "one, again\n",
     f"{_POSTS}/gallery/three.md": "three\n",
-    "notes.txt": "a person's\n",
-    "readme.md": "a person's\n",
 }
 _HUMAN = ["M  notes.txt", " M readme.md", "?? scratch.txt"]
 ELSEWHERE = {f"{_POSTS}/welcome.md": "# Welcome, from elsewhere\n", f"{_POSTS}/theirs.md": "theirs\n"}
@@ -65,19 +63,11 @@ def make_template(root: Path, *, moved: bool) -> Site:
     site.git("commit", "--quiet", "--message=Fill the site")
     site.git("push", "--quiet", "origin", "main")
     if moved:
-        other = root / "other"
-        site.git("clone", "--quiet", str(site.remote), str(other), cwd=root)
-        for path, text in ELSEWHERE.items():
-            (other / path).write_text(text)
-        site.git("add", "--all", cwd=other)
-        site.git("commit", "--quiet", "--message=From elsewhere", cwd=other)
-        site.git("push", "--quiet", "origin", "main", cwd=other)
-        shutil.rmtree(other)
-    for path, text in {
-        **AFTER,
-        "notes.txt": "staged by a person\n",
-        "scratch.txt": "of no concern\n",
-    }.items():
+        tip = site.git("rev-parse", "main")
+        assert commit_files(site.remote, tip, ELSEWHERE, "From elsewhere")
+    for path, text in (
+        AFTER | {"notes.txt": "staged by a person\n", "scratch.txt": "of no concern\n"}
+    ).items():
         site.write_post(path, text)
     site.git("add", "notes.txt")
     site.write_post("readme.md", "changed by a person\n")
@@ -139,25 +129,18 @@ def problems(site: Site, *, moved: bool) -> Iterator[str]:
 
 def _remote(site: Site, moved: bool) -> Iterator[str]:  # noqa: FBT001
     expected = Counter(["Start the site", "Fill the site", *COMMITS, *(["From elsewhere"] if moved else [])])
-    log = site.git("log", "--format=%x01%s", "--name-only", "--no-renames", "main", cwd=site.remote)
-    entries = [entry.split("\n") for entry in log.split("\x01")[1:]]
-    if (found := Counter(subject for subject, *_ in entries)) != expected:
+    commits = [(commit.message.strip(), commit.touched) for commit in read_history(site.remote, "main")]
+    if (found := Counter(subject for subject, _ in commits)) != expected:
         yield f"on the remote: {dict(found - expected)} too many, {dict(expected - found)} missing"
-    for subject, *paths in entries:
-        if subject in COMMITS and {path for path in paths if path} != COMMITS[subject]:
-            yield f"{subject!r} touches {paths}"
-    tree = site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote).split("\n")
-    wanted = {**AFTER, **(ELSEWHERE if moved else {})}
-    if set(tree) != wanted.keys():
-        yield f"the remote has {sorted(set(tree) ^ wanted.keys())} too much or too little"
-    for path, text in wanted.items():
-        if (there := site.remote_file(path)) != text:
-            yield f"{path} on the remote is {there!r}"
-    if refs := set(site.git("for-each-ref", "--format=%(refname)", cwd=site.remote).split()) - {
-        "refs/heads/main"
-    }:
+    for subject, touched in commits:
+        if subject in COMMITS and touched.keys() != COMMITS[subject]:
+            yield f"{subject!r} touches {sorted(touched)}"
+    there = {path: content.decode() for path, content in read_files(site.remote).items()}
+    if there != (wanted := {**AFTER, **(ELSEWHERE if moved else {})}):
+        yield f"the remote has {there}, not {wanted}"
+    if (refs := site.git("for-each-ref", "--format=%(refname)", cwd=site.remote)) != "refs/heads/main":
         yield f"the remote has {refs}"
-    site.git("fsck", "--strict", "--no-dangling", cwd=site.remote)
+    yield from fsck(site.remote)
 
 
 def _local(site: Site, moved: bool) -> Iterator[str]:  # noqa: FBT001
@@ -185,7 +168,7 @@ def _local(site: Site, moved: bool) -> Iterator[str]:  # noqa: FBT001
         file = site.worktree / path
         if not file.exists() or file.read_text() != text:
             yield f"{path} in the work tree is not {text!r}"
-    site.git("fsck", "--strict", "--no-dangling")
+    yield from fsck(site.worktree)
 
 
 def _queue(site: Site, moved: bool) -> Iterator[str]:  # noqa: ARG001, FBT001

@@ -9,7 +9,7 @@ from soak.repository import build_commit, read_blobs, read_tree, try_git, write_
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sites import Site
@@ -198,7 +198,7 @@ class Colleague:
                 self._ledger.titles[path] = line
 
 
-def commit_files(remote: Path, tip: str, files: dict[str, str | None], message: str) -> str:
+def commit_files(remote: Path, tip: str, files: Mapping[str, str | None], message: str) -> str:
     """Commit files after `tip` and move the branch there. Return "" if the branch has moved."""
     changes = {
         path: None if text is None else write_blob(remote, text.encode()) for path, text in files.items()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from queue_engines import Disk
+from queue_backends import Disk
 
 from briter_worker.client import enqueue
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from mounts import read_only
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 
 from briter_worker.errors import DeclinedError, Failure, FailureCode
 from briter_worker.job import State, format_time

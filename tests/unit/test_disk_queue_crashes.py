@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from disk_steps import killed_at, refused_at
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import State, format_time

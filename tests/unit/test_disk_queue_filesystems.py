@@ -10,7 +10,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 
 from briter_worker.errors import os_error_fix
 from briter_worker.git.push import FilePlans

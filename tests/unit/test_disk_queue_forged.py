@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import State, format_time

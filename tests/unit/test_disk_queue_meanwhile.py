@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from disk_steps import before_change, refused_at
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 
 from briter_worker.job import State, format_time
 

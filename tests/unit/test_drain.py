@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 
 from briter_worker.drain import Counts, Drain
 from briter_worker.errors import FailureCode, PublishError, UnavailableError

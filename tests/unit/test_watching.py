@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 from sites import eventually
 
 from briter_worker.errors import DeclinedError

@@ -22,7 +22,7 @@ NOW = 1_800_000_000.0
 LONGEST_DELAY = 1800.0
 
 
-class Engine(Protocol):
+class Backend(Protocol):
     """A queue with its surroundings: producers, a worker that dies, an operator who looks."""
 
     @property
