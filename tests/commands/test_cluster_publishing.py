@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from clones import LINES, NOW, Cluster, blobs_here, named, small
 from remotes import Exchange, cuts_after, http_remote
-from requirements import provide
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import FailureCode, PublishError, UnavailableError

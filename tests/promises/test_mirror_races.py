@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from threading import Timer
 import traceback
 from functools import cache
 from itertools import count
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING
 
 import mirror_worker

@@ -28,7 +28,7 @@ from briter_worker.errors import UnavailableError
 from briter_worker.git.payloads import gather
 from briter_worker.job import parse_time
 from briter_worker.queues.postgres.database import Database
-from briter_worker.queues.postgres.payloads import collect_blobs, submit
+from briter_worker.queues.postgres.payloads import PayloadSource, collect_blobs, submit
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_database, open_queue
 from soak.cluster_nodes import Incidents, Node
@@ -161,7 +161,7 @@ class ClusterCms:
     def _without_waking(self, document: dict[str, Any], files: Mapping[str, bytes | None]) -> None:
         """Die, as it were, between the commit and the waking of a node: the sweep has to find the job."""
         self._write(files)
-        source = gather(
+        found = gather(
             self._root,
             document["paths"],
             allowlist=Allowlist(self.settings.folders),
@@ -169,7 +169,9 @@ class ClusterCms:
             saved_at=parse_time(document["createdAt"]),
         )
         with open_database(self.settings).transaction() as connection:
-            submit(connection, self.name, document, source, now=time.time())
+            submit(
+                connection, self.name, document, PayloadSource(found.payload, found.content), now=time.time()
+            )
 
     def _write(self, files: Mapping[str, bytes | None]) -> None:
         for path, content in files.items():

@@ -192,7 +192,8 @@ def leftovers(site: Site) -> list[str]:
     return sorted(
         name
         for name in names
-        if any(mark in name for mark in marks) and not name.startswith((*kept, "logs/"))
+        if any(mark in name for mark in marks)
+        and not name.startswith((*kept, "logs/", "briter/lock", "briter/scheduled"))
     )
 
 

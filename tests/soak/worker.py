@@ -223,6 +223,7 @@ class LocalSite(Site):
             stop=Stop(emit, limit=60.0, abort=git.abort),
             wait=_never_wait,
             tidy=tidy,
+            pull=lambda _now: None,
             poll=5.0,
         )
 
