@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from machine import provide
 from outcomes import assert_published, save
 from remotes import asks_for, http_remote
+from requirements import provide
 from sites import Result
 
 if TYPE_CHECKING:

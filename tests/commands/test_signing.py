@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cluster_farm import Farm
-from machine import provide
 from outcomes import save
+from requirements import provide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,187 @@
+"""A cluster with everything real: sites with remotes, and hosts that are worker processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sites import eventually
+
+from briter_worker.cluster import sites
+from briter_worker.cluster.submit import enqueue
+from briter_worker.settings import load_settings
+
+if TYPE_CHECKING:
+    import signal
+    from pathlib import Path
+
+    from briter_worker.queues.postgres.database import Database
+    from briter_worker.settings import Settings
+
+PERSON = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "init.defaultBranch=main")
+
+
+@dataclass
+class Farm:
+    """Sites and their remotes below one folder, and the database they share."""
+
+    root: Path
+    database: Database
+    url: str
+    hosts: list[Running] = field(default_factory=list)
+
+    def settings(self, **extra: str) -> Settings:
+        """A worker's settings."""
+        return load_settings(self.environment("settings", **extra))
+
+    def environment(self, host: str, **extra: str) -> dict[str, str]:
+        """What a worker of this host finds."""
+        folder = self.root / "hosts" / host
+        folder.mkdir(parents=True, exist_ok=True)
+        return {
+            "BRITER_APP_ROOT": str(folder),
+            "BRITER_DATABASE_URL": self.url,
+            "BRITER_WORKER_DRY_RUN": "false",
+            "BRITER_WORKER_POLL_INTERVAL_MS": "500",
+            "BRITER_WORKER_BACKOFF_MS": "200",
+        } | extra
+
+    def add(self, *names: str, **settings: object) -> None:
+        """Sites, each with a remote of its own that has a post."""
+        for name in names:
+            clone = self.clone(name)
+            self.git("init", "-q", "--bare", "-b", "main", str(self.remote(name)), cwd=self.root)
+            self.git("clone", "-q", str(self.remote(name)), str(clone), cwd=self.root)
+            self.git("symbolic-ref", "HEAD", "refs/heads/main", cwd=clone)
+            self.person(name, {"content/welcome.md": "# Welcome\n"})
+            site = sites.Site(name, str(self.remote(name)), "main", "local-mdx", settings=settings)
+            sites.add(self.database, site, self.settings())
+
+    def remote(self, name: str) -> Path:
+        return self.root / "remotes" / f"{name}.git"
+
+    def clone(self, name: str) -> Path:
+        """Where a person works on the site."""
+        return self.root / "clones" / name
+
+    def person(self, name: str, files: dict[str, str]) -> None:
+        """Somebody pushes these."""
+        clone = self.clone(name)
+        if self.tip(name):
+            self.git("pull", "-q", "--rebase", "origin", "main", cwd=clone)
+        for path, text in files.items():
+            (clone / path).parent.mkdir(parents=True, exist_ok=True)
+            (clone / path).write_text(text)
+        self.git("add", "-A", cwd=clone)
+        self.git("commit", "-qm", "By hand", cwd=clone)
+        self.git("push", "-q", "origin", "HEAD:main", cwd=clone)
+
+    def hook(self, name: str, script: str) -> None:
+        """The remote's server runs this before it takes a push."""
+        hook = self.remote(name) / "hooks" / "pre-receive"
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text(f"#!/bin/sh\n{script}\n")
+        hook.chmod(0o755)
+
+    def save(self, name: str, slug: str, text: str | None = None, **extra: Any) -> None:  # noqa: ANN401 - enqueue's
+        """The site's CMS saves a post."""
+        content = (f"# {slug}\n" if text is None else text).encode()
+        enqueue(
+            slug,
+            files={f"content/{slug}.md": content},
+            site=name,
+            settings=self.settings(),
+            message=slug,
+            **extra,
+        )
+
+    def git(self, *arguments: str, cwd: Path) -> str:
+        done = subprocess.run(
+            ["git", *PERSON, *arguments], cwd=cwd, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def tip(self, name: str) -> str:
+        done = subprocess.run(
+            ["git", "rev-parse", "-q", "--verify", "main"],
+            cwd=self.remote(name),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout.strip()
+
+    def published(self, name: str) -> Counter[str]:
+        """The worker's commits on the remote, by their messages."""
+        log = self.git("log", "--committer=Briter Worker", "--format=%s", "main", cwd=self.remote(name))
+        return Counter(log.splitlines())
+
+    def file(self, name: str, path: str) -> str:
+        return self.git("show", f"main:{path}", cwd=self.remote(name))
+
+    def rows(self) -> int:
+        """Publications that are in the database still."""
+        with self.database.transaction() as connection:
+            row = connection.execute("SELECT count(*) FROM publications").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def once(self, host: str = "one", *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        """`run --once` on this host."""
+        return subprocess.run(
+            [sys.executable, "-m", "briter_worker", "run", "--once", *arguments],
+            env=os.environ | self.environment(host, **extra),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    def start(self, host: str, *arguments: str, **extra: str) -> Running:
+        """A host that runs until it is told to stop."""
+        running = Running(self, host, arguments, extra)
+        self.hosts.append(running)
+        return running
+
+    def end(self) -> None:
+        """No host runs any more."""
+        for host in self.hosts:
+            host.end()
+
+
+class Running:
+    """A worker process."""
+
+    def __init__(self, farm: Farm, host: str, arguments: tuple[str, ...], extra: dict[str, str]) -> None:
+        self._output = farm.root / f"{host}.{len(farm.hosts)}.log"
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "briter_worker", "run", *arguments],
+                env=os.environ | farm.environment(host, **extra),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        eventually(lambda: "worker-started" in self.text() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.text()
+
+    def text(self) -> str:
+        return self._output.read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """A log's lines."""
+    return [json.loads(line.partition("] ")[2]) for line in text.splitlines() if line.startswith("[briter")]
