@@ -70,12 +70,13 @@ class CachedValue(Generic[T]):
             return self._known, self._latest
 
     def _refresh(self) -> T:
-        began = time.monotonic()
+        began, pause = time.monotonic(), self._lifetime
         try:
-            return self._read()
+            value = self._read()
+            pause = max(pause, _SHARE * (time.monotonic() - began))  # not after a failure: it may soon pass
+            return value
         finally:
-            ended = time.monotonic()
-            self._expires = ended + max(self._lifetime, _SHARE * (ended - began))
+            self._expires = time.monotonic() + pause
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
