@@ -89,7 +89,10 @@ class Site:
     @classmethod
     def make(cls, root: Path) -> Self:
         """A bare remote with one commit on `main`, cloned, with `content/posts` in it."""
-        site = cls(_template()).copy(root)
+        site = cls(Site(_template()).copy(root).root)
+        site.root.chmod(0o755)
+        if site.worktree != Site(root).worktree:
+            Site(root).worktree.rename(site.worktree)
         site.git("update-index", "--refresh", "-q")
         site.queue.mkdir(parents=True)
         return site

@@ -206,6 +206,10 @@ class GitPublisher:
         with repository.working():
             if not self._dry_run:
                 self._guard(self._copies.catch_up)
+                seen, pushed = repository.ref(repository.tracking_ref), repository.ref(repository.pushed_ref)
+                if seen and pushed and seen != pushed and repository.is_ancestor(seen, pushed):
+                    # Git could not move the ref after the push: it was locked, or the disk failed.
+                    repository.update_refs((repository.tracking_ref, pushed, seen))
             if repository.git.worktree is not None:  # a cluster's clone is thrown away instead
                 repository.tidy(now, keep=[self._batch_ref(plan) for plan in self._plans.plans()])
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING
 from remotes import git_daemon
 from sites import eventually
 
-from soak.processes import end_session, session_of
+from soak.processes import end_session, send, session_of, tree_of
 from soak.report import IN_MEMORY, Options, Report
 from soak.strace import ERRORS, FAULTS, KILL_ALL, Tracer
 from soak.sweep_site import (
@@ -206,6 +207,7 @@ def _strike(case: Case, site: Site, tracer: Tracer) -> tuple[str, str]:
     if case.fault is KILL_ALL:
         name, sign = case.call.process, KILL_ALL.sign
         eventually(lambda: process.poll() is not None or sign in tracer.said(name), within=60)
+        send(tree_of(process.pid), signal.SIGKILL)  # git runs in a session of its own
         end_session(process.pid)
     out, err = process.communicate(timeout=120)
     eventually(lambda: not session_of(process.pid), within=30)

@@ -174,6 +174,8 @@ class ClaimFolder:
 
     def drop(self, names: Collection[str]) -> None:
         """Remove files from `.claimed/`, with their marks, durably. Raises the first OSError at the end."""
+        if not names:
+            return
         failed: OSError | None = None
         for name in names:
             try:
