@@ -1,4 +1,4 @@
-"""Decide from their text alone which declared paths may be published.
+"""The folders that may be published, and which declared paths are in them: decided from their text alone.
 
 A path that passes is relative, stays below an allowed folder and names nothing that git treats specially, on
 whichever system the site is checked out. Staging checks what the text cannot tell: symlinks, special files,
@@ -9,13 +9,56 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import warnings
+from functools import cached_property, lru_cache
+from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import UsageError
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pathspec import GitIgnoreSpec
+
+FOLDERS: dict[str, tuple[str, ...]] = {
+    "local-mdx": ("content",),
+    "git-target": ("content", "public/uploads"),
+    # Not layouts, archetypes or config; of assets, which also holds scripts for the build, the images.
+    "hugo": ("content", "data", "static", "assets/images"),
+    # Not _includes, _layouts, _plugins or _sass.
+    "jekyll": ("_posts", "_drafts", "_pages", "_data", "assets"),
+    # Not src/pages: its .astro and .ts files are code.
+    "astro": ("src/content", "src/assets", "public"),
+    # Not _data or _includes: their .js files run in the build.
+    "eleventy": ("content", "posts", "src/content", "src/posts", "public", "img"),
+    # Not overrides (the theme) or mkdocs.yml.
+    "mkdocs": ("docs",),
+    # Not site (blueprints, plugins, accounts); media is generated.
+    "kirby": ("content",),
+    # Not user/accounts, user/config, user/plugins or user/themes.
+    "grav": ("user/pages", "user/images", "user/media"),
+    # Not users, resources or config.
+    "statamic": ("content", "public/assets"),
+    # BRITER_ALLOWED_PATHS names them all.
+    "custom": (),
+}
+"""The folders that each kind of site publishes: those of posts, pages, data and media.
+
+Configuration, templates, themes, plugins, user accounts and build scripts belong to developers and are in
+none. Some generators run code that lies among the posts (MDX, Eleventy's `*.11tydata.js`, Astro's older
+`src/content/config.ts`): a producer of jobs can then run code in that site's build. `custom` can name
+narrower folders.
+"""
+
+EXCLUDED = (
+    ".DS_Store", "._*", "Thumbs.db", "desktop.ini", ".nfs*", ".fuse_hidden*",  # systems
+    "*~", ".*.sw?", ".#*", r"\#*#", "~$*", ".~lock.*#", ".goutputstream-*",  # editors
+)  # fmt: skip
+"""Patterns of files that no kind of site publishes: they are backups, locks and notes of programs."""
+ADAPTER_EXCLUDED = {"kirby": ("_changes/", ".lock")}
+"""Patterns for one kind of site: Kirby keeps unpublished edits and its locks inside a page's folder."""
 
 MAX_PATH_BYTES = 4096
 MAX_PARTS = 64
@@ -35,13 +78,32 @@ class PathRefusedError(Exception):
 class Allowlist:
     """The folders of a site from which jobs may publish."""
 
-    def __init__(self, folders: Iterable[str], *, private: Iterable[str] = ()) -> None:
-        """`private` has folders inside the repository that are never published: the worker's storage."""
+    def __init__(
+        self,
+        folders: Iterable[str],
+        *,
+        excluded: Iterable[str] = (),
+        private: Iterable[str] = (),
+        more: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        """`excluded` has patterns as in `.gitignore`, of which the last that matches decides.
+
+        `private` has folders inside the repository that are never published: the worker's storage.
+        `more` is called for the folders of plugins when they are first needed.
+        """
         self._private = tuple(private)
+        self._excluded = tuple(excluded)
+        self._matching = lru_cache(maxsize=1_000)(self._match)
+        self._more = more
         try:
-            self.folders = tuple(dict.fromkeys(_check(folder) for folder in folders))
+            self._own = tuple(_check(folder) for folder in folders)
         except PathRefusedError as refused:
             raise UsageError(f"{refused.path!r} cannot be an allowed folder: {refused.reason}") from None
+
+    @cached_property
+    def folders(self) -> tuple[str, ...]:
+        """The allowed folders, each once."""
+        return tuple(dict.fromkeys((*self._own, *self._more())))
 
     def resolve(self, declared: str) -> str:
         """Return the path to stage: as declared, without a trailing slash.
@@ -56,12 +118,56 @@ class Allowlist:
             )
         if any(is_inside(folder, path) for folder in self._private):
             raise PathRefusedError(declared, "it is in the worker's storage, which holds queue and settings")
+        if reason := self.exclusion(declared):
+            raise PathRefusedError(declared, reason)
         return path
+
+    def exclusion(self, path: str) -> str | None:
+        """Return the reason if a pattern excludes the path (of a folder: with a slash), or a folder above."""
+        above = (self._matching(f"{folder}/") for folder in parents(path))
+        pattern = next(filter(None, above), None) or self._matching(path)
+        return pattern and f"the pattern {pattern} excludes it: see BRITER_EXCLUDED_PATHS"
+
+    def _match(self, path: str) -> str | None:
+        if not self._excluded:
+            return None
+        found = self._spec.check_file(path)
+        return self._excluded[found.index] if found.include and found.index is not None else None
+
+    @cached_property
+    def _spec(self) -> GitIgnoreSpec:
+        return compile_patterns(self._excluded)
+
+
+def compile_patterns(patterns: Iterable[str]) -> GitIgnoreSpec:
+    """Return the matcher of patterns as in `.gitignore`. Raises ValueError for what is none."""
+    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - an idle worker matches nothing
+
+    lines = list(patterns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Python would read `[[:alpha:]]` as another set
+        try:
+            spec = GitIgnoreSpec.from_lines(lines, backend="simple")
+        except (ValueError, re.error, FutureWarning) as error:
+            raise ValueError(str(error)) from None
+    if len(spec.patterns) != len(lines) or any(each.include is None for each in spec.patterns):
+        raise ValueError("an empty pattern, or a comment")
+    return spec
+
+
+def normalized(path: str) -> str:
+    """Return the plain spelling of a declared path, to be compared."""
+    return normpath(f"/{path}").strip("/")
 
 
 def is_inside(folder: str, path: str) -> bool:
     """Return True if `path` is `folder` or below it: `content2/a` is not inside `content`."""
     return path == folder or path.startswith(f"{folder}/")
+
+
+def parents(path: str) -> Iterator[str]:
+    """Yield the folders above a path, topmost first."""
+    return (path[:i] for i, c in enumerate(path) if c == "/")
 
 
 def is_safe_to_check_out(path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import traceback
 from importlib import import_module
@@ -12,13 +13,14 @@ import typer
 import typer.main
 
 from briter_worker.commands import output
-from briter_worker.errors import FixableError, PublishError, UsageError, os_error_fix, os_error_text
+from briter_worker.errors import FixableError, PublishError, UsageError, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _COMMANDS = {
     "run": ("run", "run"),
+    "watch": ("run", "watch"),
     "enqueue": ("queue", "enqueue"),
     "list": ("queue", "list_"),
     "show": ("queue", "show"),
@@ -26,6 +28,7 @@ _COMMANDS = {
     "retry": ("queue", "retry"),
     "cancel": ("queue", "cancel"),
     "publish-now": ("queue", "publish_now"),
+    "undo": ("queue", "undo"),
     "pause": ("queue", "pause"),
     "resume": ("queue", "resume"),
     "pull": ("admin", "pull"),
@@ -71,10 +74,8 @@ def _print_version(*, wanted: bool) -> None:
 
 
 def _read_common_options(
-    context: typer.Context,
     *,
-    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks. [env: BRITER_DEBUG]")] = False,
-    version: Annotated[  # noqa: ARG001 - its callback has done the work
+    version: Annotated[
         bool,
         typer.Option(
             "--version",
@@ -84,22 +85,24 @@ def _read_common_options(
         ),
     ] = False,
 ) -> None:
-    context.obj["debug"] |= debug
+    pass
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one command and return its exit status. An error is one line, not a traceback."""
-    common = {"debug": bool(os.environ.get("BRITER_DEBUG"))}
     wanted = next((argument for argument in argv if not argument.startswith("-")), None)
     status = 0
     try:
         try:
-            typer.main.get_command(build_app(wanted)).main(list(argv), prog_name="briter-worker", obj=common)
+            command = typer.main.get_command(build_app(wanted))
+            gc.freeze()
+            gc.enable()
+            command.main(list(argv), prog_name="briter-worker")
         except SystemExit as ending:
             status = ending.code if isinstance(ending.code, int) else 1
         output.write("")  # flushes what Typer printed
     except Exception as error:
-        if common["debug"]:
+        if os.environ.get("BRITER_DEBUG"):
             raise
         status = _report_error(error)
     finally:
@@ -112,12 +115,8 @@ def _report_error(error: Exception) -> int:
         case UsageError():
             output.report(error.message, error.fix)
             return 2
-        case FixableError() | PublishError():
-            output.report(error.message, error.fix)
-        case OSError(strerror=str()):
-            output.report(os_error_text(error), os_error_fix(error))
-        case OSError():
-            output.report(str(error) or type(error).__name__, getattr(error, "fix", ""))
+        case FixableError() | PublishError() | OSError():
+            output.report(*describe(error))
         case _:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             output.report(

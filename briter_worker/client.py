@@ -6,15 +6,15 @@ import os
 import re
 import threading
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from briter_worker.job import (
     GIT_SYNC,
     SUFFIX,
+    WORKERS_KEYS,
     Document,
     Job,
     MalformedJobError,
@@ -24,22 +24,18 @@ from briter_worker.job import (
     parse_time,
     read_document,
 )
-from briter_worker.queues.disk.files import sync_folder, write_new
+from briter_worker.queues.disk.files import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _AUTHOR = re.compile(r"\s*(?P<name>[^<>]*[^<>\s])\s*<(?P<email>[^<>\s]+)>\s*")
-_RESERVED = frozenset(
-    {"id", "slug", "paths", "message", "scheduledFor", "createdAt", "firstSavedAt", "author", "status"}
-    | {"attempts", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt", "dryRunAt"}
-    | {"commitMessage", "attempt"}
+_RESERVED = WORKERS_KEYS.union(
+    ["id", "slug", "paths", "message", "commitMessage", "author", "scheduledFor", "createdAt"]
 )
-_MAX_REMEMBERED_SLUGS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
+class Enqueued(NamedTuple):
     """A job that is durably in the queue."""
 
     id: str
@@ -104,21 +100,17 @@ def submit(document: Document, *, queue: Path | None = None) -> Enqueued:
     """Write a job of `compose` durably into the queue folder. Raises OSError when it could not be written."""
     folder = default_queue() if queue is None else queue
     data = _encode(document)
-    job_id = document["id"]
-    partial, path = folder / f".{job_id}.tmp", folder / f"{job_id}{SUFFIX}"
-    # The umask decides who may read the file, as for any program's file.
+    name = f"{document['id']}{SUFFIX}"
     try:
-        write_new(partial, data, mode=0o666)
+        opened = Folder.open(folder)
     except FileNotFoundError:
         folder.mkdir(parents=True, exist_ok=True)
-        write_new(partial, data, mode=0o666)
-    try:
-        partial.rename(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_folder(folder)
-    return Enqueued(job_id, path)
+        opened = Folder.open(folder)
+    with opened:
+        # The umask decides who may read the file, as for any program's file.
+        opened.replace(name, data, mode=0o666)
+        opened.sync()
+    return Enqueued(document["id"], folder / name)
 
 
 def parse_author(author: str) -> tuple[str, str]:
@@ -150,12 +142,10 @@ def _next_millisecond(slug: str) -> int:
     """Return milliseconds since 1970, later than any that this process returned for the slug."""
     now = time.time_ns() // 1_000_000
     with _last_guard:
-        moment = max(now, _last_milliseconds.get(slug, 0) + 1)
-        if len(_last_milliseconds) >= _MAX_REMEMBERED_SLUGS:
-            for other in [key for key, last in _last_milliseconds.items() if last < now]:
-                del _last_milliseconds[other]
-        _last_milliseconds[slug] = moment
-    return moment
+        if now > max(_last_milliseconds.values(), default=0):
+            _last_milliseconds.clear()  # no earlier moment can come again
+        moment = _last_milliseconds[slug] = max(now, _last_milliseconds.get(slug, 0) + 1)
+        return moment
 
 
 def _sortable_id(milliseconds: int) -> str:

@@ -1,16 +1,19 @@
 """The one use case: claim what is due, publish it with one push, acknowledge each job.
 
-Every claim is completed exactly once, whatever the publisher does; the change is stored before it is emitted.
+Every claim is completed exactly once, whatever the publisher does. An outcome is stored first and emitted
+then. An error of a plugin is a failure of the job at hand only.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from briter_worker.batch import Batch, Counts
+from briter_worker.allowlist import normalized
 from briter_worker.errors import (
     OS_FIXES,
     Failure,
@@ -18,20 +21,55 @@ from briter_worker.errors import (
     FailureCode,
     LockLostError,
     PublishError,
+    SnoozedError,
     StoppedError,
     UnavailableError,
 )
-from briter_worker.events import JobStarted, Quarantined, Revived, Superseded, Warned
+from briter_worker.events import (
+    Cancelled,
+    DeadLettered,
+    Event,
+    Failed,
+    Handled,
+    JobStarted,
+    NoChange,
+    NoPaths,
+    Progress,
+    Published,
+    Revived,
+    Warned,
+)
 from briter_worker.job import GIT_SYNC
-from briter_worker.ports import Outcome, Request, Result
+from briter_worker.ports import Backoff, Outcome, Publication, Request, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from briter_worker.ports import Change, Claim, ClaimResult, EventSink, Extensions, Publisher, Queue
-    from briter_worker.retry import Backoff
+    from briter_worker.plugins import Plugins
+    from briter_worker.ports import Change, Claim, EventSink, Publisher, Queue
 
+_UNSETTLED = Failure(
+    FailureCode.UNSETTLED,
+    "a job file is still being written, and may schedule what is in this folder",
+    "have the CMS rename complete files into the queue folder",
+)
 _MAX_TITLE = 200
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many claims were completed, how many of them are not published, and how many are undecided."""
+
+    completed: int = 0
+    failed: int = 0
+    undecided: int = 0
+    """Still in flight, because the remote did not say whether it has them."""
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of another batch."""
+        self.completed += other.completed
+        self.failed += other.failed
+        self.undecided += other.undecided
 
 
 class Drain:
@@ -47,36 +85,31 @@ class Drain:
         queue: Queue,
         publisher: Callable[[], Publisher],
         emit: EventSink,
-        extensions: Extensions,
+        plugins: Callable[[], Plugins],
         backoff: Backoff,
         max_attempts: int,
         dry_run: bool,
+        co_authors: bool = False,
         stopping: Callable[[], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._queue = queue
+        self.queue = queue
+        self.emit = emit
+        self.plugins = plugins
+        self.backoff = backoff
+        self.max_attempts = max_attempts
+        self.dry_run = dry_run
+        self.clock = clock
         self._open_publisher = publisher
-        self._emit = emit
-        self._max_attempts = max_attempts
-        self._dry_run = dry_run
+        self._co_authors = co_authors
         self._stopping = stopping
-        self._clock = clock
-        self._new_batch = partial(
-            Batch,
-            queue=queue,
-            emit=emit,
-            extensions=extensions,
-            backoff=backoff,
-            max_attempts=max_attempts,
-            dry_run=dry_run,
-            clock=clock,
-        )
         self._last_doubt = ""
 
     def run(self) -> Counts | None:
         """Publish what is due; return None if nothing was."""
-        found = self._queue.claim(self._clock())
-        self._report(found)
+        found = self.queue.claim(self.clock())
+        for event in (*found.superseded, *found.quarantined):
+            self.emit(event)
         counts = Counts(failed=len(found.quarantined))
         if found.claims:
             counts.add(self._drain(found.claims))
@@ -88,14 +121,14 @@ class Drain:
         Jobs whose push the remote did not answer for stay in flight and count as undecided.
         """
         # What a live worker had pushed before it died is published, also if a dry run finds it.
-        batch = self._new_batch(self._queue.recover(self._clock()), dry_run=False)
+        batch = _Batch(self, self.queue.recover(self.clock()), dry_run=False)
         undecided = self._resolve(batch)
         for claim in [claim for key, claim in batch.open.items() if key not in undecided]:
             if self._stopping():
                 break  # the next start finds it in flight
-            claimed = self._queue.reclaim(claim, self._clock())
-            if claim.alone and claimed.attempt > self._max_attempts:
-                poisoned = self._new_batch([claimed])
+            claimed = self.queue.reclaim(claim, self.clock())
+            if claim.alone and claimed.attempt > self.max_attempts:
+                poisoned = _Batch(self, [claimed], dry_run=self.dry_run)
                 poisoned.fail([claimed.key], _poison_failure(claimed))
                 batch.counts.add(poisoned.counts)
             else:
@@ -103,7 +136,7 @@ class Drain:
         batch.counts.undecided += len(undecided & batch.open.keys())
         return batch.counts
 
-    def _resolve(self, batch: Batch) -> frozenset[str]:
+    def _resolve(self, batch: _Batch) -> frozenset[str]:
         """Acknowledge what landed of the recorded plans; return the keys of the claims still undecided."""
         doubt: Failure | None = None
         try:
@@ -129,19 +162,123 @@ class Drain:
         """Warn once per reason why jobs in flight have to wait."""
         message = doubt.message if doubt else ""
         if doubt and message != self._last_doubt:
-            self._emit(Warned(error=f"jobs in flight wait for the remote: {message}", fix=doubt.fix))
+            self.emit(Warned(error=f"jobs in flight wait for the remote: {message}", fix=doubt.fix))
         self._last_doubt = message
-
-    def _report(self, found: ClaimResult) -> None:
-        for old in found.superseded:
-            self._emit(Superseded(job_id=old.job_id, slug=old.slug, superseded_by=old.by))
-        for file in found.quarantined:
-            self._emit(Quarantined(job_id=file.job_id, slug=file.slug, error=file.reason, file=file.file))
 
     def _drain(self, claims: Sequence[Claim]) -> Counts:
         """Publish the claims with one push, and complete each of them."""
-        batch = self._new_batch(claims)
-        for claim in claims:
+        batch = _Batch(self, claims, dry_run=self.dry_run)
+        with batch.attempts:
+            try:
+                batch.start()
+                for claim in [claim for claim in batch.open.values() if claim.job.type != GIT_SYNC]:
+                    if self._stopping():
+                        raise StoppedError  # noqa: TRY301 - as the publisher does
+                    batch.complete_cancelled()
+                    if claim.key in batch.open:
+                        batch.handle(claim)
+                self._publish(batch, [self._request(claim) for claim in batch.open.values()])
+            except StoppedError:
+                undecided = self._resolve(batch)
+                batch.counts.undecided = len(undecided)
+                batch.release(except_for=undecided)
+            except (LockLostError, UnavailableError):
+                with suppress(OSError, PublishError):
+                    batch.release(except_for=self._undecided(batch))
+                raise
+        if batch.has_pushed:
+            for job in self.queue.requeue(self.clock(), batch.failed_ids):
+                self.emit(Revived(job_id=job.id, slug=job.slug))
+        return batch.counts
+
+    def _request(self, claim: Claim) -> Request:
+        job, message = claim.job, claim.job.commit_message
+        if self._co_authors and job.co_authors:
+            trailers = [f"Co-authored-by: {person.name} <{person.email}>" for person in job.co_authors]
+            message = "\n".join([message.rstrip("\n"), "", *trailers, ""])
+        author = (job.author.name, job.author.email) if job.author else None
+        return Request(claim.key, job.slug, job.paths, message, job.created_at, author)
+
+    def _publish(self, batch: _Batch, requests: Sequence[Request]) -> None:
+        """Publish the requests with one push; halve them while one of them is at fault."""
+        if not requests:
+            return
+        if self._stopping():
+            raise StoppedError
+        overtaken: set[str] = set()
+        unsettled: list[float] = []
+
+        def scheduled() -> Mapping[str, float]:
+            """Look, before and after the files are read, also for saves that claims must wait for."""
+            overtaken.update(self.queue.overtaken(list(batch.open.values()), self.clock()))
+            if (until := self.queue.unsettled_until(self.clock())) is not None:
+                unsettled.append(until)
+            return self.queue.scheduled_paths(self.clock())
+
+        def check(key: str, changes: Sequence[Change]) -> Outcome | None:
+            if key in overtaken:
+                return Outcome(key, Result.RELEASED)
+            return _deferral(batch.open[key], changes, unsettled) or batch.check(key, changes)
+
+        try:
+            for outcomes in self._open_publisher().publish(
+                requests,
+                scheduled=scheduled,
+                check=check,
+                cancelled=lambda: self.queue.cancelled(list(batch.open.values())),
+                now=self.clock(),
+            ):
+                batch.complete(outcomes)
+        except (LockLostError, UnavailableError, StoppedError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever happens to a batch never ends the worker
+            self._publish_less(batch, requests, _failure_of(error))
+
+    def _publish_less(self, batch: _Batch, requests: Sequence[Request], failure: Failure) -> None:
+        """Fail the requests of a failed push, or publish them in halves until one at fault stands alone."""
+        undecided = self._undecided(batch)
+        batch.counts.undecided = len(undecided)
+        left = [each for each in requests if each.key in batch.open and each.key not in undecided]
+        # Of any other failure, a smaller batch would fail as well.
+        is_one_jobs_fault = failure.code is FailureCode.INTERNAL or _is_refusal(failure)
+        if len(left) > 1 and is_one_jobs_fault:
+            middle = len(left) // 2
+            self._publish(batch, left[:middle])
+            self._publish(batch, left[middle:])
+        else:
+            batch.fail([each.key for each in left], failure)
+
+    def _undecided(self, batch: _Batch) -> frozenset[str]:
+        """Return the keys of the open claims whose push may have landed."""
+        try:
+            return frozenset(self._open_publisher().undecided()) & batch.open.keys()
+        except PublishError:  # the publisher never opened, so nothing was pushed
+            return frozenset()
+        except OSError:
+            return frozenset(batch.open)
+
+
+class _Batch:
+    """The claims of one drain that are still open, and what became of the others."""
+
+    def __init__(self, drain: Drain, claims: Iterable[Claim], *, dry_run: bool) -> None:
+        self.open = {claim.key: claim for claim in claims}
+        self.counts = Counts()
+        self.attempts = ExitStack()
+        """Leaves the contexts of attempts that were not completed."""
+        self.has_pushed = False
+        self.failed_ids: set[str] = set()
+        self._total = len(self.open)
+        self._queue = drain.queue
+        self._emit = drain.emit
+        self._drain = drain
+        self._dry_run = dry_run
+        self._started = time.monotonic()
+        self._contexts: dict[str, ExitStack] = {}
+
+    def start(self) -> None:
+        """Emit the start of each attempt, and enter the contexts that plugins put around it."""
+        for claim in self.open.values():
             self._emit(
                 JobStarted(
                     job_id=claim.job.id,
@@ -153,89 +290,190 @@ class Drain:
                     due_at=claim.job.scheduled_for,
                 )
             )
-        with batch:
-            try:
-                batch.enter_attempts()
-                self._handle_other_types(batch)
-                self._publish(batch, [_request(claim) for claim in batch.open.values()])
-            except StoppedError:
-                undecided = self._resolve(batch)
-                batch.counts.undecided = len(undecided)
-                batch.release(except_for=undecided)
-            except (LockLostError, UnavailableError):
-                with suppress(OSError, PublishError):
-                    batch.release(except_for=self._undecided(batch))
-                raise
-        if batch.has_pushed:
-            for job in self._queue.requeue(self._clock(), batch.failed_ids):
-                self._emit(Revived(job_id=job.id, slug=job.slug))
-        return batch.counts
+        ended = []
+        for claim in self.open.values():
+            self._contexts[claim.key] = ExitStack()
+            self.attempts.callback(self._leave_attempt, claim.key)
+            if outcome := _refusal(claim.key, partial(self._enter_attempt, claim)):
+                ended.append(outcome)
+        self.complete(ended)
 
-    def _handle_other_types(self, batch: Batch) -> None:
-        """Have plugins handle the jobs of their own types, one after another."""
-        for claim in [claim for claim in batch.open.values() if claim.job.type != GIT_SYNC]:
-            if self._stopping():
-                raise StoppedError
-            batch.complete_cancelled()
-            if claim.key in batch.open:
-                batch.complete([batch.handle(claim)])
+    def _enter_attempt(self, claim: Claim) -> None:
+        for around in self._call_plugins("around_attempt", job=claim.job, attempt=claim.attempt):
+            self._contexts[claim.key].enter_context(around)
 
-    def _publish(self, batch: Batch, requests: Sequence[Request]) -> None:
-        """Publish the requests with one push; halve them while one of them is at fault."""
-        if not requests:
+    def _call_plugins(self, hook: str, **arguments: object) -> list[Any]:
+        return self._drain.plugins().call(hook, **arguments)
+
+    def check(self, key: str, changes: Sequence[Change]) -> Outcome | None:
+        """Return the outcome of a job that a plugin refuses to publish."""
+        job = self.open[key].job
+        return _refusal(key, lambda: self._call_plugins("before_publish", job=job, changes=changes))
+
+    def handle(self, claim: Claim) -> None:
+        """Have a plugin handle a job of the plugin's own type."""
+        outcome = _refusal(claim.key, lambda: self._drain.plugins().handle(claim.job))
+        self.complete([outcome or Outcome(claim.key, Result.PUBLISHED)])
+
+    def complete(self, outcomes: Sequence[Outcome]) -> None:
+        """Store what became of these claims, then emit it."""
+        known = {each.key: each for each in outcomes if each.key in self.open}
+        if not known:
             return
-        if self._stopping():
-            raise StoppedError
-        overtaken: set[str] = set()
+        done = self._total - len(self.open) + len(known)
+        self._emit(Progress(phase="settle", done=done, total=self._total))
+        finished = [each for each in known.values() if each.result in {Result.PUBLISHED, Result.UNCHANGED}]
+        if finished:
+            events = [self._receipt(self.open[each.key], each) for each in finished]
+            self._emit.deliver(events, partial(self._acknowledge, finished))
+        for outcome in known.values():
+            claim = self.open[outcome.key]
+            match outcome.result:
+                case Result.CANCELLED | Result.RELEASED:
+                    for cancelled in self._queue.release([claim]):
+                        self._emit_cancelled(cancelled)
+                case Result.FAILED:
+                    self._fail(claim, outcome)
+                case Result.PUBLISHED | Result.UNCHANGED:
+                    pass  # acknowledged together
+            del self.open[outcome.key]
+            self.counts.completed += 1
+            self._leave_attempt(outcome.key)
+            if outcome.commit is not None and claim.job.type == GIT_SYNC:
+                facts = (claim.job, outcome.commit, claim.attempt, self._dry_run, outcome.rejected_paths)
+                after = partial(self._call_plugins, "after_publish", publication=Publication(*facts))
+                self._call_safely(claim.job.slug, after)
 
-        def scheduled() -> Mapping[str, float]:
-            """Look, before and after the files are read, also for saves that claims must wait for."""
-            overtaken.update(self._queue.overtaken(list(batch.open.values()), self._clock()))
-            return self._queue.scheduled_paths(self._clock())
+    def complete_cancelled(self, *, except_for: Collection[str] = ()) -> None:
+        """Drop the open claims whose cancellation was requested."""
+        keys = self._queue.cancelled(list(self.open.values())) if self.open else ()
+        self.complete([Outcome(key, Result.CANCELLED) for key in keys if key not in except_for])
 
-        def check(key: str, changes: Sequence[Change]) -> Outcome | None:
-            return Outcome(key, Result.RELEASED) if key in overtaken else batch.check(key, changes)
+    def fail(self, keys: Iterable[str], failure: Failure) -> None:
+        """Complete these claims with the same failure."""
+        self.complete([Outcome(key, Result.FAILED, failure=failure) for key in keys])
 
-        try:
-            for outcomes in self._open_publisher().publish(
-                requests,
-                scheduled=scheduled,
-                check=check,
-                cancelled=lambda: self._queue.cancelled(list(batch.open.values())),
-                now=self._clock(),
-            ):
-                batch.complete(outcomes)
-        except (LockLostError, UnavailableError, StoppedError):
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever happens to a batch never ends the worker
-            self._publish_less(batch, requests, _failure_of(error))
+    def release(self, *, except_for: Collection[str] = ()) -> None:
+        """Put the open claims back as if they had not been claimed."""
+        claims = [claim for key, claim in self.open.items() if key not in except_for]
+        for claim in claims:
+            del self.open[claim.key]
+        for claim in self._queue.release(claims) if claims else ():
+            self._emit_cancelled(claim)
 
-    def _publish_less(self, batch: Batch, requests: Sequence[Request], failure: Failure) -> None:
-        """Fail the requests of a failed push, or publish them in halves until one at fault stands alone."""
-        undecided = self._undecided(batch)
-        batch.counts.undecided = len(undecided)
-        left = [each for each in requests if each.key in batch.open and each.key not in undecided]
-        if len(left) > 1 and _is_one_jobs_fault(failure):
-            middle = len(left) // 2
-            self._publish(batch, left[:middle])
-            self._publish(batch, left[middle:])
+    def _acknowledge(self, finished: Sequence[Outcome]) -> None:
+        tried = [
+            each
+            for each in finished
+            if self._dry_run and each.result is Result.PUBLISHED and each.commit is not None
+        ]
+        if tried:
+            self._queue.mark_tried([self.open[each.key] for each in tried], self._drain.clock())
+        gone = [each for each in finished if each not in tried]
+        if gone:
+            rejected = {each.key: each.rejected_paths for each in gone}
+            self._queue.acknowledge([self.open[each.key] for each in gone], rejected)
+
+    def _fail(self, claim: Claim, outcome: Outcome) -> None:
+        """Store and emit a failure: the job is deferred, retried after a backoff, or a dead letter."""
+        failure = outcome.failure or Failure(FailureCode.INTERNAL, "the publisher gave no reason")
+        kind = None if claim.job.type == GIT_SYNC else self._drain.plugins().kinds.get(claim.job.type)
+        max_attempts = (kind and kind.max_attempts) or self._drain.max_attempts
+        facts = self._facts(claim, outcome) | {"error": failure.message, "fix": failure.fix}
+        is_deferred = outcome.retry_at is not None
+        event: Event
+        if is_deferred or (not _is_refusal(failure) and claim.attempt < max_attempts):
+            at = self._retry_time(claim, outcome, kind.delays if kind else None)
+            event = Failed(**facts, failure=failure.code.value, retry_at=at)
+            is_kept = self._queue.retry_later(claim, failure, at=at, counts=not is_deferred)
         else:
-            batch.fail([each.key for each in left], failure)
+            is_nopaths = failure.code is FailureCode.NO_PATHS
+            event = NoPaths(**facts) if is_nopaths else DeadLettered(**facts, failure=failure.code.value)
+            is_kept = self._queue.dead_letter(claim, failure)
+        if not is_kept:
+            self._emit_cancelled(claim)
+            return
+        self.counts.failed += 1
+        self.failed_ids.add(claim.job.id)
+        self._emit(event)
 
-    def _undecided(self, batch: Batch) -> frozenset[str]:
-        """Return the keys of the open claims whose push may have landed."""
+    def _retry_time(self, claim: Claim, outcome: Outcome, delays: tuple[float, ...] | None) -> float:
+        now, longest = self._drain.clock(), self._drain.backoff.longest
+        if outcome.retry_at is None:
+            backoff = Backoff(delays) if delays else self._drain.backoff
+            return now + min(backoff.delay(claim.attempt), longest)
+        # A time that has come would make the job due at once, again and again. One further away than any
+        # backoff would be taken for the retry of a clock that ran ahead.
+        at = outcome.retry_at if outcome.retry_at > now else now + self._drain.backoff.delay(1)
+        return min(at, now + longest)
+
+    def _receipt(self, claim: Claim, outcome: Outcome) -> Event:
+        if claim.job.type != GIT_SYNC:
+            return Handled(**self._facts(claim, outcome))
+        if outcome.result is Result.UNCHANGED or outcome.commit is None:
+            return NoChange(**self._facts(claim, outcome))
+        self.has_pushed = self.has_pushed or not self._dry_run
+        return Published(**self._facts(claim, outcome), commit=outcome.commit)
+
+    def _facts(self, claim: Claim, outcome: Outcome) -> dict[str, Any]:
+        return {
+            "job_id": claim.job.id,
+            "slug": claim.job.slug,
+            "attempt": claim.attempt,
+            "dry_run": self._dry_run,
+            "duration_ms": round((time.monotonic() - self._started) * 1000),
+            "rejected_paths": outcome.rejected_paths,
+            "job_type": claim.job.type,
+            "webhook": claim.job.webhook,
+        }
+
+    def _emit_cancelled(self, claim: Claim) -> None:
+        self._emit(Cancelled(job_id=claim.job.id, slug=claim.job.slug))
+
+    def _leave_attempt(self, key: str) -> None:
+        if stack := self._contexts.pop(key, None):
+            self._call_safely(key, stack.close)
+
+    def _call_safely(self, slug: str, step: Callable[[], object]) -> None:
+        """Run a plugin's code for a completed job: its errors are reported and change nothing."""
         try:
-            return frozenset(self._open_publisher().undecided()) & batch.open.keys()
-        except PublishError:  # the publisher never opened, so nothing was pushed
-            return frozenset()
-        except OSError:
-            return frozenset(batch.open)
+            step()
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+            failure = _plugin_failure(error)
+            self._emit(Warned(error=f"after {slug}: {failure.message}", fix=failure.fix))
 
 
-def _request(claim: Claim) -> Request:
-    job = claim.job
-    author = (job.author.name, job.author.email) if job.author else None
-    return Request(claim.key, job.slug, job.paths, job.commit_message, author)
+def _deferral(claim: Claim, changes: Sequence[Change], unsettled: Sequence[float]) -> Outcome | None:
+    """Return the outcome of a job that waits for half-written job files, as it publishes a folder."""
+    declared = {normalized(path) for path in claim.job.paths}
+    if not unsettled or all(change.path in declared for change in changes):
+        return None
+    return Outcome(claim.key, Result.FAILED, failure=_UNSETTLED, retry_at=max(unsettled))
+
+
+def _refusal(key: str, step: Callable[[], object]) -> Outcome | None:
+    """Run a plugin's code for a job; return the job's outcome if the code raised."""
+    try:
+        step()
+    except SnoozedError as deferral:
+        until = deferral.until if math.isfinite(deferral.until) else 0.0
+        return Outcome(key, Result.FAILED, failure=Failure(FailureCode.PLUGIN, deferral.text), retry_at=until)
+    except PublishError as error:
+        return Outcome(key, Result.FAILED, failure=error.failure)
+    except (StoppedError, LockLostError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        return Outcome(key, Result.FAILED, failure=_plugin_failure(error))
+    return None
+
+
+def _is_refusal(failure: Failure) -> bool:
+    return failure.code.failure_class is FailureClass.REFUSED
+
+
+def _plugin_failure(error: Exception) -> Failure:
+    message = f"a plugin failed: {type(error).__name__}: {error}"
+    return Failure(FailureCode.INTERNAL, message, "correct the plugin, or uninstall it")
 
 
 def _failure_of(error: Exception) -> Failure:
@@ -250,11 +488,6 @@ def _failure_of(error: Exception) -> Failure:
         case _:
             message = f"an error in the worker itself: {type(error).__name__}: {error}"
             return Failure(FailureCode.INTERNAL, message, "report it to the developers of Briter Worker")
-
-
-def _is_one_jobs_fault(failure: Failure) -> bool:
-    """Return True if a smaller batch may succeed."""
-    return failure.code is FailureCode.INTERNAL or failure.code.failure_class is FailureClass.REFUSED
 
 
 def _poison_failure(claim: Claim) -> Failure:

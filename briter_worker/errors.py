@@ -7,10 +7,15 @@ three classes. No other module decides what a failure means.
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Self
 
 from briter_worker.redaction import one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class FailureClass(Enum):
@@ -27,20 +32,28 @@ class FailureClass(Enum):
 class FailureCode(StrEnum):
     """Public failure codes: the closed set that programs may rely on."""
 
-    NO_PATHS = "nopaths"
-    MALFORMED = "malformed"
-    UNREADABLE = "unreadable"
-    UNKNOWN_TYPE = "unknown-type"
-    TOO_LARGE = "too-large"
-    REJECTED = "rejected"
-    CONFLICT = "conflict"
-    PLUGIN = "plugin"
+    _value_: str
+    failure_class: FailureClass
 
-    LOST_RACE = "lost-race"
-    UNSETTLED = "unsettled"
-    KILLED_WORKER = "killed-worker"
-    INTERNAL = "internal"
+    def __new__(cls, value: str, failure_class: FailureClass = FailureClass.ENVIRONMENT) -> Self:
+        """Return the code with its class."""
+        code = str.__new__(cls, value)
+        code._value_ = value
+        code.failure_class = failure_class
+        return code
 
+    NO_PATHS = "nopaths", FailureClass.REFUSED
+    MALFORMED = "malformed", FailureClass.REFUSED
+    UNREADABLE = "unreadable", FailureClass.REFUSED
+    UNKNOWN_TYPE = "unknown-type", FailureClass.REFUSED
+    TOO_LARGE = "too-large", FailureClass.REFUSED
+    REJECTED = "rejected", FailureClass.REFUSED
+    CONFLICT = "conflict", FailureClass.REFUSED
+    PLUGIN = "plugin", FailureClass.REFUSED
+    LOST_RACE = "lost-race", FailureClass.TRANSIENT
+    UNSETTLED = "unsettled", FailureClass.TRANSIENT
+    KILLED_WORKER = "killed-worker", FailureClass.TRANSIENT
+    INTERNAL = "internal", FailureClass.TRANSIENT
     NETWORK = "network"
     TIMEOUT = "timeout"
     AUTH = "auth"
@@ -54,34 +67,11 @@ class FailureCode(StrEnum):
     LOCKED = "locked"
     CORRUPT = "corrupt"
     OWNERSHIP = "ownership"
+    SIGNING = "signing"
     NOT_A_REPOSITORY = "not-a-repository"
     DISK = "disk"
     PLUGIN_BROKEN = "plugin-broken"
     GIT_MISSING = "git-missing"
-
-    @property
-    def failure_class(self) -> FailureClass:
-        """Return the class that this code belongs to."""
-        if self in _REFUSED:
-            return FailureClass.REFUSED
-        return FailureClass.TRANSIENT if self in _TRANSIENT else FailureClass.ENVIRONMENT
-
-
-_REFUSED = frozenset(
-    {
-        FailureCode.NO_PATHS,
-        FailureCode.MALFORMED,
-        FailureCode.UNREADABLE,
-        FailureCode.UNKNOWN_TYPE,
-        FailureCode.TOO_LARGE,
-        FailureCode.REJECTED,
-        FailureCode.CONFLICT,
-        FailureCode.PLUGIN,
-    }
-)
-_TRANSIENT = frozenset(
-    {FailureCode.LOST_RACE, FailureCode.UNSETTLED, FailureCode.KILLED_WORKER, FailureCode.INTERNAL}
-)
 
 
 def is_environment(code: str | None) -> bool:
@@ -121,6 +111,7 @@ OS_FIXES = {
     errno.EMFILE: "raise the limit on open files: ulimit -n",
     errno.ENFILE: "raise the system's limit on open files: fs.file-max",
     errno.ESTALE: "mount the file system again",
+    errno.ENOTSUP: "move the queue folder to a file system that has hard links: BRITER_QUEUE_ROOT",
 }
 
 
@@ -135,33 +126,35 @@ def os_error_fix(error: OSError) -> str:
     return OS_FIXES.get(error.errno or 0, "")
 
 
+def sync_folder(folder: Path | int) -> None:
+    """Make the names in a folder, or in an open one, survive a power cut. Raises OSError.
+
+    A mount of a container's host (FUSE, 9p, vboxsf, SMB) may not offer that: there is nothing more to do.
+    """
+    handle = os.dup(folder) if isinstance(folder, int) else os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
+    finally:
+        os.close(handle)
+
+
 class PublishError(Exception):
     """Report the failure of a publication."""
 
     def __init__(self, code: FailureCode, message: str, fix: str = "") -> None:
         self.failure = Failure(code, message, fix)
-        super().__init__(self.failure.message)
+        self.code = code
+        self.message = self.failure.message
+        self.fix = self.failure.fix
+        super().__init__(self.message)
 
     @classmethod
     def from_os(cls, what_failed: str, error: OSError) -> PublishError:
         """Return the environment failure for an error of the operating system."""
-        message = f"{what_failed}: {os_error_text(error)}"
-        return cls(FailureCode.DISK, message, os_error_fix(error))
-
-    @property
-    def code(self) -> FailureCode:
-        """Return the failure code."""
-        return self.failure.code
-
-    @property
-    def message(self) -> str:
-        """Return the message, without the fix."""
-        return self.failure.message
-
-    @property
-    def fix(self) -> str:
-        """Return the fix, which may be empty."""
-        return self.failure.fix
+        return cls(FailureCode.DISK, f"{what_failed}: {os_error_text(error)}", os_error_fix(error))
 
 
 class RefusedError(PublishError):
@@ -184,30 +177,15 @@ class StoppedError(Exception):
     """Abort the work because the operator told the worker to stop; only the remote knows what a push did."""
 
 
-class LossReason(StrEnum):
-    """Reason why a worker lost its site."""
-
-    TAKEN = "taken"
-    """Another worker has the site."""
-    DONE = "done"
-    """Another worker completed the jobs in hand."""
-    MISSING = "missing"
-    """The site was removed."""
-    ERROR = "error"
-    """The worker cannot find out whether it still has the site."""
-
-
 class LockLostError(Exception):
     """Abort the work because the site may be another worker's. Nothing was pushed."""
 
     def __init__(
         self,
-        reason: LossReason = LossReason.TAKEN,
         message: str = "the worker's lock file was removed or replaced while the worker ran, so another "
         "worker may have the site now; this one ends",
         fix: str = "start the worker again, and leave worker.lock alone",
     ) -> None:
-        self.reason = reason
         self.fix = fix
         super().__init__(one_line(message))
 
@@ -233,3 +211,20 @@ class UsageError(FixableError):
 
 class DeclinedError(FixableError):
     """The command was understood and cannot be carried out: exit status 1."""
+
+
+class UnknownJobError(DeclinedError):
+    """The queue has no job of the wanted id or slug."""
+
+
+def describe(error: Exception) -> tuple[str, str]:
+    """Return what the error says to a person, and the fix, which may be empty."""
+    match error:
+        case FixableError() | PublishError():
+            return error.message, error.fix
+        case OSError():
+            return os_error_text(error) or type(error).__name__, getattr(error, "fix", "") or os_error_fix(
+                error
+            )
+        case _:
+            return one_line(f"{type(error).__name__}: {error}"), ""

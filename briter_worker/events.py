@@ -1,24 +1,47 @@
-"""Events: one frozen dataclass for everything that happens. Sinks turn them into log lines and receipts."""
+"""Events: one class for everything that happens. Sinks turn them into log lines and receipts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from inspect import get_annotations
+from typing import ClassVar, dataclass_transform
 
 from briter_worker.job import GIT_SYNC
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Event:
-    """Base class. `name` is the public name of the event, `level` the level of its log line."""
+    """Base class. `name` is the public name of the event, `level` the level of its log line.
+
+    A subclass declares its fields as a dataclass does; mypy checks them. No code is compiled for it, because
+    every start of the worker would pay for that.
+    """
 
     name: ClassVar[str]
     level: ClassVar[str] = "info"
     unlogged: ClassVar[frozenset[str]] = frozenset()
     """Fields for the history that the log leaves out."""
+    fields: ClassVar[tuple[str, ...]] = ()
+    """The names of the event's fields, those of base classes first."""
+
+    def __init_subclass__(cls) -> None:
+        cls.fields = (*cls.fields, *get_annotations(cls))
+
+    def __init__(self, **facts: object) -> None:
+        vars(self).update(facts)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._facts() == other._facts()
+
+    def __hash__(self) -> int:
+        return hash(self._facts())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{self._facts()}"
+
+    def _facts(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.fields)
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobEvent(Event):
     """Base class of the events of one job."""
 
@@ -26,7 +49,6 @@ class JobEvent(Event):
     slug: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobStarted(JobEvent):
     """An attempt starts; exactly one outcome follows."""
 
@@ -41,7 +63,6 @@ class JobStarted(JobEvent):
     """The time that the job was scheduled for, if any."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobOutcome(JobEvent):
     """Base class of the outcomes of an attempt."""
 
@@ -55,7 +76,6 @@ class JobOutcome(JobEvent):
     """Address to notify. The address may contain a secret, so neither log nor history has it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Published(JobOutcome):
     """The job's commit is on the remote (in a dry run: would be)."""
 
@@ -63,63 +83,50 @@ class Published(JobOutcome):
     commit: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoChange(JobOutcome):
     """The remote has the content of the job already."""
 
     name = "nochange"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoPaths(JobOutcome):
-    """None of the job's paths may be published; the job is a dead letter."""
+class JobFailure(JobOutcome):
+    """Base class of the outcomes of a job that is not published."""
 
-    name = "nopaths"
     level = "error"
     error: str
     fix: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failed(JobOutcome):
-    """The attempt failed and is repeated at `retry_at`."""
+class NoPaths(JobFailure):
+    """None of the job's paths may be published; the job is a dead letter."""
+
+    name = "nopaths"
+    fix: str = ""
+
+
+class Failed(JobFailure):
+    """The job is tried again at `retry_at`, because it failed or was deferred (which costs no attempt)."""
 
     name = "failed"
     level = "warning"
-    error: str
     failure: str
-    fix: str = ""
     retry_at: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snoozed(JobOutcome):
-    """The job is deferred to `retry_at`; the attempt does not count."""
-
-    name = "snoozed"
-    error: str
-    retry_at: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Handled(JobOutcome):
     """A plugin handled a job of its own type."""
 
     name = "handled"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeadLettered(JobOutcome):
+class DeadLettered(JobFailure):
     """The job is not tried again by itself, except after an environment failure (`Revived`)."""
 
     name = "dead-lettered"
-    level = "error"
-    error: str
     failure: str
     fix: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Superseded(JobEvent):
     """A newer save of the post replaced the job and took over its paths."""
 
@@ -127,14 +134,12 @@ class Superseded(JobEvent):
     superseded_by: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cancelled(JobEvent):
     """The job left the queue on request."""
 
     name = "cancelled"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Quarantined(JobEvent):
     """A file that is not a job was quarantined; a failed job names it."""
 
@@ -145,14 +150,21 @@ class Quarantined(JobEvent):
     fix: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Revived(JobEvent):
     """A dead letter that an environment failure caused is pending again, because a push succeeded."""
 
     name = "revived"
 
 
-@dataclass(frozen=True, kw_only=True)
+class Enqueued(Event):
+    """The watcher wrote a job for a post whose files changed."""
+
+    name = "enqueued"
+    job_id: str
+    slug: str
+    paths: tuple[str, ...]
+
+
 class Warned(Event):
     """Something needs attention, but no job failed by it."""
 
@@ -162,7 +174,6 @@ class Warned(Event):
     fix: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ConditionChanged(Event):
     """The site condition changed: an environment failure began, or ended (`condition` is None)."""
 
@@ -173,7 +184,6 @@ class ConditionChanged(Event):
     fix: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Paused(Event):
     """Publishing pauses until a time, or until `resume`."""
 
@@ -183,23 +193,32 @@ class Paused(Event):
     until: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Resumed(Event):
     """The pause ended."""
 
     name = "resumed"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HistoryRetired(Event):
-    """Old receipts became stale, and older ones were deleted."""
+class SiteUpdated(Event):
+    """Files of the site were written, or removed, as the remote has them. A post's own push is no update."""
 
-    name = "history-retired"
-    stale: int
-    deleted: int
+    name = "site-updated"
+    commit: str
+    paths: tuple[str, ...]
+    total: int
+    """The number of files; `paths` has the first thousand."""
 
 
-@dataclass(frozen=True, kw_only=True)
+class Steered(Event):
+    """Somebody steered jobs or the site, from the command line or the dashboard."""
+
+    name = "steered"
+    action: str
+    by: str
+    job_id: str | None
+    slug: str | None
+
+
 class Progress(Event):
     """Progress of the running drain. Not for the log."""
 
@@ -210,7 +229,6 @@ class Progress(Event):
     total: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reaped(Event):
     """In a cluster: the node that had the site died or was cut off, and the site was freed."""
 
@@ -221,7 +239,6 @@ class Reaped(Event):
     """The number of the worker that had the site, if still known."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkerStarted(Event):
     """The worker holds the site's lock and starts."""
 
@@ -230,7 +247,6 @@ class WorkerStarted(Event):
     dry_run: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkerSkipped(Event):
     """Another worker has the site; this one exits."""
 
@@ -239,7 +255,6 @@ class WorkerSkipped(Event):
     holder_pid: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkerStopping(Event):
     """The worker claims no new jobs."""
 
@@ -247,7 +262,6 @@ class WorkerStopping(Event):
     signal: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorkerStopped(Event):
     """The worker is about to release the lock."""
 

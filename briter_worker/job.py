@@ -10,7 +10,7 @@ import json
 import math
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import (
     AliasChoices,
@@ -18,6 +18,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -27,7 +28,7 @@ from pydantic.alias_generators import to_camel
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from briter_worker.errors import Failure
 
@@ -36,11 +37,16 @@ SUFFIX = ".json"
 MAX_FILE_BYTES = 1 << 20
 MAX_REWRITTEN_BYTES = 16 << 20
 """The worker adds its own keys and the paths of superseded saves."""
+MAX_CO_AUTHORS = 20
 _MAX_DEPTH = 64
 _QUOTED = 80
+_UNITS = ((60, 1, "s"), (2 * 3600, 60, "min"), (2 * 86400, 3600, "h"))
 
 WORKERS_KEYS = frozenset(
-    {"status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt", "dryRunAt"}
+    (
+        *("status", "attempts", "attempt", "nextAttemptAt", "lastError", "failure", "fix", "updatedAt"),
+        *("dryRunAt", "firstSavedAt", "quietUntil", "coAuthors"),
+    )
 )
 """The keys of a job file that only the worker writes."""
 
@@ -74,6 +80,7 @@ class State(StrEnum):
     PENDING = "pending"
     SCHEDULED = "scheduled"
     RETRYING = "retrying"
+    QUIET = "quiet"
     TRIED = "tried"
     CLAIMED = "claimed"
     FAILED = "failed"
@@ -91,6 +98,24 @@ def parse_time(text: str) -> float:
         return moment.timestamp()
     except (ValueError, OverflowError):
         raise ValueError(f"{quoted(text)} is no ISO-8601 time such as 2026-01-31T09:00:00Z") from None
+
+
+def ago(seconds: float) -> str:
+    """Return a distance in time: `in 3 h` for the future, `3 h ago` for the past, `now` within a second."""
+    text = span(abs(seconds))
+    if abs(seconds) < 1:
+        return "now"
+    return f"in {text}" if seconds > 0 else f"{text} ago"
+
+
+def span(seconds: float) -> str:
+    """Return a duration in its largest unit."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for limit, size, unit in _UNITS:
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
 
 
 def format_time(seconds: float) -> str:
@@ -126,7 +151,10 @@ def _address(value: object) -> object:
 
 _Line = Annotated[str, Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]+$")]
 _Seconds = Annotated[
-    float, BeforeValidator(_seconds), WithJsonSchema({"type": "string", "format": "date-time"})
+    float,
+    BeforeValidator(_seconds),
+    PlainSerializer(format_time, return_type=str),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
 
 
@@ -148,6 +176,7 @@ class Job(BaseModel):
         populate_by_name=True,
         alias_generator=to_camel,
         title="Briter Worker job",
+        defer_build=True,  # a start that finds no job needs no validator
     )
 
     id: _Line = Field("", description="Unique. Absent: the file's name without `.json`.")
@@ -196,6 +225,15 @@ class Job(BaseModel):
     dry_run_at: _Seconds | None = Field(
         None, description="When a dry run last built the commit. Written by the worker."
     )
+    first_saved_at: _Seconds | None = Field(
+        None, description="The first unpublished save of the post. Written by the worker."
+    )
+    quiet_until: _Seconds | None = Field(
+        None, description="The end of the post's quiet time. Written by the worker."
+    )
+    co_authors: Annotated[tuple[Author, ...], Field(max_length=MAX_CO_AUTHORS)] = Field(
+        (), strict=False, description="The authors of superseded saves. Written by the worker."
+    )
 
     @classmethod
     def from_document(cls, document: Any, *, name: str, modified: float) -> Job:  # noqa: ANN401 - any JSON value
@@ -233,7 +271,7 @@ class Job(BaseModel):
         retry = self.next_attempt_at or 0.0
         if retry > now + longest_delay:
             retry = 0.0 if self.updated_at > now else self.updated_at + longest_delay
-        return max(self.scheduled_for or 0.0, retry)
+        return max(self.scheduled_for or 0.0, retry, self.quiet_until or 0.0)
 
     def state(self, now: float) -> State:
         """Return the state of the job while it is in the queue and not claimed."""
@@ -245,7 +283,29 @@ class Job(BaseModel):
             return State.TRIED
         if (self.next_attempt_at or 0.0) > now:
             return State.RETRYING
-        return State.PENDING
+        return State.QUIET if (self.quiet_until or 0.0) > now else State.PENDING
+
+
+class QuietTime(NamedTuple):
+    """How long a post waits after a save, and at most after its first unpublished save, in seconds."""
+
+    after_save: float = 0.0
+    longest: float = 60.0
+
+    def apply(self, job: Job, saved_at: float, *earlier: Job) -> Job:
+        """Return the job with its first unpublished save and the end of its quiet time.
+
+        `earlier`: unpublished saves that the job stands for, too. A retry has no quiet time.
+        """
+        if not self.after_save or job.attempts:
+            return job if job.quiet_until is None else job.model_copy(update={"quiet_until": None})
+        first = min(saved_at, job.first_saved_at or saved_at)
+        first = min([first, *(each.first_saved_at or each.created_at for each in earlier)])
+        until = min(saved_at + self.after_save, first + self.longest, job.quiet_until or math.inf)
+        return job.model_copy(update={"first_saved_at": first, "quiet_until": until})
+
+
+NO_QUIET_TIME = QuietTime()
 
 
 def job_schema() -> Document:
@@ -258,6 +318,27 @@ def job_schema() -> Document:
 def join_paths(newer: Iterable[str], *older: Iterable[str]) -> tuple[str, ...]:
     """Return the newer job's paths, then those that only the superseded jobs declared."""
     return tuple(dict.fromkeys([*newer, *(path for paths in older for path in paths)]))
+
+
+def joined_keys(newest: Job, older: Sequence[Job], *, with_first_save: bool) -> Document:
+    """Return the keys of the newest save that change when it stands for older saves, too."""
+    keys: Document = {}
+    paths = join_paths(newest.paths, *(job.paths for job in older))
+    if set(paths) != set(newest.paths):
+        keys |= {"paths": list(paths), "dryRunAt": None}
+    people = [*newest.co_authors]
+    for job in older:
+        people += [*([job.author] if job.author else []), *job.co_authors]
+    others: dict[str, Author] = {}
+    for person in people:
+        if newest.author is None or person.email.casefold() != newest.author.email.casefold():
+            others.setdefault(person.email.casefold(), person)
+    if len(others) > len(newest.co_authors):
+        keys["coAuthors"] = [person.model_dump() for person in others.values()][:MAX_CO_AUTHORS]
+    if with_first_save:
+        first = min(job.first_saved_at or job.created_at for job in (newest, *older))
+        keys["firstSavedAt"] = format_time(first)
+    return keys
 
 
 def with_state(
@@ -306,7 +387,11 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
         raise MalformedJobError(f"the file has {len(data)} bytes; a job file has at most {MAX_FILE_BYTES}")
     try:
         value = _DECODER.decode(data.decode("utf-8-sig"))
-        _check(value, 0)
+        if (reason := _fault_of(value)) and isinstance(value, dict):
+            readable = {key: each for key, each in value.items() if not _fault_of({key: each})}
+            raise MalformedJobError(reason, readable)
+        if reason:
+            raise MalformedJobError(reason)
     except RecursionError:
         raise MalformedJobError(f"the JSON is nested deeper than {_MAX_DEPTH} levels") from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
@@ -314,21 +399,21 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
     return value
 
 
-def _check(value: object, depth: int) -> None:
-    """Raise MalformedJobError for a value that is JSON and that not every program reads alike."""
+def _fault_of(value: object, depth: int = 0) -> str:
+    """Return why programs may read a JSON value differently; empty if they do not."""
     if isinstance(value, str):
         if "\0" in value:
-            raise MalformedJobError("a text contains a NUL character")
+            return "a text contains a NUL character"
         if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-            raise MalformedJobError("a text contains half of a surrogate pair")
+            return "a text contains half of a surrogate pair"
     elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise MalformedJobError("a number is too large")
+        return "" if math.isfinite(value) else "a number is too large"
     elif isinstance(value, dict | list):
         if depth >= _MAX_DEPTH:
-            raise MalformedJobError(f"the JSON is nested deeper than {_MAX_DEPTH} levels")
-        for each in [*value, *value.values()] if isinstance(value, dict) else value:
-            _check(each, depth + 1)
+            return f"the JSON is nested deeper than {_MAX_DEPTH} levels"
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        return next(filter(None, (_fault_of(each, depth + 1) for each in parts)), "")
+    return ""
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> Document:

@@ -18,17 +18,14 @@ import stat
 import threading
 import uuid
 from contextlib import suppress
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import NamedTuple
 
 import filelock
 import psutil
-from pydantic import BeforeValidator, ConfigDict, Field
-from pydantic.dataclasses import dataclass
 
-from briter_worker.errors import os_error_text
+from briter_worker.errors import FailureCode, PublishError, os_error_fix, os_error_text
 
 _MAX_READ_BYTES = 4096
 _RECORD_BYTES = 512
@@ -41,26 +38,21 @@ _START_TICKS = 19
 """Field 22 of `/proc/<pid>/stat`, counted after the command's name, which may contain anything."""
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MAX_TEXT else None
-
-
-_Text = Annotated[str | None, BeforeValidator(_text)]
-
-
-@dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
-class Holder:
+class Holder(NamedTuple):
     """The holder as the record names it. Another program's record may have nothing but the PID."""
 
     pid: int
-    host: _Text = None
-    boot: _Text = None
+    host: str | None = None
+    boot: str | None = None
     started: int | None = None
     """Start time in ticks since boot, which tells a process from a later one with the same PID."""
-    namespace: _Text = None
+    namespace: str | None = None
     """PID namespace in which `pid` is valid."""
-    token: _Text = None
-    heartbeat: Annotated[float, Field(ge=0, le=_MAX_TIME_S, allow_inf_nan=False)] | None = None
+    token: str | None = None
+    heartbeat: float | None = None
+
+
+_IDENTITY = frozenset(Holder._fields) - {"pid"}
 
 
 class AnotherWorkerError(Exception):
@@ -71,10 +63,6 @@ class AnotherWorkerError(Exception):
         pid = f": PID {holder.pid}" if holder else ""
         host = f" on {holder.host}" if holder and holder.host else ""
         super().__init__(f"another worker instance is active{pid}{host}")
-
-
-class UnusableLockError(OSError):
-    """The lock file cannot be used: not a regular file, no permission, a full or read-only disk."""
 
 
 class SiteLock:
@@ -89,14 +77,12 @@ class SiteLock:
         self._kernel: filelock.BaseFileLock | None = None
         self._descriptor = -1
         self._record: Holder | None = None
-        self._owner = -1
+        self._owner = 0
         # Without the mutex, a beat during release could write into whatever file got the descriptor's number.
         self._mutex = threading.Lock()
 
     def acquire(self, now: float) -> None:
-        """Acquire the lock without waiting. Raises AnotherWorkerError or UnusableLockError."""
-        if self._kernel is not None:
-            return
+        """Acquire the lock without waiting. Raises AnotherWorkerError, and PublishError for a bad file."""
         kernel = filelock.FileLock(
             self._path,
             timeout=0,
@@ -111,7 +97,8 @@ class SiteLock:
             raise AnotherWorkerError(read_holder(self._path)) from None
         except OSError as error:
             text = os_error_text(error, with_path=False)
-            raise UnusableLockError(f"{self._path} cannot be locked: {text}") from error
+            message = f"{self._path} cannot be locked: {text}"
+            raise PublishError(FailureCode.DISK, message, os_error_fix(error)) from error
         self._kernel = kernel
 
     def _claim(self, locked: int, now: float) -> None:
@@ -119,7 +106,7 @@ class SiteLock:
         if not stat.S_ISREG(status.st_mode):
             raise OSError("not a regular file")
         recorded = _parse(os.pread(locked, _MAX_READ_BYTES, 0))
-        record = replace(_this_process(), token=uuid.uuid4().hex, heartbeat=now)
+        record = _this_process()._replace(token=uuid.uuid4().hex, heartbeat=now)
         # Each heartbeat sets the file's time: on a network file system by the clock that all hosts share.
         is_fresh = abs(now - status.st_mtime) <= self._stale_after
         if recorded is not None and is_fresh and _must_respect(recorded):
@@ -144,7 +131,7 @@ class SiteLock:
         with self._mutex, suppress(OSError):
             # Overwriting another program's record would hide that the lock was lost.
             if self._record is not None and self._has_own_record():
-                self._record = replace(self._record, heartbeat=now)
+                self._record = self._record._replace(heartbeat=now)
                 _write(self._descriptor, self._record)
 
     def still_ours(self) -> bool:
@@ -162,8 +149,6 @@ class SiteLock:
 
     def descriptor(self) -> int:
         """Return the descriptor for `Popen(pass_fds=...)`, by which a child keeps the lock held."""
-        if self._descriptor < 0:
-            raise RuntimeError("the lock is not held")
         return self._descriptor
 
     def release(self) -> None:
@@ -171,7 +156,7 @@ class SiteLock:
         kernel, self._kernel = self._kernel, None
         if kernel is None:
             return
-        if self._owner != os.getpid():  # the fork may have copied the mutex locked
+        if self._owner != os.getpid():  # the fork of a plugin; it may have copied the mutex locked
             os.close(self._descriptor)
             return
         with self._mutex:
@@ -277,7 +262,7 @@ def _start_ticks(process: str) -> int | None:
 
 
 def _write(descriptor: int, holder: Holder) -> None:
-    identity = asdict(holder)
+    identity = holder._asdict()
     pid, heartbeat = identity.pop("pid"), identity.pop("heartbeat")
     # The heartbeat comes last with a fixed width: a reader during a beat sees the rest of the record whole.
     text = f'{pid}\n{json.dumps(identity)[:-1]}, "heartbeat": {heartbeat:18.6f}}}'
@@ -293,8 +278,22 @@ def _parse(raw: bytes) -> Holder | None:
     leading = _PID_LINE.match(first)
     if leading is None or not 0 < int(leading[1]) <= _MAX_PID:
         return None
-    pid = int(leading[1])
+    bare = Holder(int(leading[1]))
     try:
-        return Holder(**{**json.loads(rest.partition(b"\n")[0]), "pid": pid})
-    except (TypeError, ValueError, RecursionError):
-        return Holder(pid)
+        record = json.loads(rest.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return bare
+    if not isinstance(record, dict):
+        return bare
+    known = {name: value for name, value in record.items() if name in _IDENTITY and _is_sound(name, value)}
+    return bare._replace(**known)
+
+
+def _is_sound(name: str, value: object) -> bool:
+    match name:
+        case "started":
+            return type(value) is int
+        case "heartbeat":
+            return isinstance(value, int | float) and 0 <= value <= _MAX_TIME_S
+        case _:
+            return isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MAX_TEXT

@@ -6,22 +6,20 @@ Plugins run in the worker's process with all its permissions: install only what 
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import FailureCode, PublishError, RefusedError, SnoozedError
-from briter_worker.ports import Change, JobKind, Publication
-from briter_worker.retry import Backoff
+from briter_worker.job import quoted
+from briter_worker.ports import Backoff, Change, JobKind, Publication
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from importlib.metadata import EntryPoint
 
     from briter_worker.job import Job
 
@@ -56,13 +54,14 @@ class HookSpecs(Protocol):
 
 
 class Plugins:
-    """Implements `ports.Extensions` with the installed plugins, loaded at the first call."""
+    """The installed plugins, loaded at the first call."""
 
     def __init__(self, settings: Mapping[str, Any], extra: Iterable[object] = ()) -> None:
         self._settings = settings
         self._extra = tuple(extra)
         self._manager: pluggy.PluginManager | None = None
-        self._kinds: dict[str, JobKind] = {}
+        self.kinds: dict[str, JobKind] = {}
+        """How jobs of the plugins' own types are handled, once the plugins are loaded."""
 
     @property
     def names(self) -> list[str]:
@@ -71,55 +70,44 @@ class Plugins:
 
     def allowed_paths(self) -> tuple[str, ...]:
         """Return the folders that plugins add to the adapter's."""
-        with _site_condition():
-            found = tuple(path for paths in self._call("allowed_paths") for path in paths)
-            Allowlist(found)
-            return found
+        with _site_condition("a plugin cannot be used"):
+            found = tuple(path for paths in self.call("allowed_paths") for path in paths)
+            return Allowlist(found).folders
 
-    def kind(self, name: str) -> JobKind | None:
-        """Return how jobs of this type are handled; a kind that fails, while a plugin is broken."""
-        try:
-            self._load()
-        except PublishError as broken:
-            return JobKind(partial(_fail, broken))
-        return self._kinds.get(name)
+    def handle(self, job: Job) -> None:
+        """Have the plugin of the job's type handle the job. Raises what the plugin raises."""
+        self._load()
+        if job.type not in self.kinds:
+            raise PublishError(
+                FailureCode.UNKNOWN_TYPE,
+                f"no plugin handles the type {quoted(job.type)}",
+                "leave type out, or install the plugin",
+            )
+        self.kinds[job.type].handle(job)
 
-    def before_publish(self, job: Job, changes: Sequence[Change]) -> None:
-        """Call the hook."""
-        self._call("before_publish", job=job, changes=changes)
-
-    @contextmanager
-    def around_attempt(self, job: Job, attempt: int) -> Iterator[None]:
-        """Enter the contexts of all plugins."""
-        with ExitStack() as stack:
-            for around in self._call("around_attempt", job=job, attempt=attempt):
-                stack.enter_context(around)
-            yield
-
-    def after_publish(self, publication: Publication) -> None:
-        """Call the hook."""
-        self._call("after_publish", publication=publication)
-
-    def _call(self, hook: str, **arguments: object) -> list[Any]:
+    def call(self, hook: str, **arguments: object) -> list[Any]:
+        """Call a hook of all plugins, in their order; return what they returned."""
         # pluggy calls the plugin that was registered last first.
         return list(reversed(getattr(self._load().hook, hook)(**arguments)))
 
     def _load(self) -> pluggy.PluginManager:
         if self._manager is not None:
             return self._manager
-        with _site_condition():
+        with _site_condition("a plugin cannot be used"):
             manager = pluggy.PluginManager(GROUP)
             marker = pluggy.HookspecMarker(GROUP)
             for name in _HOOKS:
                 marker(getattr(HookSpecs, name))
             manager.add_hookspecs(HookSpecs)
             for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-                manager.register(_plugin_of(point), point.name)
+                with _site_condition(f"the plugin {point.name!r} ({point.value}) cannot be loaded"):
+                    plugin = point.load()
+                manager.register(plugin, point.name)
             for plugin in self._extra:
                 manager.register(plugin, type(plugin).__name__)
             manager.check_pending()
             for kinds in manager.hook.job_kinds(settings=self._settings):
-                self._kinds |= {name: _checked_kind(name, kind) for name, kind in kinds.items()}
+                self.kinds |= {name: _checked_kind(name, kind) for name, kind in kinds.items()}
         self._manager = manager
         return manager
 
@@ -133,31 +121,17 @@ def _checked_kind(name: str, kind: JobKind) -> JobKind:
     return kind
 
 
-def _fail(broken: PublishError, _job: Job) -> NoReturn:
-    raise broken
-
-
 @contextmanager
-def _site_condition() -> Iterator[None]:
+def _site_condition(what: str) -> Iterator[None]:
     """Turn an error of a plugin into an environment failure: it may decide what may be published."""
     try:
         yield
     except PublishError:
         raise
     except Exception as error:
-        message = f"a plugin cannot be used: {type(error).__name__}: {error}"
-        raise PublishError(FailureCode.PLUGIN_BROKEN, message, _FIX) from error
+        message = f"{what}: {type(error).__name__}: {error}"
+        fix = "correct the plugin, or uninstall it"
+        raise PublishError(FailureCode.PLUGIN_BROKEN, message, fix) from error
 
 
-def _plugin_of(point: EntryPoint) -> object:
-    try:
-        return point.load()
-    except Exception as error:
-        message = (
-            f"the plugin {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
-        )
-        raise PublishError(FailureCode.PLUGIN_BROKEN, message, _FIX) from error
-
-
-_FIX = "correct the plugin, or uninstall it"
 _HOOKS = ("allowed_paths", "before_publish", "around_attempt", "after_publish", "job_kinds")

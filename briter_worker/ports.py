@@ -7,21 +7,21 @@ push, so that `Publisher.resolve` can finish or discard it after a crash.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import random as rng
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from briter_worker.errors import Failure
-    from briter_worker.events import Event
+    from briter_worker.events import Event, Quarantined, Superseded
     from briter_worker.job import Document, Job, State
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A job that this worker took and no other worker can take."""
 
     key: str
@@ -33,36 +33,15 @@ class Claim:
     """The job is (for a recovered claim: was) published alone, so that a crash is to blame on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SupersededJob:
-    """An older job of a slug that a newer one replaced; the newer one has its paths."""
-
-    job_id: str
-    slug: str
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantinedFile:
-    """A file that is not a job, moved to the quarantine; a failed job of this id and slug names it."""
-
-    job_id: str
-    slug: str
-    reason: str
-    file: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimResult:
+class ClaimResult(NamedTuple):
     """The jobs claimed by one look into the queue, and what was tidied on the way."""
 
     claims: tuple[Claim, ...] = ()
-    superseded: tuple[SupersededJob, ...] = ()
-    quarantined: tuple[QuarantinedFile, ...] = ()
+    superseded: tuple[Superseded, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(NamedTuple):
     """An order to publish nothing, until a time or until `resume`."""
 
     since: float
@@ -85,56 +64,42 @@ class Queue(Protocol):
 
         A dry-run queue does not claim jobs that were tried and not saved again.
         """
-        ...
 
     def recover(self, now: float) -> Sequence[Claim]:
         """Return the claims that a dead worker left in flight. Changes no count."""
-        ...
 
     def reclaim(self, claim: Claim, now: float) -> Claim:
         """Claim a recovered job again, to be published alone; a crash while it was alone counts."""
-        ...
 
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
         """Remove published jobs, and older dead letters of their slugs as far as they are published now.
 
         `rejected`: by claim key, declared paths that were not published. A dead letter keeps such paths.
         """
-        ...
 
     def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
         """Put jobs that a dry run has built back as tried, with `dryRunAt`; the attempt does not count."""
-        ...
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
         """Put the job back until `at`. Return False, and remove the job, if somebody cancelled it."""
-        ...
 
     def dead_letter(self, claim: Claim, failure: Failure) -> bool:
         """Store the job as failed; a newer save of the post takes over its paths instead.
 
         Return False, and remove the job, if somebody cancelled it.
         """
-        ...
 
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Put jobs back as if they had not been claimed. Remove and return those that somebody cancelled."""
-        ...
 
     def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
         """Return the keys of the claims whose cancellation was requested."""
-        ...
 
     def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
         """Return the keys of the claims whose posts have been saved again since, scheduled for later.
 
         Their files may have the content whose time has not come.
         """
-        ...
-
-    def drop(self, claims: Sequence[Claim]) -> None:
-        """Remove cancelled jobs."""
-        ...
 
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """After a successful push, undo what environment failures did; return the revived dead letters.
@@ -143,23 +108,21 @@ class Queue(Protocol):
         failure delayed are due at once. Jobs with the ids `except_for` failed
         beside that push, which proves nothing of them.
         """
-        ...
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
         """Return the paths that scheduled jobs declare, each with the time it is scheduled for."""
-        ...
+
+    def unsettled_until(self, now: float) -> float | None:
+        """Return until when a half-written job may turn out to schedule anything; None if there is none."""
 
     def next_due(self, now: float) -> float | None:
         """Return when the next pending job is due, or None if none waits."""
-        ...
 
     def active_pause(self, now: float) -> Pause | None:
         """Return the active pause, if any; a pause outlives every worker."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class ListedJob:
+class ListedJob(NamedTuple):
     """A job of the queue, as commands and pages show it."""
 
     job: Job
@@ -170,67 +133,14 @@ class ListedJob:
     """The job's file, or the name of its row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancellation:
+class Cancellation(NamedTuple):
     """The jobs that a cancellation removed, and those in flight that it removes if no push has begun."""
 
     removed: tuple[Job, ...] = ()
     requested: tuple[Job, ...] = ()
 
 
-class QueueControl(Protocol):
-    """What commands and pages do with a queue, beside a running worker. Raises DeclinedError with the fix.
-
-    `wanted` is the id of a job, else the slug of a post.
-    """
-
-    def jobs(self, now: float) -> Sequence[ListedJob]:
-        """Return every job once: in flight, then waiting by due time, then dead letters."""
-        ...
-
-    def find(self, wanted: str, now: float) -> Sequence[ListedJob]:
-        """Return the job of this id, else all jobs of this slug."""
-        ...
-
-    def retry(self, wanted: str, now: float) -> Sequence[Job]:
-        """Make dead letters and retrying jobs due at once."""
-        ...
-
-    def retry_all(self, now: float) -> Sequence[Job]:
-        """Make every dead letter that a retry can help due at once."""
-        ...
-
-    def publish_now(self, wanted: str, now: float) -> Sequence[Job]:
-        """Make scheduled and retrying jobs due at once."""
-        ...
-
-    def cancel(self, wanted: str, now: float) -> Cancellation:
-        """Remove jobs from the queue, or request it for those in flight."""
-        ...
-
-    def pause(self, now: float, *, until: float | None = None, reason: str = "") -> Pause:
-        """Stop claiming until a time, or until `resume`."""
-        ...
-
-    def resume(self) -> bool:
-        """End the pause. Return True if there was one."""
-        ...
-
-    def active_pause(self, now: float) -> Pause | None:
-        """Return the active pause, if any."""
-        ...
-
-    def quarantined(self) -> Sequence[QuarantinedFile]:
-        """Return the quarantined files, oldest first."""
-        ...
-
-    def unusable_files(self, now: float) -> Mapping[str, str]:
-        """Return the reason for each queue file that is not a job and is not quarantined (yet)."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One post for the publisher: the declared paths, not yet trusted, and the commit to make of them."""
 
     key: str
@@ -238,11 +148,11 @@ class Request:
     slug: str
     paths: tuple[str, ...]
     message: str
+    saved_at: float
     author: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One path of one commit."""
 
     path: str
@@ -259,16 +169,14 @@ class Result(Enum):
     UNCHANGED = "unchanged"
     """The remote has the content already."""
     FAILED = "failed"
-    SNOOZED = "snoozed"
-    """Deferred to `retry_at` without counting the attempt; `failure` holds the reason."""
+    """Not published because of `failure`. With `retry_at`: deferred until then, at no attempt."""
     CANCELLED = "cancelled"
     """Left out of the push on request."""
     RELEASED = "released"
     """Not tried; the next claim decides anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Result of one request, and its facts."""
 
     key: str
@@ -302,7 +210,6 @@ class Publisher(Protocol):
         Raises PublishError, or any other exception, for all requests that have no outcome yet. None of them
         is on the remote unless `undecided` names it.
         """
-        ...
 
     def resolve(self) -> Iterator[Mapping[str, str]]:
         """Ask the remote about each recorded plan; yield the commits that landed, by claim key.
@@ -310,19 +217,15 @@ class Publisher(Protocol):
         A plan is dropped when the iteration is resumed. A plan that did not land yields an empty mapping.
         Raises PublishError when the remote cannot be asked; the remaining plans stay.
         """
-        ...
 
     def undecided(self) -> Collection[str]:
         """Return the claim keys of the recorded plans: nothing may be decided about these jobs."""
-        ...
 
     def tidy(self, now: float) -> None:
         """Sync the local branch if that is late, and remove what dead workers left in the repository."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """One push, as recorded before it."""
 
     id: str
@@ -341,19 +244,15 @@ class PlanStore(Protocol):
 
     def record(self, plan: Plan) -> None:
         """Store the plan durably."""
-        ...
 
     def plans(self) -> Sequence[Plan]:
         """Return the recorded plans, oldest first."""
-        ...
 
     def drop(self, plan: Plan) -> None:
         """Delete the plan durably."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(NamedTuple):
     """Two versions of one file that could not be merged."""
 
     ours: str | None
@@ -364,15 +263,16 @@ class Conflict:
     """The branch of the remote that keeps the author's version; empty where it is kept nowhere else."""
     commit: str | None
     """The tip of that branch."""
+    recorded_at: float
+    """What the author saved before has not taken the remote's version into account."""
 
 
-@dataclass(frozen=True, slots=True)
-class BaseVersion:
+class BaseVersion(NamedTuple):
     """The version that the author's copy of a file is an edit of (None: there was no file)."""
 
     blob: str | None
-    conflict: Conflict | None = None
-    """The open conflict of the copy, if it has one."""
+    conflicts: Mapping[str, Conflict] = MappingProxyType({})
+    """The open conflicts of the copy, by the slug of the job that conflicted."""
 
 
 class BaseVersions(Protocol):
@@ -380,18 +280,15 @@ class BaseVersions(Protocol):
 
     def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
         """Return what is known of these paths."""
-        ...
 
     def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
         """Store the versions durably, each in place of what was known of its path.
 
         `contents`: by blob, the contents of base versions that the remote does not have.
         """
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedFile:
+class SubmittedFile(NamedTuple):
     """A file as it was when its job was saved, where jobs carry their contents."""
 
     path: str
@@ -404,8 +301,7 @@ class SubmittedFile:
     has_base: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(NamedTuple):
     """Everything that came with one job: its declared files, and all files below its declared folders."""
 
     files: tuple[SubmittedFile, ...] = ()
@@ -418,19 +314,38 @@ class Payloads(Protocol):
 
     def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
         """Return the payload of each claim, by key."""
-        ...
 
-    def content(self, blob: str) -> Iterator[bytes]:
-        """Yield the content of a blob in pieces. Raises LookupError if the blob is unknown."""
-        ...
+    def content(self, blob: str) -> bytes:
+        """Return the content of a blob. Raises LookupError if the blob is unknown."""
 
     def published(self, paths: Collection[str]) -> Mapping[str, float]:
         """Return when the version was saved that was published last, for the paths that ever were."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class JobKind:
+class Backoff:
+    """The delays between attempts in seconds: one after each attempt, the last one repeats.
+
+    `jitter` is the fraction by which a delay varies at random, so that jobs that failed together do not all
+    come back together.
+    """
+
+    def __init__(self, delays: tuple[float, ...], jitter: float = 0.0) -> None:
+        if not delays or not all(math.isfinite(delay) and delay >= 0 for delay in delays):
+            raise ValueError(f"at least one delay is needed, and all are finite and not negative: {delays}")
+        if not 0 <= jitter <= 1:
+            raise ValueError(f"jitter is a fraction from 0 to 1: {jitter}")
+        self._delays = delays
+        self._jitter = jitter
+        self.longest = max(delays)
+        """A retry further away than this was written by a clock that ran ahead."""
+
+    def delay(self, attempt: int, random: Callable[[], float] = rng.random) -> float:
+        """Return the delay after the attempt (counted from 1): never negative, never over `longest`."""
+        planned = self._delays[min(max(attempt, 1), len(self._delays)) - 1]
+        return min(planned * (1 + self._jitter * (2 * random() - 1)), self.longest)
+
+
+class JobKind(NamedTuple):
     """How a plugin handles jobs of a type of its own. None: as for all jobs."""
 
     handle: Callable[[Job], None]
@@ -439,8 +354,7 @@ class JobKind:
     """Seconds between attempts; the last one repeats."""
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(NamedTuple):
     """A job whose commit is on the remote."""
 
     job: Job
@@ -450,32 +364,11 @@ class Publication:
     rejected_paths: tuple[str, ...] = ()
 
 
-class Extensions(Protocol):
-    """Hooks of the plugins. They may raise RefusedError and SnoozedError; another error is transient."""
-
-    def kind(self, name: str) -> JobKind | None:
-        """Return how jobs of this type are handled, if a plugin handles them."""
-        ...
-
-    def before_publish(self, job: Job, changes: Sequence[Change]) -> None:
-        """Check the job's changes, before anything is built."""
-        ...
-
-    def around_attempt(self, job: Job, attempt: int) -> AbstractContextManager[None]:
-        """Return a context that surrounds the attempt."""
-        ...
-
-    def after_publish(self, publication: Publication) -> None:
-        """React to a job that is on the remote and has left the queue."""
-        ...
-
-
 class EventSink(Protocol):
     """Receives events. A sink that fails never stops publishing."""
 
     def __call__(self, event: Event, /) -> None:
         """Store the event, then announce it."""
-        ...
 
     def deliver(self, events: Sequence[Event], acknowledge: Callable[[], None], /) -> None:
         """Store the events, acknowledge the jobs, then announce the events.
@@ -483,4 +376,3 @@ class EventSink(Protocol):
         So a receipt exists before the job leaves the queue, and an announced job has left it. After a crash
         in between, the same events are delivered again. An error of `acknowledge` is raised.
         """
-        ...

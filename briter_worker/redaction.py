@@ -89,6 +89,11 @@ def one_line(text: str, length: int = MAX_TEXT) -> str:
     return text if len(text) <= length and not cut else f"{text[: length - 2]} …".lstrip()
 
 
+def quote_fix(text: str) -> str:
+    """Return the text in which no `Fix:` reads as this program's own: that of a remote is put in quotes."""
+    return re.sub(r"(?i)\b(fix(?: it)?)\s*:", r"'\1':", text)
+
+
 def many_lines(text: str) -> str:
     """Return the text redacted and without control characters other than line feeds, such as a traceback."""
     text = redact(re.sub(_ANSI, "", text))

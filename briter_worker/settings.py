@@ -6,22 +6,32 @@ environment and the defaults decide where `config.json` is; the file cannot move
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    Json,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict
 
-from briter_worker import setting_types as types
-from briter_worker.adapters import CUSTOM, FOLDERS
+from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS, Allowlist, compile_patterns
 from briter_worker.errors import UsageError, os_error_fix, os_error_text
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pydantic_core import ErrorDetails
 
@@ -30,16 +40,196 @@ _MAX_SHOWN = 200
 """Characters of a refused value that are shown."""
 _FIXES = {
     "dashboard_token": "make one: openssl rand -hex 32",
+    "pull_secret": "make one: openssl rand -hex 32",
     "webhook_secret": "make one: echo whsec_$(openssl rand -base64 32)",
 }
+_WHOLE, _NUMBER, _FLAG = "a whole number", "a number", "true or false"
+_ACCEPTED = {
+    "bool_type": _FLAG,
+    "bool_parsing": _FLAG,
+    "int_type": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_parsing_size": _WHOLE,
+    "int_from_float": _WHOLE,
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": _NUMBER,
+    "greater_than_equal": "{ge} or more",
+    "less_than_equal": "{le} or less",
+    "string_type": "a text",
+    "tuple_type": "a list, or one text with commas",
+    "too_short": "a list that is not empty",
+    "dict_type": "a JSON object",
+    "json_invalid": "a JSON object",
+    "json_type": "a JSON object",
+}
+"""What is accepted, by the type of pydantic's error. Other errors say it themselves."""
 PER_SITE = (
-    "adapter", "allowed_paths", "git_branch", "git_author_name", "git_author_email", "git_timeout_ms",
-    "worker_dry_run", "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
+    "adapter", "allowed_paths", "excluded_paths", "git_branch", "git_author_name", "git_author_email",
+    "git_signing_key", "git_signing_format",
+    "git_co_authors", "git_timeout_ms", "worker_dry_run", "worker_quiet_ms", "worker_quiet_max_ms",
+    "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
     "worker_max_file_bytes", "published_href_template", "commit_href_template",
 )  # fmt: skip
 """What each site of a cluster may set for itself."""
-_OPTIONAL = frozenset({"worker_concurrency"})
-"""An invalid value is ignored with a warning, instead of stopping the start."""
+
+_MONTH_MS = 31 * 24 * 60 * 60 * 1000
+SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+"""Pattern of a site's name, which also names a folder of the clone cache."""
+
+_NO_LINE = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
+_INK = rf"[^\s{_NO_LINE}]"
+_REF_PART = r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*(?<!\.lock)"
+_REF_NAME = rf"(?!refs/|HEAD$)(?=.{{1,200}}$){_REF_PART}(?:/{_REF_PART})*"
+"""Stricter than `git check-ref-format`, which accepts `+main` (a forced push in a refspec)."""
+_REF_TEXT = "letters, digits, and between them . _ - and /"
+_ADDRESS = r"://(?:[!-~]*@)?(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-+\--~]*)?"
+_TOPIC = "(?:published|dead-lettered|condition|updated)"
+_TOPICS = rf"{_TOPIC}(?:\+{_TOPIC})*"
+_FILE_NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]+"
+"""Text that the system can open. The remaining surrogates stand for bytes that are not UTF-8."""
+
+
+def absolute_path(path: Path, base: Path | None = None) -> Path:
+    """Return the absolute path of one that may be relative to `base`."""
+    path = ((base or Path()) / path).absolute()
+    # `..` after a symlink means what the file system says; other paths stay as written.
+    return Path(os.path.realpath(path)) if ".." in path.parts else path
+
+
+def _parse_folder(value: object, info: ValidationInfo) -> Path:
+    if not isinstance(value, str | Path) or not re.fullmatch(_FILE_NAME, str(value)):
+        raise ValueError("a folder, absolute or relative to BRITER_APP_ROOT")
+    return absolute_path(Path(value), info.data.get("app_root"))
+
+
+def _refuse_letters(value: object) -> object:
+    # pydantic also takes one letter; only an explicit false may turn the dry run off.
+    if isinstance(value, str) and value.casefold() in {"t", "f", "y", "n"}:
+        raise ValueError(_FLAG)
+    return value
+
+
+def _split(value: object) -> object:
+    return [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+
+
+def _check_folders(folders: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return Allowlist(folders).folders
+    except UsageError as error:
+        raise ValueError(f"a list of folders below the repository's root; {error.message}") from None
+
+
+def _check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        if patterns:
+            compile_patterns(patterns)
+    except ValueError:
+        raise ValueError("a list of patterns as in .gitignore, such as drafts/ or *.bak") from None
+    return patterns
+
+
+def _parse_signing_key(key: str, info: ValidationInfo) -> str:
+    if not re.fullmatch(rf"[^{_NO_LINE}]*", key):
+        raise ValueError("the name of a key in one line, not the key itself")
+    if not key or key.startswith("key::") or info.data.get("git_signing_format") != "ssh":
+        return key
+    return str(absolute_path(Path(key).expanduser(), info.data.get("app_root")))
+
+
+def _check_network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        raise ValueError("a list of IP addresses or networks, such as 10.0.0.0/8") from None
+
+
+def _check_address(value: str, info: ValidationInfo) -> str:
+    scheme = "https?" if info.data.get("webhook_allow_private") else "https"
+    if value and not re.fullmatch(scheme + _ADDRESS, value):
+        schemes = scheme.replace("?", " or http")
+        raise ValueError(f"an address with {schemes}, such as https://example.org/hook")
+    return value
+
+
+def _check_topics(address: str, info: ValidationInfo) -> str:
+    url, mark, topics = address.partition("#")
+    if not url or (mark and not re.fullmatch(_TOPICS, topics)):
+        raise ValueError(
+            "addresses, after each if wanted # and the events to send, such as published+condition"
+        )
+    _check_address(url, info)
+    return address
+
+
+def _check_longest(longest: int, info: ValidationInfo) -> int:
+    if longest < info.data.get("worker_quiet_ms", 0):
+        raise ValueError("a number that is not below BRITER_WORKER_QUIET_MS (workerQuietMs)")
+    return longest
+
+
+def _matching(pattern: str, accepted: str) -> AfterValidator:
+    """Return a validator of texts that match the whole pattern."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(accepted)
+        return value
+
+    return AfterValidator(check)
+
+
+def _list_schema(item: str) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"items": {"type": item}, "type": "array"}, {"type": "string"}]})
+
+
+_Split = BeforeValidator(_split)
+_Strings = _list_schema("string")
+Flag = Annotated[bool, BeforeValidator(_refuse_letters)]
+Folder = Annotated[Path, BeforeValidator(_parse_folder)]
+Milliseconds = Annotated[int, Field(ge=0, le=_MONTH_MS)]
+QuietMaximum = Annotated[Milliseconds, AfterValidator(_check_longest)]
+PositiveMilliseconds = Annotated[int, Field(ge=1, le=_MONTH_MS)]
+PollInterval = Annotated[int, Field(ge=10, le=_MONTH_MS)]
+Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
+Jitter = Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)]
+FileSize = Annotated[int, Field(ge=1, le=2**53 - 1)]
+Concurrency = Annotated[int, Field(ge=1, le=1_000)]
+Days = Annotated[int, Field(ge=1, le=36_500)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Delays = Annotated[tuple[Milliseconds, ...], Field(min_length=1), _Split, _list_schema("integer")]
+Folders = Annotated[tuple[str, ...], AfterValidator(_check_folders), _Split, _Strings]
+Patterns = Annotated[tuple[str, ...], AfterValidator(_check_patterns), _Split, _Strings]
+Networks = Annotated[tuple[Annotated[str, AfterValidator(_check_network)], ...], _Split, _Strings]
+SigningKey = Annotated[str, AfterValidator(_parse_signing_key)]
+WebAddress = Annotated[str, AfterValidator(_check_address)]
+WebAddresses = Annotated[tuple[Annotated[str, AfterValidator(_check_topics)], ...], _Split, _Strings]
+JsonObject = dict[str, Any] | Json[dict[str, Any]]
+AdapterName = Annotated[str, _matching("|".join(FOLDERS), f"one of {', '.join(FOLDERS)}")]
+
+_BRANCH = f"a branch's short name, such as main: {_REF_TEXT}"
+_REMOTE = f"the name of a configured remote, such as origin: {_REF_TEXT}"
+_LINK = "an http(s) address with {%s} in it, such as https://example.org/%s/{%s}"
+_LINK_PATTERN = rf"https?://(?![/?#{{]){_INK}*\{{%s\}}{_INK}*|"
+_KEY = r"whsec_(?:[A-Za-z0-9+/]{4}){8,21}(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?|"
+_SITE = "a site's name: up to 100 letters, digits, and after the first also . _ and -"
+_DATABASE = "an address of Postgres, such as postgresql://db.example.org/briter"
+_HOST = "an IP address or a host name, such as 127.0.0.1 or ::1"
+
+BranchName = Annotated[str, _matching(_REF_NAME, _BRANCH)]
+RemoteName = Annotated[str, _matching(_REF_NAME, _REMOTE)]
+PersonName = Annotated[
+    str, _matching(rf"(?=.*\w)[^{_NO_LINE}<>]+", "one line with a letter, without < and >")
+]
+Email = Annotated[str, _matching(rf"(?!.*[<>]){_INK}+", "an address without spaces, < and >")]
+PostLink = Annotated[str, _matching(_LINK_PATTERN % "slug", _LINK % ("slug", "notes", "slug"))]
+CommitLink = Annotated[str, _matching(_LINK_PATTERN % "commit", _LINK % ("commit", "commit", "commit"))]
+Host = Annotated[str, _matching(r"[A-Za-z0-9.:%_-]{1,255}", _HOST)]
+SigningSecret = Annotated[str, _matching(_KEY, "whsec_ and 24 to 64 bytes in base64")]
+SiteName = Annotated[str, _matching(rf"{SITE_NAME}|", _SITE)]
+DatabaseAddress = Annotated[str, _matching(r"postgres(?:ql)?://[!-~]+|", _DATABASE)]
+Token = Annotated[str, _matching(r"[!-~]{16,200}|", "at least 16 characters, without spaces")]
 
 
 def _setting(default: object, description: str, *, secret: bool = False) -> Any:  # noqa: ANN401 - as Field
@@ -56,104 +246,120 @@ class Settings(BaseSettings):
         env_prefix=PREFIX,
         env_ignore_empty=True,
         enable_decoding=False,
+        validate_default=False,
         extra="ignore",
         frozen=True,
         field_title_generator=lambda name, _: PREFIX + name.upper(),
     )
 
-    app_root: types.Folder = _setting(Path.cwd, "Base of relative paths.")
-    storage_root: types.Folder = _setting(
+    app_root: Folder = _setting(Path.cwd, "Base of relative paths.")
+    storage_root: Folder = _setting(
         lambda above: above["app_root"] / "storage",
         "Folder of queue, lock, history and quarantine. Default: `storage` in the app root.",
     )
-    queue_root: types.Folder = _setting(
+    queue_root: Folder = _setting(
         lambda above: above["storage_root"] / "queue", "Queue folder. Default: `queue` in the storage root."
     )
-    adapter: types.AdapterName = _setting("local-mdx", "Kind of site: decides which folders are published.")
-    allowed_paths: types.Folders = _setting((), "Folders added to the adapter's.")
-    git_worktree: types.Folder = _setting(
+    adapter: AdapterName = _setting("local-mdx", "Kind of site: decides which folders are published.")
+    allowed_paths: Folders = _setting((), "Folders added to the adapter's.")
+    excluded_paths: Patterns = _setting(
+        (), "Patterns as in `.gitignore`, added to the adapter's: never published, also inside a folder."
+    )
+    git_worktree: Folder = _setting(
         lambda above: above["app_root"], "The site's repository. Default: the app root."
     )
-    git_branch: types.BranchName = _setting("main", "Branch that is checked out and pushed to.")
-    git_remote: types.RemoteName = _setting("origin", "Remote that is pushed to.")
-    git_author_name: types.PersonName = _setting("Briter Worker", "The worker's committer name.")
-    git_author_email: types.Email = _setting("briter-worker@localhost", "The worker's committer address.")
-    git_timeout_ms: types.PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
-    git_hooks: types.Flag = _setting(False, "Run the repository's own hooks.")
-    worker_dry_run: types.Flag = _setting(
-        True, "Do everything except the push. Jobs stay in the queue as `tried`."
+    git_branch: BranchName = _setting("main", "Branch that is checked out and pushed to.")
+    git_remote: RemoteName = _setting("origin", "Remote that is pushed to.")
+    git_author_name: PersonName = _setting("Briter Worker", "The worker's committer name.")
+    git_author_email: Email = _setting("briter-worker@localhost", "The worker's committer address.")
+    git_timeout_ms: PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
+    git_pull_interval_ms: Milliseconds = _setting(
+        0, "Interval in ms at which an idle worker pulls the remote's edits. 0: only when publishing."
     )
-    worker_poll_interval_ms: types.PollInterval = _setting(
+    git_signing_format: Literal["ssh", "openpgp", "x509"] = _setting("ssh", "Kind of the signing key.")
+    git_signing_key: SigningKey = _setting(
+        "",
+        "Key that signs every commit: a file for `ssh`, an id for `openpgp` and `x509`. Empty: unsigned.",
+    )
+    git_co_authors: Flag = _setting(
+        False, "Name the authors of superseded saves in `Co-authored-by` trailers of the commit."
+    )
+    git_hooks: Flag = _setting(False, "Run the repository's own hooks.")
+    worker_dry_run: Flag = _setting(True, "Do everything except the push. Jobs stay in the queue as `tried`.")
+    worker_poll_interval_ms: PollInterval = _setting(
         5_000, "Interval of the fallback poll in ms. Changes wake the worker."
     )
-    worker_max_attempts: types.Attempts = _setting(8, "Attempts before a job is dead-lettered.")
-    worker_backoff_ms: types.Delays = _setting(
+    worker_quiet_ms: Milliseconds = _setting(
+        0, "Quiet time in ms: a post is published once it has not been saved for so long."
+    )
+    worker_quiet_max_ms: QuietMaximum = _setting(
+        lambda above: max(60_000, above["worker_quiet_ms"]),
+        "Time in ms after its first unpublished save at which a post is published though it is still saved. "
+        "Default: 60000, or the quiet time if that is longer.",
+    )
+    worker_max_attempts: Attempts = _setting(8, "Attempts before a job is dead-lettered.")
+    worker_backoff_ms: Delays = _setting(
         (60_000, 300_000, 1_800_000), "Delays between attempts in ms. The last one repeats."
     )
-    worker_backoff_jitter: types.Jitter = _setting(
-        0.0, "Fraction by which delays vary at random, up and down."
-    )
-    worker_lock_stale_ms: types.PositiveMilliseconds = _setting(
+    worker_backoff_jitter: Jitter = _setting(0.0, "Fraction by which delays vary at random, up and down.")
+    worker_lock_stale_ms: PositiveMilliseconds = _setting(
         60_000, "Age in ms at which the heartbeat of an unheld lock is stale."
     )
-    worker_shutdown_timeout_ms: types.Milliseconds = _setting(
+    worker_shutdown_timeout_ms: Milliseconds = _setting(
         300_000, "Time in ms that a running publication has after SIGTERM."
     )
-    worker_max_file_bytes: types.FileSize = _setting(
-        104_857_600, "Maximum size of a published file in bytes."
-    )
-    plugins: types.JsonObject = _setting(
-        dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True
-    )
-    history_stale_days: types.Days = _setting(30, "Days after which a receipt is listed only on request.")
-    history_keep_days: types.Days = _setting(365, "Days after which a receipt is deleted.")
-    published_href_template: types.PostLink = _setting(
+    worker_max_file_bytes: FileSize = _setting(104_857_600, "Maximum size of a published file in bytes.")
+    plugins: JsonObject = _setting(dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True)
+    history_keep_days: Days = _setting(365, "Days after which a receipt is deleted.")
+    published_href_template: PostLink = _setting(
         "", "Address of a published post: `https://example.org/notes/{slug}`."
     )
-    commit_href_template: types.CommitLink = _setting(
+    commit_href_template: CommitLink = _setting(
         "", "Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."
     )
-    webhook_allow_private: types.Flag = _setting(False, "Allow webhooks to private networks and over http.")
-    webhook_urls: types.WebAddresses = _setting(
-        (), "Addresses notified of publications, dead letters and site conditions.", secret=True
+    webhook_allow_private: Flag = _setting(False, "Allow webhooks to private networks and over http.")
+    webhook_urls: WebAddresses = _setting(
+        (),
+        "Addresses notified of publications, dead letters, site conditions and the remote's edits.",
+        secret=True,
     )
-    webhook_secret: types.SigningSecret = _setting(
+    webhook_secret: SigningSecret = _setting(
         "", "Key that signs webhooks (Standard Webhooks): `whsec_…`.", secret=True
     )
     webhook_template: Literal["json", "slack", "discord", "text"] = _setting(
         "json", "Format of the notifications for `BRITER_WEBHOOK_URLS`."
     )
-    build_hook_url: types.WebAddress = _setting(
+    build_hook_url: WebAddress = _setting(
         "", "Address that gets an empty POST after a push that published a post.", secret=True
     )
-    build_hook_min_interval_ms: types.Milliseconds = _setting(
+    build_hook_min_interval_ms: Milliseconds = _setting(
         60_000, "Minimum interval of these POSTs in ms. The last push gets one."
     )
-    metrics_port: types.Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
-    metrics_host: types.Host = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
-    dashboard_host: types.Host = _setting("127.0.0.1", "Address that `serve` listens on.")
-    dashboard_port: types.Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
-    dashboard_token: types.Token = _setting(
+    metrics_port: Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
+    metrics_host: Host = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
+    dashboard_host: Host = _setting("127.0.0.1", "Address that `serve` listens on.")
+    dashboard_port: Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
+    dashboard_token: Token = _setting(
         "",
         "Token of the dashboard, also for `Bearer`. Default: a random one in `.git/briter/dashboard.token`.",
         secret=True,
     )
-    trusted_proxies: types.Networks = _setting(
+    pull_secret: Token = _setting(
+        "", "Secret by which a git host's webhook may call `POST /api/pull` of the dashboard.", secret=True
+    )
+    trusted_proxies: Networks = _setting(
         (), "IP addresses or networks of proxies whose `X-Forwarded-*` headers count."
     )
-    database_url: types.DatabaseAddress = _setting(
+    database_url: DatabaseAddress = _setting(
         "", "Postgres of a cluster: `postgresql://user@host/name`. Empty: a folder.", secret=True
     )
-    site: types.SiteName = _setting("", "Cluster: site that commands act on by default.")
-    worker_concurrency: types.Concurrency = _setting(
-        4, "Cluster: sites published at once. Invalid values are ignored."
-    )
-    cache_root: types.Folder = _setting(
+    site: SiteName = _setting("", "Cluster: site that commands act on by default.")
+    worker_concurrency: Concurrency = _setting(4, "Cluster: sites published at once.")
+    cache_root: Folder = _setting(
         lambda above: above["storage_root"] / "cache",
         "Cluster: folder of the sites' disposable clones. Default: `cache` in the storage root.",
     )
     _config_path: Path = PrivateAttr(default=Path())
-    _warnings: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def config_path(self) -> Path:
@@ -161,14 +367,16 @@ class Settings(BaseSettings):
         return self._config_path
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """Return one line for each ignored value."""
-        return self._warnings
-
-    @property
     def folders(self) -> tuple[str, ...]:
         """Return every folder that may be published from: the adapter's, then the added ones."""
         return tuple(dict.fromkeys([*FOLDERS[self.adapter], *self.allowed_paths]))
+
+    def allowlist(
+        self, *, more: Callable[[], Iterable[str]] = tuple, private: Iterable[str] = ()
+    ) -> Allowlist:
+        """Return what may be published: these folders and `more`, without the excluded paths."""
+        excluded = (*EXCLUDED, *ADAPTER_EXCLUDED.get(self.adapter, ()), *self.excluded_paths)
+        return Allowlist(self.folders, excluded=excluded, private=private, more=more)
 
     @property
     def lock_path(self) -> Path:
@@ -235,8 +443,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """
     environment = _Environment(os.environ if environ is None else environ)()
     try:
-        app_root = types.absolute_path(Path(environment.get("app_root", "")))
-        path = types.absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
+        app_root = absolute_path(Path(environment.get("app_root", "")))
+        path = absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
         settings = _merge(
             environment,
             _read_config(path),
@@ -261,7 +469,8 @@ def for_site(settings: Settings, own: Mapping[str, object], *, source: str) -> S
         if key not in accepted:
             raise UsageError(f"{source}: {key} cannot be set for one site; accepted: {', '.join(accepted)}")
         values[accepted[key]] = value
-    site = _merge(values, dict(settings), lambda name: f"{source}: {to_camel(name)}")
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    site = _merge(values, given, lambda name: f"{source}: {to_camel(name)}")
     site._config_path = settings.config_path  # noqa: SLF001 - this module's model
     return site
 
@@ -274,23 +483,25 @@ def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[st
         error = refused.errors(include_url=False)[0]
         name = str(error["loc"][0])
         layer = upper if name in upper else lower
-        message = _refusal(source_of(name), layer[name], error)
-        if name not in _OPTIONAL:
-            raise UsageError(message, _FIXES.get(name, "")) from None
-        del layer[name]
-        settings = _merge(upper, lower, source_of)
-        settings._warnings += (one_line(f"{message}; the value is ignored"),)  # noqa: SLF001 - this module's
-        return settings
-    if settings.adapter == CUSTOM and not settings.allowed_paths:
+        raise UsageError(_refusal(source_of(name), layer[name], error), _FIXES.get(name, "")) from None
+    if settings.adapter == "custom" and not settings.allowed_paths:
         raise UsageError(
             f"{source_of('adapter')} is custom, which has no folders of its own",
             "name them in BRITER_ALLOWED_PATHS (allowedPaths)",
+        )
+    if 0 < settings.git_pull_interval_ms < settings.worker_poll_interval_ms:
+        source, poll = source_of("git_pull_interval_ms"), settings.worker_poll_interval_ms
+        raise UsageError(
+            f"{source} is {settings.git_pull_interval_ms}, below the poll interval of {poll} ms",
+            "set it to 0 or to the poll interval or more, or lower BRITER_WORKER_POLL_INTERVAL_MS",
         )
     return settings
 
 
 def _refusal(source: str, value: object, error: ErrorDetails) -> str:
     accepted = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if error["type"] in _ACCEPTED:
+        accepted = _ACCEPTED[error["type"]].format(**error.get("ctx", {}))
     if not Settings.model_fields[str(error["loc"][0])].repr:
         return f"{source} is not accepted (not shown here); accepted: {accepted}"
     # Redacted before it is cut: half of a token is not recognised as one.

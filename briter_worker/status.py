@@ -3,31 +3,93 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from briter_worker.errors import FixableError, PublishError, is_environment
+from briter_worker.errors import FailureCode, FixableError, PublishError, is_environment
 from briter_worker.job import State, format_time
 from briter_worker.lock import is_held, read_holder
-from briter_worker.redaction import one_line
-from briter_worker.sinks.history import HistoryUnreadableError
+from briter_worker.redaction import one_line, quote_fix
+from briter_worker.sinks.store import StoreError
 from briter_worker.wiring import open_backoff, open_database, open_history, open_queue, open_repository
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from briter_worker.job import Document, Job
-    from briter_worker.ports import ListedJob, Pause, QueueControl
+    from briter_worker.ports import ListedJob, Pause
     from briter_worker.settings import Settings
+    from briter_worker.sinks.history import History, Receipt
+    from briter_worker.sinks.metrics import Sample
+    from briter_worker.wiring import SiteQueue
 
 PULL_COMMAND = "briter-worker pull --rebase --push"
 """Publishes the local commits of a person."""
 _MIN_PATIENCE_S = 60.0
 """A heartbeat may be this late on a loaded machine."""
 
+FAILURE_TEXTS = {
+    FailureCode.NO_PATHS: "none of its files may be published",
+    FailureCode.MALFORMED: "the editor's program wrote something that is not a job",
+    FailureCode.UNREADABLE: "the job's file cannot be read",
+    FailureCode.UNKNOWN_TYPE: "no plugin handles this type of job",
+    FailureCode.PLUGIN: "a rule of the site does not allow it",
+    FailureCode.PLUGIN_BROKEN: "a plugin of the site failed",
+    FailureCode.SIGNING: "the commits cannot be signed",
+    FailureCode.TOO_LARGE: "one of its files is too large",
+    FailureCode.REJECTED: "the remote does not accept this post",
+    FailureCode.CONFLICT: "somebody changed the same lines elsewhere",
+    FailureCode.LOST_RACE: "somebody else kept publishing at the same moment",
+    FailureCode.UNSETTLED: "a file kept changing while it was read",
+    FailureCode.KILLED_WORKER: "the worker died while it published this post",
+    FailureCode.INTERNAL: "the worker has an internal error",
+    FailureCode.NETWORK: "the remote cannot be reached",
+    FailureCode.TIMEOUT: "the remote does not answer in time",
+    FailureCode.AUTH: "the remote refused the password or key",
+    FailureCode.HOST_KEY: "the identity of the remote could not be verified",
+    FailureCode.REMOTE_MISSING: "the remote repository was not found",
+    FailureCode.REMOTE_REFUSED: "the remote refuses every push at the moment",
+    FailureCode.REMOTE_REWRITTEN: "the remote's history was rewritten",
+    FailureCode.DIVERGED: "the local branch and the remote have diverged",
+    FailureCode.WRONG_BRANCH: "another branch is checked out on the server",
+    FailureCode.UNFINISHED: "a merge or rebase is unfinished on the server",
+    FailureCode.LOCKED: "another program keeps the site's repository locked",
+    FailureCode.CORRUPT: "the site's repository is corrupted",
+    FailureCode.OWNERSHIP: "the site's files belong to another user",
+    FailureCode.NOT_A_REPOSITORY: "the site's folder is not a repository",
+    FailureCode.DISK: "the server's disk is full or failing",
+    FailureCode.GIT_MISSING: "git is missing on the server",
+}
+"""What each failure means, for an editor."""
+_LATEST = 250_000_000_000.0
+"""In the year 9892."""
+_BETWEEN_RUNS_S = 600.0
+"""Where cron starts the worker, it is due again so long after its last run."""
+
 LocalCommits = tuple[tuple[str, str], ...]
 """The id and subject of each commit of the local branch that the remote lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The state of a site or of a post in one sentence. `tone` is good, busy, warn or bad."""
+
+    tone: str
+    text: str
+    detail: str = ""
+    fix: str = ""
+
+
+def failure_text(failure: str | None) -> str:
+    """Return what a failure code means; empty for an unknown one."""
+    return FAILURE_TEXTS[FailureCode(failure)] if failure in set(FailureCode) else ""
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 post` or `3 posts`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +126,11 @@ class SiteStatus:
     """The condition's failure code."""
     fix: str | None
     """The condition's fix."""
+    condition_since: float | None
+    condition_checked: float | None
+    """When an attempt failed by it last."""
+    last_run: float | None
+    """When the last worker ended, if none runs."""
     quarantined: int
     stuck: dict[str, str]
     dry_run: bool
@@ -80,10 +147,62 @@ class SiteStatus:
             return bool(self.hosts)
         return self.worker is not None and self.worker.alive
 
+    def headline(self) -> Headline:
+        """Return what matters most."""
+        return next(self._headlines())
+
+    def obstacle(self) -> Headline | None:
+        """Return why no post can be published, or None."""
+        return next(self._obstacles(), None)
+
+    def _obstacles(self) -> Iterator[Headline]:
+        if self.paused is not None:
+            until = "" if self.paused.until is None else f" until {_local(self.paused.until)}"
+            yield Headline("warn", f"Publishing is paused{until}", one_line(self.paused.reason))
+        if self.condition is not None:
+            text = f"No post can be published: {failure_text(self.failure) or 'the last attempt failed'}"
+            detail = quote_fix(self.condition)
+            yield Headline("bad", text, detail[:1].upper() + detail[1:], self.fix or "")
+        states = (State.PENDING, State.RETRYING, State.SCHEDULED, State.QUIET)
+        waiting = sum(self.jobs[state] for state in states)
+        if not waiting or self.has_worker:
+            return
+        posts = f"{count(waiting, 'post')} {'waits' if waiting == 1 else 'wait'}"
+        if self.last_run is None or self.now - self.last_run > _BETWEEN_RUNS_S:
+            where = "on the server" if self.hosts is None else "on a node of the cluster"
+            fix = f"start the worker {where}: briter-worker run"
+            yield Headline("bad", f"{posts}, and no worker is running", "", fix)
+        elif self.jobs[State.PENDING]:
+            text = f"{posts} for the next run of the worker; the last one ended at {_local(self.last_run)}"
+            yield Headline("busy", text)
+
+    def _headlines(self) -> Iterator[Headline]:
+        yield from self._obstacles()
+        for state, tone, text in (
+            (State.CLAIMED, "busy", "being published"),
+            (State.FAILED, "warn", "failed"),
+            (State.RETRYING, "warn", "will be retried"),
+            (State.PENDING, "busy", "about to be published"),
+            (State.QUIET, "busy", "published when no further save follows"),
+        ):
+            if self.jobs[state]:
+                yield Headline(tone, f"{count(self.jobs[state], 'post')} {text}")
+        if self.dry_run:
+            tried = self.jobs[State.TRIED]
+            text = f"{count(tried, 'post')} tried" if tried else "No post waits"
+            fix = "set BRITER_WORKER_DRY_RUN=false for the worker: it then publishes what the queue holds"
+            yield Headline("busy", f"{text}: a dry run publishes nothing", "", fix)
+        if self.jobs[State.SCHEDULED]:
+            scheduled = count(self.jobs[State.SCHEDULED], "post")
+            yield Headline("good", f"Everything that was due is on the remote; {scheduled} scheduled")
+        yield Headline("good", "Everything that was saved is on the remote")
+
     def to_json(self) -> dict[str, Any]:
         """Return the status for programs, in camelCase."""
         due = None if self.next_due_in is None else format_time(self.now + self.next_due_in)
+        state = self.headline()
         return {
+            "headline": {"tone": state.tone, "text": state.text, "detail": state.detail, "fix": state.fix},
             "jobs": self.jobs,
             "oldestSeconds": self.oldest,
             "oldestWaitingSeconds": None if self.waiting_since is None else self.now - self.waiting_since,
@@ -94,6 +213,8 @@ class SiteStatus:
             "condition": self.condition,
             "failure": self.failure,
             "fix": self.fix,
+            "conditionSince": self.condition_since and format_time(self.condition_since),
+            "conditionChecked": self.condition_checked and format_time(self.condition_checked),
             "localCommits": [{"commit": sha, "subject": subject} for sha, subject in self.local_commits],
             "quarantined": self.quarantined,
             "stuck": [{"file": file, "reason": reason} for file, reason in self.stuck.items()],
@@ -132,18 +253,34 @@ def job_to_json(row: ListedJob) -> Document:
     return {**omitted, **written, "state": row.state.value}
 
 
+def post_to_json(rows: Sequence[ListedJob], receipts: Sequence[Receipt]) -> Document:
+    """Return the newest job's keys, or the last receipt's, with `progress` and `receipts`."""
+    if rows:
+        document = job_to_json(rows[0])
+    else:
+        last = next((each for each in receipts if each.outcome), receipts[0])
+        document = {"id": last.job_id, "slug": last.slug, "state": last.outcome or "claimed"}
+    running = [each.to_json() for each in receipts if each.outcome is None]
+    return {
+        **document,
+        "progress": running[0] if running else None,
+        "receipts": [each.to_json() for each in receipts if each.outcome],
+    }
+
+
 def read_status(
     settings: Settings,
     now: float,
     *,
-    queue: QueueControl | None = None,
+    queue: SiteQueue | None = None,
     jobs: Sequence[ListedJob] | None = None,
     local_commits: LocalCommits | None = None,
+    history: History | None = None,
 ) -> SiteStatus:
     """Return the status of the site.
 
-    Frequent callers pass the queue that they keep, the `jobs` that it listed just now, and the
-    `local_commits` that they read before (None asks git).
+    Frequent callers pass the queue and the history that they keep, the `jobs` that the queue listed just now,
+    and the `local_commits` that they read before (None asks git).
     """
     queue = queue or open_queue(settings)
     rows = queue.jobs(now) if jobs is None else jobs
@@ -155,13 +292,13 @@ def read_status(
         state = row.state
         counts[state.value] += 1
         oldest[state.value] = max(oldest[state.value] or 0.0, now - row.job.created_at)
-        if state in {State.PENDING, State.SCHEDULED, State.RETRYING}:
+        if state in {State.PENDING, State.SCHEDULED, State.RETRYING, State.QUIET}:
             waits.append(max(0.0, row.job.due_at(now, longest) - now))
-        if state is not State.SCHEDULED:
+        if state not in {State.SCHEDULED, State.QUIET}:
             unpushed.append(waits_since(row))
             if state is not State.FAILED:
                 waiting.append(unpushed[-1])
-    condition = _find_condition(settings, rows)
+    condition, since = _find_condition(settings, rows, history) or (None, None)
     site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
     return SiteStatus(
         now=now,
@@ -174,9 +311,11 @@ def read_status(
         condition=one_line(condition.last_error or condition.failure or "") if condition else None,
         failure=condition.failure if condition else None,
         fix=condition.fix if condition else None,
+        condition_since=since,
+        condition_checked=condition.updated_at if condition else None,
         quarantined=len(queue.quarantined()),
         stuck={one_line(name): one_line(why) for name, why in queue.unusable_files(now).items()},
-        dry_run=settings.worker_dry_run,
+        dry_run=_is_dry_run(settings, history),
         branch=settings.git_branch,
         local_commits=read_local_commits(settings) if local_commits is None else local_commits,
         **site,
@@ -188,9 +327,19 @@ def waits_since(row: ListedJob) -> float:
     return max(row.job.created_at, row.job.scheduled_for or 0.0)
 
 
+def _local(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(min(seconds, _LATEST), UTC).astimezone():%-d %b, %H:%M}"
+
+
 def _disk_site(settings: Settings, now: float) -> dict[str, Any]:
+    worker = lock_holder(settings, now)
+    last_run = None
+    if worker is None:
+        with suppress(OSError):  # the worker empties its record when it ends
+            last_run = settings.lock_path.stat().st_mtime
     return {
-        "worker": lock_holder(settings, now),
+        "worker": worker,
+        "last_run": last_run,
         "hosts": None,
         "worktree": str(settings.git_worktree),
         "remote": settings.git_remote,
@@ -204,6 +353,7 @@ def _cluster_site(settings: Settings) -> dict[str, Any]:
     database = open_database(settings)
     return {
         "worker": None,
+        "last_run": None,
         "hosts": sites.count_nodes(database),
         "worktree": "",
         "remote": sites.get(database, settings.site).remote,
@@ -211,19 +361,37 @@ def _cluster_site(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _find_condition(settings: Settings, rows: Sequence[ListedJob]) -> Job | None:
-    """Return the job that failed last by an environment failure, unless a push succeeded since."""
+def _find_condition(
+    settings: Settings, rows: Sequence[ListedJob], history: History | None
+) -> tuple[Job, float] | None:
+    """Return the job that failed last by an environment failure, and since when there is such a failure.
+
+    Return None if a push succeeded since. A history is opened only for such a job: looking changes nothing.
+    """
     failed = [row.job for row in rows if is_environment(row.job.failure) and row.state is not State.CLAIMED]
     last = max(failed, key=lambda job: job.updated_at, default=None)
     if last is None:
         return None
-    with closing(open_history(settings)) as history:
+    with nullcontext(history) if history else closing(open_history(settings)) as opened:
         try:
-            known = history.condition()
-        except HistoryUnreadableError:
-            return last
-    is_over = known is not None and known.failure is None and known.changed_at >= last.updated_at
-    return None if is_over else last
+            known = opened.condition()
+        except StoreError:
+            known = None
+    if known is None:
+        return last, min(job.updated_at for job in failed)
+    if known.failure is None and known.changed_at >= last.updated_at:
+        return None
+    return last, known.changed_at if known.failure else last.updated_at
+
+
+def _is_dry_run(settings: Settings, history: History | None) -> bool:
+    """Return whether the worker runs dry, as its last attempt says; the settings here may be others."""
+    with suppress(StoreError):
+        if history is not None and not settings.database_url:
+            started = history.last_moment("start")
+            if started is not None:
+                return started.data.get("dryRun") is True
+    return settings.worker_dry_run
 
 
 def read_local_commits(settings: Settings) -> LocalCommits:
@@ -283,3 +451,28 @@ def _cluster_problems(settings: Settings, *, expect_worker: bool) -> list[str]:
     except OSError as error:
         return [str(error)]
     return []
+
+
+def measure_site(status: SiteStatus) -> Iterator[Sample]:
+    """Yield the gauges of a site with a folder and a worker of its own."""
+    worker = status.worker if status.worker is not None and status.worker.alive else None
+    for state, number in status.jobs.items():
+        yield "jobs", {"state": state}, number
+    yield "oldest_waiting_seconds", {}, _age(status.waiting_since, status.now)
+    yield "dead_letters", {}, status.jobs["failed"]
+    yield "paused", {}, int(status.paused is not None)
+    yield "in_flight", {}, status.jobs["claimed"]
+    yield "oldest_unpushed_seconds", {}, _age(status.unpushed_since, status.now)
+    yield "worker_alive", {}, int(worker is not None)
+    yield "dry_run", {}, int(status.dry_run)
+    yield "quarantined", {}, status.quarantined
+    if status.failure is not None:
+        yield "condition", {"failure": status.failure}, 1
+    if worker is not None:
+        yield "lock_holder", {"host": one_line(worker.host or ""), "pid": str(worker.pid)}, 1
+        if worker.heartbeat is not None:
+            yield "worker_heartbeat_age_seconds", {}, _age(worker.heartbeat, status.now)
+
+
+def _age(since: float | None, now: float) -> float:
+    return 0.0 if since is None else max(0.0, now - since)

@@ -4,51 +4,71 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from briter_worker.allowlist import Allowlist
+from briter_worker import client
 from briter_worker.drain import Drain
 from briter_worker.errors import (
+    DeclinedError,
     FailureCode,
     LockLostError,
     PublishError,
     StoppedError,
     UsageError,
-    os_error_fix,
 )
-from briter_worker.events import Progress, Warned, WorkerSkipped, WorkerStarted, WorkerStopped
-from briter_worker.git.commits import Person
-from briter_worker.git.copies import open_disk_publisher
+from briter_worker.events import (
+    Cancelled,
+    Enqueued,
+    Progress,
+    SiteUpdated,
+    Steered,
+    Warned,
+    WorkerSkipped,
+    WorkerStarted,
+    WorkerStopped,
+)
+from briter_worker.git.environment import Signer
+from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.pull import pull as pull_branch
+from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
-from briter_worker.lock import AnotherWorkerError, SiteLock, UnusableLockError
-from briter_worker.plugins import Plugins
+from briter_worker.git.staging import Staging, WorkTreeCopies
+from briter_worker.job import QuietTime
+from briter_worker.lock import AnotherWorkerError, SiteLock
+from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
-from briter_worker.retry import Backoff
-from briter_worker.sinks.condition import SiteCondition
-from briter_worker.sinks.fanout import FanOut
-from briter_worker.sinks.history import History
-from briter_worker.sinks.recorder import HistorySink, Retention, Target
-from briter_worker.sinks.store import HISTORY_TABLES, OUTBOX_TABLES, PostgresStore, SqliteStore
-from briter_worker.sinks.webhook_sender import Sender
-from briter_worker.sinks.webhooks import Outbox, Receivers, WebhookSink
-from briter_worker.worker import Stop, Worker, heartbeat
+from briter_worker.sinks.recorder import FanOut, HistorySink, OpenedLater, SiteCondition, Target
+from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore
+from briter_worker.worker import Puller, PullOrder, Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from briter_worker.events import Event
-    from briter_worker.git.publisher import GitPublisher
+    from briter_worker.job import Job
+    from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.queues.postgres.queue import PostgresQueue
     from briter_worker.settings import Settings
-    from briter_worker.sinks.fanout import CountingSink, StoringSink
+    from briter_worker.sinks.history import History
+    from briter_worker.sinks.recorder import Sink
+    from briter_worker.sinks.store import Store
+    from briter_worker.sinks.webhooks import Sender, WebhookSink
+    from briter_worker.watch import PostWatcher
 
+    SiteQueue = DiskQueue | PostgresQueue
+    """What commands and pages do with a queue is the same on either backend."""
+
+_MAX_PUBLICATIONS = 1000
+_MAX_UPDATED_PATHS = 1000
 _SKIPPED = "another worker instance is active, skipping"
 
 
@@ -59,18 +79,25 @@ def open_backoff(settings: Settings) -> Backoff:
     )
 
 
-def open_queue(settings: Settings) -> DiskQueue | PostgresQueue:
+def quiet_time_of(settings: Settings) -> QuietTime:
+    """Return how long the site's posts wait for further saves."""
+    return QuietTime(settings.worker_quiet_ms / 1000, settings.worker_quiet_max_ms / 1000)
+
+
+def open_queue(settings: Settings) -> SiteQueue:
     """Return the site's queue for commands and pages, on either backend."""
     return open_postgres_queue(settings) if settings.database_url else open_disk_queue(settings)
 
 
-def open_disk_queue(settings: Settings) -> DiskQueue:
-    """Return the site's queue folder; it need not exist yet."""
+def open_disk_queue(settings: Settings, *, record: Path | None = None) -> DiskQueue:
+    """Return the site's queue folder; it need not exist yet. `record`: what scheduled jobs declared last."""
     return DiskQueue(
         settings.queue_root,
         settings.quarantine_root,
         longest_delay=open_backoff(settings).longest,
+        quiet=quiet_time_of(settings),
         dry_run=settings.worker_dry_run,
+        record=record,
     )
 
 
@@ -82,7 +109,6 @@ def open_postgres_queue(settings: Settings) -> PostgresQueue:
     return PostgresQueue(
         database,
         settings.site,
-        token=None,
         longest_delay=open_backoff(settings).longest,
         dry_run=settings.worker_dry_run,
     )
@@ -111,16 +137,18 @@ def open_database(settings: Settings) -> Database:
 
 def open_history(settings: Settings) -> History:
     """Return the reader of the site's history, on either backend."""
+    from briter_worker.sinks.history import History  # noqa: PLC0415 - a worker reads no receipts
+
     if settings.database_url:
         return History(PostgresStore(open_database(settings).transaction), settings.site)
-    return History(SqliteStore(settings.history_path, HISTORY_TABLES))
+    return History(SqliteStore(settings.history_path))
 
 
 def open_outbox(settings: Settings) -> SqliteStore | PostgresStore:
     """Return the store of the webhooks that are not sent yet, on either backend."""
     if settings.database_url:
         return PostgresStore(open_database(settings).transaction)
-    return SqliteStore(settings.webhooks_path, OUTBOX_TABLES, mode=0o600)
+    return SqliteStore(settings.webhooks_path, "outbox")
 
 
 def open_lock(settings: Settings) -> SiteLock:
@@ -136,7 +164,13 @@ def open_git(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Git:
         timeout=settings.git_timeout_ms / 1000,
         hooks=settings.git_hooks,
         pass_fds=pass_fds,
+        signer=signer_of(settings),
     )
+
+
+def signer_of(settings: Settings) -> Signer | None:
+    """Return what signs the site's commits, if anything does."""
+    return Signer(settings.git_signing_key, settings.git_signing_format) if settings.git_signing_key else None
 
 
 def open_repository(settings: Settings) -> Repository:
@@ -149,57 +183,110 @@ def target_of(settings: Settings) -> Target:
     return Target(settings.git_branch, settings.git_remote, settings.published_href_template)
 
 
-def retention_of(settings: Settings) -> Retention:
-    """Return how long receipts are kept."""
-    return Retention(settings.history_stale_days, settings.history_keep_days)
+def open_sender(settings: Settings, log: Callable[[Event], None]) -> Sender:
+    """Return the sender of this process's webhooks, not started yet."""
+    from briter_worker.sinks.webhooks import Sender  # noqa: PLC0415 - most sites have none
 
-
-def receivers_of(settings: Settings) -> Receivers:
-    """Return who receives the site's webhooks, and in which form."""
-    return Receivers(
-        urls=settings.webhook_urls, template=settings.webhook_template, build_hook=settings.build_hook_url
-    )
-
-
-@contextmanager
-def open_sinks(
-    settings: Settings, log: Callable[[Event], None], *, metrics: Sequence[CountingSink] = ()
-) -> Iterator[EventSink]:
-    """Yield the sinks of one site's worker: history and webhooks are stored first, the log comes last."""
-    target = target_of(settings)
-    history = SqliteStore(settings.history_path, HISTORY_TABLES)
-    outbox = Outbox(open_outbox(settings), build_interval=settings.build_hook_min_interval_ms / 1000)
-    sender = Sender(
-        outbox,
+    return Sender(
+        Outbox(open_outbox(settings), build_interval=settings.build_hook_min_interval_ms / 1000),
         secret=settings.webhook_secret,
         allow_private=settings.webhook_allow_private,
         warn=lambda message, fix: log(Warned(error=message, fix=fix)),
     )
-    stores: list[StoringSink] = [
-        HistorySink(history, target, retention=retention_of(settings), announce=log),
-        WebhookSink(outbox, receivers_of(settings), sender.wake, href=target.href),
-    ]
-    sinks = FanOut(stores, log, [sender, *metrics], condition=SiteCondition(history))
-    try:
-        yield sinks
-    finally:
-        sinks.close()
 
 
-@contextmanager
-def open_record(settings: Settings, log: Callable[[Event], None]) -> Iterator[EventSink]:
-    """Yield history and log, for commands and pages that change the queue beside a worker."""
+def open_webhooks(settings: Settings, sender: Sender, site: str | None = None) -> WebhookSink:
+    """Return the sink that sends the webhooks of one site."""
+    from briter_worker.sinks.webhooks import WebhookSink  # noqa: PLC0415 - most sites have none
+
+    return WebhookSink(
+        sender,
+        settings.webhook_urls,
+        template=settings.webhook_template,
+        build_hook=settings.build_hook_url,
+        href=target_of(settings).href,
+        site=site,
+    )
+
+
+def open_sinks(settings: Settings, log: Callable[[Event], None], *, metrics: Sequence[Sink] = ()) -> FanOut:
+    """Return the sinks of one site's worker: history and webhooks are stored first, the log comes last."""
+    history = SqliteStore(settings.history_path)
+    has_receivers = bool(settings.webhook_urls or settings.build_hook_url)
+
+    def needs_webhooks(event: Event) -> bool:
+        """Return True for an event to notify of, and when an earlier run may have left messages."""
+        return has_receivers or settings.webhooks_path.exists() or bool(getattr(event, "webhook", None))
+
+    return FanOut(
+        [
+            HistorySink(history, target_of(settings), keep_days=settings.history_keep_days),
+            OpenedLater(lambda: open_webhooks(settings, open_sender(settings, log)), needs_webhooks),
+            *metrics,
+        ],
+        log,
+        condition=SiteCondition(history),
+    )
+
+
+def published_commits(settings: Settings, slug: str) -> list[str]:
+    """Return the commits of the post's publications, newest first. Raises UsageError and DeclinedError."""
     if settings.database_url:
-        sink = HistorySink(
-            PostgresStore(open_database(settings).transaction), target_of(settings), site=settings.site
+        raise UsageError(
+            "a cluster has no work tree, so its publications are neither shown nor undone here",
+            "git show COMMIT or git revert COMMIT in a clone of the site",
         )
+    with closing(open_history(settings)) as history:
+        receipts = history.receipts(slug=slug, outcomes=("published",), limit=_MAX_PUBLICATIONS)
+    commits = [each.commit for each in receipts if each.commit and not each.dry_run]
+    if not commits:
+        text = f"the history has no publication of the post {slug!r}"
+        raise DeclinedError(text, "briter-worker history shows the slugs of published posts")
+    return commits
+
+
+def show_difference(settings: Settings, slug: str) -> tuple[str, str]:
+    """Return the commit of the post's last publication and its differences."""
+    from briter_worker.git import undo  # noqa: PLC0415 - a worker undoes nothing
+
+    commit = published_commits(settings, slug)[0]
+    with closing(open_git(settings)) as git:
+        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
+        return commit, undo.difference(repository, commit)
+
+
+def undo_post(
+    settings: Settings, slug: str, *, to: str | None = None, message: str | None = None
+) -> client.Enqueued:
+    """Bring the post's files to an earlier version, and enqueue their publication."""
+    from briter_worker.git import undo  # noqa: PLC0415 - a worker undoes nothing
+
+    commits = published_commits(settings, slug)
+    with closing(open_git(settings)) as git:
+        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
+        paths = undo.restore(repository, settings.allowlist(), commits, to)
+    document = client.compose(slug, paths, message=message or f"Restore {slug}")
+    return client.submit(document, queue=settings.queue_root)
+
+
+def record_action(
+    settings: Settings,
+    action: str,
+    by: str,
+    jobs: Iterable[tuple[str | None, str | None]],
+    log: Callable[[Event], None],
+    *,
+    cancelled: Iterable[Job] = (),
+) -> None:
+    """Store and log who steered which jobs (id, slug), and which were removed, beside a running worker."""
+    if settings.database_url:
+        store: Store = PostgresStore(open_database(settings).transaction)
     else:
-        sink = HistorySink(SqliteStore(settings.history_path, HISTORY_TABLES), target_of(settings))
-    fan_out = FanOut([sink], log)
-    try:
-        yield fan_out
-    finally:
-        fan_out.close()
+        store = SqliteStore(settings.history_path)
+    batch: list[Event] = [Steered(action=action, by=by, job_id=each, slug=slug) for each, slug in jobs]
+    batch += [Cancelled(job_id=job.id, slug=job.slug) for job in cancelled]
+    with closing(FanOut([HistorySink(store, target_of(settings), site=settings.site)], log)) as emit:
+        emit.deliver(batch, lambda: None)
 
 
 def run_worker(
@@ -207,11 +294,12 @@ def run_worker(
     *,
     once: bool,
     log: Callable[[Event], None],
-    metrics: Sequence[CountingSink] = (),
+    metrics: Sequence[Sink] = (),
+    watcher: PostWatcher | None = None,
 ) -> int:
     """Run the worker until told to stop, or with `once` until nothing is due; return the exit status."""
     _check_start(settings)
-    with open_sinks(settings, log, metrics=metrics) as emit:
+    with closing(open_sinks(settings, log, metrics=metrics)) as emit:
         lock = open_lock(settings)
         running: list[Git] = []
         stop = Stop(
@@ -226,13 +314,16 @@ def run_worker(
             except AnotherWorkerError as other:
                 emit(WorkerSkipped(message=_SKIPPED, holder_pid=other.holder.pid if other.holder else None))
                 return 0
-            except UnusableLockError as error:
-                fix = os_error_fix(error.__cause__) if isinstance(error.__cause__, OSError) else ""
-                raise PublishError(FailureCode.DISK, str(error), fix) from error
-            with heartbeat(lock, max(0.2, settings.worker_lock_stale_ms / 3000)):
-                running.append(open_git(settings, pass_fds=(lock.descriptor(),)))
-                with closing(_SitePublisher(settings, running[0], lock, emit)) as publisher:
-                    return _run(settings, publisher, lock, stop, emit, once=once)
+            interval = max(0.2, settings.worker_lock_stale_ms / 3000)
+            with (
+                heartbeat(lock, interval),
+                closing(open_git(settings, pass_fds=(lock.descriptor(),))) as git,
+            ):
+                running.append(git)
+                if watcher is not None:
+                    poll = settings.worker_poll_interval_ms / 1000
+                    threading.Thread(target=watcher.run, args=(stop.is_set, poll), daemon=True).start()
+                return _run(settings, git, lock, stop, emit, once=once)
 
 
 def _check_start(settings: Settings) -> None:
@@ -252,83 +343,59 @@ def _check_start(settings: Settings) -> None:
         # Any other failure may pass: the jobs' attempts report it.
 
 
-class _SitePublisher:
-    """The publisher of one site, opened when a drain first needs it."""
+def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut, *, once: bool) -> int:
+    @cache
+    def plugins() -> Plugins:
+        from briter_worker.plugins import Plugins  # noqa: PLC0415 - only publications need them
 
-    def __init__(self, settings: Settings, git: Git, lock: SiteLock, emit: EventSink) -> None:
-        self.plugins = Plugins(settings.plugins)
-        self._settings = settings
-        self._git = git
-        self._lock = lock
-        self._emit = emit
-        self._opened: GitPublisher | None = None
+        return Plugins(settings.plugins)
 
-    def open(self) -> GitPublisher:
-        """Return the publisher. Raises PublishError while a plugin is broken."""
-        if self._opened is None:
-            settings, emit = self._settings, self._emit
-            self._opened = open_disk_publisher(
-                self._git,
-                branch=settings.git_branch,
-                remote=settings.git_remote,
-                allowlist=Allowlist(
-                    (*settings.folders, *self.plugins.allowed_paths()), private=_private_folders(settings)
-                ),
-                identity=Person(settings.git_author_name, settings.git_author_email),
-                max_file_bytes=settings.worker_max_file_bytes,
-                dry_run=settings.worker_dry_run,
-                progress=lambda phase, done, total: emit(Progress(phase=phase, done=done, total=total)),
-                warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
-                still_ours=self._lock.still_ours,
-            )
-        return self._opened
+    @cache
+    def copies() -> WorkTreeCopies:
+        return open_copies(settings, git, emit, lambda: plugins().allowed_paths())
 
-    def tidy(self) -> None:
+    @cache
+    def publisher() -> GitPublisher:
+        return _open_publisher(settings, git, lock, emit, copies())
+
+    def pull() -> None:
+        """Follow the remote; local commits, which `status` names, keep the site where it is."""
+        with suppress(DeclinedError):
+            pull_branch(copies().checkout.repository, copies().checkout, rebase=False, push=False)
+
+    def tidy() -> None:
         """Sync the local branch and clean up; whatever prevents it now is tried again later."""
         with suppress(PublishError, OSError, StoppedError):
-            self.open().tidy(time.time())
+            publisher().tidy(time.time())
 
-    def close(self) -> None:
-        """End what git still runs."""
-        self._git.close()
-
-
-def _private_folders(settings: Settings) -> list[str]:
-    """Return the folders of the worker's storage that lie inside the repository."""
-    worktree = Path(os.path.realpath(settings.git_worktree))
-    roots = (settings.storage_root, settings.queue_root, settings.quarantine_root)
-    real = (Path(os.path.realpath(root)) for root in roots)
-    return [root.relative_to(worktree).as_posix() for root in real if worktree in root.parents]
-
-
-def _run(
-    settings: Settings,
-    publisher: _SitePublisher,
-    lock: SiteLock,
-    stop: Stop,
-    emit: EventSink,
-    *,
-    once: bool,
-) -> int:
-    queue = open_disk_queue(settings)
+    try:
+        trusted = git.common_dir
+    except PublishError:  # the repository is damaged: the jobs' attempts report it
+        trusted = settings.git_worktree / ".git"
+    queue = open_disk_queue(settings, record=trusted / "briter" / "scheduled")
     drain = Drain(
         queue=queue,
-        publisher=publisher.open,
+        publisher=publisher,
         emit=emit,
-        extensions=publisher.plugins,
+        plugins=plugins,
         backoff=open_backoff(settings),
         max_attempts=settings.worker_max_attempts,
         dry_run=settings.worker_dry_run,
+        co_authors=settings.git_co_authors,
         stopping=stop.is_set,
     )
+    interval = settings.git_pull_interval_ms / 1000
+    puller = Puller(pull_order(settings, git), interval, pull=pull, report=emit.follow_pull)
     worker = Worker(
         drain=drain,
         queue=queue,
-        lock=lock,
+        still_ours=lock.still_ours,
         emit=emit,
         stop=stop,
-        waker=queue.watch(),
-        tidy=publisher.tidy,
+        wait=queue.watcher.wait,
+        tidy=tidy,
+        # A dry run changes no file of the site.
+        pull=(lambda _now: None) if settings.worker_dry_run else puller.run,
         poll=settings.worker_poll_interval_ms / 1000,
     )
     emit(WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
@@ -340,3 +407,84 @@ def _run(
     finally:
         emit(WorkerStopped(drained=worker.counts.completed))
     return 1 if once and (counts.failed or counts.undecided) else 0
+
+
+def open_post_watcher(settings: Settings, emit: Callable[[Event], None]) -> PostWatcher:
+    """Return what enqueues the posts whose files change. Raises UsageError in a cluster."""
+    from briter_worker.plugins import Plugins  # noqa: PLC0415 - most workers watch no posts
+    from briter_worker.watch import PostWatcher  # noqa: PLC0415 - as above
+
+    if settings.database_url:
+        raise UsageError("watch needs a queue folder", "unset BRITER_DATABASE_URL; in a cluster, enqueue")
+    queue = open_disk_queue(settings)
+
+    def save(slug: str, paths: Sequence[str]) -> None:
+        job_id = client.enqueue(slug, paths, queue=settings.queue_root).id
+        emit(Enqueued(job_id=job_id, slug=slug, paths=tuple(paths)))
+
+    return PostWatcher(
+        settings.git_worktree,
+        open_repository(settings),
+        settings.allowlist(
+            private=_private_folders(settings), more=lambda: Plugins(settings.plugins).allowed_paths()
+        ),
+        settings.adapter,
+        enqueue=save,
+        scheduled_paths=queue.scheduled_paths,
+        list_jobs=queue.jobs,
+        warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
+    )
+
+
+def _private_folders(settings: Settings) -> list[str]:
+    """Return the folders of the worker's storage that lie inside the repository."""
+    worktree = Path(os.path.realpath(settings.git_worktree))
+    roots = (settings.storage_root, settings.queue_root, settings.quarantine_root)
+    real = (Path(os.path.realpath(root)) for root in roots)
+    return [root.relative_to(worktree).as_posix() for root in real if worktree in root.parents]
+
+
+def open_copies(
+    settings: Settings, git: Git, emit: EventSink, more_folders: Callable[[], Iterable[str]]
+) -> WorkTreeCopies:
+    """Return the CMS's copies of the files, with the checkout in which they follow the remote."""
+
+    def updated(tip: str, paths: Sequence[str]) -> None:
+        emit(SiteUpdated(commit=tip, paths=tuple(paths[:_MAX_UPDATED_PATHS]), total=len(paths)))
+
+    repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
+    allowlist = settings.allowlist(private=_private_folders(settings), more=more_folders)
+    staging = Staging(repository, allowlist, settings.worker_max_file_bytes, partial(_report_progress, emit))
+    return WorkTreeCopies(staging, partial(_warn, emit), updated)
+
+
+def _report_progress(emit: EventSink, phase: str, done: int, total: int) -> None:
+    emit(Progress(phase=phase, done=done, total=total))
+
+
+def _warn(emit: EventSink, text: str, fix: str) -> None:
+    emit(Warned(error=text, fix=fix))
+
+
+def pull_order(settings: Settings, git: Git) -> PullOrder:
+    """Return the order to pull. It is this work tree's alone."""
+    try:
+        return PullOrder(git.own_dir / "pull")
+    except PublishError:  # the repository is damaged: the jobs' attempts report it
+        return PullOrder(settings.git_worktree / ".git" / "briter" / "pull")
+
+
+def _open_publisher(
+    settings: Settings, git: Git, lock: SiteLock, emit: EventSink, copies: WorkTreeCopies
+) -> GitPublisher:
+    return GitPublisher(
+        copies.checkout.repository,
+        copies=copies,
+        plans=FilePlans(git.state_dir, settings.git_branch),
+        bases=FileConflicts(git.state_dir, settings.git_branch),
+        identity=Person(settings.git_author_name, settings.git_author_email),
+        dry_run=settings.worker_dry_run,
+        progress=partial(_report_progress, emit),
+        warn=partial(_warn, emit),
+        still_ours=lock.still_ours,
+    )

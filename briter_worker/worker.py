@@ -13,36 +13,24 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from briter_worker.batch import Counts
-from briter_worker.errors import LockLostError, PublishError, os_error_fix, os_error_text
+from briter_worker.drain import Counts
+from briter_worker.errors import Failure, FailureCode, LockLostError, PublishError, StoppedError, describe
 from briter_worker.events import Paused, Resumed, Warned, WorkerStopping
+from briter_worker.ports import Queue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
     from types import FrameType
 
     from briter_worker.drain import Drain
     from briter_worker.events import Event
+    from briter_worker.lock import SiteLock
     from briter_worker.ports import EventSink, Pause
 
 _TIDY_INTERVAL_S = 30.0
 _MAX_LOOP_PAUSE_S = 60.0
-
-
-class Lock(Protocol):
-    """One worker per site."""
-
-    def still_ours(self) -> bool:
-        """Return True while no other worker can have the site."""
-        ...
-
-    def beat(self, now: float) -> None:
-        """Write the heartbeat."""
-        ...
-
-    def release(self) -> None:
-        """Give the site free."""
-        ...
+_MAX_PULL_PAUSE_S = 900.0
 
 
 class Stop:
@@ -59,10 +47,6 @@ class Stop:
     def is_set(self) -> bool:
         """Return True if no new job may be claimed."""
         return self._stopping.is_set()
-
-    def wait(self, seconds: float) -> None:
-        """Sleep until the time is over or the order comes."""
-        self._stopping.wait(seconds)
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -94,53 +78,113 @@ class Stop:
             self._abort()
 
 
-class Waker(Protocol):
-    """Sleeps until there may be something to do."""
+class PullOrder:
+    """The order to pull: a file where only the operator writes. It stays until a pull has succeeded."""
 
-    def wait(self, seconds: float, stop: Stop) -> None:
-        """Return after `seconds`, or when the queue changed, or when `stop` is set."""
-        ...
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._taken = path.with_suffix(".taken")
+
+    def give(self) -> None:
+        """Leave the order for the worker's next poll."""
+        self._path.touch(mode=0o600)
+
+    def is_new(self) -> bool:
+        """Return True if nobody has tried to pull since the order."""
+        return self._path.exists()
+
+    def is_open(self) -> bool:
+        """Return True if no pull has succeeded since the order."""
+        return self.is_new() or self._taken.exists()
+
+    def take(self) -> None:
+        """Note that a pull begins: from now on, another order is a new one."""
+        with suppress(FileNotFoundError):
+            self._path.replace(self._taken)
+
+    def finish(self) -> None:
+        """Note that the pull has succeeded."""
+        self._taken.unlink(missing_ok=True)
 
 
-class WatchedQueue(Protocol):
-    """What the loop asks the queue of one site."""
+class Puller:
+    """Brings the remote's edits into the site: at an interval (0: never), and on an order.
 
-    def next_due(self, now: float) -> float | None:
-        """Return when the next pending job is due, or None."""
-        ...
+    `report` gets the failure of a pull, or None: the site condition shows it.
+    """
 
-    def active_pause(self, now: float) -> Pause | None:
-        """Return the active pause, if any."""
-        ...
+    def __init__(
+        self,
+        order: PullOrder,
+        interval: float,
+        *,
+        pull: Callable[[], None],
+        report: Callable[[Failure | None], None],
+    ) -> None:
+        self._order = order
+        self._interval = interval
+        self._pull = pull
+        self._report = report
+        self._failures = 0
+        self._next = -math.inf
+
+    def run(self, now: float) -> None:
+        """Pull if it is time, at `now` on the monotonic clock. After failures, wait longer each time."""
+        is_wanted = self._interval or self._order.is_open()
+        if not self._order.is_new() and not (is_wanted and now >= self._next):
+            return
+        try:
+            self._order.take()
+            self._pull()
+            self._order.finish()
+        except StoppedError:
+            return
+        except (PublishError, OSError) as error:
+            self._failures += 1
+            interval = self._interval or _MAX_LOOP_PAUSE_S
+            self._next = now + loop_backoff(self._failures, interval, longest=_MAX_PULL_PAUSE_S)
+            failure = error.failure if isinstance(error, PublishError) else None
+            self._report(failure or Failure(FailureCode.DISK, *describe(error)))
+        else:
+            self._failures, self._next = 0, now + self._interval
+            self._report(None)
+
+
+class WatchedQueue(Queue, Protocol):
+    """The queue of one site that no database notifies of."""
 
     def stuck_files(self) -> Mapping[str, str]:
         """Return the reason for each file that could not be quarantined when that was last tried."""
-        ...
 
 
 class Worker:
-    """Publishes one site's posts while it holds the site's lock."""
+    """Publishes one site's posts while it holds the site's lock.
+
+    `wait` returns after some seconds, or when the queue changed, or when its second argument returns True.
+    """
 
     def __init__(
         self,
         *,
         drain: Drain,
         queue: WatchedQueue,
-        lock: Lock,
+        still_ours: Callable[[], bool],
         emit: EventSink,
         stop: Stop,
-        waker: Waker,
+        wait: Callable[[float, Callable[[], bool]], None],
         tidy: Callable[[], None],
+        pull: Callable[[float], None],
         poll: float,
     ) -> None:
         self.counts = Counts()
         self._drain = drain
         self._queue = queue
-        self._lock = lock
+        self._still_ours = still_ours
         self._emit = emit
         self._stop = stop
-        self._waker = waker
+        self._wait = wait
         self._tidy = tidy
+        self._pull = pull
         self._poll = poll
         self._queue_errors = 0
         self._recover_at = 0.0
@@ -153,6 +197,7 @@ class Worker:
         while not self._stop.is_set() and self._work():
             pass
         self._tidy()
+        self._pull_if_idle()
         return self.counts
 
     def run_forever(self) -> Counts:
@@ -166,26 +211,22 @@ class Worker:
                 if time.monotonic() - tidied > _TIDY_INTERVAL_S:
                     tidied = time.monotonic()
                     self._tidy()
+                self._pull_if_idle()
                 pause = self._idle_time()
             except (OSError, PublishError) as error:
                 self._recover_at = 0.0
                 self._queue_errors += 1
                 pause = loop_backoff(self._queue_errors, self._poll)
-                self._report_queue_error(error, pause)
+                message, fix = describe(error)
+                text = f"the queue cannot be used: {message}; next try in {pause:g} s"
+                self._emit(Warned(error=text, fix=fix))
             if pause > 0:
-                self._waker.wait(pause, self._stop)
+                self._wait(pause, self._stop.is_set)
         return self.counts
-
-    def _report_queue_error(self, error: OSError | PublishError, pause: float) -> None:
-        if isinstance(error, PublishError):
-            message, fix = error.message, error.fix
-        else:
-            message, fix = os_error_text(error), os_error_fix(error)
-        self._emit(Warned(error=f"the queue cannot be used: {message}; next try in {pause:g} s", fix=fix))
 
     def _work(self) -> bool:
         """Recover and drain once; return True if something was done, so that more may be due."""
-        if not self._lock.still_ours():
+        if not self._still_ours():
             raise LockLostError
         if self._is_paused():
             return False
@@ -202,6 +243,11 @@ class Worker:
         self.counts.add(done)
         self.counts.undecided = done.undecided
         return True
+
+    def _pull_if_idle(self) -> None:
+        """Pull if it is time, but not during a pause, and not when told to stop."""
+        if self._pause is None and not self._stop.is_set():
+            self._pull(time.monotonic())
 
     def _recover(self) -> None:
         """Complete what is in flight; ask the remote again later about what stays undecided."""
@@ -239,14 +285,14 @@ class Worker:
         return self._poll if at is None else max(0.0, min(self._poll, at - now))
 
 
-def loop_backoff(failures: int, poll: float) -> float:
+def loop_backoff(failures: int, poll: float, longest: float = _MAX_LOOP_PAUSE_S) -> float:
     """Return how long the loop waits after failures in a row: doubled each time, up to a minute."""
     # The exponent is bounded, because after hours of failures the power is no float any more.
-    return min(poll * 2.0 ** min(failures, 16), max(_MAX_LOOP_PAUSE_S, poll))
+    return min(poll * 2.0 ** min(failures, 16), max(longest, poll))
 
 
 @contextmanager
-def heartbeat(lock: Lock, interval: float) -> Iterator[None]:
+def heartbeat(lock: SiteLock, interval: float) -> Iterator[None]:
     """Keep the lock's heartbeat fresh inside, however long a push takes; release the lock at the end."""
     done = threading.Event()
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 import sys
@@ -16,7 +15,7 @@ import typer.main
 from pydantic.alias_generators import to_camel
 
 from briter_worker import events
-from briter_worker.adapters import FOLDERS
+from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS
 from briter_worker.cli import build_app
 from briter_worker.errors import FailureClass, FailureCode
 from briter_worker.job import job_schema
@@ -119,6 +118,7 @@ MEANINGS = {
     FailureCode.LOCKED: "A lock file of git is in the way, and may belong to a running command.",
     FailureCode.CORRUPT: "The repository is damaged. The worker resets nothing by itself.",
     FailureCode.OWNERSHIP: "The site's files belong to another user (git: dubious ownership).",
+    FailureCode.SIGNING: "The key of `BRITER_GIT_SIGNING_KEY` cannot [sign](../how-to/signing.md).",
     FailureCode.NOT_A_REPOSITORY: "The folder is not the top of a git repository.",
     FailureCode.DISK: "The disk is full, read-only, or failing.",
     FailureCode.PLUGIN_BROKEN: "An installed plugin cannot be loaded.",
@@ -170,9 +170,9 @@ FIELDS = {
     "signal": "the signal that stopped the worker",
     "drained": "number of completed jobs",
     "reason": "the reason given with `pause`",
+    "action": "`retry`, `publish-now`, `cancel`, `undo`, `pause` or `resume`",
+    "by": "the system user of the command line, or `dashboard`",
     "until": "when the pause ends by itself",
-    "stale": "number of receipts that became stale",
-    "deleted": "number of deleted receipts",
     "site": "in a cluster: the site",
     "worker": "in a cluster: the number of the node that had the site",
 }
@@ -190,7 +190,7 @@ def logged_events() -> list[type[events.Event]]:
 
 def logged_fields(event: type[events.Event]) -> list[str]:
     """Return the fields that the log shows."""
-    return [field.name for field in dataclasses.fields(event) if field.name not in event.unlogged]
+    return [name for name in event.fields if name not in event.unlogged]
 
 
 def public_text(docstring: str) -> str:
@@ -216,7 +216,7 @@ def log_page() -> str:
         '"commit":"52ed5b9c2a5b45b9a7a0a6f8f1f7be9bd5b2d6b1","dryRun":false,"durationMs":96}\n'
         "```",
         "Each attempt has one `start`, then exactly one of `published`, `nochange`, `nopaths`, `failed`, "
-        "`dead-lettered`, `snoozed` and `handled`.",
+        "`dead-lettered` and `handled`.",
         "## Events",
         table(["event", "level", "meaning", "fields"], rows),
         "## Fields",
@@ -238,6 +238,11 @@ def bounds_text(described: dict[str, Any]) -> str:
     return f" From {described['minimum']} to {described['maximum']}." if "minimum" in described else ""
 
 
+def code_list(items: Iterable[str]) -> str:
+    """Return the items as code, separated by commas."""
+    return ", ".join(f"`{item}`" for item in items) or "none"
+
+
 def configuration_page() -> str:
     """Return the page about settings and adapters."""
     rows = []
@@ -249,7 +254,11 @@ def configuration_page() -> str:
             default = "the current folder"
         rows.append([f"`{described['title']}`", f"`{key}`", default, text + bounds_text(described)])
     folders = [
-        [f"`{name}`", ", ".join(f"`{folder}/`" for folder in folders) or "none"]
+        [
+            f"`{name}`",
+            code_list(f"{folder}/" for folder in folders),
+            code_list(ADAPTER_EXCLUDED.get(name, ())),
+        ]
         for name, folders in FOLDERS.items()
     ]
     return page(
@@ -274,7 +283,11 @@ def configuration_page() -> str:
         "## Adapters",
         "`BRITER_ADAPTER` decides which folders a job may publish, with everything under them. "
         "`BRITER_ALLOWED_PATHS` adds folders.",
-        table(["adapter", "folders"], folders),
+        table(["adapter", "folders", "excluded"], folders),
+        f"Every adapter excludes the backup, lock and system files of programs: {code_list(EXCLUDED)}. "
+        "`BRITER_EXCLUDED_PATHS` adds patterns; the rules are those of `.gitignore`, the last pattern that "
+        "matches decides, and `!` takes an exclusion back. An excluded path alone is refused as `nopaths`, "
+        "with its pattern. Inside a declared folder it is left out; if git has it, it stays as it is.",
         "A path that `.gitignore` excludes, a symlink, a special file and a file in a nested repository are "
         "never published. See [kinds of sites](../how-to/sites.md).",
     )

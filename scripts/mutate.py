@@ -22,14 +22,11 @@ PACKAGE = "briter_worker"
 FLOOR = 90
 """The least score, in percent."""
 UNIT = "tests/unit/test_{}.py"
-_DRAIN = [UNIT.format("drain"), UNIT.format("settling")]
 TESTS = {
     "allowlist": [UNIT.format("allowlist")],
-    "backoff": [UNIT.format("backoff")],
-    "drain": _DRAIN,
+    "drain": [UNIT.format("drain")],
     "errors": [UNIT.format("errors")],
     "lock": [UNIT.format("lock")],
-    "settling": _DRAIN,
 }
 """For each module, the tests that have to notice."""
 AT_ONCE = 2

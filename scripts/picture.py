@@ -1,4 +1,4 @@
-"""Draw docs/images/terminal.svg from a real run: picture.py. The README shows it.
+"""Draw docs/images/terminal.svg from a real run: picture.py. The guide to failed posts shows it.
 
 A site is made in a temporary folder, the worker's commands run in a terminal of their own, and rich draws
 what they printed, colours and all.

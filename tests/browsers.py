@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dashboards import Dashboard, serving
-from machine import provide
 from playwright.sync_api import expect, sync_playwright
+from requirements import provide
 
 from briter_worker.web.security import COOKIE
 
@@ -35,7 +35,7 @@ FLAGS = (
 )
 PATIENCE = 20_000
 """Milliseconds that a page may take: longer than any busy machine needs."""
-PAGES = ("/", "/scheduled", "/failed", "/published", "/figures", "/site")
+PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/site")
 PICTURES = Path(__file__).parents[1] / "docs" / "images"
 HOOK = """#!/bin/sh
 while [ -e gate ]; do sleep 0.05; done
@@ -108,7 +108,7 @@ def visiting(
                     "name": COOKIE,
                     "value": dashboard.page.cookies[COOKIE],
                     "url": dashboard.base,
-                    "sameSite": "Strict",
+                    "sameSite": "Lax",
                 }
             ]
         )

@@ -16,15 +16,16 @@ from sites import PERSON
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import UnavailableError
 from briter_worker.git.clone import open_clone
-from briter_worker.git.commits import Person
-from briter_worker.git.copies import open_cluster_publisher
+from briter_worker.git.payloads import SubmittedCopies
+from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.push import Person
+from briter_worker.git.staging import Staging
 from briter_worker.ports import Payload, Plan, Request, SubmittedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from briter_worker.git.publisher import GitPublisher
     from briter_worker.git.repository import Repository
     from briter_worker.ports import BaseVersion, Outcome
 
@@ -53,11 +54,10 @@ class Database:
     def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
         return {key: self.payloads[key] for key in keys}
 
-    def content(self, blob: str) -> Iterator[bytes]:
+    def content(self, blob: str) -> bytes:
         if self.is_away:
             raise UnavailableError("the database is away")
-        content = self.contents[blob]
-        yield from (content[at : at + PIECE] for at in range(0, len(content), PIECE))
+        return self.contents[blob]
 
     def published(self, paths: Collection[str]) -> Mapping[str, float]:
         return {path: self.saved[path] for path in paths if path in self.saved}
@@ -178,7 +178,9 @@ class Cluster:
         key = f"{slug}-{self.clock}"
         folders = tuple(folders)
         self.database.payloads[key] = Payload(tuple(submitted), folders)
-        return Request(key, slug, folders or tuple(files if paths is None else paths), f"Publish {slug}")
+        return Request(
+            key, slug, folders or tuple(files if paths is None else paths), f"Publish {slug}", saved_at
+        )
 
     @contextmanager
     def opened(self, node: str = "one", *, timeout: float = 30) -> Iterator[Repository]:
@@ -199,14 +201,13 @@ class Cluster:
         dry_run: bool = False,
         still_ours: Callable[[], bool] = lambda: True,
     ) -> GitPublisher:
-        return open_cluster_publisher(
+        staging = Staging(repository, Allowlist(["content"]), self.max_file_bytes, lambda *_: None)
+        return GitPublisher(
             repository,
-            payloads=self.database,
-            bases=self.database,
+            copies=SubmittedCopies(staging, self.database, self.database),
             plans=self.database,
-            allowlist=Allowlist(["content"]),
+            bases=self.database,
             identity=WORKER,
-            max_file_bytes=self.max_file_bytes,
             dry_run=dry_run,
             progress=lambda _phase, _done, _total: None,
             warn=lambda text, _fix: self.warned.append(text),

@@ -56,6 +56,10 @@ class MirrorWorker:
                 self.sync(plan["tip"], plan["blobs"])
             self._plan.unlink()
 
+    def bases(self) -> dict[str, str | None]:
+        """Return the remembered base versions."""
+        return {path: base.blob for path, base in self.checkout.state().bases.items()}
+
     def tip(self) -> str:
         """Return the remote's tip."""
         return str(self._run("rev-parse", "main", cwd=self.remote))

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from machine import unavailable
+from requirements import unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections import Counter
 from typing import TYPE_CHECKING
+
+from remotes import left_over
 
 from briter_worker.errors import FailureClass, FailureCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from sites import Result, Site
 
 DELAYS = {"BRITER_WORKER_BACKOFF_MS": "0"}
+CANARY = "s3cr3t-canary"
+SOON = {"BRITER_GIT_TIMEOUT_MS": "800"}
+"""For remotes that never answer."""
+LAST = {"BRITER_WORKER_MAX_ATTEMPTS": "1"}
 
 
 def save(site: Site, *slugs: str) -> None:
@@ -29,25 +41,39 @@ def assert_put_off(
 ) -> str:
     """It failed for the first time, of this class, and waits to be tried again; its reason."""
     assert failure.failure_class is kind
-    told = [(e["event"], e["failure"], e["attempt"]) for e in result.of("failed") if e["slug"] == slug]
-    assert told == [("failed", failure.value, 1)], result.stdout + result.stderr
     assert result.returncode == 1
-    job = site.job(slug)
-    assert (job["status"], job["failure"], job["attempts"]) == ("pending", failure.value, 1)
-    assert job["nextAttemptAt"]
-    reason: str = job["lastError"]
-    assert reason.isprintable()
-    return reason
+    assert site.job(slug)["nextAttemptAt"]
+    return _assert_failed(site, result, "failed", "pending", failure, slug)
 
 
 def assert_refused(site: Site, result: Result, failure: FailureCode, *, slug: str = "a") -> str:
     """It was dead-lettered at its first attempt; its reason."""
     assert failure.failure_class is FailureClass.REFUSED
     event = "nopaths" if failure is FailureCode.NO_PATHS else "dead-lettered"
-    told = [(e["event"], e["attempt"]) for e in result.of(event) if e["slug"] == slug]
-    assert told == [(event, 1)], result.stdout + result.stderr
+    return _assert_failed(site, result, event, "failed", failure, slug)
+
+
+def assert_dead_letter(site: Site, result: Result, failure: FailureCode, *, slug: str = "a") -> str:
+    """It is a dead letter after one attempt, and nothing shows a secret; the reason."""
+    reason = _assert_failed(site, result, "dead-lettered", "failed", failure, slug)
+    assert result.returncode == 1
+    assert result.stderr == ""
+    assert "Fix: " not in reason
+    assert_fit_to_be_shown(reason)
+    assert_fit_to_be_shown(site.job(slug)["fix"])
+    for line in result.stdout.splitlines():
+        assert line.isprintable()
+    assert CANARY not in result.stdout
+    return reason
+
+
+def _assert_failed(
+    site: Site, result: Result, event: str, status: str, failure: FailureCode, slug: str
+) -> str:
+    told = [(e.get("failure", failure.value), e["attempt"]) for e in result.of(event) if e["slug"] == slug]
+    assert told == [(failure.value, 1)], result.stdout + result.stderr
     job = site.job(slug)
-    assert (job["status"], job["failure"], job["attempts"]) == ("failed", failure.value, 1)
+    assert (job["status"], job["failure"], job["attempts"]) == (status, failure.value, 1)
     reason: str = job["lastError"]
     assert reason.isprintable()
     return reason
@@ -70,3 +96,58 @@ def assert_sound(site: Site) -> None:
     site.git("fsck", "--strict", "--no-dangling")
     site.git("fsck", "--strict", "--no-dangling", cwd=site.remote)
     assert site.git("status", "--porcelain") == ""
+
+
+def assert_waits_until_it_passes(
+    site: Site, failure: FailureCode, fix: str, passes: Callable[[], object], **env: str
+) -> str:
+    """The fault is the site's condition: its dead letter names the fix, and comes back when it has passed.
+
+    Nothing is lost, nothing is on the remote twice, and no process of ours is left. Gives the reason.
+    """
+    save(site, "a")
+    before = site.git("for-each-ref", "refs/heads")
+    result = site.run_once(**{**LAST, **env})
+    reason = assert_dead_letter(site, result, failure)
+    assert failure.failure_class is FailureClass.ENVIRONMENT
+    assert fix in site.job("a")["fix"]
+    left = left_over(site.worktree)
+    assert not left, left
+    assert site.git("for-each-ref", "refs/heads") == before, "the branch moves after the push, only"
+    passes()
+    save(site, "b")
+    after = site.run_once()
+    assert [event["slug"] for event in after.of("revived")] == ["a"], after.stdout + after.stderr
+    assert_published(site, after, "a", "b")
+    assert_once(site, "a", "b")
+    return reason
+
+
+def assert_fit_to_be_shown(text: str) -> None:
+    assert text.isprintable()
+    assert len(text) <= 2_000
+    assert CANARY not in text
+
+
+def assert_once(site: Site, *slugs: str) -> None:
+    """The remote has these, each by one commit, and nothing else; here everything is sound."""
+    subjects = Counter(subject for _, subject in site.remote_log())
+    assert subjects == Counter(["Start the site", *(f"Publish {slug}" for slug in slugs)])
+    assert site.jobs() == []
+    assert_sound(site)
+
+
+def program(file: Path, text: str) -> Path:
+    """An executable script."""
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
+def give_away(folder: Path) -> None:
+    """The folder belongs to somebody else."""
+    subprocess.run(["chown", "-R", "65534", str(folder)], check=True)
+
+
+def take_back(folder: Path) -> None:
+    subprocess.run(["chown", "-R", str(os.geteuid()), str(folder)], check=True)

@@ -12,6 +12,7 @@ import pwd
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -21,8 +22,8 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
-from machine import provide, unavailable
 from psycopg import conninfo, sql
+from requirements import provide, unavailable
 
 from briter_worker.queues.postgres.database import Database
 
@@ -63,7 +64,7 @@ class Server:
         self.folder = folder
         self._host = host
         self._within = within
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self._programs = _programs()
         self._account = _account()
         self._process: subprocess.Popen[bytes] | None = None
@@ -234,9 +235,8 @@ def _account() -> list[str]:
     return ["--reuid", str(account.pw_uid), "--regid", str(account.pw_gid), "--clear-groups"]
 
 
-def _free_port() -> int:
-    import socket  # noqa: PLC0415 - for this alone
-
+def free_port() -> int:
+    """Return a port on which nobody listens."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, cast
 from urllib.parse import parse_qs, urlsplit
 
 import psutil
-from machine import provide
+from requirements import provide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,22 +50,24 @@ def silent_port() -> Iterator[int]:
 
 
 @contextmanager
-def _inetd(command: Callable[[], Sequence[str]], log: Path) -> Iterator[int]:
-    """Hands each connection to a fresh `command()`; yields the port. All of them are gone on leaving."""
-    started: list[subprocess.Popen[bytes]] = []
+def _inetd(
+    command: Sequence[str], log: Path, started: list[subprocess.Popen[bytes]] | None = None
+) -> Iterator[int]:
+    """Hands each connection to a fresh `command`; yields the port. All of them are gone on leaving."""
+    processes = [] if started is None else started
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             with log.open("ab") as said:
                 process = subprocess.Popen(
-                    command(),
+                    command,
                     stdin=self.request,
                     stdout=self.request,
                     stderr=said,
                     env={"PATH": os.environ["PATH"], **_HERMETIC},
                     start_new_session=True,
                 )
-            started.append(process)
+            processes.append(process)
 
         def finish(self) -> None:
             self.request.close()  # the program has its own
@@ -82,11 +84,13 @@ def _inetd(command: Callable[[], Sequence[str]], log: Path) -> Iterator[int]:
         finally:
             server.shutdown()
             thread.join()
-            for process in started:
+            for process in processes:
                 _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
     tree: list[psutil.Process] = []
     with suppress(psutil.Error):
         tree = psutil.Process(process.pid).children(recursive=True)
@@ -98,10 +102,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def git_daemon(folder: Path, *options: str) -> Iterator[str]:
-    """`git daemon` over the repositories in `folder`; without `--enable=receive-pack`, for reading only."""
+def git_daemon(
+    folder: Path, *options: str, started: list[subprocess.Popen[bytes]] | None = None
+) -> Iterator[str]:
+    """`git daemon` over the repositories in `folder`; without `--enable=receive-pack`, for reading only.
+
+    `started` gets the process of each connection.
+    """
     command = ("git", "daemon", "--inetd", "--export-all", f"--base-path={folder}", *options)
-    with _inetd(lambda: command, folder / "daemon.log") as port:
+    with _inetd(command, folder / "daemon.log", started) as port:
         yield f"git://{HOST}:{port}"
 
 
@@ -178,7 +187,7 @@ def sshd(folder: Path) -> Iterator[SshHost]:
         if path.exists()
     )
     command = (str(server), "-i", "-e", "-f", str(folder / "config"))
-    with _inetd(lambda: command, folder / "sshd.log") as host.port:
+    with _inetd(command, folder / "sshd.log") as host.port:
         host.introduce()
         host.let_in()
         yield host

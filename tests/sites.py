@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
@@ -87,17 +87,22 @@ class Site:
         return self.storage / "queue"
 
     @classmethod
-    def make(cls, root: Path) -> Site:
+    def make(cls, root: Path) -> Self:
         """A bare remote with one commit on `main`, cloned, with `content/posts` in it."""
-        site = cls(root)
-        template = Site(_template())
-        for part, copy in ((template.remote, site.remote), (template.worktree, site.worktree)):
-            # Links and times as they are: for git, but for the inodes, nothing has changed.
-            shutil.copytree(part, copy, symlinks=True, dirs_exist_ok=True)
-        config = site.worktree / ".git" / "config"
-        config.write_text(config.read_text().replace(str(template.remote), str(site.remote)))
+        site = cls(Site(_template()).copy(root).root)
+        site.root.chmod(0o755)
+        if site.worktree != Site(root).worktree:
+            Site(root).worktree.rename(site.worktree)
         site.git("update-index", "--refresh", "-q")
         site.queue.mkdir(parents=True)
+        return site
+
+    def copy(self, root: Path) -> Self:
+        """Make another site like this one; links and times stay."""
+        shutil.copytree(self.root, root, symlinks=True, dirs_exist_ok=True)
+        site = type(self)(root, self.env)
+        config = site.worktree / ".git" / "config"
+        config.write_text(config.read_text().replace(str(self.remote), str(site.remote)))
         return site
 
     def _begin(self) -> None:
@@ -224,12 +229,13 @@ def children() -> list[psutil.Process]:
     return [process for process in found if process.name() != "postgres"]
 
 
-def eventually(condition: Callable[[], object], *, within: float = 20.0) -> None:
-    """Wait until `condition()` is true, looking often; an assertion error after `within` seconds."""
-    deadline = time.monotonic() + within
+def eventually(condition: Callable[[], object], *, within: float = 20.0, pause: float = 0.02) -> float:
+    """Wait until `condition()` is true; return the seconds. Raises AssertionError after `within` seconds."""
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {within} s: {condition}"
-        time.sleep(0.02)
+        assert time.monotonic() < began + within, f"not within {within} s: {condition}"
+        time.sleep(pause)
+    return time.monotonic() - began
 
 
 def lines_of(worker: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

@@ -15,9 +15,8 @@ from benchmarks import postgres
 from benchmarks.lab import post_path, remove
 from briter_worker.cluster import sites
 from briter_worker.job import format_time
-from briter_worker.queues.postgres.blobs import PayloadValues
 from briter_worker.queues.postgres.database import Database
-from briter_worker.queues.postgres.producer import submit_many
+from briter_worker.queues.postgres.payloads import PayloadSource, submit
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -120,7 +119,6 @@ class Cluster:
 
     def save(self, site: str, count: int) -> None:
         """Store posts of the site that are due, and wake no node."""
-        saves = []
         for number in range(count):
             self._saves += 1
             path, now = post_path(number), time.time()
@@ -131,9 +129,9 @@ class Cluster:
                 "message": f"Publish post {number}",
                 "createdAt": format_time(now),
             }
-            saves.append((document, PayloadValues.of({path: make_post(self._saves)}, saved_at=now)))
-        with self.database.transaction() as connection:
-            submit_many(connection, site, saves, now=time.time())
+            values = PayloadSource.of({path: make_post(self._saves)}, saved_at=now)
+            with self.database.transaction() as connection:
+                submit(connection, site, document, values, now=now)
 
     def ask(self, query: str, *values: object) -> Any:  # noqa: ANN401 - what a database answers
         """Return the first column of the first row."""

@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 from benchmarks.cluster.ground import make_post, wait_until
 from benchmarks.cluster.job_worker import make_app
 from benchmarks.lab import daemon, git, post_path, remove, say
-from briter_worker.queues.postgres.producer import wake_sites
+from briter_worker.cluster.sites import wake
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,7 @@ def _publish(cluster: Cluster, sites: list[str], posts: int) -> float:
         with cluster.database.connection() as connection:
             connection.execute(b"UPDATE sites SET paused = NULL")
         began = time.perf_counter()
-        wake_sites(cluster.database, sites)
+        wake(cluster.database, sites)
         return len(sites) * posts / (wait_until(cluster.is_drained, 0.02) - began)
 
 

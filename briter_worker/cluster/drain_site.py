@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from briter_worker.allowlist import Allowlist
-from briter_worker.batch import Counts
 from briter_worker.cluster.sites import Site, settings_of
-from briter_worker.drain import Drain
+from briter_worker.drain import Counts, Drain
 from briter_worker.events import Progress, Warned
 from briter_worker.git.clone import open_clone
-from briter_worker.git.commits import Person
-from briter_worker.git.copies import open_cluster_publisher
-from briter_worker.queues.postgres.blobs import PostgresBases, PostgresPayloads
-from briter_worker.queues.postgres.fencing import check_token, take_site
+from briter_worker.git.payloads import SubmittedCopies
+from briter_worker.git.publisher import GitPublisher
+from briter_worker.git.push import Person
+from briter_worker.git.staging import Staging
+from briter_worker.queues.postgres.payloads import PostgresBases, PostgresPayloads
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
-from briter_worker.sinks.condition import SiteCondition
-from briter_worker.sinks.fanout import FanOut
-from briter_worker.sinks.recorder import HistorySink, retire
+from briter_worker.queues.postgres.rows import take_site
+from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, retire
 from briter_worker.sinks.store import PostgresStore
-from briter_worker.sinks.webhook_sender import Sender
-from briter_worker.sinks.webhooks import Outbox, WebhookSink
-from briter_worker.wiring import open_backoff, receivers_of, retention_of, target_of
+from briter_worker.wiring import open_backoff, open_sender, open_webhooks, signer_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from briter_worker.git.publisher import GitPublisher
     from briter_worker.git.run import Git
     from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
-    from briter_worker.sinks.fanout import StoringSink
     from briter_worker.sinks.log import LogSink
     from briter_worker.sinks.metrics import MetricsSink
-
-
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """What a drain did, and whether more is due at once."""
-
-    counts: Counts
-    is_due: bool = False
+    from briter_worker.sinks.recorder import Sink
 
 
 class NodeSinks:
@@ -60,30 +47,23 @@ class NodeSinks:
         self._log = log
         self._metrics = metrics
         self._store = PostgresStore(database.transaction)
-        self._outbox = Outbox(self._store, build_interval=settings.build_hook_min_interval_ms / 1000)
-        self._sender = Sender(
-            self._outbox,
-            secret=settings.webhook_secret,
-            allow_private=settings.webhook_allow_private,
-            warn=lambda message, fix: log(Warned(error=message, fix=fix)),
-        )
+        self._sender = open_sender(settings, log)
         self._sender.wake()  # an earlier node may have left messages
 
     def open(self, settings: Settings) -> FanOut:
         """Return the sinks of one drain of the settings' site, for one thread."""
-        site, target = settings.site, target_of(settings)
-        stores: list[StoringSink] = [
-            HistorySink(self._store, target, site=site),
-            WebhookSink(self._outbox, receivers_of(settings), self._sender.wake, href=target.href, site=site),
+        site = settings.site
+        sinks: list[Sink] = [
+            HistorySink(self._store, target_of(settings), site=site),
+            open_webhooks(settings, self._sender, site),
         ]
-        metrics = [] if self._metrics is None else [self._metrics.for_drain()]
-        condition = SiteCondition(self._store, site)
-        return FanOut(stores, self._log.of(site), metrics, condition=condition)
+        if self._metrics is not None:
+            sinks.append(self._metrics.for_drain())
+        return FanOut(sinks, partial(self._log, site=site), condition=SiteCondition(self._store, site))
 
     def retire(self, now: float) -> None:
         """Delete old receipts of all sites. Raises StoreError."""
-        if retired := retire(self._store, retention_of(self._settings), now):
-            self._log(retired)
+        retire(self._store, self._settings.history_keep_days, now)
 
     def close(self) -> None:
         """Send what is due, within a bounded time."""
@@ -108,15 +88,17 @@ class SiteDrains:
         self._running: set[Git] = set()
         self._aborted = False
 
-    def drain(self, name: str, stopping: Callable[[], bool]) -> Drained:
+    def drain(self, name: str, stopping: Callable[[], bool]) -> tuple[Counts, float]:
         """Complete what a dead node left of the site, then publish what is due, once.
+
+        Return as the second value when a post is due next.
 
         Raises LockLostError, UnavailableError, PublishError, UsageError.
         """
         row = take_site(self._database, name, self._node, time.time())
         site, token = Site.from_row(row), int(row["token"])
         if site.paused is not None and site.paused.is_active(time.time()):
-            return Drained(Counts())
+            return Counts(), math.inf
         settings = settings_of(site, self._settings)
         emit = self._sinks.open(settings)
         queue = PostgresQueue(
@@ -133,17 +115,18 @@ class SiteDrains:
                 # Opened when it is first needed: many drains find nothing to do.
                 publisher=cache(partial(self._open_publisher, site, settings, token, emit, stack)),
                 emit=emit,
-                extensions=self._plugins,
+                plugins=lambda: self._plugins,
                 backoff=open_backoff(settings),
                 max_attempts=settings.worker_max_attempts,
                 dry_run=settings.worker_dry_run,
+                co_authors=settings.git_co_authors,
                 stopping=stopping,
             )
             counts = drain.recover()
             if not stopping() and (done := drain.run()):
                 counts.add(done)
         next_due = queue.next_due(time.time())
-        return Drained(counts, is_due=next_due is not None and next_due <= time.time())
+        return counts, math.inf if next_due is None else next_due
 
     def abort(self) -> None:
         """End what git runs for any site. From any thread."""
@@ -164,34 +147,30 @@ class SiteDrains:
                 branch=site.branch,
                 credentials=site.credentials,
                 timeout=settings.git_timeout_ms / 1000,
+                signer=signer_of(settings),
             )
         )
-        git = repository.git
         with self._guard:
-            self._running.add(git)
+            self._running.add(repository.git)
             aborted = self._aborted
-        stack.callback(self._forget, git)
+        stack.callback(self._running.discard, repository.git)
         if aborted:
-            git.abort()
+            repository.git.abort()
 
-        def still_ours() -> bool:
-            check_token(self._database, site.name, token)  # raises LockLostError with the reason
-            return True
+        def progress(phase: str, done: int, total: int) -> None:
+            emit(Progress(phase=phase, done=done, total=total))
 
-        return open_cluster_publisher(
+        allowlist = settings.allowlist(more=self._plugins.allowed_paths)
+        staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
+        bases = PostgresBases(self._database, site.name, token=token)
+        return GitPublisher(
             repository,
-            payloads=PostgresPayloads(self._database, site.name),
-            bases=PostgresBases(self._database, site.name, token=token),
+            copies=SubmittedCopies(staging, PostgresPayloads(self._database, site.name), bases),
             plans=PostgresPlans(self._database, site.name, token=token),
-            allowlist=Allowlist((*settings.folders, *self._plugins.allowed_paths())),
+            bases=bases,
             identity=Person(settings.git_author_name, settings.git_author_email),
-            max_file_bytes=settings.worker_max_file_bytes,
             dry_run=settings.worker_dry_run,
-            progress=lambda phase, done, total: emit(Progress(phase=phase, done=done, total=total)),
+            progress=progress,
             warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
-            still_ours=still_ours,
+            still_ours=lambda: True,  # the plan, recorded just before, checks the token
         )
-
-    def _forget(self, git: Git) -> None:
-        with self._guard:
-            self._running.discard(git)

@@ -6,30 +6,24 @@ move; at worst a job is in both places, and the second publication finds nothing
 
 from __future__ import annotations
 
-import os
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from briter_worker.allowlist import Allowlist
-from briter_worker.errors import DeclinedError
-from briter_worker.git.gather import GatherError, gather, write_files
-from briter_worker.git.plans import FilePlans
-from briter_worker.job import SUFFIX, State, encode_document, format_time
+from briter_worker.cluster.submit import send
+from briter_worker.errors import DeclinedError, UnavailableError
+from briter_worker.git.payloads import GatherError, write_files
+from briter_worker.git.push import FilePlans
+from briter_worker.job import SUFFIX, MalformedJobError, State, encode_document, format_time
 from briter_worker.lock import AnotherWorkerError
-from briter_worker.queues.disk.files import sync_folder, temporary_name, variants, write_new
-from briter_worker.queues.postgres.blobs import ContentChangedError, PostgresPayloads
-from briter_worker.queues.postgres.fencing import lock_site
-from briter_worker.queues.postgres.producer import submit_many, wake_sites
-from briter_worker.queues.postgres.rows import delete, select
+from briter_worker.queues.disk.files import Folder, temporary_name, unused_name
+from briter_worker.queues.postgres.payloads import PostgresPayloads
+from briter_worker.queues.postgres.rows import delete, locked, select
 from briter_worker.wiring import open_database, open_disk_queue, open_git, open_lock, open_postgres_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    from briter_worker.git.gather import Gathered
     from briter_worker.ports import ListedJob
     from briter_worker.queues.disk.queue import DiskQueue
     from briter_worker.queues.postgres.rows import Row
@@ -37,9 +31,6 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 100
 """Jobs per transaction."""
-_MAX_TRIES = 5
-_IN_FLIGHT_WAIT_S = 30.0
-_LOOK_S = 0.2
 _MAX_NAME = 60
 
 
@@ -59,20 +50,25 @@ def import_jobs(settings: Settings, now: float) -> Migrated:
 
     Raises DeclinedError where that would lose something.
     """
+    moved = Migrated()
     with _worker_lock(settings, now):
         queue = open_disk_queue(settings)
         _release_claims(queue, settings, now)
         if (pause := queue.active_pause(now)) is not None:
             open_postgres_queue(settings).pause(now, until=pause.until, reason=pause.reason)
-        moved = Migrated()
-        listed = [each for each in queue.jobs(now) if each.state is not State.CLAIMED]
         # Oldest first: of two dead letters of one post, the newer one wins.
-        listed.sort(key=lambda each: each.job.created_at)
-        for start in range(0, len(listed), _AT_ONCE):
-            _import_some(settings, queue, listed[start : start + _AT_ONCE], moved, now)
+        for each in sorted(queue.jobs(now), key=lambda listed: listed.job.created_at):
+            try:
+                sent = send(settings, _complete_document(each))
+            except UnavailableError:
+                raise
+            except (GatherError, MalformedJobError, OSError) as error:
+                moved.stayed[each.job.slug] = str(error)
+                continue
+            queue.remove([each], now)
+            moved.remarks |= sent.left_out
+            moved.jobs += 1
         moved.stayed |= queue.unusable_files(now)
-    if moved.jobs:
-        wake_sites(open_database(settings), [settings.site])
     return moved
 
 
@@ -85,40 +81,6 @@ def _release_claims(queue: DiskQueue, settings: Settings, now: float) -> None:
             "run briter-worker run --once without BRITER_DATABASE_URL, then import again",
         )
     queue.release(claims)
-
-
-def _import_some(
-    settings: Settings, queue: DiskQueue, listed: Sequence[ListedJob], moved: Migrated, now: float
-) -> None:
-    database = open_database(settings)
-    for _ in range(_MAX_TRIES):
-        gathered: list[tuple[ListedJob, Gathered]] = []
-        for each in listed:
-            if each.job.slug in moved.stayed:
-                continue
-            try:
-                found = gather(
-                    settings.git_worktree,
-                    each.job.paths,
-                    allowlist=Allowlist(settings.folders),
-                    max_bytes=settings.worker_max_file_bytes,
-                    saved_at=each.job.created_at,
-                )
-            except (GatherError, OSError) as error:
-                moved.stayed[each.job.slug] = str(error)
-                continue
-            moved.remarks |= found.left_out
-            gathered.append((each, found))
-        try:
-            with database.transaction() as connection:
-                saves = [(_complete_document(each), found) for each, found in gathered]
-                submit_many(connection, settings.site, saves, now=now)
-        except ContentChangedError:
-            continue
-        queue.remove([each for each, _ in gathered], now)
-        moved.jobs += len(gathered)
-        return
-    raise DeclinedError("files keep changing while they are read", "import again when the CMS is idle")
 
 
 def _complete_document(listed: ListedJob) -> dict[str, object]:
@@ -135,6 +97,7 @@ def export_jobs(settings: Settings, now: float) -> Migrated:
 
     The site is paused first and stays paused. Raises DeclinedError where that would lose something.
     """
+    moved = Migrated()
     with _worker_lock(settings, now):
         queue, rows = open_disk_queue(settings), open_postgres_queue(settings)
         settings.queue_root.mkdir(parents=True, exist_ok=True)
@@ -142,66 +105,51 @@ def export_jobs(settings: Settings, now: float) -> Migrated:
             queue.pause(now, until=pause.until, reason=pause.reason)
         else:
             rows.pause(now, reason=f"moved to {settings.queue_root}")
-        moved = Migrated()
-        deadline = time.monotonic() + _IN_FLIGHT_WAIT_S
-        while True:
-            while _export_some(settings, moved):
-                pass
-            listed = rows.jobs(time.time())
-            in_flight = [each.job.slug for each in listed if each.state is State.CLAIMED]
-            if not in_flight or time.monotonic() > deadline:
-                break
-            time.sleep(_LOOK_S)
-        for slug in in_flight:
-            moved.stayed[slug] = "the job is in flight: export again when it is published or has failed"
-        return moved
+        while _export_some(settings, moved):
+            pass
+        for each in rows.jobs(now):
+            if each.state is State.CLAIMED:
+                reason = "the job is in flight: export again when it is published or has failed"
+                moved.stayed[each.job.slug] = reason
+    return moved
 
 
 def _export_some(settings: Settings, moved: Migrated) -> bool:
     """Move the next jobs that are not in flight; return False if there are none."""
     database, site = open_database(settings), settings.site
     condition = "site = %(site)s AND state <> 'claimed' ORDER BY created_at, id LIMIT %(limit)s"
-    with database.transaction() as connection:
+    with database.connection() as connection:
         rows = select(connection, condition, {"site": site, "limit": _AT_ONCE})
-    if not rows:
-        return False
     payloads = PostgresPayloads(database, site)
-    files = [
-        file for payload in payloads.of([str(row.id) for row in rows]).values() for file in payload.files
-    ]
-    moved.remarks |= write_files(settings.git_worktree, Allowlist(settings.folders), payloads, files)
-    with database.transaction() as connection:
-        lock_site(connection, site)
+    carried = payloads.of([str(row.id) for row in rows]).values()
+    files = [file for payload in carried for file in payload.files]
+    moved.remarks |= write_files(settings.git_worktree, settings.allowlist(), payloads, files)
+    with locked(database, site) as connection:
         ids = [row.id for row in rows]
         still = select(connection, "id = ANY(%(ids)s) AND state <> 'claimed'", {"ids": ids})
         texts = {(row.id, row.text) for row in still}
         leaving = [row for row in rows if (row.id, row.text) in texts]  # the others were saved again
-        for row in leaving:
-            _write_job_file(settings.queue_root, row)
-        sync_folder(settings.queue_root)
+        with Folder.open(settings.queue_root) as folder:
+            for row in leaving:
+                _write_job_file(folder, row)
+            folder.sync()
         delete(connection, [row.id for row in leaving])
     moved.jobs += len(leaving)
-    return True
+    return bool(rows)
 
 
-def _write_job_file(queue: Path, row: Row) -> None:
+def _write_job_file(queue: Folder, row: Row) -> None:
     """Write the job into the folder, beside whatever is there by that name."""
-    data = encode_document({"id": row.job.id, **row.document})
-    partial = queue / temporary_name()
-    write_new(partial, data, mode=0o666)
+    temporary = temporary_name()
+    queue.write_new(temporary, encode_document({"id": row.job.id, **row.document}), mode=0o666)
     try:
         name = row.job.id.replace("/", "_").lstrip(".") or "job"
-        for each in variants(f"{name[:_MAX_NAME]}{SUFFIX}"):
-            try:
-                os.link(partial, queue / each)
-            except FileExistsError:
-                with suppress(OSError):
-                    if (queue / each).read_bytes() == data:
-                        return  # an interrupted move has written it
-                continue
-            return
+        try:
+            queue.link(temporary, queue, f"{name[:_MAX_NAME]}{SUFFIX}")
+        except FileExistsError:
+            queue.link(temporary, queue, unused_name())
     finally:
-        partial.unlink(missing_ok=True)
+        queue.unlink(temporary)
 
 
 @contextmanager

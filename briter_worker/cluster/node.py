@@ -12,11 +12,9 @@ import logging
 import math
 import os
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -24,12 +22,11 @@ from procrastinate import App, JobContext, PsycopgConnector, exceptions
 from procrastinate.jobs import Status
 from procrastinate.worker import Worker as ProcrastinateWorker
 
-from briter_worker.batch import Counts
-from briter_worker.cluster.drain_site import Drained, NodeSinks, SiteDrains
-from briter_worker.cluster.sweep import Sweep, Swept
+from briter_worker.cluster.drain_site import NodeSinks, SiteDrains
+from briter_worker.cluster.sites import DRAIN_QUEUE, DRAIN_TASK, wake
+from briter_worker.drain import Counts
 from briter_worker.errors import (
     LockLostError,
-    LossReason,
     PublishError,
     UnavailableError,
     UsageError,
@@ -38,15 +35,14 @@ from briter_worker.errors import (
 )
 from briter_worker.events import Reaped, Warned, WorkerStarted, WorkerStopped
 from briter_worker.plugins import Plugins
-from briter_worker.queues.postgres.blobs import collect_blobs
 from briter_worker.queues.postgres.database import Database, DatabaseError
-from briter_worker.queues.postgres.producer import DRAIN_QUEUE, DRAIN_TASK, wake_sites
+from briter_worker.queues.postgres.payloads import collect_blobs
 from briter_worker.sinks.store import StoreError
 from briter_worker.wiring import open_backoff
 from briter_worker.worker import Stop, loop_backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator
+    from collections.abc import Awaitable, Callable, Collection
 
     from procrastinate.connector import Notify
     from procrastinate.jobs import Job
@@ -60,6 +56,7 @@ T = TypeVar("T")
 _POLL_S = 0.5
 """A notification can be lost while a job is fetched, and none follows when a site is free again."""
 _LOOP_S = 2.0
+_STOP_LOOK_S = 0.1
 _DEAD_S = 10.0
 """A node without a heartbeat for so long is taken for dead."""
 _FORGET_S = 86_400.0
@@ -68,17 +65,35 @@ _FIRST_PAUSE_S = 0.25
 _MAX_PAUSE_S = 5.0
 _LAST_TRIES_S = 10.0
 """How long a node that stops tries to tell Postgres what it completed."""
-_ONCE_PATIENCE_S = 30.0
-_CLIENT: dict[str, Any] = {
-    # A cut cable says nothing: without these, an answer is awaited for a quarter of an hour.
-    "application_name": "briter-worker dispatch",
-    "connect_timeout": 5,
-    "keepalives": 1,
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,
-}
+_DOUBT_S = 60.0
+"""How long a site rests whose jobs in flight wait for an answer of the remote."""
+# Sites that have something due and no drain waiting: posts whose schedule or backoff ended, producers that
+# died between their commit and the wake-up, drains that were cut off. A retry further away than any backoff
+# was written by a clock that ran ahead, and is due. A site whose drain waits or runs looks for itself.
+_DUE_SITES = """
+SELECT s.name FROM sites s
+WHERE NOT s.removed
+  AND (s.paused IS NULL OR (s.paused->>'until')::float8 <= %(now)s)
+  AND s.name <> ALL (%(besides)s::text[])
+  AND (
+    EXISTS (
+      SELECT FROM publications p
+      WHERE p.site = s.name AND p.state = 'pending' AND p.due_at <= %(now)s
+        AND NOT (p.tried AND coalesce((s.settings->>'workerDryRun')::boolean, %(dry_run)s))
+    )
+    OR EXISTS (
+      SELECT FROM publications p
+      WHERE p.site = s.name AND p.state = 'pending' AND p.next_attempt_at > %(furthest)s
+    )
+    OR (
+      coalesce(s.taken_at, 0) <= %(now)s - %(doubt)s
+      AND EXISTS (SELECT FROM publications p WHERE p.site = s.name AND p.state = 'claimed')
+    )
+  )
+  AND NOT EXISTS (
+    SELECT FROM procrastinate_jobs j WHERE j.lock = s.name AND j.status IN ('todo', 'doing')
+  )
+"""
 _OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OSError, TimeoutError)
 
 
@@ -95,7 +110,9 @@ def run_node(
     With `once`, until nothing is due. Raises DatabaseError when Postgres cannot be used at the start.
     """
     for name in ("procrastinate", "psycopg", "psycopg.pool", "asyncio"):
-        _silence(name)
+        log_of_library = logging.getLogger(name)  # would be unredacted
+        log_of_library.propagate = False
+        log_of_library.addHandler(logging.NullHandler())
     with Database(settings.database_url, connections=workers) as database:
         database.check()
         sinks = NodeSinks(settings, database, log, metrics)
@@ -154,7 +171,6 @@ class LastingConnector(PsycopgConnector):
     def __init__(self, conninfo: str, outage: Outage, give_up: Callable[[], bool]) -> None:
         super().__init__(
             conninfo=conninfo,
-            kwargs=_CLIENT,
             min_size=1,
             max_size=1,
             timeout=_MAX_PAUSE_S,
@@ -236,17 +252,15 @@ class Node:
         """Sites whose drain failed, and the monotonic time until which this node does not wake them."""
         self._idle: set[str] = set()
         """Sites whose last drain completed nothing; for `run_once`."""
+        self._swept_at = -math.inf
+        """When, by the monotonic clock, to look next for sites that have something due."""
+        self._sooner = asyncio.Event()
         self._stopping_since: float | None = None
         self._worker: ProcrastinateWorker | None = None
         self._outage = Outage(log)
         connector = LastingConnector(database.conninfo, self._outage, self._gives_up)
         self._app = App(connector=connector)
         self._app.task(name=DRAIN_TASK, queue=DRAIN_QUEUE, pass_context=True)(self._drain_site)
-        self._sweep = Sweep(
-            database,
-            dry_run=settings.worker_dry_run,
-            longest_delay=open_backoff(settings).longest,
-        )
 
     async def run_forever(self) -> None:
         """Drain sites until told to stop."""
@@ -269,9 +283,9 @@ class Node:
         async with self._app.open_async():
             while not self._stop.is_set():
                 before = self.counts.completed
-                swept = await self._in_thread(partial(self._wake_due, self._idle, doubtful=True))
+                woken, _ = await asyncio.to_thread(self._wake_due, self._idle, doubt=0.0)
                 await self._run_worker(wait=False)
-                if not swept.woken and self.counts.completed == before and not await self._free_dead_sites():
+                if not woken and self.counts.completed == before and not await self._free_dead_sites():
                     break
         with suppress(DatabaseError):
             collect_blobs(self._database)
@@ -291,13 +305,21 @@ class Node:
             update_heartbeat_interval=_LOOP_S,
             stalled_worker_timeout=_FORGET_S,
         )
-        with _stopping(worker, self._stop):
-            try:
-                await worker.run()  # type: ignore[no-untyped-call]  # of Procrastinate
-            except exceptions.ProcrastinateException as error:
-                self._outage.begin(error)
+        stopping = asyncio.create_task(self._stop_in_time(worker))
+        try:
+            await worker.run()  # type: ignore[no-untyped-call]  # of Procrastinate
+        except exceptions.ProcrastinateException as error:
+            self._outage.begin(error)
+        finally:
+            stopping.cancel()
         if wait and not self._stop.is_set():
             await asyncio.sleep(1.0)  # an error ended it: no loop without a pause
+
+    async def _stop_in_time(self, worker: ProcrastinateWorker) -> None:
+        """Stop the worker when the order comes, which comes in another thread."""
+        while not self._stop.is_set():  # noqa: ASYNC110 - set in another thread
+            await asyncio.sleep(_STOP_LOOK_S)
+        worker.stop()  # type: ignore[no-untyped-call]  # of Procrastinate
 
     async def _drain_site(self, context: JobContext, site: str) -> None:
         """Drain one site; Procrastinate's task."""
@@ -306,24 +328,34 @@ class Node:
         try:
             if self._stop.is_set():
                 return  # the sweep of another node finds it
-            drained = await asyncio.get_running_loop().run_in_executor(self._threads, self._drain, site)
-            self.counts.add(drained.counts)
-            if drained.is_due and not self._stop.is_set():
-                await self._in_thread(wake_sites, self._database, [site])
+            counts, next_due = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._drain, site
+            )
+            self.counts.add(counts)
+            wait = next_due - time.time()
+            if wait > 0:
+                self._sweep_in(wait)
+            elif not self._stop.is_set():
+                await asyncio.to_thread(wake, self._database, [site])
         except DatabaseError as error:
             self._outage.begin(error)
         finally:
             self._running.discard(number)
 
-    def _drain(self, site: str) -> Drained:
+    def _sweep_in(self, seconds: float) -> None:
+        """Look no later for sites that have something due."""
+        at = time.monotonic() + seconds
+        if at < self._swept_at:
+            self._swept_at = at
+            self._sooner.set()
+
+    def _drain(self, site: str) -> tuple[Counts, float]:
         """Drain the site in this thread; whatever happens to one site does not end the others."""
         try:
-            drained = self._drains.drain(site, self._stop.is_set)
+            counts, next_due = self._drains.drain(site, self._stop.is_set)
         except LockLostError as lost:
-            if lost.reason is LossReason.ERROR:
-                self._defer(site)
             self._warn(site, str(lost), lost.fix)
-            return Drained(Counts(failed=int(lost.reason is LossReason.ERROR)))
+            return Counts(), math.inf
         except UnavailableError as error:
             self._outage.begin(error)
         except (PublishError, UsageError) as error:
@@ -334,14 +366,14 @@ class Node:
             text = f"an error in the worker itself: {type(error).__name__}: {error}"
             self._warn(site, text, "report it to the developers of Briter Worker")
         else:
-            if drained.counts.undecided:
+            if counts.undecided:
                 self._defer(site)
             else:
                 self._failures.pop(site, None)
-            (self._idle.discard if drained.counts.completed else self._idle.add)(site)
-            return drained
+            (self._idle.discard if counts.completed else self._idle.add)(site)
+            return counts, next_due
         self._defer(site)
-        return Drained(Counts(failed=1))
+        return Counts(failed=1), math.inf
 
     def _defer(self, site: str) -> None:
         """Have this node leave the site alone for a while: longer after each failure."""
@@ -354,7 +386,6 @@ class Node:
 
     async def _watch_cluster(self) -> None:
         """Free the sites of dead nodes, and wake sites that have something due, again and again."""
-        swept_at = -math.inf
         poll = self._settings.worker_poll_interval_ms / 1000
         while True:
             try:
@@ -362,13 +393,16 @@ class Node:
                 now = time.monotonic()
                 resting = [site for site, at in self._retry_at.items() if at > now]
                 self._retry_at = {site: self._retry_at[site] for site in resting}
-                if now >= swept_at:
-                    swept = await self._in_thread(self._wake_due, resting)
-                    next_due = math.inf if swept.next_due is None else swept.next_due - time.time()
-                    swept_at = now + max(0.0, min(poll, next_due))
+                if now >= self._swept_at:
+                    self._swept_at = now + poll
+                    _, next_due = await asyncio.to_thread(self._wake_due, resting)
+                    self._sweep_in(max(0.0, next_due - time.time()))
             except (DatabaseError, exceptions.ProcrastinateException) as error:
                 self._outage.begin(error)
-            await asyncio.sleep(max(0.1, min(_LOOP_S, swept_at - time.monotonic())))
+            self._sooner.clear()
+            wait = max(0.1, min(_LOOP_S, self._swept_at - time.monotonic()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._sooner.wait(), wait)
 
     async def _free_dead_sites(self) -> bool:
         """Free what dead nodes hold, and what this node was handed in an answer that was lost."""
@@ -398,21 +432,37 @@ class Node:
         except exceptions.ConnectorException:
             return  # another node was faster
         self._log(Reaped(site=site, worker=job.worker_id))
-        await self._in_thread(wake_sites, self._database, [site])
+        await asyncio.to_thread(wake, self._database, [site])
 
     async def _keep_house(self) -> None:
         """Delete blobs that nothing refers to, old receipts and the rows of nodes that are long gone."""
         while True:
             with suppress(DatabaseError, StoreError):
-                await self._in_thread(collect_blobs, self._database)
-                await self._in_thread(self._sinks.retire, time.time())
+                await asyncio.to_thread(collect_blobs, self._database)
+                await asyncio.to_thread(self._sinks.retire, time.time())
             await asyncio.sleep(_HOUSEKEEPING_S)
 
-    def _wake_due(self, besides: Collection[str], *, doubtful: bool = False) -> Swept:
-        return self._sweep.wake_due(time.time(), list(besides), doubtful=doubtful)
+    def _wake_due(self, besides: Collection[str], *, doubt: float = _DOUBT_S) -> tuple[list[str], float]:
+        """Wake the sites that have something due, except `besides`. Return them, and when a post is due next.
 
-    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - as the call has them
-        return await asyncio.to_thread(call, *arguments)
+        `doubt`: how long a site rests whose jobs in flight wait for the remote. Raises DatabaseError.
+        """
+        now = time.time()
+        values = {
+            "now": now,
+            "furthest": now + open_backoff(self._settings).longest,
+            "besides": list(besides),
+            "dry_run": self._settings.worker_dry_run,
+            "doubt": doubt,
+        }
+        with self._database.connection() as connection:
+            names = [name for (name,) in connection.execute(_DUE_SITES, values)]
+            row = connection.execute(
+                "SELECT min(due_at) FROM publications WHERE state = 'pending' AND due_at > %s", (now,)
+            ).fetchone()
+        if names:
+            wake(self._database, names)
+        return names, row[0] if row and row[0] is not None else math.inf
 
     def _gives_up(self) -> bool:
         """Return True if the node stops and Postgres has been away for too long to wait for it."""
@@ -420,24 +470,6 @@ class Node:
             return False
         self._stopping_since = self._stopping_since or time.monotonic()
         return time.monotonic() - self._stopping_since > _LAST_TRIES_S
-
-
-@contextmanager
-def _stopping(worker: ProcrastinateWorker, stop: Stop) -> Iterator[None]:
-    """Stop the worker when the order comes, which comes in another thread."""
-    over = threading.Event()
-
-    def wait() -> None:
-        while not over.is_set() and not stop.is_set():
-            stop.wait(1.0)
-        if not over.is_set():
-            worker.stop()  # type: ignore[no-untyped-call]  # of Procrastinate
-
-    threading.Thread(target=wait, name="stop", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()
 
 
 def _raise_lost_cancellation() -> None:
@@ -448,11 +480,3 @@ def _raise_lost_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _silence(name: str) -> None:
-    """Keep a library from logging what it met, which would be unredacted."""
-    log = logging.getLogger(name)
-    log.propagate = False
-    if not log.handlers:
-        log.addHandler(logging.NullHandler())

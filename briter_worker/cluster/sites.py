@@ -1,6 +1,8 @@
-"""The register of a cluster's sites: where each is published to, and its own settings.
+"""The register of a cluster's sites: where each is published to, its own settings, and its wake-up.
 
-The row of a removed site stays, so that the site's fencing token goes on counting.
+The row of a removed site stays, so that the site's fencing token goes on counting. The database is shared,
+copied and backed up, so it contains no credential: only the name of an environment variable or the path of a
+file, on each node.
 """
 
 from __future__ import annotations
@@ -12,29 +14,67 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.rows import dict_row
 
-from briter_worker.cluster.remotes import check_credentials, check_remote
 from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.git.environment import find_secrets
 from briter_worker.job import format_time
 from briter_worker.ports import Pause
-from briter_worker.queues.postgres.fencing import SiteMissingError
-from briter_worker.redaction import one_line
-from briter_worker.setting_types import SITE_NAME
-from briter_worker.settings import for_site
+from briter_worker.queues.postgres.rows import SiteMissingError
+from briter_worker.redaction import one_line, redact
+from briter_worker.settings import SITE_NAME, for_site
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from briter_worker.queues.postgres.database import Connection, Database
     from briter_worker.settings import Settings
 
+_HOST = r"(?:[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?"
+_USER = r"[A-Za-z0-9_][A-Za-z0-9._+-]*"
+_PATH = r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff\\?#]*"
+_HTTP = rf"https?://{_HOST}/{_PATH}"
+_SSH = rf"ssh://(?:{_USER}@)?{_HOST}/{_PATH}|(?:{_USER}@)?[A-Za-z0-9][A-Za-z0-9._-]*:(?!:|//|$){_PATH}"
+_OTHER = rf"git://{_HOST}/{_PATH}|file:///{_PATH}|/{_PATH}"
+_MAX_LENGTH = 2000
+_ACCEPTED = (
+    "https://host/path, ssh://host/path, git@host:path, git://host/path, file:///path or an absolute "
+    "path, without a password, token, query or fragment"
+)
+_USE_REFERENCE = "name the credentials with --credential-env NAME, --credential-file PATH or --ssh-key PATH"
+_USERNAME = r"[^\s\x00-\x1f\x7f-\x9f:@]{1,200}"
+_PLACE = (r"/[^\x00-\x1f\x7f-\x9f]*", "an absolute path on the nodes, such as /run/secrets/blog")
+_CREDENTIALS = {
+    "env": (
+        "--credential-env",
+        _HTTP,
+        r"(?!BRITER_)[A-Za-z_][A-Za-z0-9_]{0,199}",
+        "the name of a variable in the nodes' environment, such as BLOG_TOKEN, none of the worker's own",
+    ),
+    "file": ("--credential-file", _HTTP, *_PLACE),
+    "sshKey": ("--ssh-key", _SSH, *_PLACE),
+}
+"""Option, addresses, values and what is accepted, by kind of reference."""
+DRAIN_QUEUE = "drains"
+DRAIN_TASK = "drain_site"
+# Procrastinate's own function fails for all sites if one has a drain waiting already. In one order, so that
+# two producers that wake the same sites never wait for each other. A wake-up that a crash of the server loses
+# is repeated by the node's sweep, so it need not wait for the disk.
+_WAKE = f"""
+INSERT INTO procrastinate_jobs (queue_name, task_name, lock, queueing_lock, args)
+SELECT '{DRAIN_QUEUE}', '{DRAIN_TASK}', site, site, jsonb_build_object('site', site)
+FROM unnest(%s::text[]) AS site
+WHERE set_config('synchronous_commit', 'off', true) = 'off'
+ORDER BY site
+ON CONFLICT DO NOTHING
+"""  # noqa: S608 - constants only
 _ALIVE_S = 15.0
 """A node without a heartbeat for so long is not counted."""
 _OWN_ARGUMENTS = {"gitBranch": "--branch", "adapter": "--adapter", "allowedPaths": "--allow"}
-# Counts of a site's jobs by state.
+_STATES = ("pending", "scheduled", "retrying", "quiet", "tried", "claimed", "failed")
 _SUMMARIES = """
 SELECT s.*, c.failure, c.condition, c.fix,
-  coalesce(n.pending, 0) AS pending, coalesce(n.retrying, 0) AS retrying, coalesce(n.tried, 0) AS tried,
-  coalesce(n.scheduled, 0) AS scheduled, coalesce(n.claimed, 0) AS claimed, coalesce(n.failed, 0) AS dead,
+  coalesce(n.pending, 0) AS pending, coalesce(n.retrying, 0) AS retrying,
+  coalesce(n.quiet, 0) AS quiet, coalesce(n.tried, 0) AS tried,
+  coalesce(n.scheduled, 0) AS scheduled, coalesce(n.claimed, 0) AS claimed, coalesce(n.failed, 0) AS failed,
   n.oldest
 FROM sites s
 LEFT JOIN conditions c ON c.site = s.name AND c.failure IS NOT NULL
@@ -42,8 +82,12 @@ LEFT JOIN (
   SELECT site,
     count(*) FILTER (WHERE state = 'pending' AND NOT tried AND due_at <= %(now)s) AS pending,
     count(*) FILTER (
-      WHERE state = 'pending' AND NOT tried AND due_at > %(now)s AND scheduled_for <= %(now)s
+      WHERE state = 'pending' AND NOT tried AND next_attempt_at > %(now)s AND scheduled_for <= %(now)s
     ) AS retrying,
+    count(*) FILTER (
+      WHERE state = 'pending' AND NOT tried AND quiet_until > %(now)s
+      AND greatest(scheduled_for, next_attempt_at) <= %(now)s
+    ) AS quiet,
     count(*) FILTER (WHERE state = 'pending' AND tried AND scheduled_for <= %(now)s) AS tried,
     count(*) FILTER (WHERE state = 'pending' AND scheduled_for > %(now)s) AS scheduled,
     count(*) FILTER (WHERE state = 'claimed') AS claimed,
@@ -72,24 +116,17 @@ class Site:
     """Where each node finds the credentials of the remote; never the credentials."""
     created_at: float = 0.0
     paused: Pause | None = None
-    tip: str | None = None
-    """The remote branch's commit after the last publication."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Site:
         """Return the site of a row of the table."""
         pause = row["paused"]
+        same = {name: row[name] for name in ("name", "remote", "branch", "adapter", "settings", "created_at")}
         return cls(
-            name=row["name"],
-            remote=row["remote"],
-            branch=row["branch"],
-            adapter=row["adapter"],
+            **same,
             allowed=tuple(row["allowed"]),
-            settings=row["settings"],
             credentials=row["credentials"] or None,
-            created_at=row["created_at"],
-            paused=pause and Pause(pause["since"], pause.get("until"), pause.get("reason", "")),
-            tip=row["tip"],
+            paused=pause and Pause(**pause),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -112,12 +149,8 @@ class SiteSummary:
     """One site among many: its jobs by state, and its condition."""
 
     site: Site
-    pending: int
-    scheduled: int
-    retrying: int
-    tried: int
-    claimed: int
-    failed: int
+    jobs: Mapping[str, int]
+    """The number of jobs in each state."""
     oldest: float | None
     """When the job that waits longest was saved, or became due."""
     failure: str | None = None
@@ -132,20 +165,19 @@ class SiteSummary:
         return self.site.name
 
     @property
-    def jobs(self) -> dict[str, int]:
-        """Return the number of jobs in each state."""
-        states = ("pending", "scheduled", "retrying", "tried", "claimed", "failed")
-        return {state: getattr(self, state) for state in states}
-
-    @property
     def waiting(self) -> int:
         """Return the number of jobs that are neither in flight nor failed."""
-        return self.pending + self.scheduled + self.retrying + self.tried
+        return sum(self.jobs[state] for state in _STATES[:5])
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True if jobs are in flight, due or retrying."""
+        return any(self.jobs[state] for state in ("pending", "retrying", "claimed"))
 
     @property
     def has_trouble(self) -> bool:
         """Return True if the site needs attention."""
-        return self.failure is not None or self.failed > 0 or self.retrying > 0
+        return self.failure is not None or self.jobs["failed"] > 0 or self.jobs["retrying"] > 0
 
     def to_json(self, now: float) -> dict[str, Any]:
         """Return the summary for programs, in camelCase."""
@@ -155,7 +187,7 @@ class SiteSummary:
             "name": self.site.name,
             "remote": self.site.remote,
             "branch": self.site.branch,
-            "jobs": self.jobs,
+            "jobs": dict(self.jobs),
             "oldestWaitingSeconds": None if self.oldest is None else max(0.0, now - self.oldest),
             "paused": pause
             and {"since": format_time(pause.since), "until": until, "reason": pause.reason or None},
@@ -196,44 +228,51 @@ def check_site(site: Site, node: Settings) -> Site:
 
 def add(database: Database, site: Site, node: Settings) -> None:
     """Register the site. Raises UsageError, and DeclinedError when there is one of that name."""
-    site = check_site(site, node)
     with database.transaction() as connection:
-        added = connection.execute(
-            "INSERT INTO sites (name, remote, branch, adapter, allowed, settings, credentials, created_at)"
-            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
-            " ON CONFLICT (name) DO UPDATE SET remote = excluded.remote, branch = excluded.branch,"
-            " adapter = excluded.adapter, allowed = excluded.allowed, settings = excluded.settings,"
-            " credentials = excluded.credentials, created_at = excluded.created_at, removed = false,"
-            " paused = NULL, tip = NULL WHERE sites.removed RETURNING name",
-            (site.name, *_columns(site), site.created_at),
-        ).fetchone()
-    if added is None:
-        raise DeclinedError(
-            f"there is a site {site.name!r} already", f"briter-worker site change {site.name} alters it"
-        )
+        if _store(connection, check_site(site, node)) is not None:
+            raise DeclinedError(
+                f"there is a site {site.name!r} already", f"briter-worker site change {site.name} alters it"
+            )
 
 
 def change(database: Database, site: Site, node: Settings) -> None:
-    """Replace the site of that name, from its next publication on."""
-    site = check_site(site, node)
+    """Replace the site of that name, from its next publication on. Raises UsageError and SiteMissingError."""
     with database.transaction() as connection:
-        row = connection.execute(
-            "SELECT remote, branch FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (site.name,)
-        ).fetchone()
-        if row is None:
+        target = _store(connection, check_site(site, node))
+        if target is None:
             raise SiteMissingError(site.name)
-        connection.execute(
-            "UPDATE sites SET remote = %s, branch = %s, adapter = %s, allowed = %s, settings = %s,"
-            " credentials = %s WHERE name = %s",
-            (*_columns(site), site.name),
-        )
-        if row != (site.remote, site.branch):
+        if target != (site.remote, site.branch):
             _forget_published(connection, site.name)
+
+
+def _store(connection: Connection, site: Site) -> tuple[str, str] | None:
+    """Store the site; return remote and branch of the one that it replaces, if there was one."""
+    row = connection.execute(
+        "SELECT remote, branch FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (site.name,)
+    ).fetchone()
+    values = {
+        "name": site.name,
+        "remote": site.remote,
+        "branch": site.branch,
+        "adapter": site.adapter,
+        "allowed": list(site.allowed),
+        "settings": json.dumps(dict(site.settings)),
+        "credentials": json.dumps(dict(site.credentials or {})),
+        "created_at": site.created_at,
+        "removed": False,
+    }
+    columns = ", ".join(values)
+    connection.execute(
+        f"INSERT INTO sites ({columns}) VALUES ({', '.join(f'%({key})s' for key in values)})"  # noqa: S608
+        f" ON CONFLICT (name) DO UPDATE SET ({columns}) = (excluded.{columns.replace(', ', ', excluded.')})",
+        values,
+    )
+    return None if row is None else (row[0], row[1])
 
 
 def _forget_published(connection: Connection, name: str) -> None:
     """Drop what is known of the old remote, and fence off a node that still publishes to it."""
-    connection.execute("UPDATE sites SET tip = NULL, token = token + 1 WHERE name = %s", (name,))
+    connection.execute("UPDATE sites SET token = token + 1 WHERE name = %s", (name,))
     for table in (b"published", b"base_versions", b"conditions", b"plans"):
         connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
@@ -252,22 +291,21 @@ def summaries(database: Database, now: float) -> list[SiteSummary]:
     """Return every site by name, with its jobs and its condition."""
     with database.connection() as connection:
         rows = connection.cursor(row_factory=dict_row).execute(_SUMMARIES, {"now": now}).fetchall()
-    return [_summary(row, now) for row in rows]
-
-
-def _summary(row: Mapping[str, Any], now: float) -> SiteSummary:
-    site = Site.from_row(row)
-    counts = {state: row[state] for state in ("pending", "scheduled", "retrying", "tried", "claimed")}
-    return SiteSummary(
-        site,
-        **counts,
-        failed=row["dead"],
-        oldest=row["oldest"],
-        failure=row["failure"],
-        condition=None if row["condition"] is None else one_line(row["condition"]),
-        fix=row["fix"] or "",
-        paused=site.paused if site.paused is not None and site.paused.is_active(now) else None,
-    )
+    found = []
+    for row in rows:
+        site = Site.from_row(row)
+        found.append(
+            SiteSummary(
+                site,
+                {state: row[state] for state in _STATES},
+                oldest=row["oldest"],
+                failure=row["failure"],
+                condition=None if row["condition"] is None else one_line(row["condition"]),
+                fix=row["fix"] or "",
+                paused=site.paused if site.paused is not None and site.paused.is_active(now) else None,
+            )
+        )
+    return found
 
 
 def count_nodes(database: Database) -> int:
@@ -279,15 +317,6 @@ def count_nodes(database: Database) -> int:
             (_ALIVE_S,),
         ).fetchone()
     return int(row[0]) if row else 0
-
-
-def published_at(database: Database, name: str) -> float:
-    """Return when something of the site was published last; 0 when nothing was."""
-    with database.connection() as connection:
-        row = connection.execute(
-            "SELECT max(published_at) FROM published WHERE site = %s", (name,)
-        ).fetchone()
-    return float(row[0] or 0.0) if row else 0.0
 
 
 def remove(database: Database, name: str, *, discard: bool) -> None:
@@ -308,18 +337,51 @@ def remove(database: Database, name: str, *, discard: bool) -> None:
                 "let them be published, move them with "
                 f"briter-worker export --site {name}, or delete them with --discard",
             )
-        connection.execute("UPDATE sites SET removed = true WHERE name = %s", (name,))
+        connection.execute("UPDATE sites SET removed = true, paused = NULL WHERE name = %s", (name,))
         _forget_published(connection, name)
         for table in (b"superseded", b"publications"):
             connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
 
-def _columns(site: Site) -> tuple[object, ...]:
-    return (
-        site.remote,
-        site.branch,
-        site.adapter,
-        list(site.allowed),
-        json.dumps(dict(site.settings)),
-        json.dumps(dict(site.credentials or {})),
-    )
+def wake(database: Database, names: Collection[str]) -> None:
+    """Have these sites drained by whichever node comes first. Call it when their jobs are committed.
+
+    In the same transaction, a drain that waits already could start before the commit and miss the jobs.
+    """
+    with database.connection() as connection:
+        connection.execute(_WAKE, (list(names),))
+
+
+def check_remote(url: str) -> None:
+    """Raise UsageError unless the address is one that everybody may read."""
+    if len(url) > _MAX_LENGTH or not re.fullmatch(f"{_HTTP}|{_SSH}|{_OTHER}", url):
+        # The value is not shown, because its mistake may be the secret in it.
+        raise UsageError(f"--remote is not accepted; accepted: {_ACCEPTED}", _USE_REFERENCE)
+    without_user = re.sub(f"ssh://{_USER}@", "ssh://", url)  # the user of ssh is not a secret
+    if find_secrets([("remote.site.url", url)]) or redact(without_user) != without_user:
+        raise UsageError("--remote contains what looks like a credential", _USE_REFERENCE)
+
+
+def check_credentials(remote: str, reference: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Return the reference: `env` or `file` with an optional `username`, or `sshKey`. Raises UsageError."""
+    given = {key: str(value) for key, value in (reference or {}).items() if value is not None}
+    if not given:
+        return None
+    kinds = given.keys() - {"username"}
+    if len(kinds) != 1 or not kinds <= _CREDENTIALS.keys() or given.keys() == {"username", "sshKey"}:
+        raise UsageError(
+            "credentials are one of --credential-env, --credential-file and --ssh-key; "
+            "--credential-user goes with the first two"
+        )
+    (kind,) = kinds
+    option, address, pattern, accepted = _CREDENTIALS[kind]
+    if not re.fullmatch(address, remote):
+        scheme = "for ssh, such as git@host:path" if kind == "sshKey" else "that begins with http(s)://"
+        raise UsageError(f"{option} goes with an address {scheme}")
+    value = given[kind]
+    # What looks like a secret is none of our places: somebody gave the credential itself.
+    if not re.fullmatch(pattern, value) or (kind == "env" and redact(value) != value):
+        raise UsageError(f"{option} is not accepted; accepted: {accepted}; not the credential itself")
+    if not re.fullmatch(_USERNAME, given.get("username", "bot")):
+        raise UsageError("--credential-user is not accepted; accepted: a name without spaces, : and @")
+    return given

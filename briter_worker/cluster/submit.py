@@ -11,23 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from briter_worker.allowlist import Allowlist, PathRefusedError
 from briter_worker.client import compose
-from briter_worker.cluster.sites import get, settings_of
+from briter_worker.cluster import sites
 from briter_worker.errors import UsageError
-from briter_worker.git.gather import GatherError, gather
+from briter_worker.git.payloads import GatherError, gather
 from briter_worker.job import parse_time
-from briter_worker.queues.postgres.blobs import ContentChangedError, PayloadValues
-from briter_worker.queues.postgres.producer import submit, wake_sites
+from briter_worker.queues.postgres.payloads import ContentChangedError, PayloadSource, submit
 from briter_worker.settings import load_settings
-from briter_worker.wiring import open_database
+from briter_worker.wiring import open_database, quiet_time_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
     from briter_worker.job import Document
-    from briter_worker.queues.postgres.blobs import PayloadSource
-    from briter_worker.queues.postgres.database import Connection
     from briter_worker.settings import Settings
 
 _MAX_TRIES = 5
@@ -73,7 +70,7 @@ def enqueue(
         raise UsageError("the site to publish to is unknown", fix)
     if files is not None and (paths or root):
         raise ValueError("files come with their paths: leave paths and root out")
-    settings = settings_of(get(open_database(settings), name), settings)
+    settings = sites.settings_of(sites.get(open_database(settings), name), settings)
     declared = list(paths) if files is None else list(files)
     document = compose(slug, declared, message=message, at=at, author=author, **extra)
     return send(settings, document, root=root, files=files)
@@ -85,25 +82,21 @@ def send(
     *,
     root: Path | None = None,
     files: Mapping[str, bytes | None] | None = None,
-    first: Callable[[Connection], None] | None = None,
 ) -> Sent:
     """Store a job of `compose` with its files for the settings' site, and wake the site.
-
-    `first` runs in the transaction that stores the job, before it; what it raises leaves nothing stored.
 
     Raises as `enqueue` does.
     """
     database = open_database(settings)
     saved_at = parse_time(document["createdAt"])
-    allowlist = Allowlist(settings.folders)
+    allowlist = settings.allowlist()
     left_out: Mapping[str, str] = {}
     missing: Sequence[str] = ()
-    source: PayloadSource
     for _ in range(_MAX_TRIES):
         if files is not None:
             source = _values(files, allowlist, settings.worker_max_file_bytes, saved_at)
         else:
-            source = found = gather(
+            found = gather(
                 root or settings.git_worktree,
                 document["paths"],
                 allowlist=allowlist,
@@ -114,21 +107,24 @@ def send(
             if left_out and not (found.payload.files or found.payload.folders):
                 raise GatherError("; ".join(f"{path}: {reason}" for path, reason in left_out.items()))
             document = {**document, "paths": list(found.paths)}
+            source = PayloadSource(found.payload, found.content)
         try:
             with database.transaction() as connection:
-                if first is not None:
-                    first(connection)
-                submit(connection, settings.site, document, source, now=time.time())
+                now = time.time()
+                if settings.worker_quiet_ms:  # the nodes look at the quiet time, not the producer
+                    now = float(connection.execute("SELECT extract(epoch FROM now())").fetchall()[0][0])
+                quiet = quiet_time_of(settings)
+                submit(connection, settings.site, document, source, now=now, quiet=quiet)
         except ContentChangedError:
             continue
-        wake_sites(database, [settings.site])
+        sites.wake(database, [settings.site])
         return Sent(document["id"], settings.site, left_out, missing)
     raise GatherError("the files keep changing while they are read: write them elsewhere, then rename them")
 
 
 def _values(
     files: Mapping[str, bytes | None], allowlist: Allowlist, max_bytes: int, saved_at: float
-) -> PayloadValues:
+) -> PayloadSource:
     """Return the payload of files passed by value. Raises GatherError for what cannot be published."""
     resolved: dict[str, bytes | None] = {}
     for declared, content in files.items():
@@ -139,4 +135,4 @@ def _values(
         if content is not None and len(content) > max_bytes:
             raise GatherError(f"{path} has {len(content)} bytes, more than the {max_bytes} allowed")
         resolved[path] = content
-    return PayloadValues.of(resolved, saved_at=saved_at)
+    return PayloadSource.of(resolved, saved_at=saved_at)

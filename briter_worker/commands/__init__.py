@@ -58,6 +58,6 @@ def read_cluster(command: str) -> Settings:
 def wake_worker(settings: Settings) -> None:
     """Have the site's queue looked at now. On disk, the worker notices changed files by itself."""
     if settings.database_url:
-        from briter_worker.queues.postgres.producer import wake_sites  # noqa: PLC0415 - the extra [postgres]
+        from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
-        wake_sites(open_database(settings), [settings.site])
+        sites.wake(open_database(settings), [settings.site])

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from briter_worker import doctor as checks
-from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site, tables
-from briter_worker.errors import DeclinedError, UsageError
-from briter_worker.git.checkout import Checkout
+from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site
+from briter_worker.errors import UsageError
+from briter_worker.events import SiteUpdated, Warned
 from briter_worker.git.pull import pull as pull_branch
-from briter_worker.git.repository import Repository
 from briter_worker.job import job_schema
-from briter_worker.lock import AnotherWorkerError, UnusableLockError
+from briter_worker.plugins import Plugins
 from briter_worker.settings import load_settings, settings_schema
 from briter_worker.status import health_problems, read_status
-from briter_worker.wiring import open_database, open_git, open_lock
+from briter_worker.wiring import open_copies, open_database, open_git, open_sinks
 
 if TYPE_CHECKING:
-    from briter_worker.cluster.migrate import Migrated
-    from briter_worker.git.pull import PullResult
-    from briter_worker.settings import Settings
+    from briter_worker.events import Event
 
+_PATIENCE_S = 10.0
+"""How long `pull` waits for a publication to end."""
 database_app = typer.Typer(
     no_args_is_help=True, help="Manage the database of a cluster.", rich_markup_mode=None
 )
@@ -35,7 +35,7 @@ def status(*, site: SiteOption = None, as_json: Json = False) -> None:
     if as_json:
         output.write_json(found.to_json())
     else:
-        tables.write_status(found)
+        output.write_status(found)
 
 
 def health(
@@ -60,14 +60,12 @@ def doctor(*, site: SiteOption = None, as_json: Json = False) -> None:
     """Check everything that a publication needs. Prints one fix per finding."""
     settings = load_settings()
     if site is not None:
-        if not settings.database_url:
-            read_site(site)  # raises UsageError
-        settings = settings.model_copy(update={"site": site})
+        settings = settings.model_copy(update={"site": site}) if settings.database_url else read_site(site)
     findings = []
     for finding in checks.examine(settings, time.time()):
         findings.append(finding)
         if not as_json:
-            tables.write_finding(finding)  # one by one: the remote may take its time
+            output.write_finding(finding)  # one by one: the remote may take its time
     is_sound = all(finding.state is not checks.State.ERROR for finding in findings)
     if as_json:
         output.write_json({"ok": is_sound, "findings": [finding.to_json() for finding in findings]})
@@ -86,33 +84,24 @@ def pull(
         raise UsageError(
             "pull is for a site with a work tree; a cluster has none", "omit BRITER_DATABASE_URL"
         )
-    result = _pull_site(settings, rebase=rebase, push=push)
+    updated: list[str] = []
+
+    def log(event: Event) -> None:
+        if isinstance(event, Warned):
+            output.report(event.error, event.fix)
+        elif isinstance(event, SiteUpdated):
+            updated.extend(event.paths)
+
+    with closing(open_git(settings)) as git, closing(open_sinks(settings, log)) as emit:
+        checkout = open_copies(settings, git, emit, Plugins(settings.plugins).allowed_paths).checkout
+        result = pull_branch(checkout.repository, checkout, rebase=rebase, push=push, patience=_PATIENCE_S)
     if as_json:
         commits = [{"commit": each.commit, "subject": each.subject} for each in result.rebased]
         late = result.late_reason or None
-        output.write_json({"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late})
+        document = {"tip": result.tip, "rebased": commits, "pushed": result.is_pushed, "late": late}
+        output.write_json(document | {"paths": updated})
     else:
-        tables.write_pull(result, settings)
-
-
-def _pull_site(settings: Settings, *, rebase: bool, push: bool) -> PullResult:
-    lock = open_lock(settings)
-    try:
-        lock.acquire(time.time())
-    except AnotherWorkerError as other:
-        pid = f" (PID {other.holder.pid})" if other.holder else ""
-        raise DeclinedError(
-            f"a worker is running{pid}", "stop the worker, run this command, then start the worker again"
-        ) from None
-    except UnusableLockError as error:
-        raise DeclinedError(str(error)) from error
-    try:
-        git = open_git(settings, pass_fds=(lock.descriptor(),))
-        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-        checkout = Checkout(repository, output.report)
-        return pull_branch(repository, checkout, rebase=rebase, push=push, still_ours=lock.still_ours)
-    finally:
-        lock.release()
+        output.write_pull(result, settings)
 
 
 def schema(
@@ -126,31 +115,29 @@ def schema(
 
 def import_(*, site: SiteOption = None, as_json: Json = False) -> None:
     """Move the jobs of this folder into the cluster. Their files move along."""
-    read_cluster("import")
-    settings = read_site(site)
-    from briter_worker.cluster.migrate import import_jobs  # noqa: PLC0415 - the extra [postgres]
-
-    moved = import_jobs(settings, time.time())
-    _report_migration(moved, f"from {settings.queue_root} to the site {settings.site}", as_json=as_json)
+    _move_jobs("import", site, as_json=as_json)
 
 
 def export(*, site: SiteOption = None, as_json: Json = False) -> None:
     """Move the jobs of a site out of the cluster. Their files move into the work tree."""
-    read_cluster("export")
+    _move_jobs("export", site, as_json=as_json)
+
+
+def _move_jobs(command: Literal["import", "export"], site: str | None, *, as_json: bool) -> None:
+    read_cluster(command)
     settings = read_site(site)
-    from briter_worker.cluster.migrate import export_jobs  # noqa: PLC0415 - the extra [postgres]
+    from briter_worker.cluster import migrate  # noqa: PLC0415 - the extra [postgres]
 
-    moved = export_jobs(settings, time.time())
-    _report_migration(moved, f"from the site {settings.site} to {settings.queue_root}", as_json=as_json)
-
-
-def _report_migration(moved: Migrated, way: str, *, as_json: bool) -> None:
+    move = migrate.import_jobs if command == "import" else migrate.export_jobs
+    moved = move(settings, time.time())
     for path, reason in moved.remarks.items():
         output.report(f"warning: {path} is not moved along: {reason}")
     for slug, reason in moved.stayed.items():
         output.report(f"{slug} stays where it is: {reason}")
+    way = "into" if command == "import" else "out of"
     document = {"jobs": moved.jobs, "stayed": moved.stayed, "remarks": moved.remarks}
-    output.answer(document, f"{moved.jobs} jobs moved {way}", as_json=as_json)
+    text = f"{moved.jobs} jobs moved {way} the site {settings.site} of the cluster"
+    output.answer(document, text, as_json=as_json)
     raise typer.Exit(1 if moved.stayed else 0)
 
 

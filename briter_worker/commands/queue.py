@@ -1,54 +1,47 @@
-"""The commands for jobs: enqueue, list, show, history, retry, cancel, publish-now, pause, resume."""
+"""The commands for jobs: enqueue, list, show, history, retry, cancel, publish-now, undo, pause, resume."""
 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import time
-from contextlib import contextmanager
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from briter_worker import client
-from briter_worker.allowlist import Allowlist, PathRefusedError
-from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, tables, wake_worker
+from briter_worker.allowlist import PathRefusedError
+from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, wake_worker
 from briter_worker.errors import DeclinedError, UsageError
-from briter_worker.events import Cancelled, Event, Warned
-from briter_worker.job import parse_time
-from briter_worker.redaction import one_line
-from briter_worker.sinks.history import HistoryUnreadableError
-from briter_worker.sinks.log import LogSink, standard_output
-from briter_worker.status import job_to_json, pause_to_json, read_status
-from briter_worker.wiring import open_history, open_queue, open_record
+from briter_worker.events import Event, Warned
+from briter_worker.redaction import many_lines, one_line
+from briter_worker.status import job_to_json, pause_to_json, post_to_json, read_status
+from briter_worker.wiring import open_history, open_queue, record_action, show_difference, undo_post
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-    from briter_worker.job import Document, Job
-    from briter_worker.ports import ListedJob, QueueControl
+    from briter_worker.job import Job
+    from briter_worker.ports import ListedJob
     from briter_worker.settings import Settings
-    from briter_worker.sinks.history import History, Receipt
+    from briter_worker.sinks.history import Receipt
 
 _WATCH_INTERVAL_S = 0.2
 _MAX_LOOKS_WITHOUT_JOB = 15
-_SHOWN_RECEIPTS = 20
+_WHOLE_SITE = ((None, None),)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-_STATES = {"pending": {"pending", "retrying", "tried"}, "scheduled": {"scheduled"}, "failed": {"failed"}}
-_OUTCOMES = {
-    "published": ("published",),
-    "nochange": ("nochange",),
-    "failed": ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
-    "cancelled": ("cancelled", "superseded"),
+_STATES = {
+    "pending": {"pending", "retrying", "quiet", "tried"},
+    "scheduled": {"scheduled"},
+    "failed": {"failed"},
 }
-
 StatusFilter = Literal["pending", "scheduled", "failed", "all"]
-OutcomeFilter = Literal["published", "nochange", "failed", "cancelled"]
 Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="Duration: 90s, 30m, 2h, 1d.")]
-Until = Annotated[str | None, typer.Option(metavar="ISO", help="End of the pause.")]
 Reason = Annotated[str, typer.Option(help="Reason shown in list, status and the dashboard.")]
 Paths = Annotated[
     list[str], typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository.")
@@ -59,6 +52,7 @@ At = Annotated[
 Author = Annotated[
     str | None, typer.Option(metavar="'NAME <MAIL>'", help="Author of the commit. [default: the worker]")
 ]
+Message = Annotated[str | None, typer.Option("--message", "-m", help="Commit message.")]
 Root = Annotated[
     str | None,
     typer.Option(metavar="FOLDER", help="Folder of the files (cluster only). [env: BRITER_GIT_WORKTREE]"),
@@ -71,7 +65,7 @@ def enqueue(
     slug: Annotated[str, typer.Argument(metavar="SLUG", help="Slug of the post.")],
     paths: Paths,
     *,
-    message: Annotated[str | None, typer.Option("--message", "-m", help="Commit message.")] = None,
+    message: Message = None,
     at: At = None,
     author: Author = None,
     site: SiteOption = None,
@@ -85,40 +79,33 @@ def enqueue(
             f"--root needs a cluster; the worker reads the files in {settings.git_worktree}",
             "omit --root, or set BRITER_DATABASE_URL or BRITER_GIT_WORKTREE",
         )
+    folder = settings.git_worktree if root is None else Path(root).absolute()
+    missing: Collection[str] = ()
     try:
         document = client.compose(slug, paths, message=message, at=at, author=author)
-        job = _send(settings, document, root) if settings.database_url else _submit(settings, document)
+        if settings.database_url:
+            from briter_worker.cluster.submit import send  # noqa: PLC0415 - the extra [postgres]
+
+            sent = send(settings, document, root=folder)
+            job, missing = {"id": sent.id, "slug": slug, "site": sent.site}, sent.missing
+            for path, reason in sent.left_out.items():
+                output.report(f"warning: {path} will not be published: {reason}")
+        else:
+            written = client.submit(document, queue=settings.queue_root)
+            job = {"id": written.id, "slug": slug, "file": str(written.path)}
+            if (folder / ".git").exists():  # else the work tree may be on another machine
+                missing = [path for path in document["paths"] if not os.path.lexists(folder / path)]
     except ValueError as error:
         raise UsageError(str(error), getattr(error, "fix", "")) from None
+    _warn_about_paths(settings, document["paths"], missing, folder)
     text = f"{one_line(slug)} is queued as job {job['id']}" if output.is_terminal() else job["id"]
     output.answer(job, text, as_json=as_json)
-
-
-def _submit(settings: Settings, document: Document) -> dict[str, str]:
-    job = client.submit(document, queue=settings.queue_root)
-    worktree = settings.git_worktree
-    missing = []
-    if (worktree / ".git").exists():  # else the work tree may be on another machine
-        missing = [path for path in document["paths"] if not os.path.lexists(worktree / path)]
-    _warn_about_paths(settings, document["paths"], missing, worktree)
-    return {"id": job.id, "slug": document["slug"], "file": str(job.path)}
-
-
-def _send(settings: Settings, document: Document, root: str | None) -> dict[str, str]:
-    from briter_worker.cluster.submit import send  # noqa: PLC0415 - the extra [postgres]
-
-    folder = settings.git_worktree if root is None else Path(root).absolute()
-    sent = send(settings, document, root=folder)
-    for path, reason in sent.left_out.items():
-        output.report(f"warning: {path} will not be published: {reason}")
-    _warn_about_paths(settings, document["paths"], sent.missing, folder)
-    return {"id": sent.id, "slug": document["slug"], "site": sent.site}
 
 
 def _warn_about_paths(
     settings: Settings, paths: Sequence[str], missing: Collection[str], folder: Path
 ) -> None:
-    allowlist = Allowlist(settings.folders)
+    allowlist = settings.allowlist()
     for path in paths:
         try:
             allowlist.resolve(path)
@@ -147,45 +134,50 @@ def list_(
     if as_json:
         output.write_json([job_to_json(row) for row in rows])
         return
-    tables.write_jobs(rows, now)
+    output.write_jobs(rows, now)
     if pause := queue.active_pause(now):
-        output.report(tables.pause_text(pause))
+        output.report(output.pause_text(pause))
 
 
 def history(
     *,
     slug: Annotated[str | None, typer.Option(metavar="SLUG", help="Show only this post.")] = None,
-    outcome: Annotated[OutcomeFilter | None, typer.Option(help="Show only this outcome.")] = None,
-    search: Annotated[str | None, typer.Option(help="Text in the slug, message or commit.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of receipts.")] = 50,
-    stale: Annotated[bool, typer.Option("--stale", help="Include stale receipts.")] = False,
+    actions: Annotated[bool, typer.Option("--actions", help="Show who retried, cancelled, undid.")] = False,
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
     """Show the outcome of each attempt, newest first."""
-    with _open_history(read_site(site)) as reader:
-        outcomes = _OUTCOMES[outcome] if outcome else ()
-        receipts = reader.receipts(slug=slug, outcomes=outcomes, search=search, limit=limit, stale=stale)
+    with closing(open_history(read_site(site))) as reader:
+        if actions:
+            output.write_actions(reader.actions(limit), slug, as_json=as_json)
+            return
+        receipts = reader.receipts(slug=slug, limit=limit)
     if as_json:
         output.write_json([receipt.to_json() for receipt in receipts])
     else:
-        tables.write_receipts(receipts, time.time())
+        output.write_receipts(receipts, time.time())
 
 
 def show(
     wanted: Wanted,
     *,
     watch: Annotated[bool, typer.Option("--watch", help="Follow the post to its end.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show what the last publication changed.")] = False,
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
     """Show one post. Prints its job with all keys, and the outcome of each attempt."""
     settings = read_site(site)
+    if diff:
+        commit, text = show_difference(settings, wanted)
+        output.answer({"slug": wanted, "commit": commit, "diff": text}, many_lines(text), as_json=as_json)
+        return
     if watch:
         raise typer.Exit(_watch(settings, wanted))
     post = _find_post(settings, wanted)
     if as_json:
-        output.write_json(post.to_json())
+        output.write_json(post_to_json(post.rows, post.receipts))
     else:
         post.write()
 
@@ -196,71 +188,55 @@ class _Post:
 
     rows: Sequence[ListedJob]
     receipts: Sequence[Receipt]
-    running: Receipt | None
     obstacle: str
     """Why a due job waits, if the reason is not its own last error."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the newest job's keys, or the last receipt's, with `progress` and `receipts`."""
-        if self.rows:
-            document = job_to_json(self.rows[0])
-        else:
-            last = next(filter(None, [*self.receipts[:1], self.running]))
-            document = {"id": last.job_id, "slug": last.slug, "state": last.outcome or "claimed"}
-        progress = None if self.running is None else self.running.to_json()
-        return {**document, "progress": progress, "receipts": [each.to_json() for each in self.receipts]}
+    @property
+    def running(self) -> Receipt | None:
+        """Return the attempt that has no outcome yet."""
+        return next((each for each in self.receipts if each.outcome is None), None)
 
     def write(self) -> None:
         """Print the post for a person."""
         if self.rows:
-            tables.write_job(self.rows[0])
+            output.write_job(self.rows[0])
             for other in self.rows[1:]:
                 output.report(f"an older save of this post is {other.state.value}: job {other.job.id}")
         if self.obstacle:
             output.report(self.obstacle)
         if self.running is not None:
-            tables.write_facts([("phase", tables.progress_text(self.running))])
-        if self.receipts:
-            tables.write_receipts(self.receipts, time.time())
+            output.write_facts([("phase", output.progress_text(self.running))])
+        if ended := [each for each in self.receipts if each.outcome]:
+            output.write_receipts(ended, time.time())
 
-    def progress(self) -> tuple[str, tuple[object, ...]]:
-        """Return a line for `--watch`, and what must change before the next line: time alone does not."""
+    def progress(self) -> str:
+        """Return a line for `--watch`, which does not change with time alone."""
         if self.running is not None and (not self.rows or self.rows[0].state.value == "claimed"):
-            text = tables.progress_text(self.running)
-            return text, (text,)
+            return output.progress_text(self.running)
         if not self.rows:
-            text = tables.receipt_text(self.receipts[0])
-            return text, (text,)
-        row = self.rows[0]
-        text = tables.job_text(row, time.time())
-        text = f"{text}; {self.obstacle}" if self.obstacle else text
-        return text, (row.state, row.job.next_attempt_at, row.job.last_error, self.obstacle)
+            return output.receipt_text(self.receipts[0])
+        text = output.job_text(self.rows[0], time.time())
+        return f"{text}; {self.obstacle}" if self.obstacle else text
 
 
 def _find_post(settings: Settings, wanted: str) -> _Post:
     queue = open_queue(settings)
     rows = sorted(queue.find(wanted, time.time()), key=lambda row: row.job.created_at, reverse=True)
-    with _open_history(settings) as reader:
-        receipts = reader.attempts(wanted) or reader.receipts(slug=wanted, limit=_SHOWN_RECEIPTS, stale=True)
-        running = next((each for each in reader.under_way() if wanted in (each.job_id, each.slug)), None)
-    if not rows and not receipts and running is None:
+    with closing(open_history(settings)) as reader:
+        receipts = reader.of_post(wanted)
+    if not rows and not receipts:
         raise DeclinedError(f"neither the queue nor the history has a job with the id or slug {wanted!r}")
-    ended = [each for each in receipts if each.outcome]
-    return _Post(rows, ended, running, _find_obstacle(settings, queue, rows[:1]))
-
-
-def _find_obstacle(settings: Settings, queue: QueueControl, rows: Sequence[ListedJob]) -> str:
-    if not rows or rows[0].state.value not in {"pending", "retrying"}:
-        return ""
-    status = read_status(settings, time.time(), queue=queue, jobs=rows, local_commits=())
-    if status.paused is not None:
-        return tables.pause_text(status.paused)
-    return "" if status.has_worker else "no worker is running: the next one publishes it"
+    obstacle = ""
+    if rows and rows[0].state.value in {"pending", "retrying", "quiet"}:
+        status = read_status(settings, time.time(), queue=queue, jobs=rows[:1], local_commits=())
+        obstacle = "" if status.has_worker else "no worker is running: the next one publishes it"
+        obstacle = output.pause_text(status.paused) if status.paused else obstacle
+    return _Post(rows, receipts, obstacle)
 
 
 def _watch(settings: Settings, wanted: str) -> int:
     """Print each change of the post until it has ended; return the exit status."""
-    printed: tuple[object, ...] = ()
+    printed = ""
     looks_without_job = 0  # a job leaves the queue just before its receipt is written
     while looks_without_job < _MAX_LOOKS_WITHOUT_JOB:
         try:
@@ -270,10 +246,9 @@ def _watch(settings: Settings, wanted: str) -> int:
                 raise
             looks_without_job += 1
         else:
-            text, news = post.progress()
-            if news != printed:
+            if (text := post.progress()) != printed:
                 output.write(text)
-                printed = news
+                printed = text
             if post.rows and all(row.state.value == "failed" for row in post.rows):
                 return 1
             if not post.rows and post.running is None:
@@ -283,18 +258,7 @@ def _watch(settings: Settings, wanted: str) -> int:
     return 0  # the worker was killed before it wrote the receipt
 
 
-@contextmanager
-def _open_history(settings: Settings) -> Iterator[History]:
-    reader = open_history(settings)
-    try:
-        yield reader
-    except HistoryUnreadableError as error:
-        raise DeclinedError(error.message, error.fix) from error
-    finally:
-        reader.close()
-
-
-# --- retry, cancel, publish-now
+# --- retry, cancel, publish-now, undo
 
 
 def retry(
@@ -311,14 +275,16 @@ def retry(
     queue = open_queue(settings)
     now = time.time()
     jobs = queue.retry_all(now) if wanted is None else queue.retry(wanted, now)
+    _record(settings, "retry", jobs)
     wake_worker(settings)
     _report_jobs("retried", "will be tried again", jobs, as_json=as_json)
 
 
 def publish_now(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
-    """Publish a scheduled or delayed job now."""
+    """Publish a job now that waits for its time, a retry or the end of its quiet time."""
     settings = read_site(site)
     jobs = open_queue(settings).publish_now(wanted, time.time())
+    _record(settings, "publish-now", jobs)
     wake_worker(settings)
     _report_jobs("due", "is due now", jobs, as_json=as_json)
 
@@ -337,7 +303,7 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
     """Remove a job from the queue. A job in flight is removed if its push has not begun."""
     settings = read_site(site)
     done = open_queue(settings).cancel(wanted, time.time())
-    _record_cancelled(settings, done.removed, print_lines=not as_json and not output.is_terminal())
+    _record(settings, "cancel", (*done.removed, *done.requested), cancelled=done.removed)
     if as_json:
         output.write_json(
             [{"id": job.id, "slug": job.slug, "cancelled": True} for job in done.removed]
@@ -349,25 +315,43 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
             f"{one_line(job.slug)} is in flight: it will be cancelled unless its push has begun; "
             f"see briter-worker show {one_line(job.id)}"
         )
-    if output.is_terminal():
-        for job in done.removed:
-            output.write(f"{one_line(job.slug)} cancelled (job {one_line(job.id)})")
+    if done.removed:
+        _report_jobs("cancelled", "cancelled", done.removed, as_json=False)
 
 
-def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: bool) -> None:
-    if not jobs:
-        return
-    log = LogSink(standard_output(), complain=output.report)
+def undo(
+    slug: Annotated[str, typer.Argument(metavar="SLUG", help="Slug of the post.")],
+    *,
+    to: Annotated[
+        str | None, typer.Option(metavar="COMMIT", help="Version of this commit. [default: the one before]")
+    ] = None,
+    message: Message = None,
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
+    """Publish an earlier version of a post again. Changes nothing if the CMS has changed its files since."""
+    settings = read_site(site)
+    done = undo_post(settings, slug, to=to, message=message)
+    record_action(settings, "undo", _user(), [(done.id, slug)], _report_warning)
+    job = {"id": done.id, "slug": slug, "file": str(done.path)}
+    text = f"{one_line(slug)} is restored and queued as job {done.id}" if output.is_terminal() else done.id
+    output.answer(job, text, as_json=as_json)
 
-    def announce(event: Event) -> None:
-        if isinstance(event, Warned):
-            output.report(event.error, event.fix)
-        elif print_lines:
-            log(event)
 
-    with open_record(settings, announce) as record:
-        for job in jobs:
-            record(Cancelled(job_id=job.id, slug=job.slug))
+def _record(settings: Settings, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:
+    pairs = [(job.id, job.slug) for job in jobs]
+    record_action(settings, action, _user(), pairs, _report_warning, cancelled=cancelled)
+
+
+def _user() -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    return str(os.getuid())
+
+
+def _report_warning(event: Event) -> None:
+    if isinstance(event, Warned):
+        output.report(event.error, event.fix)
 
 
 # --- pause, resume
@@ -376,7 +360,6 @@ def _record_cancelled(settings: Settings, jobs: Sequence[Job], *, print_lines: b
 def pause(
     *,
     span: Span = None,
-    until: Until = None,
     reason: Reason = "",
     site: SiteOption = None,
     as_json: Json = False,
@@ -384,33 +367,26 @@ def pause(
     """Pause publishing until `resume`, or for a time. A running push ends first."""
     settings = read_site(site)
     now = time.time()
-    made = open_queue(settings).pause(now, until=_pause_end(span, until, now), reason=reason)
-    output.answer(pause_to_json(made), tables.pause_text(made), as_json=as_json)
+    made = open_queue(settings).pause(now, until=_pause_end(span, now), reason=reason)
+    record_action(settings, "pause", _user(), _WHOLE_SITE, _report_warning)
+    output.answer(pause_to_json(made), output.pause_text(made), as_json=as_json)
 
 
 def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
     """Resume publishing."""
     settings = read_site(site)
     was_paused = open_queue(settings).resume()
+    if was_paused:
+        record_action(settings, "resume", _user(), _WHOLE_SITE, _report_warning)
     wake_worker(settings)
     text = "publishing goes on" if was_paused else "publishing was not paused"
     output.answer({"resumed": was_paused}, text, as_json=as_json)
 
 
-def _pause_end(span: str | None, until: str | None, now: float) -> float | None:
-    if span is not None and until is not None:
-        raise UsageError("pause takes only one of --for and --until")
-    if span is not None:
-        found = re.fullmatch(r"([0-9]{1,6})([smhd])", span.strip())
-        if found is None:
-            raise UsageError(f"--for is {span!r}; accepted: a number and a unit, such as 90s, 30m, 2h or 1d")
-        return now + int(found[1]) * _UNITS_S[found[2]]
-    if until is None:
+def _pause_end(span: str | None, now: float) -> float | None:
+    if span is None:
         return None
-    try:
-        end = parse_time(until)
-    except ValueError as error:
-        raise UsageError(f"--until: {error}") from None
-    if end <= now:
-        raise UsageError(f"--until is {until!r}, which is in the past")
-    return end
+    found = re.fullmatch(r"([0-9]{1,6})([smhd])", span.strip())
+    if found is None:
+        raise UsageError(f"--for is {span!r}; accepted: a number and a unit, such as 90s, 30m, 2h or 1d")
+    return now + int(found[1]) * _UNITS_S[found[2]]

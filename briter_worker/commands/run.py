@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
@@ -11,70 +14,96 @@ import typer
 
 from briter_worker.commands import output
 from briter_worker.errors import UsageError
+from briter_worker.events import WorkerStarted
 from briter_worker.settings import load_settings
-from briter_worker.sinks.fanout import OpenedAtStart
-from briter_worker.sinks.log import LogSink, standard_output
-from briter_worker.wiring import run_worker
+from briter_worker.sinks.log import LogSink
+from briter_worker.sinks.recorder import OpenedLater
+from briter_worker.wiring import open_post_watcher, open_queue, run_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
     from briter_worker.settings import Settings
-    from briter_worker.sinks.metrics import MetricsSink
-
-
-Once = Annotated[bool, typer.Option("--once", help="Publish what is due, then exit.")]
-Workers = Annotated[
-    str | None,
-    typer.Option(
-        metavar="N", help="Sites published at once (cluster only). [env: BRITER_WORKER_CONCURRENCY]"
-    ),
-]
-MetricsPort = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PORT", help="Port of the /metrics endpoint. 0 disables it. [env: BRITER_METRICS_PORT]"
-    ),
-]
-MetricsHost = Annotated[
-    str | None,
-    typer.Option(metavar="ADDRESS", help="Address of the /metrics endpoint. [env: BRITER_METRICS_HOST]"),
-]
-Host = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. [env: BRITER_DASHBOARD_HOST]")
-]
-Port = Annotated[
-    str | None, typer.Option(metavar="PORT", help="Port. 0: any free port. [env: BRITER_DASHBOARD_PORT]")
-]
+    from briter_worker.sinks.metrics import MetricsSink, Sample
 
 
 def run(
     *,
-    once: Once = False,
-    workers: Workers = None,
-    metrics_port: MetricsPort = None,
-    metrics_host: MetricsHost = None,
+    once: Annotated[bool, typer.Option("--once", help="Publish what is due, then exit.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Also turn changed posts into jobs, as the command watch does.")
+    ] = False,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Sites published at once (cluster only). [env: BRITER_WORKER_CONCURRENCY]"
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PORT", help="Port of the /metrics endpoint. 0 disables it. [env: BRITER_METRICS_PORT]"
+        ),
+    ] = None,
 ) -> None:
     """Publish what is due until SIGTERM. Prints one log line per event."""
-    settings = _load(
-        BRITER_WORKER_CONCURRENCY=workers, BRITER_METRICS_PORT=metrics_port, BRITER_METRICS_HOST=metrics_host
-    )
-    for warning in settings.warnings:
-        output.report(f"warning: {warning}")
-    has_colours = output.is_terminal() and not os.environ.get("NO_COLOR")
-    sink = LogSink(standard_output(), complain=output.report, has_colours=has_colours)
-    open_metrics = _metrics_of(settings)
+    settings = _load(BRITER_WORKER_CONCURRENCY=workers, BRITER_METRICS_PORT=metrics_port)
+    log = LogSink.standard(output.report)
+    open_metrics = None
+    if settings.metrics_port:
+        if find_spec("prometheus_client") is None:
+            raise UsageError("metrics are not installed", "pip install 'briter-worker[metrics]'")
+        open_metrics = partial(_open_metrics, settings)
     if settings.database_url:
         from briter_worker.cluster.node import run_node  # noqa: PLC0415 - the extra [postgres]
 
         metrics = open_metrics() if open_metrics else None
         slots = settings.worker_concurrency
-        raise typer.Exit(run_node(settings, workers=slots, once=once, log=sink, metrics=metrics))
+        raise typer.Exit(run_node(settings, workers=slots, once=once, log=log, metrics=metrics))
     if workers is not None:
         raise UsageError("--workers needs a cluster", "omit it, or set BRITER_DATABASE_URL")
     # Only a worker that gets the site's lock takes the port; a port in use stops no publication.
-    sinks = [OpenedAtStart(open_metrics)] if open_metrics else []
-    raise typer.Exit(run_worker(settings, once=once, log=sink, metrics=sinks))
+    sinks = (
+        [OpenedLater(open_metrics, lambda event: isinstance(event, WorkerStarted))] if open_metrics else []
+    )
+    if watch and once:
+        raise UsageError("--watch needs a worker that stays", "omit --once")
+    watcher = open_post_watcher(settings, log) if watch else None
+    raise typer.Exit(run_worker(settings, once=once, log=log, metrics=sinks, watcher=watcher))
+
+
+def watch() -> None:
+    """Turn changed posts into jobs until SIGTERM, for a CMS that writes none. Publishes nothing itself."""
+    settings = load_settings()
+    watcher = open_post_watcher(settings, LogSink.standard(output.report))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    watcher.run(stop.is_set, settings.worker_poll_interval_ms / 1000)
+
+
+def _open_metrics(settings: Settings) -> MetricsSink:
+    """Return a sink that counts, and serves `/metrics`. In a cluster, `serve` shows the sites' status."""
+    from briter_worker.sinks.metrics import MetricsSink  # noqa: PLC0415 - the extra [metrics]
+    from briter_worker.status import measure_site, read_status  # noqa: PLC0415 - only for metrics
+
+    measure = None
+    if not settings.database_url:
+        queue = open_queue(settings)  # not the worker's: the scrape has a thread of its own
+
+        def measure() -> tuple[Iterable[Sample], tuple[()]]:
+            return measure_site(read_status(settings, time.time(), queue=queue, local_commits=())), ()
+
+    metrics = MetricsSink(measure)
+    try:
+        metrics.serve(settings.metrics_host, settings.metrics_port)
+    except (OSError, OverflowError) as error:
+        where = f"{settings.metrics_host}, port {settings.metrics_port}"
+        raise UsageError(
+            f"metrics cannot be served at {where}: {error}",
+            "choose another BRITER_METRICS_PORT or BRITER_METRICS_HOST",
+        ) from error
+    return metrics
 
 
 def _load(**flags: str | None) -> Settings:
@@ -82,15 +111,16 @@ def _load(**flags: str | None) -> Settings:
     return load_settings({**os.environ, **{name: text for name, text in flags.items() if text is not None}})
 
 
-def _metrics_of(settings: Settings) -> Callable[[], MetricsSink] | None:
-    if not settings.metrics_port:
-        return None
-    from briter_worker.site_metrics import open_metrics  # noqa: PLC0415 - the extra [metrics]
-
-    return partial(open_metrics, settings)
-
-
-def serve(*, host: Host = None, port: Port = None) -> None:
+def serve(
+    *,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Address to listen on. [env: BRITER_DASHBOARD_HOST]"),
+    ] = None,
+    port: Annotated[
+        str | None, typer.Option(metavar="PORT", help="Port. 0: any free port. [env: BRITER_DASHBOARD_PORT]")
+    ] = None,
+) -> None:
     """Serve the dashboard and its API until SIGTERM. Works with or without a running worker."""
     settings = _load(BRITER_DASHBOARD_HOST=host, BRITER_DASHBOARD_PORT=port)
     missing = [name for name in ("fastapi", "jinja2", "sse_starlette", "uvicorn") if find_spec(name) is None]
@@ -103,7 +133,7 @@ def serve(*, host: Host = None, port: Port = None) -> None:
             settings,
             host=settings.dashboard_host,
             port=settings.dashboard_port,
-            log=LogSink(standard_output(), complain=output.report),
+            log=LogSink.standard(output.report),
             complain=output.report,
             say=output.write,
         )

@@ -1,4 +1,4 @@
-"""Checks of the machine: configuration, folders, disk, plugins, queue."""
+"""Checks of the machine: configuration, plugins, webhooks, folders, disk, queue."""
 
 from __future__ import annotations
 
@@ -6,24 +6,39 @@ import json
 import os
 import shutil
 import tempfile
+from contextlib import closing, suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from briter_worker.doctor.finding import error, from_failure, ok, warning
-from briter_worker.errors import PublishError
+from briter_worker.doctor import attempt, error, ok, warning
 from briter_worker.git import INHERITED
 from briter_worker.plugins import Plugins
 from briter_worker.settings import PREFIX, settings_schema
+from briter_worker.sinks.store import StoreError, unsent
+from briter_worker.sinks.webhooks import (
+    AddressRefusedError,
+    UndeliveredError,
+    origin_of,
+    parse_address,
+    parse_receiver,
+    resolve,
+)
 from briter_worker.status import read_status
+from briter_worker.wiring import open_history, open_outbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from briter_worker.doctor.finding import Finding
+    from briter_worker.doctor import Finding
     from briter_worker.settings import Settings
 
 _MEBIBYTE = 1 << 20
 _LOW_DISK = 500 * _MEBIBYTE
+_DAY_S = 86_400
+_CLOSE_S = 60
+_MANY = 5
+"""So many commits of a post, each close to the one before, are an autosave's."""
 _PERSONAL = frozenset({"GIT_SSH", "GIT_SSH_COMMAND", "GIT_ASKPASS", "SSH_ASKPASS"})
 """Variables by which people give git their credentials. The worker's git does not get them."""
 
@@ -57,11 +72,52 @@ def check_configuration(settings: Settings) -> Iterator[Finding]:
         yield ok("dry-run", "live: publications reach the remote")
 
 
+def check_webhooks(settings: Settings) -> Iterator[Finding]:
+    """Report the webhooks, if there are any. They never stop a publication: each problem is a warning."""
+    urls = [*(parse_receiver(text)[0] for text in settings.webhook_urls), settings.build_hook_url]
+    urls = [url for url in urls if url]
+    found = []
+    if urls and settings.webhook_secret and find_spec("standardwebhooks") is None:
+        message = "webhooks are stored but not sent: standardwebhooks is not installed"
+        found.append(warning("webhooks", message, "pip install 'briter-worker[webhooks]'"))
+    if settings.webhook_urls and settings.webhook_template == "json" and not settings.webhook_secret:
+        message = "webhooks are not signed, so that receivers cannot tell them from forged ones"
+        fix = "set BRITER_WEBHOOK_SECRET here and at the receivers: echo whsec_$(openssl rand -base64 32)"
+        found.append(warning("webhooks", message, fix))
+    for url in urls:
+        try:
+            allow = settings.webhook_allow_private
+            resolve(parse_address(url, allow_http=allow), allow_private=allow)
+        except (AddressRefusedError, UndeliveredError) as problem:
+            fix = getattr(problem, "fix", "correct BRITER_WEBHOOK_URLS or BRITER_BUILD_HOOK_URL")
+            found.append(warning("webhooks", f"{origin_of(url)} gets nothing: {problem}", fix))
+    try:
+        for url, count, text in unsent(open_outbox(settings)):
+            message = f"messages that wait for {origin_of(url)}: {count}; {text or 'being sent'}"
+            found.append(warning("webhooks", message, "check the receiver, or wait"))
+    except StoreError as problem:
+        found.append(warning("webhooks", problem.message, problem.fix))
+    if urls and not found:
+        found.append(ok("webhooks", ", ".join(dict.fromkeys(origin_of(url) for url in urls))))
+    yield from found
+
+
+def check_quiet_time(settings: Settings, now: float) -> Iterator[Finding]:
+    """Propose a quiet time where each pause of an author makes a commit."""
+    if settings.worker_quiet_ms:
+        return
+    with suppress(StoreError), closing(open_history(settings)) as history:
+        slug, again = history.most_republished(now - _DAY_S, _CLOSE_S)
+        if again >= _MANY:
+            text = f"{slug} was published {again} times within {_CLOSE_S} s of the commit before, in one day"
+            fix = "set BRITER_WORKER_QUIET_MS=10000: a post then waits until its author pauses for 10 s"
+            yield warning("quiet-time", text, fix)
+
+
 def check_folders(settings: Settings) -> Iterator[Finding]:
     """Report the folders and the lock file that the worker writes."""
-    yield check_writable("queue", settings.queue_root)
-    yield check_writable("quarantine", settings.quarantine_root)
-    yield check_writable("storage", settings.storage_root)
+    for name in ("queue", "quarantine", "storage"):
+        yield check_writable(name, getattr(settings, f"{name}_root"))
     lock = settings.lock_path
     if os.path.lexists(lock) and not (lock.is_file() and os.access(lock, os.R_OK | os.W_OK)):
         fix = f"remove {lock} while no worker runs, or give the worker's user write access"
@@ -100,11 +156,7 @@ def check_disk(settings: Settings) -> Iterator[Finding]:
 
 def check_plugins(settings: Settings) -> Finding:
     """Report the plugins in their order."""
-    try:
-        names = Plugins(settings.plugins).names
-    except PublishError as failure:
-        return from_failure("plugins", failure)
-    return ok("plugins", ", ".join(names) or "none")
+    return attempt("plugins", lambda: ", ".join(Plugins(settings.plugins).names) or "none")
 
 
 def check_queue(settings: Settings, now: float) -> Iterator[Finding]:
@@ -114,20 +166,22 @@ def check_queue(settings: Settings, now: float) -> Iterator[Finding]:
     except OSError as problem:
         yield error("queue", f"{settings.queue_root}: {problem.strerror}", "let the worker's user read it")
         return
+    state = status.headline()
+    is_bad = state.tone == "bad"
+    yield warning("state", state.text, state.fix or "see below") if is_bad else ok("state", state.text)
     if status.paused:
         yield warning("pause", "publishing is paused", "briter-worker resume")
-    if failed := status.jobs["failed"]:
-        fix = "briter-worker list --status failed shows why; then retry or cancel them"
-        yield warning("dead-letters", f"{failed} jobs failed and are not retried", fix)
-    else:
-        yield ok("dead-letters", "none")
-    if status.quarantined or status.stuck:
-        message = f"{status.quarantined} in {settings.quarantine_root}, {len(status.stuck)} in the queue"
-        fix = "correct the program that wrote them, save those posts again, then remove the files"
-        yield warning("unreadable-files", message, fix)
-    else:
-        yield ok("unreadable-files", "none")
+    failed = status.jobs["failed"]
+    message = f"{failed} jobs failed and are not retried"
+    fix = "briter-worker list --status failed shows why; then retry or cancel them"
+    yield warning("dead-letters", message, fix) if failed else ok("dead-letters", "none")
+    message = f"{status.quarantined} in {settings.quarantine_root}, {len(status.stuck)} in the queue"
+    fix = "correct the program that wrote them, save those posts again, then remove the files"
+    has_unreadable = status.quarantined or status.stuck
+    yield warning("unreadable-files", message, fix) if has_unreadable else ok("unreadable-files", "none")
     if status.condition:
         yield warning("condition", f"the last attempt failed: {status.condition}", status.fix or "see below")
+    if status.has_worker:  # else to open the history would change files
+        yield from check_quiet_time(settings, now)
     worker = status.worker
     yield ok("worker", f"PID {worker.pid} is running" if worker and worker.alive else "none is running now")

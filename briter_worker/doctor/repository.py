@@ -1,4 +1,4 @@
-"""Checks of the site's repository and its remote."""
+"""Checks of the site's repository and its remote; in a cluster, of database, nodes and one site's remote."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import os
 import re
 import shutil
 import stat
+import tempfile
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from briter_worker.doctor import State, attempt, error, ok, warning
 from briter_worker.doctor.environment import check_writable
-from briter_worker.doctor.finding import State, attempt, error, from_failure, ok, warning
 from briter_worker.errors import FailureCode, FixableError, PublishError
+from briter_worker.git.push import sign_commit
+from briter_worker.git.run import Git
 from briter_worker.status import PULL_COMMAND
-from briter_worker.wiring import open_repository
+from briter_worker.wiring import open_database, open_repository, signer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from briter_worker.doctor.finding import Finding
+    from briter_worker.cluster.sites import Site
+    from briter_worker.doctor import Finding
     from briter_worker.git.repository import Repository
     from briter_worker.settings import Settings
 
-_MIN_GIT = (2, 36)
+_MIN_GIT = (2, 38)
+_ASKED = "can be reached, and git may push; rules that the host applies to a real push were not asked"
 _MAX_TIMEOUT_MS = 30_000
 """A person is waiting, so a remote that hangs has less time than in a publication."""
 
@@ -30,7 +36,7 @@ _MAX_TIMEOUT_MS = 30_000
 def examine(settings: Settings) -> Iterator[Finding]:
     """Yield the findings about the repository, as far as each check allows the next."""
     if shutil.which("git") is None:
-        yield error("git", "git was not found", "install git 2.36 or newer")
+        yield error("git", "git was not found", "install git 2.38 or newer")
         return
     timeout = min(settings.git_timeout_ms, _MAX_TIMEOUT_MS)
     repository = open_repository(settings.model_copy(update={"git_timeout_ms": timeout}))
@@ -40,6 +46,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     if worktree.state is State.ERROR:
         return
     yield attempt("git", lambda: _check_version(repository), f"git is {_MIN_GIT[0]}.{_MIN_GIT[1]} or newer")
+    yield from _check_signing(settings, repository.git.common_dir)
     yield attempt("ownership", repository.check_owner, "git trusts the repository's owner")
     yield attempt("branch", repository.check_branch, f"{repository.branch} is checked out")
     yield attempt("unfinished", repository.check_under_way, "no merge or rebase is under way")
@@ -64,10 +71,31 @@ def _check_worktree(repository: Repository) -> None:
 
 
 def _check_version(repository: Repository) -> None:
-    version = repository.git.version()
+    version = repository.git.run("version", discover=True).decode().strip()
     found = re.search(r"(\d+)\.(\d+)", version)
     if found is None or (int(found[1]), int(found[2])) < _MIN_GIT:
-        raise PublishError(FailureCode.GIT_MISSING, f"{version} is too old", "install git 2.36 or newer")
+        raise PublishError(FailureCode.GIT_MISSING, f"{version} is too old", "install git 2.38 or newer")
+
+
+def _check_signing(settings: Settings, folder: Path) -> Iterator[Finding]:
+    """Sign a commit in a repository of its own, if commits are to be signed."""
+    if (signer := signer_of(settings)) is None:
+        return
+
+    def sign() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="signing-", dir=folder) as place:
+            timeout = min(settings.git_timeout_ms, _MAX_TIMEOUT_MS) / 1000
+            git = Git(None, git_dir=Path(place, "test.git"), remote="origin", timeout=timeout, signer=signer)
+            with closing(git):
+                git.run(
+                    "init", "--quiet", "--bare", "--template=", str(Path(place, "test.git")), discover=True
+                )
+                tree = git.run("hash-object", "-t", "tree", "-w", "--stdin").decode().strip()
+                sign_commit(git, tree, "", [b"Doctor <doctor@localhost> 0 +0000"] * 2, b"Test")
+
+    message = f"commits are signed ({signer.format}) with {signer.key}; a test commit was signed"
+    yield attempt("signing", sign, message)
 
 
 def _check_folders(settings: Settings, repository: Repository) -> Iterator[Finding]:
@@ -129,7 +157,7 @@ def _check_local_commits(repository: Repository) -> Iterator[Finding]:
     try:
         commits = repository.local_commits()
     except PublishError as failure:
-        yield from_failure("local-commits", failure)
+        yield error("local-commits", failure.message, failure.fix or "see the message")
         return
     if commits:
         sha, subject = commits[0]
@@ -142,23 +170,22 @@ def _check_local_commits(repository: Repository) -> Iterator[Finding]:
 def _check_remote(repository: Repository) -> Finding:
     """Ask for a push without making it: network, host key, credentials and permission in one."""
     branch, remote = repository.branch, repository.remote
-    try:
+
+    def ask() -> str:
         repository.check_push_address()
         repository.check_remote()
         theirs = repository.remote_tip()
-        ours = repository.ref(repository.branch_ref) or ""
         seen = repository.ref(repository.pushed_ref) or repository.ref(repository.tracking_ref)
         if theirs is None and seen is not None:
             raise repository.no_branch_error()
-        ask_push(repository, ours, expected=theirs or "")
-    except (PublishError, FixableError) as failure:
-        return from_failure("remote", failure)
-    if theirs is None:
+        ask_push(repository, repository.ref(repository.branch_ref) or "", expected=theirs or "")
+        return f"{branch} of {remote} {_ASKED}" if theirs else ""
+
+    finding = attempt("remote", ask)
+    if finding.state is State.OK and not finding.message:
         message = f"{remote} has no branch {branch} yet; the first publication creates it"
         return warning("remote", message, f"git push {remote} {branch}")
-    is_ahead = theirs not in {ours, seen}
-    more = "; it has new commits, on which the next publication is built" if is_ahead else ""
-    return ok("remote", f"{branch} of {remote} can be pushed to{more}")
+    return finding
 
 
 def ask_push(repository: Repository, commit: str, *, expected: str) -> None:
@@ -169,3 +196,51 @@ def ask_push(repository: Repository, commit: str, *, expected: str) -> None:
         *("--", repository.remote, f"{commit}:{repository.branch_ref}"),
         what="the remote would refuse a push",
     )
+
+
+# --- a cluster
+
+
+def examine_cluster(settings: Settings) -> Iterator[Finding]:
+    """Yield the findings about a cluster; without a site, those that concern all sites."""
+    database = open_database(settings)
+    reached = attempt("database", database.check, "it can be reached and fits this program")
+    yield reached
+    if reached.state is State.ERROR:
+        return
+    from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
+
+    if nodes := sites.count_nodes(database):
+        yield ok("hosts", f"{nodes} nodes are running")
+    else:
+        yield warning("hosts", "no node is running", "start briter-worker run on a node")
+    if not settings.site:
+        yield from _check_signing(settings, settings.cache_root)
+        return
+    try:
+        site = sites.get(database, settings.site)
+        own = sites.settings_of(site, settings)
+    except FixableError as problem:
+        yield error("site", problem.message, problem.fix)
+        return
+    if site.paused is not None:
+        yield warning("site", f"{site.name} is paused", f"briter-worker site resume {site.name}")
+    else:
+        yield ok("site", f"{site.name} publishes {', '.join(own.folders)} to {site.branch}")
+    yield from _check_signing(own, settings.cache_root)
+    message = f"{site.branch} of {site.remote} {_ASKED}"
+    yield attempt("remote", lambda: _ask_site_remote(site, own), message)
+
+
+def _ask_site_remote(site: Site, settings: Settings) -> None:
+    from briter_worker.git.clone import open_clone  # noqa: PLC0415 - the extra [postgres]
+
+    with open_clone(
+        settings.cache_root / site.name,
+        url=site.remote,
+        branch=site.branch,
+        credentials=site.credentials,
+        timeout=settings.git_timeout_ms / 1000,
+    ) as repository:
+        tip = repository.fetch()
+        ask_push(repository, tip, expected=tip)

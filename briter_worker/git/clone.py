@@ -6,13 +6,11 @@ damaged, of another address or too large is made anew, and nothing in it waits f
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import shlex
 import shutil
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +25,8 @@ from briter_worker.redaction import conceal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from briter_worker.git.environment import Signer
+
 REMOTE = "origin"
 _FORMAT = "3"
 _MARK = "briter/clone"
@@ -34,6 +34,8 @@ _MAX_PACKS = 100
 """Each publication and each fetch adds one; rolling them up is not worth the time of a new clone."""
 _LOCK_WAIT_S = 1.0
 _DAMAGED = frozenset({FailureCode.CORRUPT, FailureCode.NOT_A_REPOSITORY, FailureCode.LOCKED})
+_sound: set[Path] = set()
+"""Clones that this process has found complete."""
 _NO_BRANCH = re.compile(r"Remote branch .* not found")
 
 
@@ -45,7 +47,7 @@ def open_clone(
     branch: str,
     credentials: Mapping[str, str] | None,
     timeout: float,
-    pass_fds: tuple[int, ...] = (),
+    signer: Signer | None = None,
 ) -> Iterator[Repository]:
     """Lock the site's clone in `folder`, make it where needed, and yield it; end its git on leaving.
 
@@ -54,59 +56,37 @@ def open_clone(
     """
     access = open_access(url, credentials)
     conceal_secrets([(f"remote.{REMOTE}.url", url)])
-    lock = _lock(folder)
+    place = folder / "clone.git"
     git = Git(
-        None,
-        git_dir=folder / "clone.git",
-        remote=REMOTE,
-        timeout=timeout,
-        pass_fds=(*pass_fds, lock),
-        access=access,
-        durable=False,
+        None, git_dir=place, remote=REMOTE, timeout=timeout, access=access, durable=False, signer=signer
     )
     repository = Repository(git, branch=branch, remote=REMOTE)
     try:
-        try:
-            _prepare(repository, folder / "clone.git", url)
-        except OSError as error:
-            raise PublishError.from_os(f"the clone in {folder} cannot be used", error) from error
-        yield repository
+        with _naming(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A process that another thread is just starting has a copy of the lock for a moment.
+        with git.locked(folder / "lock", _LOCK_WAIT_S):
+            try:
+                with _naming(folder):
+                    _prepare(repository, place, url)
+                _sound.add(place)
+                yield repository
+            finally:
+                git.abort()
+                if git.failures & _DAMAGED:
+                    _sound.discard(place)
+                    with suppress(OSError):  # so that the clone is made anew when it is opened next
+                        (place / _MARK).unlink()
     finally:
         git.close()
-        if git.failures & _DAMAGED:
-            discard_clone(folder)
-        os.close(lock)
 
 
-def discard_clone(folder: Path) -> None:
-    """Have the site's clone made anew when it is opened next."""
-    with suppress(OSError):
-        (folder / "clone.git" / _MARK).unlink()
-
-
-def _lock(folder: Path) -> int:
-    """Hold the folder by the kernel's lock, which the drain's git inherits; return the descriptor."""
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        yield
     except OSError as error:
         raise PublishError.from_os(f"the clone in {folder} cannot be used", error) from error
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # A process that another thread is just starting has a copy of the lock for a moment.
-            if time.monotonic() < deadline:
-                time.sleep(_LOCK_WAIT_S / 50)
-                continue
-            os.close(descriptor)
-            raise PublishError(
-                FailureCode.LOCKED,
-                f"the clone in {folder} is in use by a process that has not ended",
-                "none needed: the worker tries again; if it lasts, end the git commands left on this node",
-            ) from None
-        return descriptor
 
 
 def _prepare(repository: Repository, place: Path, url: str) -> None:
@@ -130,7 +110,9 @@ def _is_usable(repository: Repository, place: Path, mark: str) -> bool:
         if (place / _MARK).read_text() != mark or not (place / "config").is_file() or packs > _MAX_PACKS:
             return False
         tip = repository.ref(repository.pushed_ref)
-        return tip is not None and repository.git.attempt("cat-file", "-e", f"{tip}^{{tree}}")[0] == 0
+        if tip is None or place in _sound:
+            return tip is not None
+        return repository.git.attempt("cat-file", "-e", f"{tip}^{{tree}}")[0] == 0
     except (OSError, ValueError, PublishError):
         return False
 

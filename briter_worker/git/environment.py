@@ -1,7 +1,14 @@
-"""Build the environment of git: settings that hold, whatever the site's configuration says."""
+"""The environment of git: settings that hold, whatever the site's configuration says; and its secrets.
+
+`redaction` knows what some secrets look like. This module knows what they are: a password with a slash in it,
+or a token in the path of a URL, looks like anything.
+"""
 
 from __future__ import annotations
 
+import base64
+import html
+import math
 import os
 import re
 import shlex
@@ -9,17 +16,19 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, quote, unquote
 
-from briter_worker.git.config_secrets import find_secrets
+from git.config import get_config_path
+
 from briter_worker.redaction import conceal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK"),
-    *("LANG", "LC_CTYPE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE"),
+    *("GNUPGHOME", "LANG", "LC_CTYPE", "SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE"),
     *(*_PROXIES, "no_proxy", "NO_PROXY"),
 )
 _SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
@@ -29,6 +38,26 @@ _CLOSE_AND_RUN = (
     """os.execv('/bin/sh',['sh','-c',sys.argv[2]+' "$@"','sh',*sys.argv[3:]])"""
 )
 """A POSIX shell cannot close a descriptor of two digits."""
+
+_KEYS = re.compile(
+    r"((remote|lfs)\.(.*\.)?(lfs)?(push)?url|(remote|http)\.(.*\.)?proxy|url\..*\.(push)?insteadof"
+    r"|http\.(.*\.)?extraheader|credential\.(.*\.)?helper)",
+    re.DOTALL,
+)
+"""Keys with a URL in their value or between their dots, and those of headers and credential helpers."""
+_MIN_LENGTH = 4
+"""A shorter secret is hidden together with its user only: alone it is part of too many words."""
+_NOT_SECRET = frozenset(
+    {"git", "token", "oauth2", "x-access-token", "x-token-auth", "x-oauth-basic", "gitlab-ci-token", "user"}
+    | {"http", "https", "main", "origin", "anonymous", "private", "basic", "bearer"}
+)
+_RANDOM_LENGTH = 16
+_HOST = re.compile(r"(?:\[[0-9a-f:.]+\]|localhost|[\w-]+(?:\.[\w-]+)+)(?::\d*)?", re.IGNORECASE)
+_SCP_STYLE = re.compile(r"(?P<userinfo>[^/@]+)@(?P<host>\[[^\]/]+\]|[^/:@\[\]]+):")
+_PASSWORD = re.compile(r"(?:pass\w*|token|secret)\s*[=:]\s*[\"']?([^\s;&\"']+)", re.IGNORECASE)
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_RACY_S = 1.0
+"""A file that is younger may change once more without another time."""
 
 Setting = tuple[str, str]
 """A key of git's configuration, and its value."""
@@ -41,6 +70,43 @@ class RemoteAccess:
     settings: tuple[Setting, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     ssh_options: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Key and format of the commits' signatures. `key` is a path, a `key::` literal, or the id of a key."""
+
+    key: str
+    format: str = "ssh"
+
+    def options(self, folder: Path) -> list[str]:
+        """Return git's options; `folder` keeps the wrapper that stops gpg from asking for a passphrase."""
+        program = _SIGNERS[self.format]
+        if self.format != "ssh":
+            wrapper = folder / program
+            text = _WRAPPER.format(program=program)
+            if not wrapper.is_file() or wrapper.read_text() != text:
+                partial = wrapper.with_suffix(".tmp")
+                partial.write_text(text)
+                partial.chmod(0o700)
+                partial.replace(wrapper)
+            program = str(wrapper)
+        return ["-c", f"gpg.format={self.format}", "-c", f"gpg.{self.format}.program={program}"]
+
+    def report(self, folder: Path) -> str:
+        """Return what the last gpg printed: git 2.38 does not pass its errors on."""
+        try:
+            return (folder / f"{_SIGNERS[self.format]}.log").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+
+_SIGNERS = {"ssh": "ssh-keygen", "openpgp": "gpg", "x509": "gpgsm"}
+_WRAPPER = """\
+#!/bin/sh
+{program} --batch --no-tty --pinentry-mode=error "$@" 2>"$0.log"; status=$?; cat "$0.log" >&2; exit $status
+"""
+"""In this mode, gpg's agent uses a passphrase that it knows, and opens no window for another one."""
 
 
 def build_environment(
@@ -151,10 +217,47 @@ def _without(fds: Sequence[int], command: str) -> str:
     return f"exec {shlex.join(closing)}"
 
 
-def parse_settings(listed: bytes) -> list[Setting]:
-    """Return the settings that `git config --null --list` printed; a key without a value is true."""
-    pairs = (each.partition("\n") for each in os.fsdecode(listed).split("\0") if each)
-    return [(key, value if given else "true") for key, given, value in pairs]
+class Configuration:
+    """Git's configuration in one place, and whether the files still are what it was read from."""
+
+    def __init__(self, listed: bytes, place: Path, began: float) -> None:
+        """Take what `git config --null --list --show-origin` printed, started at `began`."""
+        fields = os.fsdecode(listed).split("\0")[:-1]
+        self.settings: list[Setting] = []
+        levels = (get_config_path(level) for level in ("system", "global", "user"))
+        files = dict.fromkeys([f"{place}/config", f"{place}/.git/config", *levels])
+        for origin, text in zip(fields[::2], fields[1::2], strict=True):
+            kind, _, file = origin.partition(":")
+            key, given, value = text.partition("\n")
+            if kind == "file":
+                self.settings.append((key, value if given else "true"))
+                files[str(place / file)] = None
+        self._files = tuple(map(Path, files))
+        self._state = _file_states(self._files, before=began)
+
+    def is_current(self) -> bool:
+        """Return False if a file may have changed since, or if one could be included that did not exist."""
+        if any(
+            key.startswith(("include.", "includeif.", "extensions.worktreeconfig"))
+            for key, _ in self.settings
+        ):
+            return False
+        return self._state is not None and self._state == _file_states(self._files)
+
+
+def _file_states(files: Iterable[Path], before: float = math.inf) -> list[tuple[int, int, int]] | None:
+    """Return what changes with each file; None if one of them is not older than that."""
+    found = []
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:
+            found.append((0, 0, 0))
+            continue
+        if status.st_mtime > before - _RACY_S:
+            return None
+        found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return found
 
 
 def normalize_key(key: str) -> str:
@@ -173,3 +276,70 @@ def conceal_secrets(settings: Iterable[Setting]) -> None:
     """Hide the secrets that git's configuration and the proxy variables hold, in every text from now on."""
     proxies = [("http.proxy", os.environ[name]) for name in _PROXIES if name in os.environ]
     conceal(find_secrets([*settings, *proxies]))
+
+
+def find_secrets(settings: Iterable[Setting]) -> frozenset[str]:
+    """Return every spelling of each secret that these settings hold."""
+    found: set[str] = set()
+    for key, value in settings:
+        if not _KEYS.fullmatch(key):
+            continue
+        middle, _, name = key.partition(".")[2].rpartition(".")
+        found.update(_in_url(middle))
+        if name == "extraheader":
+            found.update(value.partition(":")[2].split())
+        elif name == "helper":
+            found.update(_PASSWORD.findall(value))
+        else:
+            found.update(_in_url(value))
+    spelt = {
+        spelling
+        for secret in found
+        for plain in (secret, unquote(secret))
+        for spelling in (plain, quote(plain, safe=""), quote(plain), html.escape(plain))
+    }
+    return frozenset(each for each in spelt if len(each) >= _MIN_LENGTH and each.lower() not in _NOT_SECRET)
+
+
+def _in_url(url: str) -> Iterator[str]:
+    """Yield the secrets of a URL, or of an scp-style address; the path of a file holds none."""
+    scheme, given, rest = url.partition("://")
+    if not given:
+        if address := _SCP_STYLE.match(url):
+            yield from _in_userinfo(address["userinfo"], lone_user=False)
+        return
+    if scheme.endswith("file"):
+        return
+    # A password may hold any character, the @ that ends it, too.
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    userinfo, given, host = authority.rpartition("@")
+    if not _HOST.fullmatch(host):
+        userinfo, given, _ = rest.rpartition("@")
+    yield from _in_userinfo(userinfo, lone_user=not scheme.endswith("ssh"))
+    place, *more = re.split("[?#]", rest[len(userinfo + given) :])
+    yield from filter(_is_random, (part.removesuffix(".git") for part in place.split("/")[1:]))
+    for part in more:
+        yield part
+        yield from (value for _, value in parse_qsl(part))
+
+
+def _in_userinfo(userinfo: str, *, lone_user: bool) -> Iterator[str]:
+    """Yield its secrets. `lone_user`: a user without a password is one, as some hosts take a token there."""
+    user, given, password = userinfo.partition(":")
+    secrets = [password] if password else []
+    if _is_random(user) or (lone_user and not given) or (given and password in {"", "x", "x-oauth-basic"}):
+        secrets.append(user)
+    for secret in secrets:
+        for each in (secret, unquote(secret)):  # and the parts: another reader may take one for a host
+            yield from (each, *re.split("[/:@?#]", each))
+    if given:
+        yield userinfo
+        # As in a header. The end of the base64 text depends on what follows, so it is left out.
+        yield base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode().rstrip("=")
+
+
+def _is_random(text: str) -> bool:
+    """Return True if the text looks generated: letters and digits in one long piece."""
+    longest = max(re.split("[-_.~]", text), key=len)
+    mixed = re.search(r"\d", longest) and re.search("[A-Za-z]", longest)
+    return bool(_UUID.fullmatch(text)) or len(longest) >= (_RANDOM_LENGTH if mixed else 2 * _RANDOM_LENGTH)

@@ -1,62 +1,45 @@
-"""Open a work tree's folders and files part by part, without ever following a link."""
+"""What declared paths stand for: in a work tree, opened without ever following a link, and in a commit."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-import time
-from contextlib import contextmanager, suppress
+from bisect import bisect_left
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from briter_worker.allowlist import PathRefusedError
+from briter_worker.allowlist import PathRefusedError, is_inside, parents
 from briter_worker.errors import OS_FIXES, FailureCode, PublishError, os_error_fix, os_error_text
+from briter_worker.git.repository import FOLDER, SUBMODULE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
+    from briter_worker.errors import Failure
+    from briter_worker.git.push import File
+    from briter_worker.git.repository import Entry, Repository
 
 _MAX_OPEN = 64
-_NOT_NAMES = frozenset({"", ".", ".."})
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_ACCESS = frozenset({errno.EACCES, errno.EPERM})
 """Says something about one file; any other error that has a fix says something about the machine."""
-TRIES = 5
-PAUSE_S = 0.02
 _PIECE = 1 << 20
 
-
-class Stamp(NamedTuple):
-    """Distinguishes the states of a file."""
-
-    inode: int
-    size: int
-    modified_ns: int
-    changed_ns: int
-    mode: int
-
-
-class Refused(Exception):  # noqa: N818 - a decision, not an error
-    """Refuse to publish what lies at a path. `reason` says why, and what to do."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
-
-    @classmethod
-    def for_mode(cls, mode: int) -> Refused:
-        """Return the refusal of what is neither a file nor a folder."""
-        if stat.S_ISLNK(mode):
-            return cls("it is, or is below, a symbolic link; put the file itself there")
-        return cls("it is no regular file; put a regular file there")
+_SUBMODULE = "it is inside a nested repository (a submodule)"
+Stamp = tuple[int, ...]
+"""Distinguishes the states of a file."""
 
 
 class Folders:
-    """Folders of one work tree, kept open during a batch. Close it afterwards."""
+    """Folders of one work tree, kept open during a batch. Close it afterwards.
+
+    Every method raises PathRefusedError for a link, a special file, a nested repository or a way out.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -70,8 +53,7 @@ class Folders:
     def open(self, folder: str) -> int:
         """Return the descriptor of a folder, valid until the next call.
 
-        Raises Refused for a link, a special file, a nested repository or a way out of the work tree;
-        FileNotFoundError or NotADirectoryError where there is no such folder.
+        Raises FileNotFoundError or NotADirectoryError where there is no such folder.
         """
         if not folder:
             return self._root
@@ -79,28 +61,18 @@ class Folders:
         if known is not None:
             return known
         parent, _, name = folder.rpartition("/")
-        if name in _NOT_NAMES:
-            raise Refused("it has an empty part, or a part . or .., in it; write it in full")
+        if name in ("", ".", ".."):
+            raise PathRefusedError(folder, "it has an empty part, or a part . or .., in it; write it in full")
         fd = _open_at(self.open(parent), name, _FOLDER)
         try:
             _check_folder(fd, folder)
-        except Refused:
+        except PathRefusedError:
             os.close(fd)
             raise
         if len(self._open) >= _MAX_OPEN:
             self._close_all()
         self._open[folder] = fd
         return fd
-
-    def make(self, folder: str) -> int:
-        """Return the descriptor as `open`, and create what is missing on the way."""
-        try:
-            return self.open(folder)
-        except FileNotFoundError:
-            parent, _, name = folder.rpartition("/")
-            with suppress(FileExistsError):
-                os.mkdir(name, dir_fd=self.make(parent))
-            return self.open(folder)
 
     def mode(self, path: str) -> int | None:
         """Return the `st_mode` of what is at the path, a link itself; None where nothing is."""
@@ -111,18 +83,18 @@ class Folders:
             return None
 
     def stamp(self, path: str) -> Stamp | None:
-        """Return the state of a file; None where no regular file is."""
+        """Return the state of a file; None where no regular file can be seen."""
         parent, _, name = path.rpartition("/")
         try:
             status = os.stat(name, dir_fd=self.open(parent), follow_symlinks=False)
-        except (OSError, Refused):
+        except (OSError, PathRefusedError):
             return None
         return stamp_of(status) if stat.S_ISREG(status.st_mode) else None
 
     def list(self, folder: str) -> list[tuple[str, int]]:
-        """Return the names and kinds (`st_mode`) of what a folder holds."""
+        """Return the names and kinds (`st_mode`) of what a folder holds, sorted."""
         with os.scandir(self.open(folder)) as entries:
-            return [(entry.name, _kind(entry)) for entry in entries]
+            return sorted((entry.name, _kind(entry)) for entry in entries)
 
     @contextmanager
     def file(self, path: str) -> Iterator[int]:
@@ -134,22 +106,10 @@ class Folders:
             if stat.S_ISDIR(mode):
                 raise IsADirectoryError(errno.EISDIR, "a folder took its place meanwhile", name)
             if not stat.S_ISREG(mode):
-                raise Refused.for_mode(mode)
+                raise _refusal(path, mode)
             yield fd
         finally:
             os.close(fd)
-
-    def read(self, path: str, max_bytes: int) -> tuple[bytes, os.stat_result]:
-        """Read a file that holds still. Raises PublishError when it is too large or keeps changing."""
-        for _ in range(TRIES):
-            with self.file(path) as fd:
-                before = os.fstat(fd)
-                check_size(path, before.st_size, max_bytes)
-                content = b"".join(read_pieces(fd, before.st_size + 1))
-                if stamp_of(os.fstat(fd)) == stamp_of(before) and len(content) == before.st_size:
-                    return content, before
-            time.sleep(PAUSE_S)
-        raise changing(path)
 
     def _close_all(self) -> None:
         for fd in self._open.values():
@@ -157,9 +117,34 @@ class Folders:
         self._open.clear()
 
 
+class Tree:
+    """The part of a commit's tree at and below some paths."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self.get = entries.get
+        self._paths = sorted(path for path, entry in entries.items() if entry.mode != FOLDER)
+
+    def below(self, folder: str) -> Iterator[str]:
+        """Yield every file, link and submodule below the folder."""
+        at = bisect_left(self._paths, f"{folder}/")
+        while at < len(self._paths) and self._paths[at].startswith(f"{folder}/"):
+            yield self._paths[at]
+            at += 1
+
+    def is_in_submodule(self, path: str) -> bool:
+        """Return True if the path is a submodule, or inside one."""
+        entries = (self.get(each) for each in (*parents(path), path))
+        return any(entry is not None and entry.mode == SUBMODULE for entry in entries)
+
+    def file_above(self, path: str) -> str | None:
+        """Return the parent of the path that is no folder, if there is one."""
+        above = (each for each in parents(path) if (entry := self.get(each)) and entry.mode != FOLDER)
+        return next(above, None)
+
+
 @dataclass(slots=True)
-class Expansion:
-    """What the declared paths of one job stand for in a work tree."""
+class Staged:
+    """What the declared paths of one job stand for in a work tree, and what they change on a commit."""
 
     places: dict[str, str] = field(default_factory=dict)
     """The safe path of each declared path that the allowlist accepts."""
@@ -172,58 +157,125 @@ class Expansion:
     """Reasons, by declared path, or by the path below a declared folder."""
     closed: list[str] = field(default_factory=list)
     """Those below a declared folder: what the branch has there stays."""
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Reasons for what is silently left out below a declared folder: what the branch has there stays."""
+    gone: dict[str, None] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    """Declared paths that are neither in the work tree nor in the commit."""
+    withheld: dict[str, float] = field(default_factory=dict)
+    """Files that scheduled jobs declare, and the time they are scheduled for."""
+    changes: dict[str, File | None] = field(default_factory=dict)
+    """By path, deletions (None) first. A file without content has its blob in the repository."""
+    unchanged: dict[str, str | None] = field(default_factory=dict)
+    """The blobs of paths that came with the request and are what the tip has; empty for a work tree."""
+    uses_lfs: bool = False
+    failure: Failure | None = None
+    """Set when this request alone cannot be published."""
 
-
-def expand_paths(folders: Folders, allowlist: Allowlist, declared: Collection[str]) -> Expansion:
-    """Find the files that the declared paths stand for. Raises PublishError for an unreadable folder."""
-    found = Expansion()
-    for each in declared:
+    def expand(self, folders: Folders, allowlist: Allowlist, declared: str) -> None:
+        """Add the files that a declared path stands for. Raises PublishError for an unreadable folder."""
         try:
-            path = found.places[each] = allowlist.resolve(each)
+            path = self.places[declared] = allowlist.resolve(declared)
             mode = folders.mode(path)
             if mode is None:
-                found.absent.append(path)
+                self.absent.append(path)
             elif stat.S_ISDIR(mode):
-                _expand_folder(folders, allowlist, path, found)
-                found.folders.append(path)
+                allowlist.resolve(f"{path}/")
+                self._expand_folder(folders, allowlist, path)
+                self.folders.append(path)
             elif stat.S_ISREG(mode):
-                found.files[path] = None
+                self.files[path] = None
             else:
-                raise Refused.for_mode(mode)
-        except (PathRefusedError, Refused) as refusal:
-            found.rejected[each] = refusal.reason
+                raise _refusal(path, mode)
+        except PathRefusedError as refusal:
+            self.rejected[declared] = refusal.reason
         except OSError as error:
-            raise unreadable(each, error) from error
-    return found
+            raise unreadable(declared, error) from error
 
-
-def _expand_folder(folders: Folders, allowlist: Allowlist, top: str, found: Expansion) -> None:
-    todo = [top]
-    while todo:
-        folder = todo.pop()
-        try:
-            listing = folders.list(folder)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except Refused as refusal:
-            if folder == top:
-                raise
-            found.rejected[folder] = refusal.reason
-            found.closed.append(folder)
-            continue
-        for name, mode in sorted(listing):
-            path = f"{folder}/{name}"
+    def _expand_folder(self, folders: Folders, allowlist: Allowlist, top: str) -> None:
+        todo = [top]
+        while todo:
+            folder = todo.pop()
             try:
-                allowlist.resolve(path)
-                if stat.S_ISDIR(mode):
-                    todo.append(path)
-                elif stat.S_ISREG(mode):
-                    found.files[path] = None
-                else:
-                    raise Refused.for_mode(mode)
-            except (PathRefusedError, Refused) as refusal:
-                found.rejected[path] = refusal.reason
-                found.closed.append(path)
+                listing = folders.list(folder)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except PathRefusedError as refusal:
+                if folder == top:
+                    raise
+                self._close(folder, refusal)
+                continue
+            for name, mode in listing:
+                path = f"{folder}/{name}"
+                if reason := allowlist.exclusion(f"{path}/" if stat.S_ISDIR(mode) else path):
+                    self.ignored[path] = reason
+                    continue
+                try:
+                    allowlist.resolve(path)
+                    if stat.S_ISDIR(mode):
+                        todo.append(path)
+                    elif stat.S_ISREG(mode):
+                        self.files[path] = None
+                    else:
+                        raise _refusal(path, mode)
+                except PathRefusedError as refusal:
+                    self._close(path, refusal)
+
+    def _close(self, path: str, refusal: PathRefusedError) -> None:
+        self.rejected[path] = refusal.reason
+        self.closed.append(path)
+
+    def compare(self, tree: Tree, allowlist: Allowlist) -> None:
+        """Find what the commit has and the work tree has not; what is refused there stays."""
+        for path in [path for path in self.files if tree.is_in_submodule(path)]:
+            del self.files[path]
+            self.rejected[path] = _SUBMODULE
+        for declared, place in self.places.items():
+            if tree.is_in_submodule(place):
+                self.rejected[declared] = _SUBMODULE
+            if declared in self.rejected:
+                continue
+            if place in self.absent and tree.get(place) is None:
+                self.missing.append(place)
+            closed = [path for path in self.closed if is_inside(place, path)]
+            for path in (place, *tree.below(place)):
+                entry = tree.get(path)
+                is_here = path in self.files or any(is_inside(each, path) for each in closed)
+                if is_here or entry is None or entry.mode in (FOLDER, SUBMODULE):
+                    continue
+                if allowlist.exclusion(path):
+                    continue
+                try:
+                    allowlist.resolve(path)
+                    self.gone[path] = None
+                except PathRefusedError as refusal:
+                    self.rejected[path] = refusal.reason
+
+    def withhold(self, scheduled: Mapping[str, float]) -> None:
+        """Leave out what scheduled jobs declare, unless a declared path is more specific."""
+        places = set(self.places.values())
+        for paths in (self.files, self.gone):
+            for path in list(paths) if scheduled else ():
+                lineage = (path, *reversed([*parents(path)]))
+                theirs = next((each for each in lineage if each in scheduled), None)
+                ours = next((each for each in lineage if each in places), "")
+                if theirs is not None and len(theirs) >= len(ours) and ours != path:
+                    self.withheld[path] = scheduled[theirs]
+                    del paths[path]
+
+    def is_rejected(self) -> bool:
+        """Return True if nothing that the request declares may be published."""
+        return all(each in self.rejected or path in self.rejected for each, path in self.places.items())
+
+
+def read_tree(repository: Repository, commit: str, places: set[str]) -> dict[str, Entry]:
+    """Return what the commit has at, above and below these paths."""
+    wanted = {*places, *(each for path in places for each in parents(path))}
+    entries = repository.entries(commit, wanted)
+    folders = [path for path in places if path in entries and entries[path].mode == FOLDER]
+    if folders:
+        entries |= repository.entries_below(commit, folders, with_folders=True)
+    return entries
 
 
 def unreadable(path: str, error: OSError | MemoryError) -> PublishError:
@@ -235,12 +287,6 @@ def unreadable(path: str, error: OSError | MemoryError) -> PublishError:
     code = FailureCode.DISK if is_of_machine else FailureCode.UNSETTLED
     reason = os_error_text(error, with_path=False)
     return PublishError(code, f"{path} cannot be read: {reason}", os_error_fix(error))
-
-
-def changing(path: str) -> PublishError:
-    """Return the failure of one job whose file does not hold still."""
-    fix = "write it elsewhere, then rename"
-    return PublishError(FailureCode.UNSETTLED, f"{path} keeps changing while it is read", fix)
 
 
 def check_size(path: str, size: int, max_bytes: int) -> None:
@@ -262,7 +308,14 @@ def read_pieces(fd: int, size: int) -> Iterator[bytes]:
 
 def stamp_of(status: os.stat_result) -> Stamp:
     """Return the state of a file."""
-    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode)
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode)
+
+
+def _refusal(path: str, mode: int) -> PathRefusedError:
+    """Return the refusal of what is neither a file nor a folder."""
+    if stat.S_ISLNK(mode):
+        return PathRefusedError(path, "it is, or is below, a symbolic link; put the file itself there")
+    return PathRefusedError(path, "it is no regular file; put a regular file there")
 
 
 def _open_at(folder: int, name: str, flags: int) -> int:
@@ -271,18 +324,19 @@ def _open_at(folder: int, name: str, flags: int) -> int:
     except OSError:
         mode = _mode_at(folder, name)
         if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise Refused.for_mode(mode) from None
+            raise _refusal(name, mode) from None
         raise
 
 
 def _check_folder(fd: int, folder: str) -> None:
     bare = ("HEAD", "objects", "refs")
     if _mode_at(fd, ".git") is not None or all(_mode_at(fd, name) is not None for name in bare):
-        raise Refused("it is inside a nested repository; publish it from there")
+        raise PathRefusedError(folder, "it is inside a nested repository; publish it from there")
     for rules in (".gitignore", ".gitattributes"):
         mode = _mode_at(fd, rules)
         if mode is not None and stat.S_ISFIFO(mode):
-            raise Refused(f"{folder}/{rules} is a pipe, on which git would wait for ever; remove it")
+            reason = f"{folder}/{rules} is a pipe, on which git would wait for ever; remove it"
+            raise PathRefusedError(folder, reason)
 
 
 def _mode_at(folder: int, name: str) -> int | None:

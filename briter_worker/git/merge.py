@@ -2,28 +2,39 @@
 
 An edit knows its base, the version that its author started from. Where the tree still has the base, the
 edit is taken as it is. Where both sides changed a file, their lines are merged. Overlapping lines are a
-conflict of that one request.
+conflict of that one request, whose version is kept on a branch of the remote.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 import tempfile
-from dataclasses import dataclass, field
+import uuid
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from briter_worker.allowlist import parents
+from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.git import messages
-from briter_worker.git.commits import File, blob_id
+from briter_worker.git.push import File, blob_id, move_side_branch, write_commits
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
-from briter_worker.git.staging import parents
+from briter_worker.ports import BaseVersion, Conflict, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from briter_worker.git.publisher import Item
+    from briter_worker.git.push import Person
     from briter_worker.git.repository import Entry, Repository
+    from briter_worker.ports import BaseVersions, Outcome, Request
 
 _MAX_CONFLICTS = 127
 """`git merge-file` exits with the number of conflicts, at most this one."""
+_MAX_NAME_BYTES = 100
+"""The name of a branch is a file's name on the remote, of at most 255 bytes."""
+_SAVE_AGAIN = "take the remote's changes over into the post, and save it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +64,6 @@ class Edit:
         return self.file.blob if self.file else None
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """What the edits of one request change on the tree, or the paths that conflict."""
-
-    files: dict[str, File | None] = field(default_factory=dict)
-    conflicts: tuple[str, ...] = ()
-
-
 class Merge:
     """Places requests on one commit's tree, one after another."""
 
@@ -84,8 +87,8 @@ class Merge:
         entry = self._entries.get(path)
         return None if entry is None or entry.mode == FOLDER else entry.blob
 
-    def place(self, edits: Sequence[Edit]) -> Placed:
-        """Return what the edits change. Nothing of a request that conflicts is placed."""
+    def place(self, edits: Sequence[Edit]) -> tuple[dict[str, File | None], list[str]]:
+        """Return what the edits change, and the paths that conflict: then nothing is placed."""
         files: dict[str, File | None] = {}
         conflicts: list[str] = []
         results: dict[str, tuple[Edit, File | None]] = {}
@@ -106,13 +109,13 @@ class Merge:
             if ours != theirs:
                 files[path] = ours
         if conflicts:
-            return Placed(conflicts=tuple(conflicts))
+            return {}, conflicts
         # Another request may bring the same edit. Merged with its own result, the edit could conflict with
         # itself, where neighbouring lines are alike.
         self._last.update(results)
         self._changed.update(files)
         self._filled.update(above for path, file in files.items() if file for above in parents(path))
-        return Placed(files)
+        return files, []
 
     def _current(self, path: str) -> File | None:
         if path in self._changed:
@@ -185,3 +188,142 @@ class Merge:
 
 class _ConflictError(Exception):
     """Both sides changed the same lines, or one of them the kind of file."""
+
+
+class Conflicts:
+    """Keeps the versions of posts that conflict on branches of the remote, until the conflicts are over.
+
+    A conflict is over when its path is published: with the author's answer, or after somebody has merged the
+    branch.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        store: BaseVersions,
+        identity: Person,
+        read: Callable[[str], bytes],
+    ) -> None:
+        self._repository = repository
+        self._store = store
+        self._identity = identity
+        self._read = read
+        self._open: dict[str, BaseVersion] = {}
+        """By path: the version that the author started from, and the conflicts."""
+        self._merged: set[str] = set()
+        """Commits of conflict branches that somebody has merged."""
+
+    def load(self, paths: Collection[str], tip: str) -> None:
+        """Read what is known of the paths' conflicts, as of the remote's `tip`."""
+        known = self._store.bases(paths) if paths else {}
+        self._open = {path: each for path, each in known.items() if each.conflicts}
+        kept = {each.commit for version in self._open.values() for each in version.conflicts.values()}
+        self._merged = {each for each in kept if each and self._repository.is_ancestor(each, tip)}
+
+    def rebase(self, edit: Edit, request: Request) -> Edit:
+        """Return the edit; if its path has an open conflict, with the base that follows from that.
+
+        Another content of the same post, saved after the conflict was recorded, is the author's answer to the
+        remote's version. What was saved without knowing of the conflict conflicts again.
+        """
+        if edit.path not in self._open:
+            return edit
+        start, conflicts = self._open[edit.path]
+        own, base = conflicts.get(request.slug), start
+        if own is not None and request.saved_at > own.recorded_at and edit.blob != own.ours:
+            base = own.theirs
+        base = next((each.ours for each in conflicts.values() if each.commit in self._merged), base)
+        return replace(edit, base=Base(base))
+
+    def settle(
+        self,
+        item: Item,
+        paths: Sequence[str],
+        merge: Merge,
+        *,
+        clock: Callable[[], float],
+        dry_run: bool,
+    ) -> Outcome:
+        """Return the failure of a request that conflicts; its version is kept, and remembered as such."""
+        message, fix = f"the remote changed {', '.join(paths)} in the same lines", _SAVE_AGAIN
+        if not dry_run:
+            try:
+                parent = self._find_parent(item, paths[0], merge.tip)
+                branch, commit = self._keep(item, parent, clock())
+                self._remember(item, paths, merge, Conflict(None, None, branch, commit, clock()))
+            except PublishError as error:  # other posts of the push are on the remote: none of them may fail
+                branch, parent = "", merge.tip
+                message = f"{message}; its version could not be kept ({error.message})"
+            where = f"on the branch {branch} of the remote" if branch else "where it was saved"
+            message = f"{message}; the post's version is {where}"
+            if branch and parent != merge.tip:  # else git would see no conflict, and drop theirs
+                remote, main = self._repository.remote, self._repository.branch
+                fix = (
+                    f"{fix}; or merge both: git fetch {remote} && git switch {main} && git merge --ff-only "
+                    f"{remote}/{main} && git merge {shlex.quote(f'{remote}/{branch}')}; resolve and commit; "
+                    f"git push {remote} {main}, then retry the post"
+                )
+        return item.outcome(Result.FAILED, failure=Failure(FailureCode.CONFLICT, message, fix))
+
+    def close(self, paths: Collection[str]) -> None:
+        """Forget the conflicts of paths that are published, and delete their branches. May be repeated."""
+        over = {path: self._open.pop(path) for path in paths if path in self._open}
+        kept = {(each.branch, each.commit) for base in over.values() for each in base.conflicts.values()}
+        for branch, commit in kept:
+            if branch:
+                move_side_branch(self._repository, "", branch, commit)
+        if over:
+            self._store.remember({path: BaseVersion(base.blob) for path, base in over.items()}, {})
+
+    def _keep(self, item: Item, parent: str, now: float) -> tuple[str, str | None]:
+        """Push the request's version as one commit on `parent`; return the branch, or nothing."""
+        repository, slug = self._repository, item.request.slug
+        merge = Merge(repository, parent, item.blobs, self._read)
+        files, _ = merge.place([replace(edit, base=None) for edit in item.edits])
+        if not files:
+            return "", None
+        ref = f"{repository.own_refs}/conflict/{uuid.uuid4().hex}"
+        commits = [item.commit(self._identity, now, files)]
+        (commit,) = write_commits(repository.git, commits, parent=parent, ref=ref, progress=lambda *_: None)
+        name = f"conflict/{_branch_name(slug)}"
+        own = [base.conflicts[slug] for base in self._open.values() if slug in base.conflicts]
+        candidates = {each.branch: each.commit for each in own if each.branch}
+        wanted = [*candidates.items(), (name, None), (f"{name}-{commit[:8]}", None)]
+        kept = (branch for branch, expect in wanted if move_side_branch(repository, ref, branch, expect))
+        branch = next(kept, "")
+        repository.update_refs((ref, None, None))
+        return branch, commit if branch else None
+
+    def _find_parent(self, item: Item, path: str, tip: str) -> str:
+        """Return the newest commit that has the version the author started from, or the tip."""
+        base = next((edit.base for edit in item.edits if edit.path == path), None)
+        if base is None or base.blob is None or self._repository.git.worktree is None:
+            return tip  # a bare clone has no history
+        out = self._repository.git.run(
+            *("--literal-pathspecs", "log", "-1", "--no-merges", "--format=%H %P"),
+            *(f"--find-object={base.blob}", tip, "--", path),
+        )
+        for commit in out.decode().split():
+            entry = self._repository.entries(commit, [path]).get(path)
+            if entry is not None and entry.blob == base.blob:
+                return commit
+        return tip
+
+    def _remember(self, item: Item, paths: Sequence[str], merge: Merge, new: Conflict) -> None:
+        slug, bases = item.request.slug, {edit.path: edit.base for edit in item.edits}
+        for path in paths:
+            base, theirs = bases[path], merge.tree_blob(path)
+            known = self._open.get(path, BaseVersion(base.blob if base else theirs))
+            own = known.conflicts.get(slug)
+            # The author who was told of this version before has seen it since.
+            at = own.recorded_at if own and own.theirs == theirs else new.recorded_at
+            conflict = new._replace(ours=item.blobs[path], theirs=theirs, recorded_at=at)
+            self._open[path] = BaseVersion(known.blob, {**known.conflicts, slug: conflict})
+        self._store.remember({path: self._open[path] for path in paths}, {})
+
+
+def _branch_name(slug: str) -> str:
+    """Return a slug as part of a branch's name: whatever git or a shell does not take becomes a dash."""
+    name = re.sub(r"[^\w/.-]+|\.\.+|/\.+|//+", "-", slug).strip("/.-")
+    name = re.sub(r"\.lock(?=/|$)", "-lock", name).encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+    return name.rstrip("/.-") or "post"

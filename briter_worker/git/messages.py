@@ -1,4 +1,4 @@
-"""Classify git's messages: the only module that reads them.
+"""Read and classify what git prints: the only module that does.
 
 Git reports most failures as text alone. Each row is a failure code, the fix, and the phrases that stand for
 them. The first match wins, so specific rows come first. Quoted names, URLs, paths and hosts are taken out
@@ -9,15 +9,17 @@ apart from what git wrote here, and is never taken for a fix.
 from __future__ import annotations
 
 import errno
+import os
 import re
+import selectors
 import signal
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from briter_worker.errors import OS_FIXES, FailureCode, PublishError
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable
 
 _C = FailureCode
 _ADDRESS = "check the remote's address: git remote -v, and that its server lets the worker push there"
@@ -52,23 +54,29 @@ _CAUSES = {
     "remote": (_C.REMOTE_REFUSED, _REPAIR),
     "login": (_C.REMOTE_REFUSED, "check what the remote's login prints: git ls-remote"),
     "branch": (_C.REMOTE_REFUSED, "allow the worker's key on the branch, or configure another branch"),
+    "signature": (
+        _C.REMOTE_REFUSED,
+        "sign the commits: BRITER_GIT_SIGNING_KEY, with a key that the host knows",
+    ),
     "content": (_C.REJECTED, _CHANGE),
+    "large": (_C.REJECTED, "make the post's files smaller, then save it again"),
     "index": (_C.CORRUPT, "rebuild the index: rm .git/index && git reset"),
     "config": (_C.CORRUPT, "correct that line of the file; git config --list names it"),
     "objects": (_C.CORRUPT, _FSCK),
     "lock": (_C.LOCKED, "end the git command that holds the lock, or remove the .lock file if none runs"),
     "git": (
         _C.GIT_MISSING,
-        "install git 2.36 or newer, with that part of it; or remove the part: git config --list",
+        "install git 2.38 or newer, with that part of it; or remove the part: git config --list",
     ),
     "none": (_C.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone"),
 }
-_Rows = list[tuple[FailureCode, str, re.Pattern[str]]]
+_Rows = list[tuple[FailureCode, str, str]]
 
 
-def _phrases(phrases: str) -> re.Pattern[str]:
-    """Match any of these as whole words: `ssl` is not in `hassle`."""
-    return re.compile(rf"(?<!\w)(?:{phrases})(?!\w)", re.IGNORECASE)
+def _phrases(phrases: str) -> str:
+    """Return the pattern of any of these as whole words: `ssl` is not in `hassle`."""
+    # Not compiled yet: most starts of the worker see no failure.
+    return rf"(?i)(?<!\w)(?:{phrases})(?!\w)"
 
 
 def _rows(table: str) -> _Rows:
@@ -78,6 +86,7 @@ def _rows(table: str) -> _Rows:
 
 
 _LOCAL_FIRST = _rows(r"""
+    large      (?:error:|HTTP) 413
     full       no space left on device|out of disk ?space
     quota      disk quota exceeded
     limit      file too large|file size limit exceeded|died of signal 25
@@ -98,6 +107,8 @@ _LOCAL_FIRST = _rows(r"""
     owner      dubious ownership
 """)
 _REMOTE = _rows(r"""
+    large      exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
+    large      large files detected|larger than the allowed
     remote     no space left|disk quota|read-only file ?system|input/output error|out of memory|unpacker error
     remote     unable to (?:create|write)|insufficient permission|unable to lock|cannot lock ref
     remote     maintenance|archived|over its data quota|exceeded its size limit
@@ -135,27 +146,79 @@ _LOCAL = _rows(r"""
     none       not a git repository
 """)
 _REJECTIONS = _rows(r"""
-    content    exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
-    content    large files detected|larger than the allowed|(?:error:|HTTP) 413
+    large      exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
+    large      large files detected|larger than the allowed|(?:error:|HTTP) 413
     content    cannot contain secrets|push protection|contains? (?:\w{1,20} )?secrets|secrets? detected
     content    secrets found
     branch     protected (?:branch|branches|ref|refs)|GH006|GH013|not allowed to (?:force )?push
     branch     not permitted to push
     branch     currently checked out|refusing to update checked out branch|deletion prohibited|shallow update
     branch     (?:through|via|use|using|by) (?:an? )?(?:pull|merge) requests?|required status checks?
-    branch     committer email|verified signatures?
+    branch     committer email
+    signature  verified signatures?
     remote     no space left|disk quota|read-only file ?system|unable to (?:create|write)
     remote     insufficient permission
     remote     cannot lock ref|unable to lock|internal server error|temporarily unavailable|try again
     remote     maintenance|archived|exceeded its size limit|over its data quota
     content    declined|GH0\d\d|fsck error|prohibited by|refusing to allow
 """)
-_TOO_LARGE = [pattern for _, _, pattern in _REJECTIONS[:2]]
+UNLOCK = "use a key without a passphrase, or unlock it in the agent of the worker's user: ssh-add, gpg-agent"
+_NO_KEY = (
+    "set BRITER_GIT_SIGNING_KEY to a key that the worker's user can read, or start the agent that has it; "
+    "ssh-keygen -t ed25519 -N '' -f FILE makes one"
+)
+_UNKNOWN_KEY = (
+    "set BRITER_GIT_SIGNING_KEY to a secret key of the worker's user (gpg --list-secret-keys, gpgsm "
+    "--list-secret-keys), or set GNUPGHOME"
+)
+_SIGNING = (
+    ("passphrase|no pinentry|inappropriate ioctl|operation cancelled|agent refused", UNLOCK),
+    ("needed for ssh signing|unknown option", "install OpenSSH 8.2 or newer"),
+    ("cannot (?:run|exec)|: not found", "install openssh-client for ssh, gnupg for openpgp, gpgsm for x509"),
+    ("unprotected private key", "chmod 600 FILE, so that only the worker's user can read it"),
+    ("couldn't load public key|no private key found|load key", _NO_KEY),
+    ("failed to sign|gpg: |gpgsm: ", _UNKNOWN_KEY),
+)
 _MOVED_THERE = _phrases("is at [0-9a-f]{4,64} but expected")
 _MOVED = _phrases("stale info|fetch first|non-fast-forward|incorrect old value|already exists")
-_UNEXPLAINED = _phrases(r"couldn't (?:set|write) '[^'\n]{1,300}'")
 _UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
 """The remote's git cannot start the hook, whatever is pushed."""
+
+
+_PIECE = 1 << 16
+_KEPT_ERROR_BYTES = 64_000
+"""So much is kept of the beginning of git's error output, and as much of its end."""
+_OPEN_PIPE_S = 0.5
+"""How long to wait for more output of a process that has exited, while another one keeps its pipe open."""
+
+
+def read_output(
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+    has_exited: Callable[[], bool],
+    watch: Callable[[bytes], object] = len,
+) -> tuple[bytes, str]:
+    """Return the output, and the errors without their middle; `watch` gets the errors as they come.
+
+    A daemon that ssh or a helper leaves behind may keep a pipe open: the exit of git ends the reading then.
+    """
+    out, errors = bytearray(), bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(stdout, selectors.EVENT_READ, out)
+        selector.register(stderr, selectors.EVENT_READ, errors)
+        while selector.get_map():
+            ready = selector.select(_OPEN_PIPE_S)
+            if not ready and has_exited():
+                break
+            for key, _ in ready:
+                part = os.read(key.fd, _PIECE)
+                key.data.extend(part)
+                if key.data is errors:
+                    watch(part)
+                del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]
+                if not part:
+                    selector.unregister(key.fileobj)
+    return bytes(out), errors.decode(errors="replace")
 
 
 def from_git(what_failed: str, text: str) -> PublishError:
@@ -166,15 +229,19 @@ def from_git(what_failed: str, text: str) -> PublishError:
         (code, fix)
         for rows, said in ((_LOCAL_FIRST, here), (_REMOTE, there), (_LOCAL, here))
         for code, fix, pattern in rows
-        if pattern.search(said)
+        if re.search(pattern, said)
     )
     code, fix = next(found, (FailureCode.INTERNAL, ""))
     return PublishError(code, f"{what_failed}: {_essence(text) or 'git printed no reason'}", fix)
 
 
-def hides_reason(text: str) -> bool:
-    """Return True if git could not write a ref, of which it does not say why."""
-    return bool(_UNEXPLAINED.search(_split_voices(_shorten(text))[0]))
+def from_signing(text: str) -> PublishError | None:
+    """Return the failure for what git, ssh-keygen or gpg printed while signing; None if it is another one."""
+    text = _shorten(text)
+    fix = next((fix for pattern, fix in _SIGNING if re.search(pattern, text, re.IGNORECASE)), None)
+    lines = (line.removesuffix("?") for line in text.splitlines() if not line.startswith("[GNUPG:]"))
+    said = _essence("\n".join(lines))
+    return PublishError(_C.SIGNING, f"the commit could not be signed: {said}", fix) if fix else None
 
 
 def status_text(status: int) -> str:
@@ -189,22 +256,14 @@ def status_text(status: int) -> str:
 def is_remote_moved(summary: str, text: str) -> bool:
     """Return True if a rejection says that the remote branch is not where it was last seen."""
     summary, there = _without_names(summary), _split_voices(_shorten(text))[1]
-    return bool(_MOVED.search(summary) or _MOVED_THERE.search(f"{summary}\n{there}"))
-
-
-def is_too_large(text: str) -> bool:
-    """Return True if the remote ended the connection because the push was too large."""
-    here, there = _split_voices(_shorten(text))
-    return bool(
-        re.search(r"(?:error:|HTTP) 413\b", here) or any(pattern.search(there) for pattern in _TOO_LARGE)
-    )
+    return bool(re.search(_MOVED, summary) or re.search(_MOVED_THERE, f"{summary}\n{there}"))
 
 
 def from_rejection(summary: str, text: str) -> PublishError:
     """Return what the remote's rejection of a push means: REJECTED when the contents are at fault."""
     text = _shorten(text)
     said = f"{_without_names(summary)}\n{_split_voices(text)[1]}"
-    found = ((code, fix) for code, fix, pattern in _REJECTIONS if pattern.search(said))
+    found = ((code, fix) for code, fix, pattern in _REJECTIONS if re.search(pattern, said))
     code, fix = next(found, (FailureCode.REMOTE_REFUSED, _REPAIR))
     if _UNSTARTABLE_HOOK.search(text):
         code, fix = FailureCode.REMOTE_REFUSED, _REPAIR
@@ -220,6 +279,7 @@ _REMOTE_LINE = re.compile(
     r"(?:remote:|(?:fatal: |error: )?remote (?:error|unpack failed):)[ \t]*(.*)", re.IGNORECASE
 )
 _QUOTED = re.compile(r"(?<!\w)(['\"])([^'\"\n]*)\1")
+_NAME = re.compile(r"""[^\s.,:;!?()\[\]'"]\S*[./\\]\S*[^\s.,:;!?()\[\]'"]|/\S+""")
 _NO_NAMES = frozenset({"input/output", "ssl/tls", "tls/ssl"})
 
 
@@ -247,40 +307,31 @@ def _split_voices(text: str) -> tuple[str, str]:
 def _without_names(line: str) -> str:
     """Replace every quoted name, URL, path and host by `…`; of a lock file, `….lock` stays."""
     line = _QUOTED.sub(lambda found: f"{found[1]}{_hidden(found[2])}{found[1]}", line)
-    return re.sub(r"\S+", lambda found: _without_name(found[0]), line)
-
-
-def _without_name(word: str) -> str:
-    core = word.strip(".,:;!?()[]'\"")
-    if core.lower() in _NO_NAMES or not ("/" in core or "." in core or "\\" in core):
-        return word
-    before, _, after = word.partition(core)
-    return f"{before}{_hidden(core)}{after}"
+    return _NAME.sub(lambda found: _hidden(found[0]), line)
 
 
 def _hidden(name: str) -> str:
-    return "….lock" if name.endswith(".lock") else "…"
+    return name if name.lower() in _NO_NAMES else "….lock" if name.endswith(".lock") else "…"
 
 
 def _remote_text(text: str) -> str:
     found = (_REMOTE_LINE.match(line) for line in re.split(r"[\r\n]+", text))
-    lines = dict.fromkeys(each[1].strip() for each in found if each)
-    return _shown([each for each in lines if each], between=" ")
+    return _shown([each[1].strip() for each in found if each], between=" ")
 
 
 def _essence(text: str) -> str:
     """Return git's text without its labels, hints and progress."""
-    lines = [line.strip(" \t@") for line in re.split(r"[\r\n]+", text)]
-    kept = [
-        re.sub(r"^(?:fatal|error): ", "", line).rstrip(".")
-        for line in lines
-        if line and not line.startswith(("hint:", "To ", "Everything up-to-date"))
-    ]
-    return _shown(list(dict.fromkeys(kept)))
+    lines = (line.strip(" \t@") for line in re.split(r"[\r\n]+", text))
+    noise = ("hint:", "To ", "Everything up-to-date")
+    kept = (
+        re.sub(r"^(?:fatal|error): ", "", line).rstrip(".") for line in lines if not line.startswith(noise)
+    )
+    return _shown([*kept])
 
 
-def _shown(lines: Sequence[str], *, between: str = "; ") -> str:
+def _shown(lines: Iterable[str], *, between: str = "; ") -> str:
     """Join the lines; of a long text return the beginning and the last line. Redact before cutting."""
+    lines = [line for line in dict.fromkeys(lines) if line]
     text = one_line(between.join(lines)).rstrip(".")
     if len(text) <= _SHOWN and not text.endswith("…"):
         return text

@@ -6,64 +6,115 @@ the index nor the work tree changes, so every failure before it leaves the repos
 
 from __future__ import annotations
 
+import time
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from briter_worker.allowlist import is_inside
+from briter_worker.allowlist import is_inside, normalized
 from briter_worker.errors import (
+    Failure,
     FailureCode,
     LockLostError,
     PublishError,
     UnavailableError,
     os_error_fix,
 )
-from briter_worker.git.batch import Item, Tip, build_batch, find_receipt
-from briter_worker.git.commits import File, read_own_commits
-from briter_worker.git.conflicts import ConflictBranches
-from briter_worker.git.maintenance import tidy_repository
-from briter_worker.git.merge import Base, Edit
-from briter_worker.git.push import UncertainPushError, push, push_large_files
-from briter_worker.ports import Outcome, Plan, Result
+from briter_worker.git.merge import Base, Conflicts, Edit, Merge
+from briter_worker.git.push import (
+    Commit,
+    File,
+    Person,
+    UncertainPushError,
+    push,
+    push_large_files,
+    read_own_commits,
+    write_commits,
+)
+from briter_worker.ports import Change, Outcome, Plan, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from briter_worker.git.batch import Built
-    from briter_worker.git.commits import Person
+    from briter_worker.git.folders import Staged
+    from briter_worker.git.payloads import SubmittedCopies
+    from briter_worker.git.push import OwnCommit
     from briter_worker.git.repository import Move, Repository
-    from briter_worker.git.staging import Staged
-    from briter_worker.ports import BaseVersions, Change, PlanStore, Request
+    from briter_worker.git.staging import WorkTreeCopies
+    from briter_worker.ports import BaseVersions, PlanStore, Request
 
 _MAX_RACES = 5
 _LAST_COMMAND_TIMEOUT_S = 10.0
 """After an abort: how long each command may take that asks what became of the push."""
 
 
-class Copies(Protocol):
-    """The authors' copies of the files: the CMS's checkout, or what came with the jobs of a cluster."""
+class Item(NamedTuple):
+    """A request that is ready to be built."""
 
-    def stage(
-        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
-    ) -> Mapping[str, Staged]:
-        """Return what each request changes, by its key."""
-        ...
+    request: Request
+    staged: Staged
+    edits: tuple[Edit, ...]
 
-    def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
-        """Return the versions that the paths were edited from, where these may not be what `tip` has."""
-        ...
+    @property
+    def key(self) -> str:
+        """Return the request's key."""
+        return self.request.key
 
-    def read(self, blob: str) -> bytes:
-        """Return the content of a base version, or of a blob of the remote. Raises LookupError."""
-        ...
+    @property
+    def blobs(self) -> dict[str, str | None]:
+        """Return the author's version of each path."""
+        return {**self.staged.unchanged, **{edit.path: edit.blob for edit in self.edits}}
 
-    def sync(self, tip: str, blobs: Mapping[str, str | None]) -> object:
-        """Follow the remote to `tip`, now or later. `blobs`: by path, the author's version published."""
-        ...
+    def commit(self, identity: Person, now: float, files: Mapping[str, File | None]) -> Commit:
+        """Return the commit that makes these changes for the request."""
+        author = Person(*self.request.author) if self.request.author else identity
+        return Commit(self.request.message.encode(), author.line(now), identity.line(now), files)
 
-    def catch_up(self) -> None:
-        """Finish what an earlier sync could not."""
-        ...
+    def rebased(self, bases: Mapping[str, Base], own: Sequence[OwnCommit]) -> Item:
+        """Return the same edits, of these bases and of what the worker's own commits made of them."""
+        edits = []
+        for edit in self.edits:
+            base = edit.base or bases.get(edit.path)
+            for commit in own if base else ():
+                if base and commit.blobs.get(edit.path, ("",))[0] == base.blob:
+                    base = Base(commit.blobs[edit.path][1])
+            edits.append(replace(edit, base=base))
+        return self._replace(edits=tuple(edits))
+
+    def outcome(
+        self, result: Result, *, commit: str | None = None, failure: Failure | None = None
+    ) -> Outcome:
+        """Return the request's outcome."""
+        rejected = (*self.staged.rejected, *self.staged.missing)
+        return Outcome(self.key, result, commit, failure, rejected_paths=rejected)
+
+
+class Tip(NamedTuple):
+    """The commit that a batch is built on."""
+
+    commit: str
+    expect: str | None
+    """The remote's tip as last seen; None if the remote has no branch yet."""
+    is_fresh: bool = True
+    """The remote was asked within this publication."""
+    own_commits: tuple[OwnCommit, ...] = ()
+    """Commits of the worker's that turned out to be on the remote: pushes whose answers were lost."""
+
+    def unchanged(self, item: Item) -> Outcome:
+        """Return the outcome of a request that changes nothing here."""
+        if item.staged.withheld:
+            path, until = min(item.staged.withheld.items(), key=lambda each: each[1])
+            failure = Failure(
+                FailureCode.UNSETTLED,
+                f"{path} belongs to a scheduled post and is not published before its time",
+                "publish the scheduled post now, or cancel it",
+            )
+            return item.outcome(Result.FAILED, failure=failure)._replace(retry_at=until)
+        message = item.request.message.encode().strip()
+        for own in reversed(self.own_commits):
+            if own.message == message and not own.blobs.keys().isdisjoint(item.blobs):
+                return item.outcome(Result.PUBLISHED, commit=own.sha)
+        return item.outcome(Result.UNCHANGED)
 
 
 class GitPublisher:
@@ -73,7 +124,7 @@ class GitPublisher:
         self,
         repository: Repository,
         *,
-        copies: Copies,
+        copies: WorkTreeCopies | SubmittedCopies,
         plans: PlanStore,
         bases: BaseVersions,
         identity: Person,
@@ -91,7 +142,7 @@ class GitPublisher:
         self._warn = warn
         self._still_ours = still_ours
         self._scheduled: Mapping[str, float] = {}
-        self._conflicts = ConflictBranches(repository, bases, identity, copies.read)
+        self._conflicts = Conflicts(repository, bases, identity, copies.read)
 
     def publish(
         self,
@@ -103,16 +154,32 @@ class GitPublisher:
         now: float,
     ) -> Iterator[Sequence[Outcome]]:
         """Implement `ports.Publisher`."""
+        started = time.monotonic()
         with self._repository.working():
             self._repository.check()
             if not self._dry_run:
                 self._copies.catch_up()
             tip = self._first_tip()
-            items, outcomes = self._stage(requests, tip, scheduled, check)
+            self._scheduled = scheduled()
+            read, outcomes = self._read(requests, tip)
+            # A post that was scheduled meanwhile may have been read, and its time has not come.
+            newly_scheduled = {normalized(path) for path in scheduled().keys() - self._scheduled.keys()}
+            items: list[Item] = []
+            for item in read:
+                changes = [
+                    Change(each.path, each.file.mode if each.file else "", each.blob) for each in item.edits
+                ]
+                released = item.outcome(Result.RELEASED)
+                if any(is_inside(folder, change.path) for change in changes for folder in newly_scheduled):
+                    outcomes.append(released)
+                elif outcome := check(item.key, changes):
+                    outcomes.append(outcome._replace(rejected_paths=released.rejected_paths))
+                else:
+                    items.append(item)
             self._repository.check_unmoved()
             if outcomes:
                 yield outcomes
-            yield from self._build_and_push(items, tip, cancelled, now)
+            yield from self._build_and_push(items, tip, cancelled, now, started)
 
     def resolve(self) -> Iterator[Mapping[str, str]]:
         """Implement `ports.Publisher`."""
@@ -127,7 +194,7 @@ class GitPublisher:
                     self._conflicts.load(plan.blobs, tip)
                     self._follow(plan, tip)
                 yield plan.commits if tip is not None else {}
-                self._discard(plan)
+                self._discard(plan, tip)
 
     def undecided(self) -> Collection[str]:
         """Implement `ports.Publisher`."""
@@ -139,9 +206,12 @@ class GitPublisher:
         with repository.working():
             if not self._dry_run:
                 self._guard(self._copies.catch_up)
+                seen, pushed = repository.ref(repository.tracking_ref), repository.ref(repository.pushed_ref)
+                if seen and pushed and seen != pushed and repository.is_ancestor(seen, pushed):
+                    # Git could not move the ref after the push: it was locked, or the disk failed.
+                    repository.update_refs((repository.tracking_ref, pushed, seen))
             if repository.git.worktree is not None:  # a cluster's clone is thrown away instead
-                keep = [self._batch_ref(plan) for plan in self._plans.plans()]
-                tidy_repository(repository, now, keep, follow=not self._dry_run)
+                repository.tidy(now, keep=[self._batch_ref(plan) for plan in self._plans.plans()])
 
     # Before the push
 
@@ -154,7 +224,7 @@ class GitPublisher:
         local = repository.ref(repository.branch_ref)
         # A branch that anybody has seen there was deleted since, and is not created again.
         if local and repository.ref(repository.tracking_ref) is None and repository.remote_tip() is None:
-            return Tip(local, None, is_fresh=True)
+            return Tip(local, None)
         return self._fetch_tip(None)
 
     def _fetch_tip(self, since: Tip | None) -> Tip:
@@ -166,109 +236,128 @@ class GitPublisher:
         except PublishError as error:
             if repository.git.worktree is not None or error.code is not FailureCode.REMOTE_REWRITTEN:
                 raise
-            text = f"{error.message}. The next posts are published on what the remote has now"
-            self._warn(text, error.fix)
+            self._warn(f"{error.message}. The next posts are published on what the remote has now", error.fix)
         repository.update_refs((repository.pushed_ref, fetched, None))
-        tip = Tip(fetched, fetched, is_fresh=True)
-        if since is not None:
-            own = read_own_commits(repository.git, since.commit, fetched, self._identity)
-            tip.own_commits = [*since.own_commits, *own]
-        return tip
-
-    def _stage(
-        self,
-        requests: Sequence[Request],
-        tip: Tip,
-        scheduled: Callable[[], Mapping[str, float]],
-        check: Callable[[str, Sequence[Change]], Outcome | None],
-    ) -> tuple[list[Item], list[Outcome]]:
-        """Read the requests' files; return what can be built, and the outcomes of the other requests."""
-        self._scheduled = scheduled()
-        read, outcomes = self._read(requests, tip)
-        # A post that was scheduled meanwhile may have been read, and its time has not come.
-        newly_scheduled = {path.strip("/") for path in scheduled().keys() - self._scheduled.keys()}
-        items: list[Item] = []
-        for item in read:
-            changes, released = item.staged.changes, item.outcome(Result.RELEASED)
-            if any(is_inside(folder, change.path) for change in changes for folder in newly_scheduled):
-                outcomes.append(released)
-            elif outcome := check(item.key, changes):
-                outcomes.append(replace(outcome, rejected_paths=released.rejected_paths))
-            else:
-                items.append(item)
-        return items, outcomes
+        if since is None:
+            return Tip(fetched, fetched)
+        own = read_own_commits(repository.git, since.commit, fetched, self._identity)
+        return Tip(fetched, fetched, own_commits=(*since.own_commits, *own))
 
     def _read(self, requests: Sequence[Request], tip: Tip) -> tuple[list[Item], list[Outcome]]:
         """Return the requests' changes as edits of their bases; and the failures of single requests."""
         staged = self._copies.stage(requests, tip=tip.commit, scheduled=self._scheduled)
-        paths = {change.path for each in staged.values() for change in each.changes}
+        paths = {path for each in staged.values() for path in each.changes}
         bases = self._copies.bases(paths, tip.commit) if paths else {}
         self._conflicts.load(paths, tip.commit)
         items: list[Item] = []
         outcomes: list[Outcome] = []
         for request in requests:
             each = staged[request.key]
-            edits = tuple(self._edit(change, each, bases) for change in each.changes)
-            item = Item(request, each, edits)
+            edits = (Edit(path, file, bases.get(path)) for path, file in each.changes.items())
+            item = Item(request, each, tuple(self._conflicts.rebase(edit, request) for edit in edits))
             if each.failure is None:
                 items.append(item)
             else:
                 outcomes.append(item.outcome(Result.FAILED, failure=each.failure))
         return items, outcomes
 
-    def _edit(self, change: Change, staged: Staged, bases: Mapping[str, Base]) -> Edit:
-        path, blob = change.path, change.blob
-        file = File(change.mode, blob, staged.contents.get(path)) if blob else None
-        return Edit(path, file, self._conflicts.base_of(path, blob) or bases.get(path))
-
     # The push
 
     def _build_and_push(
-        self, items: Sequence[Item], tip: Tip, cancelled: Callable[[], Collection[str]], now: float
+        self,
+        waiting: list[Item],
+        tip: Tip,
+        cancelled: Callable[[], Collection[str]],
+        now: float,
+        started: float,
     ) -> Iterator[Sequence[Outcome]]:
         """Build and push until the remote is where it was last seen; yield the outcomes."""
-        waiting, settled, races = list(items), list[Outcome](), 0
-        while waiting := _without_cancelled(waiting, cancelled(), settled):
-            plan, built = self._build(waiting, tip, now)
+        settled, races = list[Outcome](), 0
+
+        def clock() -> float:
+            return now + time.monotonic() - started
+
+        while waiting:
+            gone = cancelled()
+            settled += [item.outcome(Result.CANCELLED) for item in waiting if item.key in gone]
+            waiting = [item for item in waiting if item.key not in gone]
+            if not waiting:
+                break
+            plan, merge, unchanged, conflicts = self._build(waiting, tip, now)
             if not plan.commits.keys().isdisjoint(cancelled()):
-                self._delete_ref(plan)
+                self._discard(plan, None)
                 continue
-            landed = self._push(plan, waiting) if plan.commits else self._confirm(tip)
+            if plan.commits:
+                landed = self._push(plan, waiting)
+            else:  # what is unchanged must be on the remote, and not only have been there
+                is_there = tip.is_fresh or self._repository.remote_tip() == tip.expect
+                landed = tip.commit if is_there else None
             if landed is None:
-                if races == _MAX_RACES:
-                    raise PublishError(
-                        FailureCode.LOST_RACE,
-                        f"others pushed {races + 1} times while the worker pushed",
+                races += 1
+                if races > _MAX_RACES:
+                    text, fix = (
+                        f"others pushed {races} times while the worker pushed",
                         "none needed: the worker tries again by itself",
                     )
-                races += 1
+                    raise PublishError(FailureCode.LOST_RACE, text, fix)
                 waiting, tip = self._move_on(waiting, tip, settled)
                 continue
             settled += [
-                self._conflicts.settle(item, paths, built.merge, now=now, dry_run=self._dry_run)
-                for item, paths in built.conflicts
+                self._conflicts.settle(item, paths, merge, clock=clock, dry_run=self._dry_run)
+                for item, paths in conflicts
             ]
-            settled += _outcomes(waiting, built, tip)
+            published = ((item, plan.commits.get(item.key)) for item in waiting)
+            settled += [item.outcome(Result.PUBLISHED, commit=commit) for item, commit in published if commit]
+            settled += [tip.unchanged(item) for item in unchanged]
             self._follow(plan, landed)
             yield settled
-            self._discard(plan)
+            self._discard(plan, landed)
             return
         if settled:
             yield settled
 
-    def _build(self, items: Sequence[Item], tip: Tip, now: float) -> tuple[Plan, Built]:
-        plan = Plan(uuid.uuid4().hex, tip.expect, tip.commit, {}, {})
-        built = build_batch(
-            self._repository,
-            items,
-            tip,
-            ref=self._batch_ref(plan),
-            identity=self._identity,
-            now=now,
-            read=self._copies.read,
-            progress=self._progress,
-        )
-        return replace(plan, tip=built.tip, commits=built.commits, blobs=built.blobs(items)), built
+    def _build(
+        self, items: Sequence[Item], tip: Tip, now: float
+    ) -> tuple[Plan, Merge, list[Item], list[tuple[Item, list[str]]]]:
+        """Merge the items into the tip, one after another, and write their commits onto a private ref.
+
+        Return the plan, what it is built on, the items that change nothing, and those that conflict, with
+        the paths.
+        """
+        repository, plan = self._repository, Plan(uuid.uuid4().hex, tip.expect, tip.commit, {}, {})
+        paths = {edit.path for item in items for edit in item.edits}
+        merge = Merge(repository, tip.commit, paths, self._copies.read)
+        unchanged: list[Item] = []
+        conflicts: list[tuple[Item, list[str]]] = []
+        own: dict[str, Commit] = {}
+        carriers: dict[str, str] = {}
+        """By path: the key of the request whose commit has it."""
+        carried: dict[str, str] = {}
+        blobs: dict[str, str | None] = {}
+        for item in items:
+            files, conflicting = merge.place(item.edits)
+            if conflicting:
+                conflicts.append((item, conflicting))
+                continue
+            blobs |= item.blobs
+            if files:
+                own[item.key] = item.commit(self._identity, now, files)
+                carriers |= dict.fromkeys(files, item.key)
+            elif carrier := next((carriers[path] for path in item.blobs if path in carriers), None):
+                carried[item.key] = carrier
+            else:
+                unchanged.append(item)
+        names: dict[str, str] = {}
+        if own:
+            ref, commits = self._batch_ref(plan), [*own.values()]
+            written = write_commits(
+                repository.git, commits, parent=tip.commit, ref=ref, progress=self._progress
+            )
+            names = dict(zip(own, written, strict=True))
+            repository.last_built = tip.commit, written[-1]
+            plan = plan._replace(tip=written[-1])
+        names |= {key: names[carrier] for key, carrier in carried.items()}
+        return plan._replace(commits=names, blobs=blobs), merge, unchanged, conflicts
 
     def _push(self, plan: Plan, items: Sequence[Item]) -> str | None:
         """Push the plan's commits; return the remote's tip, or None if the remote has moved.
@@ -280,9 +369,11 @@ class GitPublisher:
             push_large_files(self._repository, ref, base=plan.base, dry_run=self._dry_run)
         if not self._dry_run:
             self._plans.record(plan)
+        if not self._still_ours():
+            self._discard(plan, None)
+            raise LockLostError
+        self._progress("push", 0, 0)
         try:
-            self._check_still_ours()
-            self._progress("push", 0, 0)
             is_done = push(
                 self._repository,
                 f"{ref}:{self._repository.branch_ref}",
@@ -296,19 +387,15 @@ class GitPublisher:
             except PublishError:
                 raise error from None
             if landed is None:
-                self._discard(plan)
+                self._discard(plan, None)
                 raise
             return landed
-        except (PublishError, LockLostError):
-            self._discard(plan)
+        except PublishError:
+            self._discard(plan, None)
             raise
         if not is_done:
-            self._discard(plan)
+            self._discard(plan, None)
         return plan.tip if is_done else None
-
-    def _check_still_ours(self) -> None:
-        if not self._still_ours():
-            raise LockLostError
 
     def _find_landed(self, plan: Plan) -> str | None:
         """Ask the remote. Return its tip if that contains the plan's commits, else None."""
@@ -323,13 +410,7 @@ class GitPublisher:
         fetched = repository.fetch()
         return fetched if repository.is_ancestor(plan.tip, fetched) else None
 
-    def _confirm(self, tip: Tip) -> str | None:
-        """Return the tip if it is the remote's: what is unchanged must be there, and not only have been."""
-        if tip.is_fresh or self._repository.remote_tip() == tip.expect:
-            return tip.commit
-        return None
-
-    def _move_on(self, items: Sequence[Item], tip: Tip, settled: list[Outcome]) -> tuple[list[Item], Tip]:
+    def _move_on(self, items: list[Item], tip: Tip, settled: list[Outcome]) -> tuple[list[Item], Tip]:
         """Return the items as edits of what they started from, and the remote's new tip."""
         moved = self._fetch_tip(tip)
         known = {edit.path: edit.base for item in items for edit in item.edits}
@@ -338,18 +419,16 @@ class GitPublisher:
         if self._repository.git.worktree is None:  # a job may delete what only the new tip has
             items, failed = self._read([item.request for item in items], moved)
             settled += failed
+        self._conflicts.load(known.keys(), moved.commit)  # somebody may have merged a branch
+        for number, item in enumerate(items):
+            edits = (self._conflicts.rebase(edit, item.request) for edit in item.edits)
+            items[number] = item._replace(edits=tuple(edits))
         return [item.rebased(bases, moved.own_commits) for item in items], moved
 
     # After the push
 
     def _follow(self, plan: Plan, tip: str) -> None:
         """Have this side follow the remote. Nothing local fails a post that is on the remote."""
-        repository, batch = self._repository, self._batch_ref(plan)
-        moves: list[Move] = [(batch, None, None)] if repository.ref(batch) else []
-        if not self._dry_run and repository.ref(repository.pushed_ref) != tip:
-            moves.append((repository.pushed_ref, tip, None))
-        if moves:
-            self._guard(lambda: repository.update_refs(*moves))
         if not self._dry_run:
             self._guard(lambda: self._conflicts.close(plan.blobs))
             self._guard(lambda: self._copies.sync(tip, self._published_blobs(plan, tip)))
@@ -371,37 +450,16 @@ class GitPublisher:
         except (PublishError, OSError) as error:
             self._warn(str(error), error.fix if isinstance(error, PublishError) else os_error_fix(error))
 
-    def _discard(self, plan: Plan) -> None:
-        """Forget a plan that did not land, or is complete."""
+    def _discard(self, plan: Plan, landed: str | None) -> None:
+        """Forget a plan that is complete, or did not land; the receipts did not wait for this."""
+        repository, ref = self._repository, self._batch_ref(plan)
+        moves: list[Move] = [(ref, None, None)] if repository.ref(ref) else []
+        if landed and not self._dry_run and repository.ref(repository.pushed_ref) != landed:
+            moves.append((repository.pushed_ref, landed, None))
+        if moves:
+            self._guard(lambda: repository.update_refs(*moves))
         if plan.commits and not self._dry_run:
             self._guard(lambda: self._plans.drop(plan))
-        self._delete_ref(plan)
-
-    def _delete_ref(self, plan: Plan) -> None:
-        ref = self._batch_ref(plan)
-        if self._repository.ref(ref) is not None:
-            self._guard(lambda: self._repository.update_refs((ref, None, None)))
 
     def _batch_ref(self, plan: Plan) -> str:
         return f"{self._repository.own_refs}/batch/{plan.id}"
-
-
-def _outcomes(items: Sequence[Item], built: Built, tip: Tip) -> Iterator[Outcome]:
-    """Yield the outcomes of what the remote has now."""
-    for item in items:
-        if commit := built.commits.get(item.key):
-            yield item.outcome(Result.PUBLISHED, commit=commit)
-    for item in built.unchanged:
-        if item.staged.withheld:
-            yield item.snoozed()
-        elif receipt := find_receipt(item, tip.own_commits):
-            yield item.outcome(Result.PUBLISHED, commit=receipt)
-        else:
-            yield item.outcome(Result.UNCHANGED)
-
-
-def _without_cancelled(
-    items: Sequence[Item], cancelled: Collection[str], settled: list[Outcome]
-) -> list[Item]:
-    settled += [item.outcome(Result.CANCELLED) for item in items if item.key in cancelled]
-    return [item for item in items if item.key not in cancelled]

@@ -1,75 +1,234 @@
-"""Push commits with a lease on the remote's tip, and say how the push ended."""
+"""The commit point: write commits with one `git fast-import`, record their plan, push them with a lease."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
-from collections import deque
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import filterfalse
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import git
 from git.remote import PushInfo
 
-from briter_worker.errors import FailureCode, PublishError
+from briter_worker.errors import FailureCode, PublishError, sync_folder
 from briter_worker.git import messages
+from briter_worker.ports import BaseVersion, Conflict, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
 
+    from briter_worker.git.environment import Signer
     from briter_worker.git.repository import Repository
+    from briter_worker.git.run import Git
 
+_SHA1_DIGITS = 40
+_PROGRESS_STEP = 100
+_COMMIT = "\x01"
+_DROPPED = " .,:;<>\"\\'"
+_IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
+_T = TypeVar("_T")
 _RECEIVE_PACK = "git-receive-pack"
 """Always given, because the repository's configuration may name another program, and git would run that."""
 _PROGRESS_LINE = re.compile(
     r"(?:remote: )?(?:Enumerating|Counting|Compressing|Writing|Delta|Resolving|Total|Unpacking|Receiving)\b"
 )
-_PACKING_LINE = re.compile(r"(?:Enumerating|Counting|Compressing|Writing|Delta|Total)\b")
 _UNCERTAIN = frozenset(
     {FailureCode.NETWORK, FailureCode.TIMEOUT, FailureCode.INTERNAL, FailureCode.REMOTE_REFUSED}
 )
-_KEPT_LINES = 400
-_LONGEST_LINE = 4_000
+_WRITTEN = re.compile(rb"Writing objects:[^\r\n]*\((\d+)/(\d+)\)")
+_OBJECT_ID = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """An author or committer, as git records it."""
+
+    name: str
+    email: str
+
+    def plain(self) -> Person:
+        """Return the person as `git commit` records one: without the marks around the name that git drops."""
+        return Person(self.name.strip(_DROPPED) or "unknown", self.email.strip(_DROPPED))
+
+    def line(self, now: float) -> bytes:
+        """Return name, address and time in git's raw format."""
+        return f"{self} {int(now)} +0000".encode()
+
+    def __str__(self) -> str:
+        """Return name and address, as git shows them."""
+        return f"{self.name} <{self.email}>"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of a commit. `content` is given where the repository may lack the blob."""
+
+    mode: str
+    blob: str
+    content: bytes | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit to write. `files` maps each changed path to its new file; None deletes the path."""
+
+    message: bytes
+    author: bytes
+    committer: bytes
+    files: Mapping[str, File | None]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCommit:
+    """A commit of the worker's on the remote, and the blobs of each path before and after it."""
+
+    sha: str
+    message: bytes
+    blobs: Mapping[str, tuple[str | None, str | None]]
+
+
+def blob_id(content: bytes, like: str) -> str:
+    """Return git's object id of a file's content; `like` is any id of the same repository."""
+    kind = hashlib.sha1 if len(like) == _SHA1_DIGITS else hashlib.sha256
+    digest = kind(b"blob %d\0" % len(content), usedforsecurity=False)
+    digest.update(content)
+    return digest.hexdigest()
+
+
+def write_commits(
+    git: Git,
+    commits: Sequence[Commit],
+    *,
+    parent: str,
+    ref: str,
+    progress: Callable[[str, int, int], None],
+) -> list[str]:
+    """Write the commits on top of `parent`, point `ref` at the last one, and return their ids in order.
+
+    Commits, trees, blobs and the ref are durable when this returns. Raises PublishError.
+    """
+    names: list[str] = []
+    # With core.ignoreCase, fast-import would write a file to another one whose name differs in case only.
+    command = ("-c", "core.ignoreCase=false", "fast-import", "--quiet", "--done")
+    with git.open(*command, what="the commits could not be written") as process:
+        send, answers = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+        for number, commit in enumerate(commits, start=1):
+            if number % _PROGRESS_STEP == 1:
+                progress("commit", number - 1, len(commits))
+            _send_commit(send, commit, ref=ref, mark=number, parent="" if names else parent)
+            name = answers.readline().decode().strip()
+            if not name:
+                raise EOFError
+            names.append(name)
+        send.write(b"done\n")
+    if git.signer is not None:
+        signed = ""
+        for number, (name, commit) in enumerate(zip(names, commits, strict=True)):
+            if number % _PROGRESS_STEP == 1:
+                progress("commit", number, len(commits))
+            people = (commit.author, commit.committer)
+            signed = sign_commit(git, f"{name}^{{tree}}", signed or parent, people, commit.message)
+            names[number] = signed
+        git.run("update-ref", ref, signed, what="the refs could not be moved")
+    progress("commit", len(commits), len(commits))
+    return names
+
+
+def sign_commit(
+    git: Git, tree: str, parent: str, people: Iterable[bytes], message: bytes, encoding: str = "UTF-8"
+) -> str:
+    """Have git write one signed commit; return its id. `people`: author and committer in git's raw format.
+
+    Raises PublishError: SIGNING where the key cannot be used.
+    """
+    signer, folder = cast("Signer", git.signer), git.state_dir
+    variables = {}
+    for role, line in zip(("AUTHOR", "COMMITTER"), people, strict=True):
+        ident = cast("re.Match[bytes]", _IDENT.fullmatch(line))
+        person = Person(os.fsdecode(ident["name"]), os.fsdecode(ident["email"])).plain()
+        variables[f"GIT_{role}_NAME"], variables[f"GIT_{role}_EMAIL"] = person.name, person.email
+        variables[f"GIT_{role}_DATE"] = f"@{ident['date'].decode()}"
+    try:
+        options = (*signer.options(folder), "-c", f"i18n.commitEncoding={encoding}")
+    except OSError as error:
+        raise PublishError.from_os("the commit cannot be signed", error) from error
+    parents = ["-p", parent] if parent else []
+    command = (*options, "commit-tree", f"-S{signer.key}", *parents, tree)
+    try:
+        status, out, said = git.attempt(*command, stdin=message, env=variables)
+    except PublishError as error:
+        if error.code is not FailureCode.TIMEOUT:
+            raise
+        what = "signing did not end in time: the key's agent may wait for an answer"
+        raise PublishError(FailureCode.SIGNING, what, messages.UNLOCK) from error
+    if status:
+        said += signer.report(folder) if "failed to sign" in said else ""
+        raise messages.from_signing(said) or git.failure("the commit could not be signed", said, status)
+    return out.decode().strip()
+
+
+def _send_commit(send: IO[bytes], commit: Commit, *, ref: str, mark: int, parent: str) -> None:
+    send.write(b"commit %s\nmark :%d\n" % (ref.encode(), mark))
+    send.write(b"author %s\ncommitter %s\n" % (commit.author, commit.committer))
+    _send_data(send, commit.message)
+    if parent:
+        send.write(b"from %s\n" % parent.encode())
+    # Deletions first, because a file may take a folder's place.
+    for path, file in sorted(commit.files.items(), key=lambda item: item[1] is not None):
+        if file is None:
+            send.write(b"D %s\n" % _quote(path))
+        elif file.content is None:
+            send.write(b"M %s %s %s\n" % (file.mode.encode(), file.blob.encode(), _quote(path)))
+        else:
+            send.write(b"M %s inline %s\n" % (file.mode.encode(), _quote(path)))
+            _send_data(send, file.content)
+    send.write(b"\nget-mark :%d\n" % mark)
+    send.flush()
+
+
+def _send_data(send: IO[bytes], data: bytes) -> None:
+    send.write(b"data %d\n" % len(data))
+    send.write(data)
+    send.write(b"\n")
+
+
+def _quote(path: str) -> bytes:
+    escaped = os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
+    return b'"%s"' % escaped
+
+
+def read_own_commits(git: Git, since: str, tip: str, identity: Person) -> list[OwnCommit]:
+    """Return the commits between `since` and `tip` whose committer is the worker, oldest first."""
+    out = git.run(
+        *("log", "--reverse", "--topo-order", "--no-merges", "--raw", "-z", "--no-renames", "--no-abbrev"),
+        *("--encoding=UTF-8", "--fixed-strings", f"--committer={identity}"),
+        *(f"--committer={identity.plain()}", f"--format={_COMMIT}%H%n%B"),
+        *(f"{since}..{tip}", "--"),
+        what="the remote's new commits could not be read",
+    )
+    found: list[OwnCommit] = []
+    blobs: dict[str, tuple[str | None, str | None]] = {}
+    fields = iter(out.split(b"\0"))
+    for part in fields:
+        text = part.lstrip(b"\n")
+        if text.startswith(_COMMIT.encode()):
+            sha, _, message = text[1:].partition(b"\n")
+            blobs = {}
+            found.append(OwnCommit(sha.decode(), message.strip(), blobs))
+        elif text.startswith(b":"):
+            old_mode, new_mode, old, new, _ = text[1:].decode().split(" ")
+            path = os.fsdecode(next(fields))
+            blobs[path] = (old if old_mode.strip("0") else None, new if new_mode.strip("0") else None)
+    return found
 
 
 class UncertainPushError(PublishError):
     """Report a push that failed after git began to send: it may have landed, or land later."""
-
-
-class _PushListener(git.RemoteProgress):
-    """Collect what git prints during a push, within bounds, and pass its progress on."""
-
-    def __init__(self, progress: Callable[[str, int, int], None]) -> None:
-        super().__init__()
-        self._progress = progress
-        self._first: list[str] = []
-        self._last: deque[str] = deque(maxlen=_KEPT_LINES)
-        self.is_sending = False
-
-    def new_message_handler(self) -> Callable[[str], None]:
-        parse = super().new_message_handler()
-
-        def handle(line: str) -> None:
-            self.is_sending = self.is_sending or bool(_PACKING_LINE.match(line))
-            if _PROGRESS_LINE.match(line):
-                parse(line)  # not the other lines: GitPython would keep every one of them
-            elif len(self._first) < _KEPT_LINES:
-                self._first.append(line[:_LONGEST_LINE].rstrip())
-            else:
-                self._last.append(line[:_LONGEST_LINE].rstrip())
-
-        return handle
-
-    def text(self) -> str:
-        return "\n".join((*self._first, *self._last))
-
-    def update(
-        self,
-        op_code: int,
-        cur_count: str | float,
-        max_count: str | float | None = None,
-        message: str = "",  # noqa: ARG002 - GitPython's signature
-    ) -> None:
-        if op_code & self.WRITING and max_count:
-            self._progress("push", int(float(cur_count)), int(float(max_count)))
 
 
 def push(
@@ -86,29 +245,35 @@ def push(
     Raises UncertainPushError when the push may have landed all the same, and PublishError when it did not:
     REJECTED where the remote objects to the contents.
     """
-    listener = _PushListener(progress)
-    lease = f"{refspec.rpartition(':')[2]}:{expect or ''}"
-    options = {"dry_run": dry_run, "no_thin": repository.git.worktree is None}  # a bare clone lacks contents
+
+    def watch(part: bytes) -> None:
+        for done, total in _WRITTEN.findall(part)[-1:]:
+            progress("push", int(done), int(total))
+
+    repository.git.watch, repository.git.said = watch, ""
     infos: list[PushInfo] = []
     try:
-        with repository.git.supervise():
-            try:
-                infos = repository.git.remote.push(
-                    refspec,
-                    progress=listener,
-                    allow_unsafe_options=True,  # for the next one, which makes it safe
-                    receive_pack=_RECEIVE_PACK,
-                    force_with_lease=lease,
-                    **{name: True for name, is_on in options.items() if is_on},
-                )
-            except git.GitCommandError:
-                infos = []
-        return _result_of(infos, listener.text())
+        with suppress(git.GitCommandError):
+            infos = git.Remote(repository.git.repo, repository.remote).push(
+                refspec,
+                progress=git.RemoteProgress(),  # has git print it
+                allow_unsafe_options=True,  # for the next one, which makes it safe
+                receive_pack=_RECEIVE_PACK,
+                force_with_lease=f"{refspec.rpartition(':')[2]}:{expect or ''}",
+                dry_run=dry_run,
+                no_thin=repository.git.worktree is None,  # a bare clone lacks contents
+            )
+        return _result_of(infos, "\n".join(filterfalse(_PROGRESS_LINE.match, _lines(repository.git.said))))
     except PublishError as error:
         is_answered = any(each.flags & (PushInfo.REJECTED | PushInfo.REMOTE_REJECTED) for each in infos)
-        if dry_run or is_answered or not listener.is_sending or error.code not in _UNCERTAIN:
+        is_sending = any(map(_PROGRESS_LINE.match, _lines(repository.git.said)))
+        if dry_run or is_answered or not is_sending or error.code not in _UNCERTAIN:
             raise
         raise UncertainPushError(error.code, error.message, error.fix) from error
+
+
+def _lines(text: str) -> list[str]:
+    return re.split(r"[\r\n]+", text)
 
 
 def move_side_branch(repository: Repository, source: str, branch: str, expect: str | None) -> bool:
@@ -134,20 +299,118 @@ def push_large_files(repository: Repository, ref: str, *, base: str | None, dry_
 
 
 def _result_of(infos: list[PushInfo], text: str) -> bool:
-    if not infos:
-        if messages.is_too_large(text):
-            message = messages.from_git("the remote rejected it as too large", text).message
-            raise PublishError(
-                FailureCode.REJECTED, message, "make the post's files smaller, then save it again"
-            )
-        raise messages.from_git("the push failed", text)
-    info = infos[0]
-    if not info.flags & PushInfo.ERROR:
+    if infos and not infos[0].flags & PushInfo.ERROR:
         return True
-    summary = info.summary.strip()
-    is_rejected = info.flags & (PushInfo.REJECTED | PushInfo.REMOTE_REJECTED)
-    if is_rejected and messages.is_remote_moved(summary, text):
+    summary = infos[0].summary.strip() if infos else ""
+    if not infos or not infos[0].flags & (PushInfo.REJECTED | PushInfo.REMOTE_REJECTED):
+        raise messages.from_git("the push failed", f"{summary}\n{text}")
+    if messages.is_remote_moved(summary, text):
         return False
-    if is_rejected:
-        raise messages.from_rejection(summary, text)
-    raise messages.from_git("the push failed", f"{summary}\n{text}")
+    raise messages.from_rejection(summary, text)
+
+
+class FilePlans:
+    """Store each plan of the disk backend in a file below `.git/briter/`. Implements `ports.PlanStore`."""
+
+    def __init__(self, state_dir: Path, branch: str) -> None:
+        self._folder = _branch_folder(state_dir, branch) / "plans"
+
+    def record(self, plan: Plan) -> None:
+        """Store the plan durably."""
+        _write(self._folder / f"{plan.id}.json", plan._asdict())
+
+    def plans(self) -> Sequence[Plan]:
+        """Return the recorded plans, oldest first. Raises OSError, and PublishError for a damaged file."""
+        files = sorted((file.stat().st_mtime_ns, file) for file in self._folder.glob("*.json"))
+        return [_read(file, _as_plan) for _, file in files]
+
+    def drop(self, plan: Plan) -> None:
+        """Delete the plan durably. Raises OSError."""
+        with suppress(FileNotFoundError):
+            (self._folder / f"{plan.id}.json").unlink()
+            sync_folder(self._folder)
+
+
+class FileConflicts:
+    """Remember the conflicts that are open. Implements `ports.BaseVersions` beside the checkout.
+
+    The checkout remembers every other base version, so a version without a conflict is forgotten here.
+    """
+
+    def __init__(self, state_dir: Path, branch: str) -> None:
+        self._file = _branch_folder(state_dir, branch) / "conflicts.json"
+
+    def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
+        """Return the base versions of those paths that have an open conflict."""
+        known = self._known()
+        return {path: known[path] for path in known.keys() & paths}
+
+    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:  # noqa: ARG002 - the repository has the contents
+        """Store the versions that have a conflict, and forget those of the other paths."""
+        before = self._known()
+        after = {path: base for path, base in {**before, **versions}.items() if base.conflicts}
+        if after != before:
+            document = {
+                path: [base.blob, {slug: each._asdict() for slug, each in base.conflicts.items()}]
+                for path, base in after.items()
+            }
+            _write(self._file, document)
+
+    def _known(self) -> dict[str, BaseVersion]:
+        return _read(self._file, _as_conflicts) if self._file.exists() else {}
+
+
+def _branch_folder(state_dir: Path, branch: str) -> Path:
+    """Return the folder of one branch's state: linked work trees share `state_dir`, but no branch."""
+    return state_dir / hashlib.sha256(branch.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _as_plan(document: dict[str, Any]) -> Plan:
+    plan = Plan(**document)
+    _check_ids(plan.tip, plan.base, *plan.commits.values(), *plan.blobs.values())
+    return plan
+
+
+def _as_conflicts(document: dict[str, Any]) -> dict[str, BaseVersion]:
+    found = {}
+    for path, (blob, conflicts) in document.items():
+        found[path] = BaseVersion(blob, {slug: Conflict(**each) for slug, each in conflicts.items()})
+        for each in found[path].conflicts.values():
+            _check_ids(blob, each.ours, each.theirs, each.commit)
+    return found
+
+
+def _check_ids(*values: str | None) -> None:
+    if not all(value is None or _OBJECT_ID.fullmatch(value) for value in values):
+        raise ValueError(values)
+
+
+def _read(file: Path, build: Callable[[dict[str, Any]], _T]) -> _T:
+    try:
+        return build(json.loads(file.read_bytes()))
+    except OSError as error:
+        raise PublishError.from_os("the state of earlier pushes cannot be read", error) from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise PublishError(
+            FailureCode.CORRUPT,
+            f"{file} is damaged",
+            f"compare the remote's last commits with the posts that wait, then: rm {file}",
+        ) from error
+
+
+def _write(file: Path, document: dict[str, Any]) -> None:
+    """Replace the file durably. Raises PublishError."""
+    partial = file.with_name("new.tmp")  # one name: what a dead worker left is replaced
+    try:
+        if not file.parent.is_dir():
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (file.parent.parent, file.parent.parent.parent):
+                sync_folder(folder)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as handle:  # noqa: PTH123 - with a mode
+            handle.write(json.dumps(document).encode())
+            handle.flush()
+            os.fsync(handle.fileno())
+        partial.replace(file)
+        sync_folder(file.parent)
+    except OSError as error:
+        raise PublishError.from_os("the plan of a push cannot be stored", error) from error

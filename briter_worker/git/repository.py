@@ -1,20 +1,21 @@
-"""One repository, one branch, one remote: its state, its refs and its objects."""
+"""One repository, one branch, one remote: its state, its refs, its objects, and what dead gits left in it."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
-from typing import IO, TYPE_CHECKING, cast
+import shutil
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import psutil
 
 from briter_worker.errors import FailureCode, PublishError, UsageError
-from briter_worker.git.stale_locks import StaleLocks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from briter_worker.git.run import Git
@@ -33,23 +34,20 @@ _IN_PROGRESS = {
 }
 _VALUE = re.compile(rb"([0-9a-f]{64}|[0-9a-f]{40})(?:\s|\Z)")
 _SYMBOLIC = re.compile(rb"ref:\s*(refs/[^\s\0]+)\s*\Z")
-_MAX_SYMBOLIC = 5
-_NO_BRANCH = re.compile(r"couldn't find remote ref", re.IGNORECASE)
-_NOT_ON_REMOTE = re.compile(r"not our ref|unadvertised object")
 _UPLOAD = "--upload-pack=git-upload-pack"
 """Given each time: the repository's configuration may name another program, which git would run."""
 _FEW_PATHS = 100
 """Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
-_BLOBS_AT_ONCE = 200
-_MAX_LOCAL_COMMITS = 50
-_PIECE = 1 << 16
+_OLD_LOCK_S = 15 * 60.0
+"""No git command takes so long that its lock is still held, if no git runs."""
+_INDEX_LOCK = "index.lock"
+_MAX_PACKS = 30
 
 Move = tuple[str, str | None, str | None]
 """A ref, its new value (None: delete it), and the value it must have (None: any; empty: none yet)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What a tree holds under a path: a file, a link, a folder or a submodule."""
 
     mode: str
@@ -71,33 +69,17 @@ class Repository:
         self.pushed_ref = f"{self.own_refs}/pushed"
         """The remote's tip as the worker saw it last."""
         self.fetched_ref = f"{self.own_refs}/fetched"
-        self._head: tuple[int, int] | None = None
+        self._head: object = None
         self._listed: tuple[str, dict[str, Entry | None]] = ("", {})
         """A commit, and what its tree has at the paths asked for so far."""
-        self._locks = StaleLocks(git, (self.branch_ref, self.tracking_ref), PRIVATE)
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Read the configuration again, remove stale locks, and mark the repository as in use.
-
-        A worker that dies inside leaves the mark, by which its lock files are recognised.
-        """
-        self.git.refresh()
-        with self._locks.marked():
-            yield
-
-    def clear_own_locks(self) -> None:
-        """Remove locks of the worker's own refs, which a killed git left. Call it when none of ours runs."""
-        for path in (self.git.common_dir / self.own_refs).rglob("*.lock"):
-            path.unlink(missing_ok=True)
+        self.last_built: tuple[str, str] | None = None
+        """A commit of the remote, and one that was built on it: git need not be asked."""
+        self._is_marked = False
 
     def check(self) -> None:
         """Raise PublishError unless the repository is ready for a publication. The remote is not asked."""
         self.check_owner()
-        if self.git.worktree is not None:
-            self._head = self._head_stamp()
-            self.check_branch()
-            self.check_under_way()
+        self._head = self._check_head()
         self.check_remote()
 
     def check_unmoved(self) -> None:
@@ -105,33 +87,42 @@ class Repository:
 
         Files that were read meanwhile may be that branch's.
         """
-        if self.git.worktree is None:
-            return
-        self.check_branch()
-        self.check_under_way()
-        if self._head_stamp() != self._head:
+        if self._check_head() != self._head:
             raise PublishError(
                 FailureCode.WRONG_BRANCH,
                 "another branch was checked out while the posts were read",
                 f"leave the site on {self.branch}; the worker tries again by itself",
             )
 
+    def _check_head(self) -> object:
+        """Return what changes whenever git switches branches: it writes HEAD anew; a commit does not."""
+        if self.git.worktree is None:
+            return None
+        status = (self.git.git_dir / "HEAD").stat()
+        self.check_branch()
+        self.check_under_way()
+        return status.st_ino, status.st_mtime_ns
+
     def check_branch(self) -> None:
         """Raise PublishError unless the configured branch is checked out, with a commit."""
-        current = self._head_ref(self.git.git_dir)
-        if current != self.branch_ref:
-            found = "HEAD is detached" if current is None else f"{current[11:]} is checked out"
-            raise PublishError(
-                FailureCode.WRONG_BRANCH,
-                f"{found}, and the worker publishes {self.branch}",
-                f"git switch {self.branch}, or set BRITER_GIT_BRANCH",
-            )
-        if self.ref(self.branch_ref) is None:
-            raise PublishError(
-                FailureCode.WRONG_BRANCH,
-                f"the branch {self.branch} has no commit yet",
-                "commit and push once by hand",
-            )
+        message, fix = f"the branch {self.branch} has no commit yet", "commit and push once by hand"
+        if (current := self._head_ref()) != self.branch_ref:
+            found = f"{current[11:]} is checked out" if current else "HEAD is detached"
+            message = f"{found}, and the worker publishes {self.branch}"
+            fix = f"git switch {self.branch}, or set BRITER_GIT_BRANCH"
+        elif self.ref(self.branch_ref) is not None:
+            return
+        raise PublishError(FailureCode.WRONG_BRANCH, message, fix)
+
+    def is_checked_out(self) -> bool:
+        """Return True if work tree and index are the configured branch's."""
+        return self._head_ref() == self.branch_ref
+
+    def _head_ref(self) -> str:
+        """Return the ref that is checked out; empty where HEAD is detached, or damaged since."""
+        with suppress(AssertionError, TypeError, ValueError):
+            return str(self.git.repo.head.reference.path)
+        return ""
 
     def check_under_way(self) -> None:
         """Raise PublishError while a merge, a rebase or the like is under way."""
@@ -146,86 +137,53 @@ class Repository:
 
         With a --git-dir git does not check the owner, so it is asked where that matters.
         """
-        if self.git.worktree is None:
-            return
-        if {place.stat().st_uid for place in (self.git.git_dir, self.git.worktree)} != {os.geteuid()}:
+        places = filter(None, (self.git.git_dir, self.git.worktree))
+        if self.git.worktree and {place.stat().st_uid for place in places} != {os.geteuid()}:
             self.git.run("rev-parse", "--git-dir", discover=True, what="git refused the site's repository")
 
     def check_remote(self) -> None:
         """Raise PublishError unless the remote is configured, with one push address."""
-        if not self.push_addresses():
+        try:
+            count = self.check_push_address()
+        except UsageError as error:
+            raise PublishError(FailureCode.REMOTE_MISSING, error.message, error.fix) from None
+        if not count:
             raise PublishError(
                 FailureCode.REMOTE_MISSING,
                 f"the repository has no remote named {self.remote}",
                 f"git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
             )
-        try:
-            self.check_push_address()
-        except UsageError as error:
-            raise PublishError(FailureCode.REMOTE_MISSING, error.message, error.fix) from None
 
-    def check_push_address(self) -> None:
-        """Raise UsageError if the remote has more than one push address."""
-        addresses = self.push_addresses()
+    def check_push_address(self) -> int:
+        """Return the number of push addresses. Raises UsageError if there is more than one."""
+        urls = self.git.config_values(f"remote.{self.remote}.url")
+        addresses = self.git.config_values(f"remote.{self.remote}.pushurl") or urls
         if len(addresses) > 1:
             raise UsageError(
                 f"the remote {self.remote} has {len(addresses)} push addresses, and the worker pushes to one",
                 f"git config --unset-all remote.{self.remote}.pushurl, and keep one remote.{self.remote}.url",
             )
-
-    def push_addresses(self) -> list[str]:
-        """Return the addresses that git would push to."""
-        urls = self.git.config_values(f"remote.{self.remote}.url")
-        return self.git.config_values(f"remote.{self.remote}.pushurl") or urls
-
-    def locks(self) -> list[Path]:
-        """Return the lock files that may be in the way."""
-        return list(self._locks.locks())
-
-    def is_checked_out(self) -> bool:
-        """Return True if work tree and index are the configured branch's."""
-        return self._head_ref(self.git.git_dir) == self.branch_ref
-
-    def _head_ref(self, git_dir: Path) -> str | None:
-        """Return the ref that is checked out; None where HEAD is detached."""
-        path = git_dir / "HEAD"
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise PublishError.from_os("HEAD cannot be read", error) from error
-        if target := _SYMBOLIC.match(content):
-            return os.fsdecode(target[1])
-        if _VALUE.match(content):
-            return None
-        # Not by git symbolic-ref, which finds no repository there.
-        fix = f"echo {shlex.quote(f'ref: {self.branch_ref}')} > {shlex.quote(str(path))}"
-        raise PublishError(FailureCode.CORRUPT, f"{path} is damaged", fix)
-
-    def _head_stamp(self) -> tuple[int, int]:
-        """Return what changes whenever git switches branches: it writes HEAD anew; a commit does not."""
-        status = (self.git.git_dir / "HEAD").stat()
-        return status.st_ino, status.st_mtime_ns
+        return len(addresses)
 
     # Refs
 
     def ref(self, name: str) -> str | None:
         """Return the object a ref points to, or None. Raises PublishError when the ref is damaged.
 
-        Refs are read without starting git: a drain asks for many of them.
+        Without git, as a drain asks for many; and without GitPython, for which a ref that cannot be read is
+        missing.
         """
-        for _ in range(_MAX_SYMBOLIC):
-            path = self.git.common_dir / name
-            try:
-                content = path.read_bytes()
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                return self._packed_ref(name)
-            except OSError as error:
-                raise PublishError.from_os(f"{name} cannot be read", error) from error
-            if value := _VALUE.match(content):
-                return value[1].decode()
-            if not (target := _SYMBOLIC.match(content)):
-                break
-            name = os.fsdecode(target[1])
+        path = self.git.common_dir / name
+        try:
+            content = path.read_bytes()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return self._packed_ref(name)
+        except OSError as error:
+            raise PublishError.from_os(f"{name} cannot be read", error) from error
+        if value := _VALUE.match(content):
+            return value[1].decode()
+        if target := _SYMBOLIC.match(content):
+            return self.ref(os.fsdecode(target[1]))
         if name.startswith(f"{PRIVATE}/"):  # emptied by a power cut: it must not stop the posts
             path.unlink(missing_ok=True)
             return self._packed_ref(name)
@@ -249,42 +207,34 @@ class Repository:
 
     def update_refs(self, *moves: Move) -> None:
         """Move refs, all or none."""
-        lines = []
+        stdin = ""
         for name, new, old in moves:
-            if new is None:
-                lines.append(f"delete {name} {old or ''}".rstrip())
-            else:
-                must = "0" * len(new) if old == "" else old or ""
-                lines.append(f"update {name} {new} {must}".rstrip())
-        stdin = "".join(f"{line}\n" for line in lines).encode()
-        self.git.run(
-            *("update-ref", "-m", "briter: publish", "--stdin"),
-            stdin=stdin,
-            what="the refs could not be moved",
-        )
+            must = "0" * len(new or "") if old == "" else old or ""
+            stdin += (f"update {name} {new} {must}" if new else f"delete {name} {must}").rstrip() + "\n"
+        command = ("update-ref", "-m", "briter: publish", "--stdin")
+        self.git.run(*command, stdin=stdin.encode(), what="the refs could not be moved")
 
     def is_ancestor(self, old: str, new: str) -> bool:
         """Return True if `new` contains `old`; False also where `old` is not known here."""
-        if self.git.attempt("merge-base", "--is-ancestor", old, new)[0] == 0:
+        if old == new or (old, new) == self.last_built:
+            return True
+        command = ("merge-base", "--is-ancestor", old, new)
+        if self.git.attempt(*command)[0] == 0:
             return True
         if not (self.git.common_dir / "shallow").exists():
             return False
         # The history ends above `old`: get the commits that are missing, without their trees.
         self._fetch("--unshallow", "--filter=tree:0")
-        return self.git.attempt("merge-base", "--is-ancestor", old, new)[0] == 0
+        return self.git.attempt(*command)[0] == 0
 
     def local_commits(self) -> list[tuple[str, str]]:
         """Return the commits (and subjects) of the local branch that the remote lacks, newest first."""
-        if self.ref(self.branch_ref) is None:
-            return []
         known = [name for name in (self.pushed_ref, self.tracking_ref) if self.ref(name)]
-        if not known:
+        if not known or self.ref(self.branch_ref) is None:
             return []
-        out = self.git.run(
-            *("log", f"--max-count={_MAX_LOCAL_COMMITS}", "-z", "--format=%H %s", self.branch_ref),
-            *("--not", *known, "--"),
-        )
-        pairs = (line.partition(" ") for line in out.decode(errors="replace").split("\0") if line)
+        command = ("log", "--max-count=50", "-z", "--format=%H %s", self.branch_ref)
+        out = self.git.run(*command, "--not", *known, "--").decode(errors="replace")
+        pairs = (line.partition(" ") for line in out.split("\0") if line)
         return [(sha, subject) for sha, _, subject in pairs]
 
     # The remote
@@ -301,19 +251,13 @@ class Repository:
         """Fetch the branch and return the remote's tip. Moves no ref that a person looks at."""
         self.ref(self.fetched_ref)  # removes a damaged one, which git would not move
         self._fetch()
-        tip = self.ref(self.fetched_ref)
-        if tip is None:
-            raise PublishError(FailureCode.INTERNAL, "git fetch succeeded, but brought no commit")
-        return tip
+        return cast("str", self.ref(self.fetched_ref))
 
     def _fetch(self, *options: str) -> None:
-        status, _, said = self.git.attempt(
-            "fetch",
-            *options,
-            *("--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap="),
-            *(_UPLOAD, "--", self.remote, f"+{self.branch_ref}:{self.fetched_ref}"),
-        )
-        if status and _NO_BRANCH.search(said):
+        command = ("--progress", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--refmap=")
+        refspec = f"+{self.branch_ref}:{self.fetched_ref}"
+        status, _, said = self.git.attempt("fetch", *options, *command, _UPLOAD, "--", self.remote, refspec)
+        if status and "couldn't find remote ref" in said:
             raise self.no_branch_error()
         if status:
             raise self.git.failure("the remote's commits could not be fetched", said, status)
@@ -332,13 +276,13 @@ class Repository:
 
         A person accepts the rewritten branch by moving the local branch to it.
         """
-        pushed = self.ref(self.pushed_ref)
-        if pushed in (None, tip) or self.is_ancestor(str(pushed), tip) or self.ref(self.branch_ref) == tip:
+        pushed = self.ref(self.pushed_ref) or tip
+        if self.is_ancestor(pushed, tip) or self.ref(self.branch_ref) == tip:
             return
         raise PublishError(
             FailureCode.REMOTE_REWRITTEN,
-            f"the remote's {self.branch} no longer contains what it had ({str(pushed)[:10]})",
-            f"git push {self.remote} {str(pushed)[:10]}:{self.branch}, to restore it; or accept the change: "
+            f"the remote's {self.branch} no longer contains what it had ({pushed[:10]})",
+            f"git push {self.remote} {pushed[:10]}:{self.branch}, to restore it; or accept the change: "
             f"git fetch && git status && git reset --keep {self.remote}/{self.branch}",
         )
 
@@ -350,11 +294,9 @@ class Repository:
             self._listed = (commit, {})
         listed = self._listed[1]
         if asked := [path for path in paths if path not in listed]:
-            if len(asked) <= _FEW_PATHS:
-                found = self._list_tree("-t", commit, "--", *asked)
-            else:
-                tops = sorted({path.partition("/")[0] for path in asked})
-                found = self._list_tree("-r", "-t", commit, "--", *tops)
+            few = ["-t", commit, "--", *asked]
+            tops = sorted({path.partition("/")[0] for path in asked})
+            found = self._list_tree(*(few if len(asked) <= _FEW_PATHS else ["-r", "-t", commit, "--", *tops]))
             listed.update((path, found.get(path)) for path in asked)
         return {path: entry for path in paths if (entry := listed[path]) is not None}
 
@@ -368,10 +310,8 @@ class Repository:
         return self._list_tree("-r", *(["-t"] if with_folders else []), commit, "--", *wanted)
 
     def _list_tree(self, *args: str) -> dict[str, Entry]:
-        out = self.git.run(
-            *("--literal-pathspecs", "ls-tree", "-z", "--full-tree", *args),
-            what="the commit could not be read",
-        )
+        command = ("--literal-pathspecs", "ls-tree", "-z", "--full-tree")
+        out = self.git.run(*command, *args, what="the commit could not be read")
         found = {}
         for line in os.fsdecode(out).split("\0")[:-1]:
             about, _, path = line.partition("\t")
@@ -381,46 +321,164 @@ class Repository:
 
     def blob(self, sha: str) -> bytes:
         """Return the content of a blob. Raises PublishError: CORRUPT if it is nowhere."""
-        return b"".join(piece for _, pieces in self.blobs([sha]) for piece in pieces)
+        return self.blobs([sha])[0]
 
-    def blobs(self, shas: Iterable[str]) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """Yield each blob and its content in pieces, which are valid until the next blob."""
-        left = iter(shas)
-        while batch := list(islice(left, _BLOBS_AT_ONCE)):
+    def blobs(self, shas: Collection[str]) -> list[bytes]:
+        """Return the contents of blobs, in their order. Raises PublishError as `blob` does."""
+        stdin = "".join(f"{sha}\n" for sha in shas).encode()
+        try:
+            out = self.git.run("cat-file", "--batch", stdin=stdin, what="a blob could not be read")
+        except PublishError as failure:
+            # A blobless clone fetches each blob from the remote, which may not have it.
+            if "promisor" in failure.message and (
+                failure.code is FailureCode.INTERNAL
+                or re.search("not our ref|unadvertised object", failure.message)
+            ):
+                raise _missing(next(iter(shas))) from failure
+            raise
+        found, at = [], 0
+        for sha in shas:
+            end = out.index(b"\n", at)
+            kind, _, size = out[at:end].partition(b" ")[2].partition(b" ")
+            if kind != b"blob":
+                raise _missing(sha)
+            at = end + 1 + int(size) + 1
+            found.append(out[end + 1 : at - 1])
+        return found
+
+    # What dead gits left
+
+    @contextmanager
+    def working(self, patience: float | None = None) -> Iterator[None]:
+        """Lock the repository, read the configuration again, and remove stale lock files of git.
+
+        The lock keeps a worker and `pull` apart; a cluster's clone has one of its own. `patience`: as
+        `Git.locked`. Raises PublishError.
+        """
+        self.git.refresh()
+        with ExitStack() as stack:
+            if not self._is_marked:
+                # Of this work tree alone: a worker in another linked one has its own.
+                if self.git.worktree is not None:
+                    stack.enter_context(self.git.locked(self.git.own_dir / "lock", patience))
+                stack.enter_context(self._marked(self.git.own_dir / "busy"))
+            yield
+
+    @contextmanager
+    def _marked(self, mark: Path) -> Iterator[None]:
+        """Mark the repository as in use.
+
+        A worker that dies inside leaves the mark. A lock file that appeared after the mark was that worker's:
+        its git has ended, as the repository's lock is free. Raises PublishError for a lock that stops the
+        worker and may be somebody's; `index.lock` stops nobody: building and pushing do not use the index.
+        """
+        self._clear_locks(mark, index=True)
+        if held := self._clear_locks(mark, wait=True):
+            raise PublishError(
+                FailureCode.LOCKED,
+                f"another git command holds {held[0]}",
+                "let that command end; if none runs, remove the file",
+            )
+        try:
+            mark.touch()
+        except OSError as error:
+            raise PublishError.from_os("the repository cannot be written", error) from error
+        self._is_marked, ended = True, self.git.ended
+        try:
+            yield
+        finally:
+            self._is_marked = False
+            killed = self.git.ended > ended  # these could not remove their locks
+            with suppress(OSError, PublishError):
+                self._clear_locks(mark, index=killed, wait=not killed)
+                mark.unlink(missing_ok=True)
+
+    def locks(self) -> list[Path]:
+        """Return the lock files that are there now, whoever made them."""
+        git_dir, common = self.git.git_dir, self.git.common_dir
+        refs = (common / f"{ref}.lock" for ref in (self.branch_ref, self.tracking_ref))
+        shared = (git_dir / _INDEX_LOCK, git_dir / "HEAD.lock", common / "packed-refs.lock", *refs)
+        return [*(path for path in shared if path.exists()), *(common / PRIVATE).rglob("*.lock")]
+
+    def clear_own_locks(self) -> None:
+        """Remove locks of the worker's own refs, which a killed git left. Call it when none of ours runs."""
+        for path in (self.git.common_dir / self.own_refs).rglob("*.lock"):
+            path.unlink(missing_ok=True)
+
+    def _clear_locks(self, mark: Path, *, index: bool = False, wait: bool = False) -> list[Path]:
+        """Remove stale locks; return the others. `wait`: others may hold the lock of a ref for a moment."""
+        since = mark.stat().st_mtime if mark.exists() else None
+        found = {path for path in self.locks() if index or path.name != _INDEX_LOCK}
+        if found and wait:
+            time.sleep(0.5)
+            found &= {*self.locks()}
+        return [path for path in found if not self._remove_lock(path, since)]
+
+    def _remove_lock(self, path: Path, since: float | None) -> bool:
+        """Remove the lock if it is provably the worker's, or old; return True if it is gone."""
+        try:
+            modified = path.stat().st_mtime
+            ours = path.is_relative_to(self.git.common_dir / PRIVATE)
+            # That no process has the file open proves nothing: `git commit` waits for its editor without.
+            stale = (since is not None and modified >= since) or time.time() - modified > _OLD_LOCK_S
+            if not ours and (not stale or self._is_git_running()):
+                return False
+            path.unlink(missing_ok=True)
+        except OSError:
+            return not path.exists()
+        return True
+
+    def _is_git_running(self) -> bool:
+        """Return True if another git may be working in this repository."""
+        places = (str(self.git.worktree or self.git.git_dir), str(self.git.git_dir))
+        for process in psutil.process_iter(["name"]):
             try:
-                with self.git.open("cat-file", "--batch", what="a blob could not be read") as process:
-                    stdin, stdout = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
-                    stdin.write("".join(f"{sha}\n" for sha in batch).encode())
-                    stdin.flush()
-                    for sha in batch:
-                        pieces = _blob_pieces(stdout, sha)
-                        yield sha, pieces
-                        for _ in pieces:  # those that the caller left
-                            pass
-            except PublishError as failure:
-                # A blobless clone fetches each blob from the remote, which may not have it.
-                if "promisor" in failure.message and (
-                    failure.code is FailureCode.INTERNAL or _NOT_ON_REMOTE.search(failure.message)
-                ):
-                    raise _missing(batch[0]) from failure
-                raise
+                if not process.info["name"].startswith("git") or process.ppid() == os.getpid():
+                    continue
+                command = " ".join(process.cmdline())
+                if process.cwd().startswith(places) or any(place in command for place in places):
+                    return True
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+            except psutil.AccessDenied:
+                return True
+        return False
+
+    def tidy(self, now: float, keep: Collection[str] = ()) -> None:
+        """Remove old temporary files and unused private refs, and roll up small packs. Raises PublishError.
+
+        `keep` has the refs that recorded plans name. Call it inside `working`.
+        """
+        objects = self.git.common_dir / "objects"
+        pack = objects / "pack"
+        loose = (path for path in objects.iterdir() if len(path.name) == 2)  # noqa: PLR2004 - 00 to ff
+        for path in (
+            *_named(self.git.git_dir, "fast_import_crash_"),
+            *_named(pack, "tmp_", ".tmp-"),
+            *(path for folder in loose for path in _named(folder, "tmp_obj_")),
+            *_named(self.git.state_dir, "index-"),
+        ):
+            with suppress(OSError):
+                if now - path.stat().st_mtime > _OLD_LOCK_S:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        out = self.git.run("for-each-ref", "--format=%(refname)", f"{self.own_refs}/batch/")
+        for name in set(out.decode().splitlines()) - set(keep):  # of a worker that died before it had a plan
+            self.update_refs((name, None, None))
+        # Objects shared with another repository, or still on the remote, are left to `git gc`.
+        kinds = [path.suffix for path in _named(pack, "pack-")]
+        shared = (objects / "info" / "alternates").exists() or ".promisor" in kinds
+        if not shared and kinds.count(".pack") >= _MAX_PACKS:
+            # Keeps every object, whether referred to or not, at the cost of the small packs alone.
+            limits = ("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0")
+            command = ("repack", "--geometric=2", "-d", "-q", "--no-write-bitmap-index")
+            self.git.run(*limits, *command, what="the small packs could not be merged")
 
 
-def _blob_pieces(stdout: IO[bytes], sha: str) -> Iterator[bytes]:
-    header = stdout.readline()
-    if not header:
-        raise EOFError
-    fields = header.split()
-    if len(fields) != 3 or fields[1] != b"blob":  # noqa: PLR2004 - id, type, size
-        raise _missing(sha)
-    left = int(fields[2])
-    while left:
-        piece = stdout.read(min(left, _PIECE))
-        if not piece:
-            raise EOFError
-        left -= len(piece)
-        yield piece
-    stdout.read(1)
+def _named(folder: Path, *prefixes: str) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.name.startswith(prefixes)]
+    except FileNotFoundError:
+        return []
 
 
 def _missing(sha: str) -> PublishError:

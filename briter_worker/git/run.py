@@ -1,8 +1,9 @@
 """Run git: the only module that starts processes.
 
 Each command gets a scrubbed environment, a fixed repository, no prompts, no hooks of the work tree, and one
-deadline. Children inherit the descriptor of the site's lock, so that an orphan keeps the next worker out
-until it has ended. They get SIGTERM when the worker dies, so that git removes its lock files.
+deadline. Children inherit the descriptors of the site's lock and of the repository's, so that an orphan keeps
+the next worker and the next `pull` out until it has ended. They end when the worker dies, so that git removes
+its lock files.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from __future__ import annotations
 import configparser
 import io
 import os
-import select
-import selectors
 import shlex
 import shutil
 import signal
@@ -20,46 +19,39 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+import filelock
 import git
 from git.cmd import Git as GitPythonCommand
 
 from briter_worker.errors import FailureCode, PublishError, StoppedError
 from briter_worker.git import messages
 from briter_worker.git.environment import (
+    Configuration,
     build_environment,
     conceal_secrets,
     credential_helpers,
     normalize_key,
-    parse_settings,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from _typeshed import WriteableBuffer
+    from briter_worker.git.environment import RemoteAccess, Setting, Signer
 
-    from briter_worker.git.environment import RemoteAccess, Setting
-
-_TRUSTED_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
-_PIECE = 1 << 16
-_PROBE_BYTES = 4096
-_KEPT_ERROR_BYTES = 64_000
-"""So much is kept of the beginning of git's error output, and as much of its end."""
 _GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL."""
-_OPEN_PIPE_S = 0.5
-"""How long to wait for more output of a process that has exited, while another one keeps its pipe open."""
-_INSTALL_GIT = "install git 2.36 or newer"
+_LOCK_POLL_S = 0.05
 _NO_ENVIRONMENT: Mapping[str, str] = {}
-_LOCAL_READS = frozenset(
+_ENDING_ALONE = frozenset(
     {"check-attr", "check-ignore", "config", "diff-tree", "ls-files", "ls-tree", "merge-base"}
+    | {"fast-import", "update-ref"}
 )
-"""Commands that write nothing and ask no remote: without the worker they end within milliseconds."""
+"""Commands that ask no remote, and end without the worker: within milliseconds, or as their input ends."""
 
 
 class Git:
@@ -76,18 +68,20 @@ class Git:
         pass_fds: tuple[int, ...] = (),
         access: RemoteAccess | None = None,
         durable: bool = True,
+        signer: Signer | None = None,
     ) -> None:
         """Without a work tree, `git_dir` is a bare repository. `timeout` is each command's, in seconds."""
         self.worktree = worktree
         self._place = cast("Path", worktree or git_dir)
         self.remote_name = remote
+        self.signer = signer
         self._timeout = timeout
         self._fds = pass_fds
+        self._lock: int | None = None
         self._build_environment = partial(
             build_environment,
             remote=remote,
             hooks=hooks,
-            fds=pass_fds,
             access=access,
             durable=durable,
             stall_seconds=timeout,
@@ -95,14 +89,17 @@ class Git:
         self.branch = ""
         """The branch to check out, for the fix of a damaged HEAD."""
         self._repo: git.Repo | None = None
-        self._settings: list[Setting] | None = None
+        self._configuration: Configuration | None = None
         self._environment: dict[str, str] | None = None
         self._active: list[_Command] = []
+        self._begun: dict[tuple[tuple[str, ...], bytes], _Command] = {}
         self._aborted = threading.Event()
-        self.started = 0
-        """Number of processes started, for the tests that guard this number."""
         self.ended = 0
         """Number of processes that were killed: these may have left lock files."""
+        self.watch: Callable[[bytes], object] = len
+        """Gets what a push prints as it comes."""
+        self.said = ""
+        """All that the last push printed, without its middle."""
         self.failures: set[FailureCode] = set()
         """Codes of the failures that git reported."""
 
@@ -127,24 +124,20 @@ class Git:
 
     def _no_repository(self) -> PublishError:
         head = self._place / ".git" / "HEAD"
-        if head.is_file() and (head.parent / "objects").is_dir():  # git sees no repository there
-            said = shlex.quote(f"ref: refs/heads/{self.branch}")
+        if (head.parent / "objects").is_dir():  # git sees no repository there
             try:
                 head.read_bytes()
             except OSError as error:
                 return PublishError.from_os("HEAD cannot be read", error)
-            fix = f"echo {said} > {shlex.quote(str(head))}"
-            return PublishError(FailureCode.CORRUPT, f"{head} is damaged", fix)
+            fix = shlex.join(["echo", f"ref: refs/heads/{self.branch}"])
+            return PublishError(
+                FailureCode.CORRUPT, f"{head} is damaged", f"{fix} > {shlex.quote(str(head))}"
+            )
         return PublishError(
             FailureCode.NOT_A_REPOSITORY,
             f"{self._place} is not the top of a git repository",
             "clone the site there, or point BRITER_GIT_WORKTREE at its clone",
         )
-
-    @property
-    def remote(self) -> git.Remote:
-        """Return GitPython's remote; push with it inside `supervise`."""
-        return git.Remote(self.repo, self.remote_name)
 
     @property
     def git_dir(self) -> Path:
@@ -159,28 +152,28 @@ class Git:
     @property
     def state_dir(self) -> Path:
         """Return the folder of the state that the worker trusts; only its owner can enter it."""
-        folder = self.common_dir / "briter"
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise PublishError.from_os("the repository cannot be written", error) from error
-        return folder
+        return _make_folder(self.common_dir / "briter")
 
     @property
-    def settings(self) -> list[Setting]:
-        """Return git's configuration here, in the order in which later settings win; read once per drain."""
-        if self._settings is None:
-            self._environment = self._build_environment(worktree=self.worktree)
-            own = int(self._environment["GIT_CONFIG_COUNT"])
+    def own_dir(self) -> Path:
+        """Return the folder for what concerns this work tree alone, which may be a linked one."""
+        return _make_folder(self.git_dir / "briter")
+
+    @property
+    def settings(self) -> Sequence[Setting]:
+        """Return git's configuration here, in the order in which later settings win."""
+        if self._configuration is None:
+            self._environment = self._build_environment(worktree=self.worktree, fds=self._fds)
+            began = time.time()
             out = self.run(
-                *("config", "--null", "--list"),
+                *("config", "--null", "--list", "--show-origin"),
                 what="git's configuration cannot be read",
                 discover=not self._place.exists(),  # a clone that is about to be made
             )
             self._environment = None
-            self._settings = parse_settings(out)[:-own]  # git lists those of the environment last
-            conceal_secrets(self._settings)
-        return self._settings
+            self._configuration = Configuration(out, self._place, began)
+            conceal_secrets(self._configuration.settings)
+        return self._configuration.settings
 
     def config(self, key: str, default: str = "") -> str:
         """Return the value that counts for this key."""
@@ -192,8 +185,42 @@ class Git:
         return [value for name, value in self.settings if name == wanted]
 
     def refresh(self) -> None:
-        """Forget the configuration, which a person may have changed since."""
-        self._repo = self._settings = self._environment = None
+        """Look at the repository again, and at its configuration if a person may have changed that."""
+        while self._begun:  # of a batch that ended early
+            command = self._begun.popitem()[1]
+            command.end()
+            self._finish(command)
+        self._repo = None
+        if self._configuration is not None and not self._configuration.is_current():
+            self._configuration = self._environment = None
+
+    @contextmanager
+    def locked(self, path: Path, patience: float | None = None) -> Iterator[None]:
+        """Hold the kernel's lock on the file inside. Children inherit the lock: an orphan of ours holds it.
+
+        Raises PublishError if another process holds the lock for so many seconds (None: one git command's).
+        """
+        if self._lock is None:
+            try:
+                self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError as error:
+                raise PublishError.from_os("the repository cannot be locked", error) from error
+            self._fds += (self._lock,)
+            self._environment = None
+        deadline = time.monotonic() + (self._timeout if patience is None else patience)
+        while not filelock.lock_descriptor(self._lock, blocking=False):
+            self.check_running()
+            if time.monotonic() >= deadline:
+                raise PublishError(
+                    FailureCode.LOCKED,
+                    "another command of briter-worker works in the repository",
+                    "let that command end, then try again",
+                )
+            time.sleep(_LOCK_POLL_S)
+        try:
+            yield
+        finally:
+            filelock.unlock_descriptor(self._lock)
 
     @contextmanager
     def in_worktree(self, folder: Path) -> Iterator[None]:
@@ -230,31 +257,30 @@ class Git:
         discover: bool = False,
     ) -> tuple[int, bytes, str]:
         """Return git's exit status, standard output and standard error."""
-        with _open_input(stdin) as source:
-            command = self._start(args, source, env=env, discover=discover)
-        with self._finishing([command]):
-            out, said = _read_output(command.process)
+        command = self._begun.pop((args, stdin), None)
+        if command is None:
+            command = self._start_with(args, stdin, env=env, discover=discover)
+        with self._finishing(command):
+            out, said = command.read_output()
         return command.process.returncode, out, said
 
-    @contextmanager
-    def run_beside(self, *args: str, stdin: bytes = b"", what: str = "") -> Iterator[Callable[[], bytes]]:
-        """Run git beside the caller; yield the function that returns what `run` returns."""
-        with _open_input(stdin) as source:
-            command = self._start(args, source)
+    def begin(self, *args: str, stdin: bytes = b"") -> None:
+        """Start a command of which `run`, with the same arguments, returns the output: beside another one."""
+        self._begun[args, stdin] = self._start_with(args, stdin)
 
-        def read() -> bytes:
-            with self._finishing([command]):
-                out, said = _read_output(command.process)
-            if status := command.process.returncode:
-                raise self.failure(what or f"git {args[0]} failed", said, status)
-            return out
-
-        try:
-            yield read
-        finally:
-            if command in self._active:
-                command.end()
-                self._finish(command)
+    def _start_with(
+        self,
+        args: Sequence[str],
+        stdin: bytes,
+        *,
+        env: Mapping[str, str] = _NO_ENVIRONMENT,
+        discover: bool = False,
+    ) -> _Command:
+        with tempfile.TemporaryFile() if stdin else nullcontext() as file:  # git may read it, or not
+            if file is not None:
+                file.write(stdin)
+                file.seek(0)
+            return self._start(args, file or subprocess.DEVNULL, env=env, discover=discover)
 
     @contextmanager
     def open(
@@ -262,13 +288,12 @@ class Git:
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Start git for a conversation through its pipes, within one deadline; end it on leaving.
 
-        Its input is closed then. An exit status other than 0 raises PublishError with git's words, also in
-        place of the broken pipe or the EOFError that the caller had. A git that writes more errors than a
-        pipe holds waits for its deadline.
+        An exit status other than 0 raises PublishError with git's words, also in place of the broken pipe or
+        the EOFError that the caller had. A git that prints more errors than a pipe holds meets its deadline.
         """
         command = self._start(args, subprocess.PIPE, env=env)
         process, failed, said = command.process, None, ""
-        with self._finishing([command]):
+        with self._finishing(command):
             try:
                 yield process
                 cast("IO[bytes]", process.stdin).close()
@@ -277,41 +302,25 @@ class Git:
             except BaseException:
                 command.end()
                 raise
-            process.wait()
-            said = _read_rest(cast("IO[bytes]", process.stderr))
+            said = command.read_output()[1]
         if process.returncode:
             raise self.failure(what or f"git {args[0]} failed", said, process.returncode) from failed
         if failed is not None:
             raise PublishError(FailureCode.INTERNAL, f"git {args[0]} ended early") from failed
 
     def failure(self, what: str, said: str, status: int) -> PublishError:
-        """Return what a failed command's text means; where git keeps the system's reason back, ask for it."""
+        """Return what a failed command's text means."""
         failure = messages.from_git(what, said or messages.status_text(status))
         self.failures.add(failure.code)
-        if messages.hides_reason(said):
+        if "couldn't set '" in said or "couldn't write '" in said:  # git does not say why: the disk may
             try:
                 with tempfile.TemporaryFile(dir=self.state_dir) as probe:
-                    probe.write(bytes(_PROBE_BYTES))
+                    probe.write(bytes(4096))
                     probe.flush()
                     os.fsync(probe.fileno())
             except OSError as error:
                 return PublishError.from_os(failure.message, error)
         return failure
-
-    @contextmanager
-    def supervise(self) -> Iterator[None]:
-        """End every process that GitPython starts inside. Raises as `run` for a deadline or an abort."""
-        before = list(self._active)
-        started: list[_Command] = []
-        with self._finishing(started):
-            try:
-                yield
-            finally:
-                started += [each for each in self._active if each not in before]
-
-    def version(self) -> str:
-        """Return what `git version` prints, without its first two words."""
-        return self.run("version", discover=True).decode(errors="replace").split(maxsplit=2)[-1].strip()
 
     def check_running(self) -> None:
         """Raise StoppedError after `abort`."""
@@ -335,6 +344,9 @@ class Git:
         self.abort()
         for command in list(self._active):
             self._finish(command)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _start(
         self,
@@ -348,21 +360,22 @@ class Git:
         place = [] if discover else [f"--git-dir={self.repo.git_dir}"]
         if self.worktree is not None and not discover:
             place.append(f"--work-tree={self.worktree}")
+        prefix = _with_death_signal() if _ENDING_ALONE.isdisjoint(args[:3]) else ()
         environment = {**self._env(), **env}
-        self.started += 1
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes through stdin only
-                [*_prefix(args), "git", *place, "--no-replace-objects", *args],
+                [*prefix, "git", *place, "--no-replace-objects", *args],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=self.worktree or (self._place if self._place.exists() else self._place.parent),
                 env=environment,
                 pass_fds=self._fds,
-                process_group=0,
+                start_new_session=True,  # no terminal: ssh-keygen would ask there for a passphrase
             )
         except FileNotFoundError as error:
-            raise PublishError(FailureCode.GIT_MISSING, "git was not found", _INSTALL_GIT) from error
+            fix = "install git 2.38 or newer"
+            raise PublishError(FailureCode.GIT_MISSING, "git was not found", fix) from error
         except OSError as error:
             raise PublishError.from_os("git could not be started", error) from error
         command = _Command(process, args[0], self._timeout)
@@ -377,6 +390,7 @@ class Git:
         if self._environment is None:
             self._environment = self._build_environment(
                 worktree=self.worktree,
+                fds=self._fds,
                 helpers=credential_helpers(self.settings) if self._fds else [],
                 ssh=self.config("core.sshCommand", "ssh"),
                 variant=self.config("ssh.variant"),
@@ -384,24 +398,31 @@ class Git:
         return self._environment
 
     @contextmanager
-    def _finishing(self, started: list[_Command]) -> Iterator[None]:
-        """Wait for the processes on leaving. Raises StoppedError or a timeout in place of a broken pipe."""
+    def _finishing(self, command: _Command) -> Iterator[None]:
+        """Wait for the process on leaving. Raises StoppedError or a timeout in place of a broken pipe."""
         try:
             yield
         except (OSError, ValueError):
-            if not self._aborted.is_set() and not any(each.is_expired for each in started):
+            if not self._aborted.is_set() and not command.is_expired:
                 raise
         finally:
-            for each in started:
-                self._finish(each)
+            self._finish(command)
         self.check_running()
-        for each in started:
-            if each.is_expired:
-                raise PublishError(
-                    FailureCode.TIMEOUT,
-                    f"git {each.name} did not end within {self._timeout:g} s",
-                    "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS",
-                )
+        if command.is_expired:
+            raise PublishError(
+                FailureCode.TIMEOUT,
+                f"git {command.name} did not end within {self._timeout:g} s",
+                "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS",
+            )
+
+    def execute(self, args: Sequence[str]) -> subprocess.Popen[Any]:
+        """Run what GitPython asks for, within the deadline; `watch` and `said` get what it prints."""
+        command = self._start(args, subprocess.DEVNULL)
+        with self._finishing(command):
+            out, self.said = command.read_output(self.watch)
+        process: subprocess.Popen[Any] = command.process
+        process.stdout, process.stderr = io.StringIO(out.decode(errors="replace")), None
+        return process
 
     def _finish(self, command: _Command) -> None:
         command.finish()
@@ -416,6 +437,7 @@ class _Command:
     def __init__(self, process: subprocess.Popen[bytes], name: str, timeout: float) -> None:
         self.process = process
         self.name = name
+        self.pipes = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
         self.is_expired = self.is_killed = False
         self._ending = threading.RLock()  # `abort` may come from a signal handler
         self._timer = threading.Timer(timeout, self._expire)
@@ -423,13 +445,21 @@ class _Command:
         self._timer.start()
 
     def _expire(self) -> None:
-        self.is_expired = self.process.poll() is None
+        self.is_expired = not self.has_exited()
         self.end()
+
+    def has_exited(self) -> bool:
+        """Return True if the process itself has ended."""
+        return self.process.poll() is not None
+
+    def read_output(self, watch: Callable[[bytes], object] = len) -> tuple[bytes, str]:
+        """Return what the process prints until it exits."""
+        return messages.read_output(*self.pipes, self.has_exited, watch)
 
     def end(self) -> None:
         """End the process and everything it started."""
         with self._ending:
-            if self.process.poll() is None:
+            if not self.has_exited():
                 self.is_killed = True
                 end_process(self.process)
 
@@ -455,65 +485,19 @@ class _GitPython(GitPythonCommand):
     @property
     def version_info(self) -> tuple[int, ...]:
         """Return the oldest supported version: GitPython would start git to ask."""
-        return (2, 36)
+        return (2, 38)
 
-    def execute(self, command: Sequence[str], *_: Any, as_process: bool = False, **_options: Any) -> Any:  # noqa: ANN401
-        if not as_process:
-            return self._home.run(*command[1:]).decode(errors="replace")
-        process: subprocess.Popen[Any] = self._home._start(command[1:], subprocess.DEVNULL).process  # noqa: SLF001
-        process.stdout = _read_until_exit(process, process.stdout)
-        process.stderr = _read_until_exit(process, process.stderr)
-        return GitPythonCommand.AutoInterrupt(process, list(command))
+    def execute(self, command: Sequence[str], *_: Any, **_options: Any) -> Any:  # noqa: ANN401
+        """Run the command; only the push goes this way."""
+        return GitPythonCommand.AutoInterrupt(self._home.execute(command[1:]), list(command))
 
 
-@contextmanager
-def _open_input(content: bytes) -> Iterator[IO[bytes] | int]:
-    """Put the input into a file: git may read it, or not, while its output is read."""
-    if not content:
-        yield subprocess.DEVNULL
-        return
+def _make_folder(folder: Path) -> Path:
     try:
-        with tempfile.TemporaryFile() as file:
-            file.write(content)
-            file.seek(0)
-            yield file
+        folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise PublishError.from_os("git's input could not be written", error) from error
-
-
-def _read_output(process: subprocess.Popen[bytes]) -> tuple[bytes, str]:
-    """Return the output, and the errors without their middle.
-
-    A daemon that ssh or a helper leaves behind may keep a pipe open: the exit of git ends the reading then.
-    """
-    out, errors = bytearray(), bytearray()
-    with selectors.DefaultSelector() as selector:
-        selector.register(cast("IO[bytes]", process.stdout), selectors.EVENT_READ, out)
-        selector.register(cast("IO[bytes]", process.stderr), selectors.EVENT_READ, errors)
-        while selector.get_map():
-            ready = selector.select(_OPEN_PIPE_S)
-            if not ready and process.poll() is not None:
-                break
-            for key, _ in ready:
-                part = os.read(key.fd, _PIECE)
-                key.data.extend(part)
-                del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]
-                if not part:
-                    selector.unregister(key.fileobj)
-    return bytes(out), errors.decode(errors="replace")
-
-
-def _read_rest(pipe: IO[bytes]) -> str:
-    """Return what a process that has exited left in the pipe."""
-    os.set_blocking(pipe.fileno(), False)
-    with suppress(BlockingIOError):
-        return os.read(pipe.fileno(), _PIECE).decode(errors="replace")
-    return ""
-
-
-def _prefix(args: Sequence[str]) -> tuple[str, ...]:
-    command = next((arg for arg in args if not arg.startswith("-")), "")
-    return () if command in _LOCAL_READS else _with_death_signal()
+        raise PublishError.from_os("the repository cannot be written", error) from error
+    return folder
 
 
 @cache
@@ -523,7 +507,7 @@ def _with_death_signal() -> tuple[str, ...]:
     It is a program of util-linux and no `preexec_fn`, with which Python forks itself: 7 ms per git, not 1.
     Where it is missing, an orphan ends by itself, and holds the site's lock until then.
     """
-    found = shutil.which("setpriv", path=_TRUSTED_PATH)
+    found = shutil.which("setpriv", path="/usr/bin:/bin:/usr/sbin:/sbin")
     return () if sys.platform != "linux" or found is None else (found, "--pdeathsig", "TERM", "--")
 
 
@@ -537,36 +521,3 @@ def end_process(process: subprocess.Popen[Any]) -> None:
                 process.poll()
                 os.killpg(process.pid, 0)  # raises when the group is gone
                 time.sleep(0.01)
-
-
-def _read_until_exit(process: subprocess.Popen[Any], pipe: IO[bytes] | None) -> io.TextIOWrapper:
-    raw = _UntilExit(process, cast("IO[bytes]", pipe))
-    return io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="replace")
-
-
-class _UntilExit(io.RawIOBase):
-    """A pipe that ends when its process has exited, even if another process keeps it open."""
-
-    def __init__(self, process: subprocess.Popen[Any], pipe: IO[bytes]) -> None:
-        self._process = process
-        self._pipe = pipe
-        self._poller = select.poll()
-        self._poller.register(pipe, select.POLLIN)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view = memoryview(buffer)
-        exited = False
-        while not self._poller.poll(0 if exited else 1000 * _OPEN_PIPE_S):
-            if exited:
-                return 0
-            exited = self._process.poll() is not None
-        data = os.read(self._pipe.fileno(), len(view))
-        view[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._pipe.close()
-        super().close()

@@ -1,4 +1,4 @@
-"""Read what jobs declare from the work tree, and compare it with the remote's tip.
+"""Read what jobs declare from a work tree, and compare it with the remote's tip.
 
 Declared paths pass the allowlist, then each part of them is opened without following links, and what was
 opened is what is read. Git itself reads files that its attributes change on the way in: filters, LFS, line
@@ -11,31 +11,29 @@ import os
 import stat
 import tempfile
 import time
-from bisect import bisect_left
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from briter_worker.allowlist import PathRefusedError, is_inside
+from briter_worker.allowlist import PathRefusedError, is_inside, normalized, parents
 from briter_worker.errors import Failure, FailureCode, PublishError
-from briter_worker.git.commits import blob_id
+from briter_worker.git.checkout import Checkout
 from briter_worker.git.folders import (
-    PAUSE_S,
-    TRIES,
-    Expansion,
     Folders,
-    Refused,
-    changing,
+    Staged,
+    Tree,
     check_size,
-    expand_paths,
+    read_pieces,
+    read_tree,
     stamp_of,
     unreadable,
 )
+from briter_worker.git.merge import Base
+from briter_worker.git.push import File, blob_id
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, Repository
-from briter_worker.ports import Change
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
@@ -43,98 +41,31 @@ if TYPE_CHECKING:
     from briter_worker.git.run import Git
     from briter_worker.ports import Request
 
-_ATTRIBUTES = ("filter", "text", "eol", "crlf", "ident", "working-tree-encoding")
+_CHECK_ATTRIBUTES = (
+    *("check-attr", "-z", "--stdin"),
+    *("filter", "text", "eol", "crlf", "ident", "working-tree-encoding"),
+)
 _ALL_TEXT = ("true", "input", "1")
 _FEW_PATHS = 100
 _LARGE = 4 << 20
 """Git reads larger files, so that they are not kept in memory."""
 _PROGRESS_STEP = 100
+_TRIES = 10
+_PAUSE_S = 0.02
 IGNORED = "git ignores it; see git check-ignore -v, and change .gitignore"
-_SUBMODULE = "it is inside a nested repository (a submodule)"
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """What one request changes on the remote's tip, and which of its paths it leaves out."""
-
-    changes: tuple[Change, ...] = ()
-    contents: Mapping[str, bytes] = field(default_factory=dict)
-    """Contents by path; a changed path that is absent has its blob in the repository."""
-    rejected: Mapping[str, str] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
-    """Declared paths that are neither in the work tree nor on the remote."""
-    withheld: Mapping[str, float] = field(default_factory=dict)
-    """Files that scheduled jobs declare, and the time they are scheduled for."""
-    failure: Failure | None = None
-    """Set when this request alone cannot be published."""
-    uses_lfs: bool = False
-    unchanged: Mapping[str, str | None] = field(default_factory=dict)
-    """The blobs of paths that came with the request and are what the tip has; empty for a work tree."""
-
-
 _NO_BASES: Mapping[str, str | None] = {}
 
 
-@dataclass(slots=True)
-class _Draft:
-    """One request while it is being staged."""
+class _Read(NamedTuple):
+    """One file as it was read; git reads a file whose blob is empty."""
 
-    request: Request
-    found: Expansion = field(default_factory=Expansion)
-    files: dict[str, None] = field(default_factory=dict)
-    gone: dict[str, None] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    ignored: set[str] = field(default_factory=set)
-    withheld: dict[str, float] = field(default_factory=dict)
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """One file as it was read."""
-
-    entry: Entry
+    file: File
     stamp: Stamp
 
 
-class _Tree:
-    """The part of a commit's tree at and below some paths."""
-
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        self.entries = entries
-        self._paths = sorted(entries)
-
-    def get(self, path: str) -> Entry | None:
-        return self.entries.get(path)
-
-    def is_folder(self, path: str) -> bool:
-        entry = self.entries.get(path)
-        return entry is not None and entry.mode == FOLDER
-
-    def below(self, folder: str) -> Iterator[str]:
-        """Yield every file, link and submodule below the folder."""
-        at = bisect_left(self._paths, f"{folder}/")
-        while at < len(self._paths) and self._paths[at].startswith(f"{folder}/"):
-            if not self.is_folder(self._paths[at]):
-                yield self._paths[at]
-            at += 1
-
-    def is_in_submodule(self, path: str) -> bool:
-        entry = self.entries.get(path)
-        return any(each.mode == SUBMODULE for each in (entry, *dict(self.above(path)).values()) if each)
-
-    def above(self, path: str) -> Iterator[tuple[str, Entry]]:
-        """Yield what is at the path's parents, topmost first."""
-        for parent in parents(path):
-            entry = self.entries.get(parent)
-            if entry is None:
-                return
-            yield parent, entry
-
-
 @dataclass(frozen=True, slots=True)
-class WorkTreeSource:
-    """Stage the files that the CMS has written into its work tree."""
+class Staging:
+    """Stages the files below the repository's work tree."""
 
     repository: Repository
     allowlist: Allowlist
@@ -159,160 +90,180 @@ class WorkTreeSource:
             return _Batch(self, folders, tip, bases).stage(requests, scheduled)
 
 
+class WorkTreeCopies:
+    """The authors' copies of the files in the CMS's own clone, which follows the remote."""
+
+    def __init__(
+        self,
+        staging: Staging,
+        warn: Callable[[str, str], None],
+        updated: Callable[[str, Sequence[str]], None] = lambda _tip, _paths: None,
+    ) -> None:
+        self._repository = staging.repository
+        self._staging = staging
+        self.checkout = Checkout(
+            staging.repository,
+            warn,
+            updated=updated,
+            is_cms_path=lambda path: any(is_inside(each, path) for each in staging.allowlist.folders),
+        )
+        self.sync = self.checkout.sync
+        self.catch_up = self.checkout.catch_up
+        self.read = staging.repository.blob  # a version that the repository has lost is damage, no conflict
+
+    def stage(
+        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
+    ) -> Mapping[str, Staged]:
+        """Return what differs from the versions that the work tree's files are edits of."""
+        kept = {path: base.blob for path, base in self.checkout.state().bases.items()}
+        return self._staging.stage(requests, tip=self._agreed(tip), scheduled=scheduled, bases=kept)
+
+    def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
+        """Return the remembered versions, else those of the commit where mirror and remote agreed."""
+        known = self.checkout.state().bases
+        found = {path: Base(known[path].blob) for path in paths if path in known}
+        agreed = self._agreed(tip)
+        if agreed != tip:
+            entries = self._repository.entries(agreed, paths)
+            found = {path: Base.of(entries.get(path)) for path in paths} | found
+        return found
+
+    def _agreed(self, tip: str) -> str:
+        return self.checkout.agreed(tip) or tip
+
+
 class _Batch:
     """One batch of requests, staged against one commit."""
 
-    def __init__(
-        self, source: WorkTreeSource, folders: Folders, tip: str, bases: Mapping[str, str | None]
-    ) -> None:
-        self._source = source
-        self._repository = source.repository
-        self._git = source.repository.git
+    def __init__(self, staging: Staging, folders: Folders, tip: str, bases: Mapping[str, str | None]) -> None:
+        self._staging = staging
+        self._repository = staging.repository
+        self._git = staging.repository.git
         self._folders = folders
         self._tip = tip
         self._keep_modes = self._git.config("core.fileMode", "true").lower() in ("false", "no", "off", "0")
         self._bases = bases
-        self._tree = _Tree({})
+        self._tree = Tree({})
         self._read: dict[str, _Read | PublishError | None] = {}
-        self._contents: dict[str, bytes] = {}
         self._filtered: set[str] = set()
         self._lfs: set[str] = set()
 
     def stage(self, requests: Sequence[Request], scheduled: Mapping[str, float]) -> dict[str, Staged]:
-        drafts = [self._expand(request) for request in requests]
-        # Most of git's time here is its start, so two commands start at once.
-        with self._finding_filtered({path for draft in drafts for path in draft.found.files}):
-            self._tree = self._read_tree(drafts)
-            held = {path.removesuffix("/"): at for path, at in scheduled.items()}
-            for draft in drafts:
-                self._sort(draft)
-                _withhold(draft, held)
-            self._drop_ignored(drafts)
-            self._drop_sparse(drafts)
-        for draft in drafts:
-            self._reject_barren(draft)
-        self._read_files(dict.fromkeys(path for draft in drafts for path in draft.files))
-        self._read_changed_again(drafts)
-        return {draft.request.key: self._result(draft) for draft in drafts}
+        batch = {request.key: self._expand(request) for request in requests}
+        if files := dict.fromkeys(path for staged in batch.values() for path in staged.files):
+            self._git.begin(*_CHECK_ATTRIBUTES, stdin=_nul_lines(files))  # while the tree is read
+        self._tree = self._read_tree({path for staged in batch.values() for path in staged.places.values()})
+        held = {normalized(path): at for path, at in scheduled.items()}
+        for staged in batch.values():
+            staged.compare(self._tree, self._staging.allowlist)
+            staged.withhold(held)
+        self._drop_ignored(batch.values())
+        self._drop_sparse(batch.values())
+        for staged in batch.values():
+            self._reject_barren(staged)
+        self._read_files(batch.values())
+        for staged in batch.values():
+            self._finish(staged)
+        return batch
 
     # Which files
 
-    def _expand(self, request: Request) -> _Draft:
-        self._git.check_running()
-        draft = _Draft(request)
+    def _expand(self, request: Request) -> Staged:
+        staged = Staged()
         try:
-            draft.found = expand_paths(self._folders, self._source.allowlist, request.paths)
+            for path in request.paths:
+                self._git.check_running()
+                staged.expand(self._folders, self._staging.allowlist, path)
         except PublishError as error:
-            draft.failure = error.failure
-        return draft
+            staged.failure = error.failure
+        return staged
 
-    def _read_tree(self, drafts: Sequence[_Draft]) -> _Tree:
-        places = {path for draft in drafts for path in draft.found.places.values()}
-        wanted = {*places, *(each for path in places for each in parents(path))}
-        entries = self._repository.entries(self._tip, wanted)
-        folders = [path for path in places if path in entries and entries[path].mode == FOLDER]
-        if folders:
-            entries |= self._repository.entries_below(self._tip, folders, with_folders=True)
+    def _read_tree(self, places: set[str]) -> Tree:
+        entries = read_tree(self._repository, self._tip, places)
         for path, blob in self._bases.items():
             if path in places or not places.isdisjoint(parents(path)):
                 entries.pop(path, None)
                 if blob is not None:
                     entries[path] = Entry("100644", blob)  # a mode that is another counts as a change
-        return _Tree(entries)
+        return Tree(entries)
 
-    def _sort(self, draft: _Draft) -> None:
-        """Compare what is in the work tree with the tip: files to read, and paths that are gone."""
-        found = draft.found
-        for path in found.files:
-            if self._tree.is_in_submodule(path):
-                found.rejected[path] = _SUBMODULE
-            else:
-                draft.files[path] = None
-        for declared, path in found.places.items():
-            if self._tree.is_in_submodule(path):
-                found.rejected[declared] = _SUBMODULE
-            if declared in found.rejected:
-                continue
-            entry = self._tree.get(path)
-            if entry is None and path in found.absent:
-                draft.missing.append(path)
-            elif entry is not None and entry.mode != FOLDER and path not in found.files:
-                draft.gone[path] = None
-            self._find_gone(draft, path)
-
-    def _find_gone(self, draft: _Draft, folder: str) -> None:
-        """Find what the tip has below the folder and the work tree has not; what is refused there stays."""
-        found = draft.found
-        closed = tuple(path for path in found.closed if is_inside(folder, path))
-        for path in self._tree.below(folder):
-            if path in found.files or any(is_inside(each, path) for each in closed):
-                continue
-            if self._tree.entries[path].mode == SUBMODULE:
-                continue
-            try:
-                self._source.allowlist.resolve(path)
-                draft.gone[path] = None
-            except PathRefusedError as refusal:
-                found.rejected[path] = refusal.reason
-
-    def _drop_ignored(self, drafts: Sequence[_Draft]) -> None:
-        new = sorted({path for draft in drafts for path in draft.files if self._tree.get(path) is None})
+    def _drop_ignored(self, batch: Collection[Staged]) -> None:
+        new = sorted({path for staged in batch for path in staged.files if self._tree.get(path) is None})
         ignored = ignored_paths(self._git, new)
-        for draft in drafts:
-            for path in ignored & draft.files.keys():
-                del draft.files[path]
-                draft.ignored.add(path)
-                if path in draft.found.places.values():
-                    draft.found.rejected[path] = IGNORED
+        for staged in batch:
+            for path in sorted(ignored & staged.files.keys()):
+                del staged.files[path]
+                staged.ignored[path] = IGNORED
+                if path in staged.places.values():
+                    staged.rejected[path] = IGNORED
 
-    def _drop_sparse(self, drafts: Sequence[_Draft]) -> None:
+    def _drop_sparse(self, batch: Collection[Staged]) -> None:
         """Nobody deleted what a sparse checkout, or the mirror, leaves out of the work tree."""
-        gone = sorted({path for draft in drafts for path in draft.gone} - self._bases.keys())
-        skipped = sparse_paths(self._git, gone if len(gone) <= _FEW_PATHS else self._source.allowlist.folders)
-        skipped.difference_update(self._bases)
-        for draft in drafts:
-            for path in skipped & draft.gone.keys():
-                del draft.gone[path]
+        gone = {path for staged in batch for path in staged.gone} - self._bases.keys()
+        few = len(gone) <= _FEW_PATHS
+        skipped = (
+            sparse_paths(self._git, gone if few else self._staging.allowlist.folders) - self._bases.keys()
+        )
+        for staged in batch:
+            for path in skipped & staged.gone.keys():
+                del staged.gone[path]
 
-    def _reject_barren(self, draft: _Draft) -> None:
+    def _reject_barren(self, staged: Staged) -> None:
         """Refuse a folder in which everything is refused or ignored."""
-        for folder in draft.found.folders:
-            carried = any(is_inside(folder, path) for path in (*draft.files, *draft.gone, *draft.withheld))
-            refused = [p for p in (*draft.found.closed, *sorted(draft.ignored)) if is_inside(folder, p)]
+        for folder in staged.folders:
+            carried = any(is_inside(folder, path) for path in (*staged.files, *staged.gone, *staged.withheld))
+            refused = [path for path in (*staged.closed, *staged.ignored) if is_inside(folder, path)]
             if refused and not carried and next(self._tree.below(folder), None) is None:
-                reason = f"nothing in it may be published ({refused[0]} is refused or ignored)"
-                draft.found.rejected[folder] = reason
+                first = refused[0]
+                reason = staged.ignored.get(first) or staged.rejected[first]
+                staged.rejected[folder] = f"nothing in it may be published ({first}, as {reason})"
 
     # Their contents
 
-    def _read_files(self, paths: Collection[str]) -> None:
-        by_git = self._filtered.intersection(paths)
+    def _read_files(self, batch: Collection[Staged]) -> None:
+        """Read every file until none has changed since it was read.
+
+        Some editors save by removing the file and writing it anew: a path that was gone may come back.
+        """
+        paths = dict.fromkeys(path for staged in batch for path in staged.files)
+        self._read.update((path, None) for staged in batch for path in staged.gone if path not in paths)
+        paths.update(dict.fromkeys(self._read))
+        for attempt in range(_TRIES):
+            changed = [path for path in paths if self._has_changed(path)]
+            if not changed:
+                return
+            if attempt:
+                time.sleep(_PAUSE_S)
+            self._read_once(changed)
+        for path in filter(self._has_changed, changed):
+            text = f"{path} keeps changing while it is read"
+            self._read[path] = PublishError(FailureCode.UNSETTLED, text, "write it elsewhere, then rename")
+
+    def _has_changed(self, path: str) -> bool:
+        known = self._read.get(path)
+        if path not in self._read or isinstance(known, PublishError):
+            return known is None
+        return self._folders.stamp(path) != (known.stamp if known else None)
+
+    def _read_once(self, paths: Sequence[str]) -> None:
+        self._find_filtered(paths)
+        by_git: dict[str, _Read] = {}
         for done, path in enumerate(paths):
             self._git.check_running()
             if done % _PROGRESS_STEP == 0:
-                self._source.progress("stage", done, len(paths))
-            stamp = self._folders.stamp(path)
-            if stamp and stamp.size > _LARGE:
-                by_git.add(path)
-            if path not in by_git:
-                self._read[path] = self._try(self._read_file, path)
-        if by_git:
-            self._read_by_git(sorted(by_git))
-        self._source.progress("stage", len(paths), len(paths))
+                self._staging.progress("stage", done, len(paths))
+            self._read[path] = read = self._read_file(path)
+            if isinstance(read, _Read) and not read.file.blob:
+                by_git[path] = read
+        for path, blob in self._add_to_index([*by_git]).items():
+            self._read[path] = _Read(File(by_git[path].file.mode, blob), by_git[path].stamp)
+        self._staging.progress("stage", len(paths), len(paths))
 
-    @contextmanager
-    def _finding_filtered(self, paths: Collection[str]) -> Iterator[None]:
-        """Find the paths whose contents git changes on their way in, while something else is done."""
-        if not paths:
-            yield
-            return
-        command = ("check-attr", "-z", "--stdin", *_ATTRIBUTES)
-        what = ".gitattributes could not be read"
-        with self._git.run_beside(*command, stdin=_nul_lines(paths), what=what) as read:
-            yield
-            self._note_filtered(read())
-
-    def _note_filtered(self, out: bytes) -> None:
+    def _find_filtered(self, paths: Collection[str]) -> None:
+        """Find the paths whose contents git changes on their way in."""
+        out = self._git.run(
+            *_CHECK_ATTRIBUTES, stdin=_nul_lines(paths), what=".gitattributes could not be read"
+        )
         fields = os.fsdecode(out).split("\0")[:-1]
         all_text = self._git.config("core.autocrlf").lower() in _ALL_TEXT
         for path, attribute, value in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
@@ -323,48 +274,30 @@ class _Batch:
             if (attribute, value) == ("filter", "lfs"):
                 self._lfs.add(path)
 
-    @staticmethod
-    def _try(read: Callable[[str], _Read], path: str) -> _Read | PublishError | None:
+    def _read_file(self, path: str) -> _Read | PublishError | None:
         """Return what was read, the failure of this file alone, or None if it has just been deleted."""
+        was, blob, content = self._tree.get(path), "", None
         try:
-            return read(path)
+            with self._folders.file(path) as fd:
+                status = os.fstat(fd)
+                check_size(path, status.st_size, self._staging.max_file_bytes)
+                if path not in self._filtered and status.st_size <= _LARGE:
+                    content = b"".join(read_pieces(fd, status.st_size + 1))
+                    blob = blob_id(content, like=self._tip)
+                    if was is not None and was.blob == blob:
+                        content = None
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except Refused as refusal:
+        except PathRefusedError as refusal:
             return PublishError(FailureCode.NO_PATHS, refusal.reason)
         except PublishError as error:
             return error
         except (OSError, MemoryError) as error:
             return unreadable(path, error)
-
-    def _read_file(self, path: str) -> _Read:
-        content, status = self._folders.read(path, self._source.max_file_bytes)
-        blob = blob_id(content, like=self._tip)
-        was = self._tree.get(path)
-        if was is None or was.blob != blob:
-            self._contents[path] = content
-        return _Read(Entry(self._mode(path, status), blob), stamp_of(status))
-
-    def _look(self, path: str) -> _Read:
-        """Return the state of a file that git reads."""
-        with self._folders.file(path) as fd:
-            status = os.fstat(fd)
-        check_size(path, status.st_size, self._source.max_file_bytes)
-        return _Read(Entry(self._mode(path, status), ""), stamp_of(status))
-
-    def _mode(self, path: str, status: os.stat_result) -> str:
-        was = self._tree.get(path)
+        mode = "100755" if status.st_mode & stat.S_IXUSR and not self._keep_modes else "100644"
         if self._keep_modes and was is not None and was.mode not in (FOLDER, LINK, SUBMODULE):
-            return was.mode
-        executable = status.st_mode & stat.S_IXUSR and not self._keep_modes
-        return "100755" if executable else "100644"
-
-    def _read_by_git(self, paths: Sequence[str]) -> None:
-        """Have git read the files. One that changes meanwhile no longer is as it was seen before."""
-        self._read.update((path, self._try(self._look, path)) for path in paths)
-        seen = {path: each for path in paths if isinstance(each := self._read[path], _Read)}
-        for path, blob in self._add_to_index([*seen]).items():
-            self._read[path] = _Read(Entry(seen[path].entry.mode, blob), seen[path].stamp)
+            mode = was.mode
+        return _Read(File(mode, blob, content), stamp_of(status))
 
     def _add_to_index(self, paths: Sequence[str]) -> dict[str, str]:
         """Add the files to an index of their own, as `git add` does; return the blobs.
@@ -397,89 +330,52 @@ class _Batch:
         found = {path: about.split()[1] for about, _, path in listed}
         return {path: found[path] for path in paths}
 
-    def _read_changed_again(self, drafts: Sequence[_Draft]) -> None:
-        """Read again what was rewritten, or came back, while the others were read."""
-        for draft in drafts:
-            for path in [path for path in draft.gone if self._folders.stamp(path) is not None]:
-                # Some editors save by removing the file and writing it anew: that is no deletion.
-                del draft.gone[path]
-                draft.files[path] = None
-        paths = dict.fromkeys(path for draft in drafts for path in draft.files)
-        for _ in range(TRIES):
-            changed = [path for path in paths if self._has_changed(path)]
-            if not changed:
-                return
-            time.sleep(PAUSE_S)
-            with self._finding_filtered(changed):  # of paths that came back, nothing is known yet
-                pass
-            self._read_files(changed)
-        self._read.update((path, changing(path)) for path in paths if self._has_changed(path))
-
-    def _has_changed(self, path: str) -> bool:
-        known = self._read.get(path)
-        if isinstance(known, PublishError):
-            return False
-        return self._folders.stamp(path) != (known.stamp if known else None)
-
     # The result
 
-    def _result(self, draft: _Draft) -> Staged:
-        found = draft.found
-        read = [self._read.get(path) for path in draft.files]
+    def _finish(self, staged: Staged) -> None:
+        read = [self._read.get(path) for path in (*staged.gone, *staged.files)]
         failed = [each.failure for each in read if isinstance(each, PublishError)]
-        failure = next((each for each in failed if each.code is not FailureCode.NO_PATHS), draft.failure)
-        if failure is not None:
-            return Staged(rejected=found.rejected, failure=failure)
-        changes = self._changes(draft)
-        if all(_is_rejected(found, declared) for declared in draft.request.paths):
-            failure = Failure(FailureCode.NO_PATHS, *self._why(found.rejected))
-            return Staged(rejected=found.rejected, failure=failure)
-        return Staged(
-            changes=tuple(changes.values()),
-            contents={path: self._contents[path] for path in changes if path in self._contents},
-            rejected=found.rejected,
-            missing=tuple(draft.missing),
-            withheld=draft.withheld,
-            uses_lfs=not self._lfs.isdisjoint(changes),
+        staged.failure = next(
+            (each for each in failed if each.code is not FailureCode.NO_PATHS), staged.failure
         )
+        changes = self._changes(staged)
+        if staged.failure is None and staged.is_rejected():
+            staged.failure = Failure(FailureCode.NO_PATHS, *self._why(staged.rejected))
+        if staged.failure is None:
+            staged.changes = changes
+            staged.uses_lfs = not self._lfs.isdisjoint(changes)
 
-    def _changes(self, draft: _Draft) -> dict[str, Change]:
+    def _changes(self, staged: Staged) -> dict[str, File | None]:
         """Return the changes by path, deletions first; reject paths that cannot be where they are."""
-        changes = {path: Change(path, "", None) for path in draft.gone}
-        for path in draft.files:
-            known = self._read.get(path)
+        changes: dict[str, File | None] = {}
+        for path in (*staged.gone, *staged.files):
+            known, was = self._read.get(path), self._tree.get(path)
             if isinstance(known, PublishError):
-                draft.found.rejected[path] = known.message
+                staged.rejected[path] = known.message
             elif known is None:
-                if self._tree.get(path) is not None:
-                    changes[path] = Change(path, "", None)
-            elif reason := self._obstacle(draft, path):
-                draft.found.rejected[path] = reason
-                if self._tree.is_folder(path):
-                    changes = _without_removal(draft, path, changes)
-            elif self._tree.get(path) != known.entry:
-                changes[path] = Change(path, known.entry.mode, known.entry.blob)
+                if was is not None:
+                    changes[path] = None
+            elif reason := self._obstacle(staged, path):
+                staged.rejected[path] = reason
+                # What only this path would have removed stays; what the job itself declares is removed.
+                own = [place for place in staged.places.values() if place.startswith(f"{path}/")]
+                for each in self._tree.below(path):
+                    if not any(is_inside(place, each) for place in own):
+                        changes.pop(each, None)
+            elif was is None or (was.mode, was.blob) != (known.file.mode, known.file.blob):
+                changes[path] = known.file
         return changes
 
-    def _obstacle(self, draft: _Draft, path: str) -> str | None:
-        """Return why the file cannot be where the tip has a file above it, or a folder in its place.
-
-        What the mirror could not bring into the work tree is the remote's alone: that is a conflict instead.
-        """
-        above = next((each for each, entry in self._tree.above(path) if entry.mode != FOLDER), None)
-        if above is not None and above not in draft.gone and not self._is_remote_link(above):
+    def _obstacle(self, staged: Staged, path: str) -> str | None:
+        """Return why the file cannot be where the tip has a file above it, or a folder in its place."""
+        above = self._tree.file_above(path)
+        if above is not None and above not in staged.gone:
             return f"it would replace the file {above}; declare that path, too"
-        left = (each for each in self._tree.below(path) if each not in draft.gone)
-        stays = next((each for each in left if not self._is_remote_link(each)), None)
+        stays = next((each for each in self._tree.below(path) if each not in staged.gone), None)
         if stays is None:
             return None
         reason = f"it would take the place of a folder in which {stays} stays"
         return f"{reason}, as that is scheduled, left out or not allowed"
-
-    def _is_remote_link(self, path: str) -> bool:
-        """Return True for a link that the mirror does not bring into the work tree."""
-        entry = self._tree.get(path)
-        return entry is not None and entry.mode == LINK and bool(sparse_paths(self._git, [path]))
 
     def _why(self, rejected: Mapping[str, str]) -> tuple[str, str]:
         if not rejected:
@@ -487,42 +383,8 @@ class _Batch:
         # No colon behind a path: after such as `config/secret`, redaction would hide what follows.
         first = "; ".join(f"{path}, as {reason}" for path, reason in list(rejected.items())[:3])
         more = f" (and {len(rejected) - 3} more)" if len(rejected) > 3 else ""  # noqa: PLR2004
-        allowed = ", ".join(f"{folder}/" for folder in self._source.allowlist.folders)
+        allowed = ", ".join(f"{folder}/" for folder in self._staging.allowlist.folders)
         return f"none of its paths may be published: {first}{more}", f"declare files under {allowed}"
-
-
-def _withhold(draft: _Draft, scheduled: Mapping[str, float]) -> None:
-    """Leave out what scheduled jobs declare, unless the request's own path is more specific."""
-    if not scheduled:
-        return
-    places = set(draft.found.places.values())
-    for paths in (draft.files, draft.gone):
-        for path in list(paths):
-            lineage = (path, *reversed([*parents(path)]))
-            theirs = next((each for each in lineage if each in scheduled), None)
-            ours = next((each for each in lineage if each in places), "")
-            if theirs is not None and len(theirs) >= len(ours) and ours != path:
-                draft.withheld[path] = scheduled[theirs]
-                del paths[path]
-
-
-def _without_removal(draft: _Draft, folder: str, changes: dict[str, Change]) -> dict[str, Change]:
-    """Keep what only the refused path would have removed; what the job itself declares is removed."""
-    below = [place for place in draft.found.places.values() if place.startswith(f"{folder}/")]
-    return {
-        path: change
-        for path, change in changes.items()
-        if not path.startswith(f"{folder}/") or any(is_inside(place, path) for place in below)
-    }
-
-
-def _is_rejected(found: Expansion, declared: str) -> bool:
-    return declared in found.rejected or found.places.get(declared) in found.rejected
-
-
-def parents(path: str) -> Iterator[str]:
-    """Yield the folders above a path, topmost first."""
-    return (path[:i] for i, c in enumerate(path) if c == "/")
 
 
 def ignored_paths(git: Git, paths: Collection[str]) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import DeclinedError, FailureCode
+from briter_worker.errors import DeclinedError, FailureCode, UnknownJobError
 from briter_worker.job import State, quoted
 
 if TYPE_CHECKING:
@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from briter_worker.ports import ListedJob
 
 _NOT_RETRYABLE = frozenset({FailureCode.MALFORMED, FailureCode.UNREADABLE, FailureCode.UNKNOWN_TYPE})
-
-
-class UnknownJobError(DeclinedError):
-    """The queue has no job of this id or slug."""
-
-    def __init__(self, wanted: str) -> None:
-        super().__init__(
-            f"the queue has no job with the id or slug {quoted(wanted)}", "briter-worker list --status all"
-        )
 
 
 def is_retryable(job: Job) -> bool:
@@ -39,7 +30,8 @@ def select_existing(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
     """Return the job of this id, else all jobs of this slug. Raises UnknownJobError when there is none."""
     found = select_matching(rows, wanted)
     if not found:
-        raise UnknownJobError(wanted)
+        message = f"the queue has no job with the id or slug {quoted(wanted)}"
+        raise UnknownJobError(message, "briter-worker list --status all")
     return found
 
 
@@ -66,7 +58,7 @@ def select_retryable(rows: Sequence[ListedJob]) -> list[ListedJob]:
 def select_to_publish_now(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
     """Return the wanted jobs that wait for a time. Raises DeclinedError with the fix."""
     found = select_existing(rows, wanted)
-    chosen = [row for row in found if row.state in {State.SCHEDULED, State.RETRYING}]
+    chosen = [row for row in found if row.state in {State.SCHEDULED, State.RETRYING, State.QUIET}]
     if not chosen:
         state = found[0].state
         fix = "briter-worker retry" if state is State.FAILED else ""

@@ -1,20 +1,18 @@
 """The history as commands and pages read it: receipts, running attempts, the live stream, the condition.
 
-Reading needs no worker. A history that does not exist yet is empty; one that cannot be read raises
-HistoryUnreadableError.
+Reading needs no worker. A history that has not begun is empty; one that cannot be read raises StoreError.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from pydantic import BaseModel, ConfigDict, Field, Json, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from briter_worker.errors import FixableError
 from briter_worker.job import format_time
+from briter_worker.sinks.recorder import waiting_time
 from briter_worker.sinks.store import StoreError
 
 if TYPE_CHECKING:
@@ -22,18 +20,20 @@ if TYPE_CHECKING:
 
     from briter_worker.sinks.store import Store
 
-Parsed = TypeVar("Parsed")
 _MAX_ATTEMPTS = 100
 _MAX_RUNNING = 1000
-_DAMAGED = ("the history has a row that this program did not write", "move history.db away")
+_MAX_OF_SLUG = 20
 
 
-class HistoryUnreadableError(FixableError):
-    """The history cannot be read."""
+def _format_time(seconds: float | None) -> str | None:
+    return None if seconds is None else format_time(seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+_Time = Annotated[float | None, PlainSerializer(_format_time)]
+"""Seconds since 1970; ISO 8601 for programs."""
+
+
+class Phase(NamedTuple):
     """One phase of a drain; `ended` is None while the phase lasts."""
 
     name: str
@@ -41,19 +41,20 @@ class Phase:
     ended: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """One attempt: under way while `outcome` is None. Times are seconds since 1970."""
+class Receipt(BaseModel):
+    """One attempt: under way while `outcome` is None. The fields are the columns of a row, in order."""
+
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, validate_by_name=True)
 
     id: int
     job_id: str
     slug: str
     title: str
     attempt: int
-    saved_at: float | None
-    due_at: float | None
-    began: float | None
-    ended: float | None
+    saved_at: _Time
+    due_at: _Time = Field(serialization_alias="scheduledFor")
+    began: float | None = Field(exclude=True)
+    ended: float | None = Field(exclude=True)
     outcome: str | None
     duration_ms: int | None
     commit: str | None
@@ -64,14 +65,13 @@ class Receipt:
     error: str | None
     failure: str | None
     fix: str | None
-    retry_at: float | None
-    rejected_paths: tuple[str, ...]
+    retry_at: _Time
+    rejected_paths: Json[tuple[str, ...]]
     superseded_by: str | None
-    stale: bool
     phase: str | None
     done: int
     total: int
-    phases: tuple[Phase, ...]
+    phases: Json[tuple[Phase, ...]]
 
     @property
     def save_to_remote(self) -> float | None:
@@ -82,59 +82,36 @@ class Receipt:
 
     def to_json(self) -> dict[str, Any]:
         """Return the receipt for programs, in camelCase; `time` is when it ended, or began."""
-        found: dict[str, Any] = {"time": _time(self.ended or self.began)}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "due_at":
-                found["scheduledFor"] = _time(value)
-            elif field.name in ("saved_at", "retry_at"):
-                found[to_camel(field.name)] = _time(value)
-            elif field.name not in ("began", "ended"):
-                found[to_camel(field.name)] = list(value) if isinstance(value, tuple) else value
         waited = self.save_to_remote
-        phases = [
-            {"name": phase.name, "began": _time(phase.began), "ended": _time(phase.ended)}
-            for phase in self.phases
-        ]
-        return found | {"saveToRemoteMs": None if waited is None else round(waited * 1000), "phases": phases}
+        return self.model_dump(by_alias=True, exclude={"phases"}) | {
+            "time": _format_time(self.ended or self.began),
+            "saveToRemoteMs": None if waited is None else round(waited * 1000),
+            "phases": [
+                {"name": name, "began": _format_time(began), "ended": _format_time(ended)}
+                for name, began, ended in self.phases
+            ],
+        }
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """One event of the live stream, with the keys of its log line. `id` grows with time."""
 
     id: int
     at: float
     event: str
-    data: dict[str, Any]
-
-    @property
-    def fix(self) -> str:
-        """Return what to do about it; empty for most events."""
-        return str(self.data.get("fix", ""))
+    data: Json[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """The outcomes of one span of time, and the waiting times of its publications in seconds, sorted."""
-
-    began: float
-    outcomes: dict[str, int]
-    waits: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """The site condition: an environment failure; without a failure, when the last one ended."""
 
     failure: str | None
-    text: str
+    text: str | None
     fix: str
     changed_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
+class Tally(NamedTuple):
     """How often an outcome occurred, and how long authors waited for it in all, in seconds."""
 
     site: str
@@ -145,27 +122,18 @@ class Tally:
     waited: float
 
 
-def waiting_time(ended: float | None, saved_at: float | None, due_at: float | None) -> float | None:
-    """Return how long the author waited, in seconds."""
-    if ended is None or saved_at is None:
-        return None
-    return max(0.0, ended - max(saved_at, due_at or 0.0))
-
-
-def _time(seconds: float | None) -> str | None:
-    return None if seconds is None else format_time(seconds)
-
-
+_MOMENTS = TypeAdapter(list[Moment])
+_COLUMNS = [
+    f'a."{name}"' for name in Receipt.model_fields if name not in {"phase", "done", "total", "phases"}
+]
 _RECEIPT = (
-    "SELECT a.id, a.job_id, a.slug, a.title, a.attempt, a.saved_at, a.due_at, a.began, a.ended, a.outcome,"
-    ' a.duration_ms, a."commit", a.branch, a.remote, a.dry_run, a.href, a.error, a.failure, a.fix,'
-    " a.retry_at, a.rejected_paths, a.superseded_by, a.stale, d.phase, d.done, d.total, d.phases"
-    " FROM attempts a LEFT JOIN drains d ON d.id = a.drain WHERE a.site = ?"
+    f"SELECT {', '.join(_COLUMNS)}, d.phase, COALESCE(d.done, 0), COALESCE(d.total, 0),"  # noqa: S608 - our names
+    " COALESCE(d.phases, '[]') FROM attempts a LEFT JOIN drains d ON d.id = a.drain WHERE a.site = ?"
 )
 
 
 class History:
-    """Reads the history of one site. Safe in several threads."""
+    """Reads the history of one site. Safe in several threads. Raises StoreError."""
 
     def __init__(self, store: Store, site: str = "") -> None:
         self._store = store
@@ -183,12 +151,9 @@ class History:
         search: str | None = None,
         before: int | None = None,
         limit: int = 50,
-        stale: bool = False,
     ) -> list[Receipt]:
         """Return ended attempts, newest first: at most `limit`, older than the receipt `before`."""
-        query, values = f"{_RECEIPT} AND a.outcome IS NOT NULL", [self._site]  # type: tuple[str, list[Any]]
-        if not stale:
-            query += " AND +a.stale = 0"  # the plus keeps the index of old receipts out: few are newest
+        query, values = "AND a.outcome IS NOT NULL", []  # type: tuple[str, list[Any]]
         if slug is not None:
             query += " AND a.slug = ?"
             values.append(slug)
@@ -202,81 +167,85 @@ class History:
             values.append(before)
         newest = "ORDER BY a.id DESC LIMIT ?"
         if not outcomes:
-            return self._receipts(f"{query} {newest}", [*values, limit])
+            return self._receipts(f"{query} {newest}", *values, limit)
         # Each outcome has an index that ends with its newest; asked for together, all rows would be sorted.
         found = [
             receipt
             for outcome in outcomes
-            for receipt in self._receipts(f"{query} AND a.outcome = ? {newest}", [*values, outcome, limit])
+            for receipt in self._receipts(f"{query} AND a.outcome = ? {newest}", *values, outcome, limit)
         ]
         return sorted(found, key=lambda receipt: receipt.id, reverse=True)[:limit]
 
     def attempts(self, job_id: str) -> list[Receipt]:
         """Return the attempts of one job, newest first."""
-        query = f"{_RECEIPT} AND a.job_id = ? ORDER BY a.id DESC LIMIT ?"
-        return self._receipts(query, [self._site, job_id, _MAX_ATTEMPTS])
+        return self._receipts("AND a.job_id = ? ORDER BY a.id DESC LIMIT ?", job_id, _MAX_ATTEMPTS)
+
+    def of_post(self, wanted: str) -> list[Receipt]:
+        """Return the attempts of this job, else the latest of this slug, newest first, also a running one."""
+        latest = "AND a.slug = ? ORDER BY a.id DESC LIMIT ?"
+        return self.attempts(wanted) or self._receipts(latest, wanted, _MAX_OF_SLUG)
 
     def under_way(self) -> list[Receipt]:
         """Return attempts without an outcome: running, or left by a dead worker."""
-        query = f"{_RECEIPT} AND a.outcome IS NULL ORDER BY a.id LIMIT ?"
-        return self._receipts(query, [self._site, _MAX_RUNNING])
+        return self._receipts("AND a.outcome IS NULL ORDER BY a.id LIMIT ?", _MAX_RUNNING)
 
     def moments(self, after: int, limit: int = 500) -> list[Moment]:
         """Return what happened after the moment `after`, in order."""
-        rows = self._query(
-            "SELECT id, at, event, data FROM moments WHERE site = ? AND id > ? ORDER BY id LIMIT ?",
-            [self._site, after, limit],
-        )
-        return [Moment(number, at, event, _parse(data, dict)) for number, at, event, data in rows]
+        return self._moments("id > ? ORDER BY id LIMIT ?", after, limit)
+
+    def last_moment(self, event: str) -> Moment | None:
+        """Return the newest moment of this kind."""
+        return next(iter(self._moments("event = ? ORDER BY id DESC LIMIT 1", event)), None)
+
+    def actions(self, limit: int) -> list[Moment]:
+        """Return what people did, newest first."""
+        return self._moments("event = 'steered' ORDER BY id DESC LIMIT ?", limit)
+
+    def _moments(self, which: str, *values: object) -> list[Moment]:
+        query = f"SELECT id, at, event, data FROM moments WHERE site = ? AND {which}"  # noqa: S608 - our own
+        rows = self._query(query, *values)
+        try:
+            return _MOMENTS.validate_python([tuple(row) for row in rows])
+        except ValidationError:
+            raise _damaged() from None
 
     def latest(self) -> tuple[int, int]:
         """Return the ids of the newest and the oldest moment; 0 and 0 if there is none."""
         # Asked for one by one, each is the end of an index; together, a scan.
-        rows = self._query(
-            "SELECT (SELECT max(id) FROM moments WHERE site = ?),"
-            " (SELECT min(id) FROM moments WHERE site = ?)",
-            [self._site, self._site],
-        )
-        return (rows[0][0] or 0, rows[0][1] or 0) if rows else (0, 0)
+        newest = self._query("SELECT max(id) FROM moments WHERE site = ?")
+        oldest = self._query("SELECT min(id) FROM moments WHERE site = ?")
+        return (newest[0][0] or 0, oldest[0][0] or 0) if newest and oldest else (0, 0)
 
-    def throughput(self, since: float, span: float) -> list[Bucket]:
-        """Return what ended since then, in buckets of `span` seconds, without empty ones."""
+    def most_republished(self, since: float, gap: float) -> tuple[str, int]:
+        """Return the slug published most often within `gap` seconds of the time before, and how often."""
         rows = self._query(
-            "SELECT ended, outcome, dry_run, saved_at, due_at FROM attempts"
-            " WHERE site = ? AND stale IN (0, 1) AND ended >= ? AND outcome IS NOT NULL",
-            [self._site, since],
+            "SELECT slug, count(*) FROM ("
+            "SELECT slug, ended - lag(ended) OVER (PARTITION BY slug ORDER BY ended) AS gap FROM attempts"
+            " WHERE site = ? AND ended >= ? AND outcome = 'published' AND dry_run = 0"
+            ") AS gaps WHERE gap <= ? GROUP BY slug ORDER BY 2 DESC, 1 LIMIT 1",
+            since,
+            gap,
         )
-        buckets: dict[int, tuple[dict[str, int], list[float]]] = {}
-        for ended, outcome, dry_run, saved_at, due_at in rows:
-            counts, waits = buckets.setdefault(int((ended - since) / span), ({}, []))
-            counts[outcome] = counts.get(outcome, 0) + 1
-            waited = waiting_time(ended, saved_at, due_at)
-            if outcome == "published" and not dry_run and waited is not None:
-                waits.append(waited)
-        return [
-            Bucket(since + number * span, counts, tuple(sorted(waits)))
-            for number, (counts, waits) in sorted(buckets.items())
-        ]
+        return (rows[0][0], rows[0][1]) if rows else ("", 0)
 
     def condition(self) -> Condition | None:
         """Return the site condition, or when the last one ended; None if nothing is known."""
-        rows = self._query(
-            "SELECT failure, condition, fix, changed_at FROM conditions WHERE site = ?", [self._site]
-        )
-        return Condition(rows[0][0], rows[0][1] or "", rows[0][2], rows[0][3]) if rows else None
+        rows = self._query("SELECT failure, condition, fix, changed_at FROM conditions WHERE site = ?")
+        return Condition(*rows[0]) if rows else None
 
     def tallies(self) -> list[Tally]:
-        """Return the counters of the site. Raises StoreError."""
+        """Return the counters of the site."""
         return [each for each in tallies(self._store) if each.site == self._site]
 
-    def _receipts(self, query: str, values: Sequence[Any]) -> list[Receipt]:
-        return [_receipt(row) for row in self._query(query, values)]
-
-    def _query(self, query: str, values: Sequence[Any]) -> list[Any]:
+    def _receipts(self, query: str, *values: object) -> list[Receipt]:
+        rows = self._query(f"{_RECEIPT} {query}", *values)
         try:
-            return self._store.query(query, values)
-        except StoreError as error:
-            raise HistoryUnreadableError(error.message, error.fix) from error
+            return [Receipt(**dict(zip(Receipt.model_fields, row, strict=True))) for row in rows]
+        except ValidationError:
+            raise _damaged() from None
+
+    def _query(self, query: str, *values: object) -> list[Any]:
+        return self._store.query(query, [self._site, *values])
 
 
 def tallies(store: Store) -> list[Tally]:
@@ -285,24 +254,5 @@ def tallies(store: Store) -> list[Tally]:
     return [Tally(*row) for row in rows]
 
 
-def _receipt(row: Sequence[Any]) -> Receipt:
-    facts, (rejected, superseded_by, stale, phase, done, total, phases) = list(row[:20]), row[20:]
-    facts[14] = bool(facts[14])  # dry_run
-    try:
-        ran_through = tuple(Phase(*each) for each in _parse(phases or "[]", list))
-    except TypeError:
-        raise HistoryUnreadableError(*_DAMAGED) from None
-    paths = tuple(map(str, _parse(rejected, list)))
-    values = (*facts, paths, superseded_by, bool(stale), phase, done or 0, total or 0, ran_through)
-    return Receipt(*values)
-
-
-def _parse(text: str, kind: type[Parsed]) -> Parsed:
-    """Return the JSON value. A value of another kind was not written by this program."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, kind):
-        raise HistoryUnreadableError(*_DAMAGED)
-    return value
+def _damaged() -> StoreError:
+    return StoreError("the history has a row that this program did not write", "move history.db away")

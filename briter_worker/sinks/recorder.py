@@ -1,40 +1,26 @@
-"""Records events in the history: one row per attempt, one per drain, and the live stream."""
+"""The recording side: the history's rows, the site condition, and the fan-out of each event to every sink."""
 
 from __future__ import annotations
 
 import json
-import secrets
+import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
-from briter_worker.events import (
-    Cancelled,
-    DeadLettered,
-    Event,
-    Failed,
-    HistoryRetired,
-    JobOutcome,
-    JobStarted,
-    NoPaths,
-    Progress,
-    Published,
-    Quarantined,
-    Superseded,
-    Warned,
-    WorkerSkipped,
-    WorkerStarted,
-    WorkerStopped,
-    WorkerStopping,
-)
+from briter_worker import events
+from briter_worker.errors import FailureCode, FixableError, is_environment
 from briter_worker.redaction import one_line
-from briter_worker.sinks.history import waiting_time
 from briter_worker.sinks.log import log_entry
+from briter_worker.sinks.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from briter_worker.errors import Failure
     from briter_worker.sinks.store import Store, Transaction
 
 INTERRUPTED = "interrupted"
@@ -46,13 +32,182 @@ ANY_KIND = "any"
 _MAX_PHASES = 100
 _PROGRESS_EVERY_S = 0.25
 _RETIRE_EVERY_S = 3600.0
+_RETRY_STORE_AFTER_S = 10.0
+"""A store that waits for its file costs a second; a drain has many events."""
 _DAY_S = 86400.0
 _MOMENTS_KEPT_S = 7 * _DAY_S
 _ROWS_PER_STEP, _MAX_STEPS = 1000, 20
 
-Ending = JobOutcome | Superseded | Cancelled | Quarantined
-_OPENS_NO_HISTORY = (WorkerStarted, WorkerSkipped, WorkerStopping, WorkerStopped, Warned, HistoryRetired)
-"""A run of cron that finds nothing to publish writes nothing."""
+_NOT_SEEN_BY_A_PULL = frozenset(
+    {FailureCode.AUTH, FailureCode.REMOTE_REFUSED, FailureCode.DISK, FailureCode.PLUGIN_BROKEN}
+)
+"""Conditions that may keep a post from being pushed although the remote's commits can be fetched."""
+
+Ending = events.JobOutcome | events.Superseded | events.Cancelled | events.Quarantined
+_WORTH_A_HISTORY = (events.JobEvent, events.ConditionChanged, events.SiteUpdated, events.Steered)
+_RECORDED = ("attempt", "duration_ms", "commit", "error", "failure", "fix", "retry_at", "superseded_by")
+"""The fields of an outcome that are columns of its receipt."""
+
+
+class Sink(Protocol):
+    """Where events go: history, webhooks, metrics."""
+
+    def store(self, batch: Sequence[events.Event], /) -> None:
+        """Store or count the events."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is left, within a bounded time."""
+        ...
+
+
+class FanOut:
+    """Stores events, then logs them, so that a logged event is in the history.
+
+    A sink that fails harms neither the others nor a post.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        log: Callable[[events.Event], None],
+        *,
+        condition: SiteCondition | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sinks = sinks
+        self._log = log
+        self._condition = condition
+        self._clock = clock
+        self._failing: set[int] = set()
+        self._resting: dict[int, float] = {}
+        """Until when a sink whose store failed gets no events."""
+
+    def __call__(self, event: events.Event, /) -> None:
+        """Store the event, then announce it."""
+        self.deliver([event], lambda: None)
+
+    def deliver(self, batch: Sequence[events.Event], acknowledge: Callable[[], None], /) -> None:
+        """Store the events, acknowledge the jobs, then announce the events and the site's new condition."""
+        for sink in self._sinks:
+            if self._clock() >= self._resting.get(id(sink), 0.0):
+                self._guarded(sink, partial(sink.store, batch))
+        acknowledge()
+        for event in batch:
+            self._log(event)
+        for event in batch:
+            if self._condition is not None and (change := self._condition.follow(event)) is not None:
+                self(change)
+
+    def follow_pull(self, failure: Failure | None) -> None:
+        """Let the site condition follow a pull that failed, or succeeded (None)."""
+        if self._condition is not None and (change := self._condition.follow_pull(failure)) is not None:
+            self(change)
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self._sinks:
+            self._guarded(sink, sink.close)
+
+    def _guarded(self, sink: Sink, call: Callable[[], None]) -> None:
+        """Call the sink. Report the first of several failures in a row."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - a sink's failure is never a post's
+            if isinstance(error, StoreError):
+                self._resting[id(sink)] = self._clock() + _RETRY_STORE_AFTER_S
+            if id(sink) in self._failing:
+                return
+            self._failing.add(id(sink))
+            what, fix = f"{type(sink).__name__}: {type(error).__name__}: {error}", ""
+            if isinstance(error, FixableError):
+                what, fix = error.message, error.fix
+            self._log(events.Warned(error=one_line(f"{what}; publishing goes on without it"), fix=fix))
+        else:
+            self._failing.discard(id(sink))
+
+
+class OpenedLater:
+    """A sink that is opened by the first event that needs it: a worker that is skipped takes no port."""
+
+    def __init__(self, open_sink: Callable[[], Sink], is_needed: Callable[[events.Event], object]) -> None:
+        self._open = open_sink
+        self._is_needed = is_needed
+        self._sink: Sink | None = None
+
+    def store(self, batch: Sequence[events.Event], /) -> None:
+        """Pass the events on once the sink is open."""
+        if self._sink is None and any(map(self._is_needed, batch)):
+            self._sink = self._open()
+        if self._sink is not None:
+            self._sink.store(batch)
+
+    def close(self) -> None:
+        """Close the sink if it was opened."""
+        if self._sink is not None:
+            self._sink.close()
+
+
+class SiteCondition:
+    """The condition of one site: the environment failure that keeps every post from being published.
+
+    The condition is stored, so that neither the next worker nor each minute's cron reports it again. Only the
+    worker that has the site writes it.
+    """
+
+    def __init__(self, store: Store, site: str = "", *, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._site = site
+        self._clock = clock
+        self._is_read = False
+        self._is_pulls = False
+        """A pull of this process found the condition."""
+        self._failure: str | None = None
+
+    def follow(self, event: events.Event) -> events.ConditionChanged | None:
+        """Return the change that the event brings, after it is stored; None for most events."""
+        match event:
+            case events.Failed() | events.DeadLettered() if is_environment(event.failure):
+                # The text of one failure may differ from time to time; the condition is the same.
+                if self._known() != event.failure:
+                    return self._change(event.failure, event.error, event.fix)
+            case events.Published() if self._known() is not None:
+                return self._change(None, None, "")
+            case _:
+                pass
+        return None
+
+    def follow_pull(self, failure: Failure | None) -> events.ConditionChanged | None:
+        """Return the change that a pull brings, after it is stored; None for most pulls."""
+        known = self._known()
+        if failure is not None:
+            if known is None or (self._is_pulls and known != failure.code):
+                return self._change(failure.code, failure.message, failure.fix, is_pulls=True)
+        elif known is not None and (self._is_pulls or known not in _NOT_SEEN_BY_A_PULL):
+            return self._change(None, None, "")
+        return None
+
+    def _known(self) -> str | None:
+        if not self._is_read:
+            self._is_read = True
+            with suppress(StoreError):  # the history reports it
+                rows = self._store.query("SELECT failure FROM conditions WHERE site = ?", (self._site,))
+                self._failure = rows[0][0] if rows else None
+        return self._failure
+
+    def _change(
+        self, failure: str | None, text: str | None, fix: str, *, is_pulls: bool = False
+    ) -> events.ConditionChanged:
+        self._failure, self._is_pulls = failure, is_pulls
+        # A full disk may be the condition itself; this worker reports it once all the same.
+        with suppress(StoreError), self._store.transaction(self._site) as transaction:
+            transaction.execute(
+                "INSERT INTO conditions (site, failure, condition, fix, changed_at) VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT (site) DO UPDATE SET failure = excluded.failure,"
+                " condition = excluded.condition, fix = excluded.fix, changed_at = excluded.changed_at",
+                (self._site, failure, text, fix, self._clock()),
+            )
+        return events.ConditionChanged(condition=text, failure=failure, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +224,11 @@ class Target:
         return template.replace("{slug}", quote(slug, errors="replace")) if template else None
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """The age in days at which a receipt is stale, and at which it is deleted."""
-
-    stale_days: int
-    keep_days: int
-
-
 class RunningDrain:
     """The running drain: its jobs without an outcome, and its phases ([name, began, ended or None])."""
 
     def __init__(self, began: float) -> None:
-        self.id = str(secrets.randbits(62))
+        self.id = str(int.from_bytes(os.urandom(7)))
         self.began = began
         self.phases: list[list[Any]] = [[_FIRST_PHASE, began, None]]
         self.phase, self.done, self.total = _FIRST_PHASE, 0, 0
@@ -89,7 +236,7 @@ class RunningDrain:
         self.is_starting = True
         """Only starts have come: a drain announces all of them before anything else."""
 
-    def advance(self, event: Progress, at: float) -> None:
+    def advance(self, event: events.Progress, at: float) -> None:
         """Note the progress. A phase lasts until the next one begins."""
         self.is_starting = False
         if self.phases[-1][0] != event.phase and len(self.phases) < _MAX_PHASES:
@@ -108,7 +255,7 @@ class RunningDrain:
 
 
 class HistorySink:
-    """Records the events of one site, in the caller's thread."""
+    """Records the events of one site: one row per attempt, one per drain, and the live stream."""
 
     def __init__(
         self,
@@ -116,33 +263,32 @@ class HistorySink:
         target: Target,
         *,
         site: str = "",
-        retention: Retention | None = None,
-        announce: Callable[[Event], None] = lambda _: None,
+        keep_days: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._target = target
         self._site = site
-        self._retention = retention
-        self._announce = announce
+        self._keep_days = keep_days
         self._clock = clock
-        self._waiting: list[tuple[float, Event]] = []
+        self._waiting: list[tuple[float, events.Event]] = []
         self._drain: RunningDrain | None = None
         self._is_used = False
         self._written_at = 0.0
         self._retire_at = 0.0
 
-    def store(self, events: Sequence[Event]) -> None:
+    def store(self, batch: Sequence[events.Event], /) -> None:
         """Record the events. Starts and progress are written with what follows them.
 
         Raises StoreError; then what was not written is lost.
         """
-        now = self._clock()
-        self._is_used = self._is_used or any(not isinstance(event, _OPENS_NO_HISTORY) for event in events)
+        # A run of cron that finds nothing to publish writes nothing.
+        self._is_used = self._is_used or any(isinstance(event, _WORTH_A_HISTORY) for event in batch)
         if not self._is_used:
             return
-        self._waiting += [(now, event) for event in events]
-        if any(self._is_due(event, now) for event in events):
+        now = self._clock()
+        self._waiting += [(now, event) for event in batch]
+        if any(self._is_due(event, now) for event in batch):
             self._write()
             self._retire(now)
 
@@ -150,24 +296,20 @@ class HistorySink:
         """Write what is left."""
         try:
             self._write()
-            if self._is_used:
-                self._retire(self._clock())
         finally:
             self._store.close()
 
-    def _is_due(self, event: Event, now: float) -> bool:
-        if not isinstance(event, JobStarted | Progress):
+    def _is_due(self, event: events.Event, now: float) -> bool:
+        if not isinstance(event, events.JobStarted | events.Progress):
             return True
-        is_slow = isinstance(event, Progress) and event.phase == _SLOW_PHASE and event.done == 0
+        is_slow = isinstance(event, events.Progress) and event.phase == _SLOW_PHASE and event.done == 0
         return is_slow or not 0 <= now - self._written_at < _PROGRESS_EVERY_S
 
     def _retire(self, now: float) -> None:
-        if self._retention is None or self._clock() < self._retire_at:
+        if self._keep_days is None or now < self._retire_at:
             return
         self._retire_at = now + _RETIRE_EVERY_S
-        retired = retire(self._store, self._retention, now)
-        if retired is not None:
-            self._announce(retired)
+        retire(self._store, self._keep_days, now)
 
     def _write(self) -> None:
         items, self._waiting = self._waiting, []
@@ -185,15 +327,15 @@ class HistorySink:
             self._drain = None
         self._written_at = self._clock()
 
-    def _record(self, transaction: Transaction, at: float, event: Event) -> None:
+    def _record(self, transaction: Transaction, at: float, event: events.Event) -> None:
         match event:
-            case Progress():
+            case events.Progress():
                 if self._drain is not None:
                     self._drain.advance(event, at)
                 return
-            case JobStarted():
+            case events.JobStarted():
                 self._start(transaction, at, event)
-            case JobOutcome() | Superseded() | Cancelled() | Quarantined():
+            case events.JobOutcome() | events.Superseded() | events.Cancelled() | events.Quarantined():
                 if not self._end(transaction, at, event):
                     return
             case _:
@@ -204,7 +346,7 @@ class HistorySink:
             (self._site, at, event.name, data),
         )
 
-    def _start(self, transaction: Transaction, at: float, event: JobStarted) -> None:
+    def _start(self, transaction: Transaction, at: float, event: events.JobStarted) -> None:
         if self._drain is None or not self._drain.is_starting:
             # Jobs of the last drain may be open for ever: they were released.
             self._write_drain(transaction)
@@ -228,7 +370,7 @@ class HistorySink:
 
     def _end(self, transaction: Transaction, at: float, event: Ending) -> bool:
         """Record the outcome. Return False if it was known: it is delivered again."""
-        facts = {"outcome": event.name, "ended": at, **_facts(event, self._target)}
+        facts = {"outcome": event.name, "ended": at, **self._facts_of(event)}
         names = ", ".join(f'"{name}" = ?' for name in facts)
         # An attempt that a dead worker left ends without a new start.
         ended = transaction.execute(
@@ -237,7 +379,7 @@ class HistorySink:
             [*facts.values(), self._site, event.job_id],
         ).fetchall()
         if not ended:
-            if isinstance(event, Published) and self._is_known(transaction, event):
+            if isinstance(event, events.Published) and self._is_known(transaction, event):
                 return False
             self._insert(transaction, event.job_id, event.slug, facts)
         if self._drain is not None:
@@ -245,14 +387,31 @@ class HistorySink:
         self._count(transaction, event, waiting_time(at, *ended[0]) if ended else None)
         return True
 
-    def _is_known(self, transaction: Transaction, event: Published) -> bool:
+    def _facts_of(self, event: Ending) -> dict[str, Any]:
+        values = {name: getattr(event, name, None) for name in _RECORDED}
+        facts: dict[str, Any] = {name: value for name, value in values.items() if value not in {None, ""}}
+        facts |= {name: one_line(facts[name]) for name in ("error", "fix") if name in facts}
+        if isinstance(event, events.JobOutcome):
+            facts |= {
+                "dry_run": int(event.dry_run),
+                "rejected_paths": json.dumps([one_line(path) for path in event.rejected_paths]),
+                "branch": self._target.branch,
+                "remote": self._target.remote,
+            }
+        if isinstance(event, events.Published):
+            facts["href"] = self._target.href(event.slug)
+        if isinstance(event, events.NoPaths):
+            facts["failure"] = events.NoPaths.name
+        return facts
+
+    def _is_known(self, transaction: Transaction, event: events.Published) -> bool:
         query = 'SELECT 1 FROM attempts WHERE site = ? AND job_id = ? AND "commit" = ?'
         values = (self._site, event.job_id, event.commit)
         return transaction.execute(query, values).fetchone() is not None
 
     def _count(self, transaction: Transaction, event: Ending, waited: float | None) -> None:
-        kind = event.job_type if isinstance(event, JobOutcome) else ANY_KIND
-        if not isinstance(event, Published) or event.dry_run:
+        kind = event.job_type if isinstance(event, events.JobOutcome) else ANY_KIND
+        if not isinstance(event, events.Published) or event.dry_run:
             waited = None
         transaction.execute(
             "INSERT INTO tallies AS t (site, kind, outcome, number, waits, waited) VALUES (?, ?, ?, 1, ?, ?)"
@@ -269,78 +428,42 @@ class HistorySink:
 
     def _write_drain(self, transaction: Transaction) -> None:
         if (drain := self._drain) is not None:
-            phases = json.dumps(drain.phases)
             transaction.execute(
                 "INSERT INTO drains (id, began, phase, done, total, phases) VALUES (?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET phase = excluded.phase, done = excluded.done,"
                 " total = excluded.total, phases = excluded.phases",
-                (drain.id, drain.began, drain.phase, drain.done, drain.total, phases),
+                (drain.id, drain.began, drain.phase, drain.done, drain.total, json.dumps(drain.phases)),
             )
 
 
-def _facts(event: Ending, target: Target) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        name: one_line(str(getattr(event, name))) for name in ("error", "fix") if getattr(event, name, None)
-    }
-    if isinstance(event, JobOutcome):
-        facts |= {
-            "attempt": event.attempt,
-            "dry_run": int(event.dry_run),
-            "duration_ms": event.duration_ms,
-            "rejected_paths": json.dumps([one_line(path) for path in event.rejected_paths]),
-            "branch": target.branch,
-            "remote": target.remote,
-        }
-    match event:
-        case Published():
-            facts |= {"commit": event.commit, "href": target.href(event.slug)}
-        case Failed():
-            facts |= {"failure": event.failure, "retry_at": event.retry_at}
-        case DeadLettered():
-            facts["failure"] = event.failure
-        case NoPaths():
-            facts["failure"] = NoPaths.name
-        case Superseded():
-            facts["superseded_by"] = event.superseded_by
-        case _:
-            pass
-    return facts
+def waiting_time(ended: float | None, saved_at: float | None, due_at: float | None) -> float | None:
+    """Return how long the author waited, in seconds."""
+    if ended is None or saved_at is None:
+        return None
+    return max(0.0, ended - max(saved_at, due_at or 0.0))
 
 
-def retire(store: Store, retention: Retention, now: float) -> HistoryRetired | None:
-    """Mark old receipts as stale and delete older ones, of all sites, in short transactions.
+def retire(store: Store, keep_days: int, now: float) -> None:
+    """Delete old receipts, drains and moments, of all sites, in short transactions.
 
-    Return the numbers, or None if there was nothing to do. Safe on many nodes. Raises StoreError.
+    Safe on many nodes. Raises StoreError.
     """
-    stale_before, kept_since = now - retention.stale_days * _DAY_S, now - retention.keep_days * _DAY_S
-    stale = deleted = 0
+    kept_since = now - keep_days * _DAY_S
+    steps = (
+        ("attempts", "ended < ? AND outcome IS NOT NULL", kept_since),
+        # A drain ends after it began.
+        ("drains", "began < ?", kept_since - _DAY_S),
+        ("moments", "at < ?", now - _MOMENTS_KEPT_S),
+    )
     for _ in range(_MAX_STEPS):
         with store.transaction() as transaction:
-            if not transaction.execute(store.try_lock).fetchone()[0]:
-                break
-            step = [
-                transaction.execute(statement, (before, _ROWS_PER_STEP)).rowcount
-                for statement, before in (
-                    (_DELETE_RECEIPTS, kept_since),
-                    (_MARK_STALE, stale_before),
-                    (_DELETE_DRAINS, kept_since - _DAY_S),  # a drain ends after it began
-                    (_DELETE_MOMENTS, now - _MOMENTS_KEPT_S),
-                )
+            done = [
+                transaction.execute(
+                    f"DELETE FROM {table} WHERE id IN"  # noqa: S608 - our own
+                    f" (SELECT id FROM {table} WHERE {which} LIMIT ?{store.skip_locked})",
+                    (before, _ROWS_PER_STEP),
+                ).rowcount
+                for table, which, before in steps
             ]
-        deleted += step[0]
-        stale += step[1]
-        if max(step) < _ROWS_PER_STEP:
+        if max(done) < _ROWS_PER_STEP:
             break
-    return HistoryRetired(stale=stale, deleted=deleted) if stale or deleted else None
-
-
-_DELETE_RECEIPTS = (
-    "DELETE FROM attempts WHERE id IN (SELECT id FROM attempts"
-    " WHERE stale IN (0, 1) AND ended < ? AND outcome IS NOT NULL LIMIT ?)"
-)
-_MARK_STALE = (
-    "UPDATE attempts SET stale = 1 WHERE id IN (SELECT id FROM attempts"
-    " WHERE stale = 0 AND ended < ? AND outcome IS NOT NULL LIMIT ?)"
-)
-_DELETE_DRAINS = "DELETE FROM drains WHERE id IN (SELECT id FROM drains WHERE began < ? LIMIT ?)"
-_DELETE_MOMENTS = "DELETE FROM moments WHERE id IN (SELECT id FROM moments WHERE at < ? LIMIT ?)"

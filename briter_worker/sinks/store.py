@@ -1,11 +1,13 @@
 """The store of the sinks: receipts, live stream, site condition and webhook outbox, in SQLite or Postgres.
 
-Both dialects have the same tables and take the same statements, with `?` for values. A site with a folder of
-its own has two SQLite files: the history, and the outbox, which holds secrets. A cluster has one database.
+Both dialects have the same tables (`sql/` beside this file and beside the Postgres queue) and take the same
+statements, with `?` for values. A site with a folder of its own has two SQLite files: the history, and the
+outbox, which holds secrets. A cluster has one database.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import stat
@@ -13,14 +15,15 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, LiteralString
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, LiteralString
+from uuid import uuid4
 
 from briter_worker.errors import FixableError, os_error_fix, os_error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     import psycopg
     from psycopg.rows import TupleRow
@@ -29,62 +32,15 @@ if TYPE_CHECKING:
 
 _BUSY_TIMEOUT_S = 1.0
 _VERSION = 2
+LEASE_S = 60.0
+"""How long a message in delivery belongs to its sender."""
+_MAX_DELAY_S = 2 * 86400.0
+"""A message that is due later than this was deferred before the clock was set back."""
+_NEXT = (
+    "SELECT message, url, created, content_type, body, build, id, attempts + 1 FROM messages"
+    " WHERE due <= ? OR due > ? ORDER BY due, id LIMIT 1"
+)
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")
-
-HISTORY_TABLES = """
--- One drain: what its attempts share. Phases: [[phase, began, ended or null], ...] in order.
-CREATE TABLE IF NOT EXISTS drains (
-  id INTEGER PRIMARY KEY, began REAL NOT NULL, phase TEXT NOT NULL, done INTEGER NOT NULL DEFAULT 0,
-  total INTEGER NOT NULL DEFAULT 0, phases TEXT NOT NULL
-) STRICT;
-
--- One attempt; a receipt once it has an outcome.
-CREATE TABLE IF NOT EXISTS attempts (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, site TEXT NOT NULL DEFAULT '', drain INTEGER,
-  job_id TEXT NOT NULL, slug TEXT NOT NULL,
-  title TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0, saved_at REAL, due_at REAL,
-  began REAL, ended REAL, outcome TEXT, duration_ms INTEGER, "commit" TEXT, branch TEXT, remote TEXT,
-  dry_run INTEGER NOT NULL DEFAULT 0, href TEXT, error TEXT, failure TEXT, fix TEXT, retry_at REAL,
-  rejected_paths TEXT NOT NULL DEFAULT '[]', superseded_by TEXT, stale INTEGER NOT NULL DEFAULT 0
-) STRICT;
-CREATE INDEX IF NOT EXISTS attempts_open ON attempts (job_id) WHERE outcome IS NULL;
-CREATE INDEX IF NOT EXISTS attempts_by_slug ON attempts (slug, id);
-CREATE INDEX IF NOT EXISTS attempts_by_job ON attempts (job_id, id);
-CREATE INDEX IF NOT EXISTS attempts_by_outcome ON attempts (outcome, id);
-CREATE INDEX IF NOT EXISTS attempts_by_end ON attempts (stale, ended);
-
--- The live stream: events of the last days, in order.
-CREATE TABLE IF NOT EXISTS moments (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, site TEXT NOT NULL DEFAULT '', at REAL NOT NULL,
-  event TEXT NOT NULL, data TEXT NOT NULL
-) STRICT;
-CREATE INDEX IF NOT EXISTS moments_by_time ON moments (at);
-
--- Counters that only grow, for the metrics.
-CREATE TABLE IF NOT EXISTS tallies (
-  site TEXT NOT NULL, kind TEXT NOT NULL, outcome TEXT NOT NULL, number INTEGER NOT NULL,
-  waits INTEGER NOT NULL DEFAULT 0, waited REAL NOT NULL DEFAULT 0, PRIMARY KEY (site, kind, outcome)
-) STRICT;
-
--- The site condition; without a failure, the last one has ended.
-CREATE TABLE IF NOT EXISTS conditions (
-  site TEXT PRIMARY KEY, failure TEXT, condition TEXT, fix TEXT NOT NULL DEFAULT '', changed_at REAL NOT NULL
-) STRICT;
-"""
-OUTBOX_TABLES = """
--- Messages that are not received yet. Addresses hold secrets. `lease`: the sender that is sending it.
-CREATE TABLE IF NOT EXISTS messages (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, message TEXT NOT NULL, url TEXT NOT NULL,
-  build INTEGER NOT NULL DEFAULT 0, content_type TEXT NOT NULL DEFAULT '', body TEXT NOT NULL DEFAULT '',
-  created REAL NOT NULL, due REAL NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, lease TEXT,
-  error TEXT NOT NULL DEFAULT ''
-) STRICT;
-CREATE INDEX IF NOT EXISTS messages_by_due ON messages (due, id);
-CREATE INDEX IF NOT EXISTS messages_by_url ON messages (url, id);
-
--- When each build hook was last called.
-CREATE TABLE IF NOT EXISTS builds (url TEXT PRIMARY KEY, called REAL NOT NULL) STRICT;
-"""
 
 
 class StoreError(FixableError):
@@ -108,14 +64,11 @@ class SqliteStore:
     like = "LIKE"
     """The operator that ignores the case of letters."""
     skip_locked = ""
-    """The clause that locks the selected rows and leaves out rows that another sender has locked."""
-    try_lock = "SELECT 1"
-    """The statement that returns true if no other process deletes old rows at the moment."""
+    """The clause that locks the selected rows and leaves out rows that another process has locked."""
 
-    def __init__(self, path: Path, tables: str = HISTORY_TABLES, *, mode: int = 0o644) -> None:
+    def __init__(self, path: Path, schema: Literal["history", "outbox"] = "history") -> None:
         self.path = path
-        self._tables = tables
-        self._mode = mode
+        self._schema = schema
         self._guard = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
@@ -165,7 +118,7 @@ class SqliteStore:
         if inode is None:
             # Created here and not by SQLite, which knows no mode; its side files get the same mode.
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            os.close(os.open(self.path, flags, self._mode))
+            os.close(os.open(self.path, flags, 0o600 if self._schema == "outbox" else 0o644))
             inode = self.path.lstat().st_ino
         # A reader without the right to write gets a connection that can only read.
         connection = sqlite3.connect(
@@ -193,8 +146,9 @@ class SqliteStore:
         if version == 0:
             # Readers never wait for the writer, nor the writer for them. The file keeps this mode.
             connection.execute("PRAGMA journal_mode=WAL")
+            tables = Path(__file__).with_name("sql") / f"{self._schema}.sql"
             connection.executescript(
-                f"BEGIN IMMEDIATE; {self._tables} PRAGMA user_version = {_VERSION}; COMMIT;"
+                f"BEGIN IMMEDIATE; {tables.read_text('utf-8')} PRAGMA user_version = {_VERSION}; COMMIT;"
             )
 
     def _check_files(self) -> int | None:
@@ -249,7 +203,6 @@ class PostgresStore:
 
     like = "ILIKE"
     skip_locked = " FOR UPDATE SKIP LOCKED"
-    try_lock = "SELECT pg_try_advisory_xact_lock(7093859213437861890)"
     _SITE_LOCK: LiteralString = "SELECT pg_advisory_xact_lock(1651666292, hashtext(%s))"
 
     def __init__(self, connect: Callable[[], AbstractContextManager[Connection]]) -> None:
@@ -294,3 +247,102 @@ def _storable(text: str) -> str:
     if text.isascii() and "\0" not in text:
         return text
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message for one receiver, or one call of a build hook. `attempts` includes the running one."""
+
+    message: str
+    url: str
+    created: float
+    content_type: str = ""
+    body: str = ""
+    build: bool = False
+    id: int = 0
+    attempts: int = 0
+
+
+class Outbox:
+    """Messages that are not received yet. Raises StoreError; then nothing was changed."""
+
+    def __init__(self, store: Store, *, build_interval: float = 60.0) -> None:
+        self._store = store
+        self._build_interval = build_interval
+        self._lease = uuid4().hex
+
+    def add(self, deliveries: Sequence[Delivery]) -> None:
+        """Add messages, each once for each address. A build that waits already covers another one."""
+        with self._store.transaction() as transaction:
+            for each in deliveries:
+                due = self._build_due(transaction, each) if each.build else each.created
+                transaction.execute(
+                    "INSERT INTO messages (message, url, build, content_type, body, created, due)"
+                    " SELECT ?, ?, ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM messages"
+                    " WHERE url = ? AND (message = ? OR (build AND lease IS NULL)))",
+                    (
+                        *(each.message, each.url, each.build, each.content_type, each.body),
+                        *(each.created, due, each.url, each.message),
+                    ),
+                )
+
+    def _build_due(self, transaction: Transaction, build: Delivery) -> float:
+        """Return when the build hook may be called again."""
+        found = transaction.execute("SELECT called FROM builds WHERE url = ?", (build.url,)).fetchone()
+        # A last call in the future was made before the clock was set back.
+        if found is None or found[0] > build.created:
+            return build.created
+        return max(build.created, float(found[0]) + self._build_interval)
+
+    def take(self, now: float) -> Delivery | None:
+        """Return the next message that is due, leased, with its attempt counted; None if nothing is due."""
+        with self._store.transaction() as transaction:
+            row = transaction.execute(_NEXT + self._store.skip_locked, (now, now + _MAX_DELAY_S)).fetchone()
+            if row is None:
+                return None
+            taken = Delivery(*row)
+            transaction.execute(
+                "UPDATE messages SET lease = ?, attempts = ?, due = ? WHERE id = ?",
+                (self._lease, taken.attempts, now + LEASE_S, taken.id),
+            )
+            if taken.build:  # the call is for every build that waits
+                transaction.execute(
+                    "INSERT INTO builds (url, called) VALUES (?, ?)"
+                    " ON CONFLICT (url) DO UPDATE SET called = excluded.called",
+                    (taken.url, now),
+                )
+                transaction.execute(
+                    "DELETE FROM messages WHERE url = ? AND build AND lease IS NULL", (taken.url,)
+                )
+        return taken
+
+    def remove(self, delivery: Delivery, *, also_before: float = -math.inf) -> int:
+        """Remove the message, and older ones that wait for the same receiver. Return their number."""
+        with self._store.transaction() as transaction:
+            statement = "DELETE FROM messages WHERE id = ? OR (url = ? AND created < ? AND lease IS NULL)"
+            return int(transaction.execute(statement, (delivery.id, delivery.url, also_before)).rowcount)
+
+    def retry_later(self, delivery: Delivery, due: float, error: str, *, all_of_url: bool) -> None:
+        """Defer the message; with `all_of_url`, everything else for the receiver, too."""
+        with self._store.transaction() as transaction:
+            # Not a message that another node has leased since, because this one was too slow.
+            transaction.execute(
+                "UPDATE messages SET lease = NULL, due = ?, error = ? WHERE id = ? AND lease = ?",
+                (due, error, delivery.id, self._lease),
+            )
+            if all_of_url:
+                transaction.execute(
+                    "UPDATE messages SET due = ? WHERE url = ? AND lease IS NULL AND due < ?",
+                    (due, delivery.url, due),
+                )
+
+    def next_due(self) -> float:
+        """Return when the next message is due; infinity if there is none."""
+        rows = self._store.query("SELECT min(due) FROM messages")
+        return math.inf if not rows or rows[0][0] is None else float(rows[0][0])
+
+
+def unsent(store: Store) -> list[tuple[str, int, str]]:
+    """Return what could not be sent so far: address, number of messages, error of the last attempt."""
+    query = "SELECT url, count(*), max(error) FROM messages WHERE attempts > 0 GROUP BY url ORDER BY url"
+    return [(url, number, error) for url, number, error in store.query(query)]

@@ -1,114 +1,237 @@
 """Webhooks: events become messages, which wait in an outbox until they are received or given up.
 
-A message in delivery is leased: if its sender dies, it is due again, with the attempt counted.
+A thread sends them, so that no publication waits for a receiver. A message that a receiver does not take is
+sent again, later each time. A message in delivery is leased: if its sender dies, it is due again.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import http.client
+import ipaddress
 import json
 import math
+import re
+import socket
+import ssl
+import threading
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, unquote, urlsplit
 from uuid import uuid4
 
-from briter_worker.events import (
-    ConditionChanged,
-    DeadLettered,
-    Event,
-    JobOutcome,
-    NoPaths,
-    Published,
-    Quarantined,
-)
+from briter_worker import events
+from briter_worker.errors import FixableError
 from briter_worker.job import format_time
+from briter_worker.redaction import one_line, quote_fix
 from briter_worker.sinks.log import log_entry
-from briter_worker.sinks.webhook_addresses import (
-    CONDITION,
-    DEAD_LETTERED,
-    MAX_URL_LENGTH,
-    PUBLISHED,
-    Endpoint,
-)
+from briter_worker.sinks.store import Delivery, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from briter_worker.sinks.store import Store, Transaction
+    from briter_worker.sinks.store import Outbox
 
-LEASE_S = 60.0
-_MAX_DELAY_S = 2 * 86400.0
-"""A message that is due later than this was deferred before the clock was set back."""
+DELAYS_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
+"""Between attempts; after the last one, nearly a day later, a message is given up."""
+CLOSE_TIMEOUT_S = 15.0
+"""How long the worker's end may wait for receivers; the next run sends the rest."""
+_POST_TIMEOUT_S = 10.0
+_MIN_POST_S = 0.5
+"""With less time left than this, no POST is begun."""
+_MAX_WAIT_S = 60.0
+_RETRY_STORE_AFTER_S = 5.0
+_MAX_RETRY_AFTER_S = 86_400.0
+_WARN_EVERY_S = 600.0
 _MAX_TEXT = 1900
 """Discord takes 2,000 characters."""
-_SHORT_COMMIT = 10
+_MAX_URL = 2000
+_PORTS = {"https": 443, "http": 80}
+_OK, _REDIRECTS, _CLIENT_ERRORS = range(200, 300), range(300, 400), range(400, 500)
+_GONE, _BUSY = 410, (408, 429)
 _JSON = "application/json"
-_TOPICS: dict[type[Event], str] = {
-    Published: PUBLISHED,
-    DeadLettered: DEAD_LETTERED,
-    NoPaths: DEAD_LETTERED,
-    Quarantined: DEAD_LETTERED,
-    ConditionChanged: CONDITION,
+_TOPICS: dict[type[events.Event], str] = {
+    events.Published: "published",
+    events.DeadLettered: "dead-lettered",
+    events.NoPaths: "dead-lettered",
+    events.Quarantined: "dead-lettered",
+    events.ConditionChanged: "condition",
+    events.SiteUpdated: "updated",
 }
 """Receivers are notified of these events only."""
-_TYPES = {PUBLISHED: "post.published", DEAD_LETTERED: "post.dead-lettered", CONDITION: "site.condition"}
-
-_ADD = (
-    "INSERT INTO messages (message, url, build, content_type, body, created, due)"
-    " SELECT ?, ?, ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM messages WHERE url = ? AND "
+_TYPES = {
+    "published": "post.published",
+    "dead-lettered": "post.dead-lettered",
+    "condition": "site.condition",
+    "updated": "site.updated",
+}
+_INSIDE = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # Azure's platform, which each of its machines reaches
+        # Not all of these are private to every version of Python.
+        *("0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "240.0.0.0/4"),
+        "::/8",  # except NAT64: IPv4 addresses written as IPv6 ones, in ways that nobody uses any more
+        *("64:ff9b:1::/48", "100::/64", "2001::/23", "3fff::/20", "5f00::/16", "fc00::/7", "fec0::/10"),
+    )
 )
-_ADD_MESSAGE = f"{_ADD} message = ?)"
-_ADD_BUILD = f"{_ADD} build AND lease IS NULL)"
-_NEXT = (
-    "SELECT message, url, created, content_type, body, build, id, attempts FROM messages"
-    " WHERE due <= ? OR due > ? ORDER BY due, id LIMIT 1"
-)
-_CALL_BUILD = (
-    "INSERT INTO builds (url, called) VALUES (?, ?) ON CONFLICT (url) DO UPDATE SET called = excluded.called"
-)
-_COVERED_BUILDS = "DELETE FROM messages WHERE url = ? AND build AND lease IS NULL AND id <> ?"
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
-@dataclass(frozen=True, slots=True)
-class Receivers:
-    """Receivers of a site's webhooks, and the form of what they get."""
-
-    urls: Sequence[str] = ()
-    template: str = "json"
-    build_hook: str = ""
+class AddressRefusedError(FixableError):
+    """The address is never called. Neither message nor fix contains anything secret of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One message for one receiver, or one call of a build hook."""
-
-    message: str
-    url: str
-    created: float
-    content_type: str = ""
-    body: str = ""
-    build: bool = False
-    id: int = 0
-    attempts: int = 0
-    """The number of attempts, with the running one."""
+class UndeliveredError(Exception):
+    """Nobody answered; the text says why, without anything secret of the address."""
 
 
-def _text_of(topic: str, data: dict[str, Any]) -> str:
-    """Return the message for people, in one line."""
-    if topic == PUBLISHED:
-        done = "Would be published (dry run)" if data["dryRun"] else "Published"
-        link = f" {data['href']}" if data.get("href") else ""
-        text = f"{done}: {data['slug']}{link} ({data['commit'][:_SHORT_COMMIT]})"
-    elif topic == DEAD_LETTERED:
-        text = f"Not published: {data['slug']}: {data.get('error', '')}"
-    elif data["condition"] is None:
-        text = "Publishing works again"
-    else:
-        text = f"No post can be published: {data['condition']}"
-    fix = f". To fix it: {data['fix']}" if data.get("fix") else ""
-    site = f"{data['site']}: " if data.get("site") else ""
-    return f"{site}{text}{fix}"[:_MAX_TEXT]
+# --- addresses
+
+
+def parse_receiver(text: str) -> tuple[str, frozenset[str]]:
+    """Return the URL and the topics that follow it after `#`, joined by `+`. Without topics: all of them."""
+    url, _, wanted = text.partition("#")
+    return url, frozenset(wanted.split("+")) & frozenset(_TYPES) or frozenset(_TYPES)
+
+
+def parse_address(url: str, *, allow_http: bool) -> SplitResult:
+    """Return the parts of a URL that may be called. Raises AddressRefusedError."""
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in _PORTS and bool(parts.hostname) and parts.port is not False
+    except ValueError:
+        is_address = False
+    if not is_address or not re.fullmatch(rf"[!-~]{{1,{_MAX_URL}}}", url):
+        raise AddressRefusedError(
+            f"the text is no address such as https://example.org/hook of at most {_MAX_URL} characters",
+            "correct the address",
+        )
+    if parts.scheme == "http" and not allow_http:
+        raise AddressRefusedError("the address does not begin with https://", "use the https address")
+    return parts
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port. The rest of a URL is often a secret and is never shown."""
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return "an invalid address"
+    return f"{parts.scheme}://{parts.hostname}{port}" if parts.hostname else "an invalid address"
+
+
+def resolve(address: SplitResult, *, allow_private: bool) -> list[tuple[str, int]]:
+    """Return the IP addresses and the port. Raises AddressRefusedError if one is inside the network."""
+    host, port = address.hostname or "", address.port
+    port = _PORTS[address.scheme] if port is None else port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UndeliveredError(f"{host}: {reason or 'not the name of a host'}") from None
+    numbers = dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found)
+    for number in [] if allow_private else numbers:
+        if not is_public(ipaddress.ip_address(number.partition("%")[0])):
+            raise AddressRefusedError(
+                f"the IP address of the host is {number}, which is inside this machine's network",
+                "use a public address, or set BRITER_WEBHOOK_ALLOW_PRIVATE=true",
+            )
+    return [(number, port) for number in numbers]
+
+
+def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return True if the IP address is outside every private, local and reserved network."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        # IPv4 addresses written as IPv6 ones; no resolver answers with them.
+        if address.ipv4_mapped or address.sixtofour or address.teredo:
+            return False
+    is_inside = address.is_multicast or any(address in network for network in _INSIDE)
+    return address.is_global and not is_inside
+
+
+# --- messages
+
+
+class WebhookSink:
+    """Stores the messages of one site's events, in the caller's thread, and wakes the sender."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        receivers: Sequence[str] = (),
+        *,
+        template: str = "json",
+        build_hook: str = "",
+        href: Callable[[str], str | None] = lambda _: None,
+        site: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Without a site, the sender is the sink's own and is closed with the sink."""
+        self._sender = sender
+        self._receivers = [parse_receiver(text) for text in receivers]
+        self._template = template
+        self._build_hook = build_hook
+        self._href = href
+        self._site = site
+        self._clock = clock
+
+    def store(self, batch: Sequence[events.Event], /) -> None:
+        """Store the messages, and wake the sender. Raises StoreError; then the messages are lost."""
+        now = self._clock()
+        if deliveries := [each for event in batch for each in self._compose(event, now)]:
+            self._sender.outbox.add(deliveries)
+        is_start = any(isinstance(event, events.WorkerStarted) for event in batch)
+        if deliveries or (is_start and self._sender.outbox.next_due() < math.inf):
+            self._sender.wake()
+
+    def close(self) -> None:
+        """Send what is due, within a bounded time."""
+        if self._site is None:
+            self._sender.close()
+
+    def _compose(self, event: events.Event, now: float) -> Iterator[Delivery]:
+        own = event.webhook if isinstance(event, events.JobOutcome) else None
+        topic = _TOPICS.get(type(event))
+        if topic is not None and (own or self._receivers):
+            message, data = self._id_of(event), self._data_of(event, now)
+            content_type, body = _encode(self._template, topic, now, data)
+            for url, topics in self._receivers:
+                if topic in topics:
+                    yield Delivery(message, url, now, content_type, body)
+            if own:
+                # A longer one is cut so that it is still too long: half an address is another address.
+                yield Delivery(message, own[: _MAX_URL + 1], now, *_encode("json", topic, now, data))
+        if self._build_hook and isinstance(event, events.Published) and not event.dry_run:
+            yield Delivery(f"build_{uuid4().hex}", self._build_hook, now, build=True)
+
+    def _id_of(self, event: events.Event) -> str:
+        if not isinstance(event, events.Published):
+            return f"msg_{uuid4().hex}"
+        # The same publication may be delivered twice: the worker died before it acknowledged the job.
+        facts = f"{self._site or ''}\0{event.job_id}\0{event.commit}"
+        return f"msg_{hashlib.sha256(facts.encode(errors='backslashreplace')).hexdigest()[:32]}"
+
+    def _data_of(self, event: events.Event, now: float) -> dict[str, Any]:
+        data = log_entry(event, now, self._site)
+        for key in ("time", "level", "event"):
+            del data[key]
+        match event:
+            case events.ConditionChanged():
+                data = {"condition": None, "failure": None} | data
+            case events.Published():
+                data["href"] = self._href(event.slug)
+            case events.NoPaths():
+                data["failure"] = events.NoPaths.name
+            case _:
+                pass
+        return data
 
 
 def _encode(template: str, topic: str, at: float, data: dict[str, Any]) -> tuple[str, str]:
@@ -127,155 +250,205 @@ def _encode(template: str, topic: str, at: float, data: dict[str, Any]) -> tuple
             return _JSON, json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
 
-class WebhookSink:
-    """Stores the messages of one site's events, in the caller's thread, and wakes the sender."""
+def _text_of(topic: str, data: dict[str, Any]) -> str:
+    """Return the message for people, in one line."""
+    if topic == "published":
+        done = "Would be published (dry run)" if data["dryRun"] else "Published"
+        link = f" {data['href']}" if data.get("href") else ""
+        text = f"{done}: {data['slug']}{link} ({data['commit'][:10]})"
+    elif topic == "dead-lettered":
+        text = f"Not published: {data['slug']}: {data.get('error', '')}"
+    elif topic == "updated":
+        text = f"{data['total']} files updated from the remote, such as {data['paths'][0]}"
+    elif data["condition"] is None:
+        text = "Publishing works again"
+    else:
+        text = f"No post can be published: {data['condition']}"
+    fix = f". To fix it: {data['fix']}" if data.get("fix") else ""
+    site = f"{data['site']}: " if data.get("site") else ""
+    return f"{site}{quote_fix(text)}{fix}"[:_MAX_TEXT]
+
+
+# --- the sender
+
+
+class Sender:
+    """Sends what the outbox holds; one for each process. The thread starts with the first `wake`."""
 
     def __init__(
         self,
         outbox: Outbox,
-        receivers: Receivers,
-        wake: Callable[[], None],
         *,
-        href: Callable[[str], str | None] = lambda _: None,
-        site: str | None = None,
+        secret: str = "",
+        allow_private: bool = False,
+        warn: Callable[[str, str], None],
         clock: Callable[[], float] = time.time,
+        delays: Sequence[float] = DELAYS_S,
     ) -> None:
-        self._outbox = outbox
-        self._endpoints = [Endpoint.parse(url) for url in receivers.urls]
-        self._template = receivers.template
-        self._build_hook = receivers.build_hook
-        self._wake = wake
-        self._href = href
-        self._site = site
+        """Start nothing yet. `warn` takes a message and a fix."""
+        self.outbox = outbox
+        self._secret = secret
+        self._allow_private = allow_private
+        self._warn = warn
         self._clock = clock
+        self._delays = delays
+        self._changed = threading.Condition()
+        self._has_news = False
+        self._thread: threading.Thread | None = None
+        self._until = math.inf
+        """When the thread has to end, by the monotonic clock."""
+        self._warned: dict[str, float] = {}
 
-    def store(self, events: Sequence[Event]) -> None:
-        """Store the messages, and wake the sender. Raises StoreError; then the messages are lost."""
-        now = self._clock()
-        if deliveries := [each for event in events for each in self._compose(event, now)]:
-            self._outbox.add(deliveries)
-            self._wake()
+    def wake(self) -> None:
+        """Send what is due, soon."""
+        with self._changed:
+            self._has_news = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
+                self._thread.start()
+            self._changed.notify()
 
-    def close(self) -> None:
-        """Do nothing: everything is stored."""
+    def close(self, within: float = CLOSE_TIMEOUT_S) -> None:
+        """Send what is due, as far as the time suffices."""
+        with self._changed:
+            self._until = time.monotonic() + within
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(within + 1.0)
 
-    def _compose(self, event: Event, now: float) -> Iterator[Delivery]:
-        own = event.webhook if isinstance(event, JobOutcome) else None
-        topic = _TOPICS.get(type(event))
-        if topic is not None and (own or self._endpoints):
-            message, data = self._id_of(event), self._data_of(event, now)
-            content_type, body = _encode(self._template, topic, now, data)
-            for endpoint in self._endpoints:
-                if topic in endpoint.topics:
-                    yield Delivery(message, endpoint.url, now, content_type, body)
-            if own:
-                # A longer one is cut so that it is still too long: half an address is another address.
-                yield Delivery(message, own[: MAX_URL_LENGTH + 1], now, *_encode("json", topic, now, data))
-        if self._build_hook and isinstance(event, Published) and not event.dry_run:
-            yield Delivery(f"build_{uuid4().hex}", self._build_hook, now, build=True)
+    def _run(self) -> None:
+        while True:
+            self._has_news = False
+            try:
+                while self._time_left() > _MIN_POST_S and (each := self.outbox.take(self._clock())):
+                    self._send(each)
+                due = self.outbox.next_due()
+            except StoreError as error:
+                self._warn_sometimes("", error.message, error.fix)
+                due = self._clock() + _RETRY_STORE_AFTER_S
+            with self._changed:
+                if self._has_news and self._time_left() > _MIN_POST_S:
+                    continue
+                if self._until < math.inf:
+                    return
+                self._changed.wait(min(max(due - self._clock(), 0.0), _MAX_WAIT_S))
 
-    def _id_of(self, event: Event) -> str:
-        if not isinstance(event, Published):
-            return f"msg_{uuid4().hex}"
-        # The same publication may be delivered twice: the worker died before it acknowledged the job.
-        facts = f"{self._site or ''}\0{event.job_id}\0{event.commit}"
-        return f"msg_{hashlib.sha256(facts.encode(errors='backslashreplace')).hexdigest()[:32]}"
+    def _time_left(self) -> float:
+        return self._until - time.monotonic()
 
-    def _data_of(self, event: Event, now: float) -> dict[str, Any]:
-        data = log_entry(event, now, self._site)
-        for key in ("time", "level", "event"):
-            del data[key]
-        match event:
-            case ConditionChanged():
-                data = {"condition": None, "failure": None} | data
-            case Published():
-                data["href"] = self._href(event.slug)
-            case NoPaths():
-                data["failure"] = NoPaths.name
-            case _:
-                pass
-        return data
+    def _send(self, delivery: Delivery) -> None:
+        within = min(self._time_left(), _POST_TIMEOUT_S)
+        private = self._allow_private
+        try:
+            headers, body = self._headers(delivery), delivery.body.encode()
+            status, retry_after = post(delivery.url, headers, body, allow_private=private, within=within)
+        except AddressRefusedError as refused:
+            self._give_up(delivery, refused.message, refused.fix)
+        except Exception as error:  # noqa: BLE001 - whatever a receiver does, the next one is served
+            self._fail(delivery, one_line(str(error)) or type(error).__name__, is_busy=True)
+        else:
+            self._judge(delivery, status, retry_after)
 
+    def _judge(self, delivery: Delivery, status: int, retry_after: float | None) -> None:
+        text = f"the receiver answered {status}"
+        if status in _OK:
+            self.outbox.remove(delivery)
+        elif status == _GONE:
+            self._give_up(delivery, f"{text}, gone", "remove the address from the configuration")
+        elif status in _REDIRECTS:
+            self._give_up(delivery, f"{text}, a redirect, which is not followed", "use the new address")
+        else:
+            is_busy = status in _BUSY or status not in _CLIENT_ERRORS
+            self._fail(delivery, text, is_busy=is_busy, retry_after=retry_after)
 
-class Outbox:
-    """Messages that are not received yet. Raises StoreError; then nothing was changed."""
+    def _fail(
+        self, delivery: Delivery, error: str, *, is_busy: bool, retry_after: float | None = None
+    ) -> None:
+        if delivery.attempts <= len(self._delays):
+            delay = self._delays[delivery.attempts - 1] if retry_after is None else retry_after
+            self.outbox.retry_later(delivery, self._clock() + delay, error, all_of_url=is_busy)
+            return
+        # A busy receiver got nothing else meanwhile. Messages that waited as long behind this one are given
+        # up, too: otherwise one would be given up each day, while a thousand a day may come.
+        waited = self._clock() - sum(self._delays) if is_busy else -math.inf
+        self._give_up(delivery, error, "check the receiver", also_before=waited)
 
-    def __init__(self, store: Store, *, build_interval: float = 60.0) -> None:
-        self._store = store
-        self._build_interval = build_interval
-        self._lease = uuid4().hex
+    def _give_up(self, delivery: Delivery, error: str, fix: str, *, also_before: float = -math.inf) -> None:
+        others = self.outbox.remove(delivery, also_before=also_before) - 1
+        what = "build hook" if delivery.build else "webhook"
+        what += f" and {others} more" if others > 0 else ""
+        origin = origin_of(delivery.url)
+        text = f"a {what} to {origin} is given up after attempt {delivery.attempts}: {error}"
+        self._warn_sometimes(origin, text, fix)
 
-    def add(self, deliveries: Sequence[Delivery]) -> None:
-        """Add messages, each once for each address. A build that waits already covers another one."""
-        with self._store.transaction() as transaction:
-            for each in deliveries:
-                row = (each.message, each.url, each.build, each.content_type, each.body, each.created)
-                if each.build:
-                    due = self._build_due(transaction, each)
-                    transaction.execute(_ADD_BUILD, (*row, due, each.url))
-                else:
-                    transaction.execute(_ADD_MESSAGE, (*row, each.created, each.url, each.message))
+    def _headers(self, delivery: Delivery) -> dict[str, str]:
+        if delivery.build:
+            return {}
+        now = datetime.now(UTC)
+        headers = {
+            "Content-Type": delivery.content_type,
+            "webhook-id": delivery.message,
+            "webhook-timestamp": str(int(now.timestamp())),
+        }
+        if self._secret:
+            from standardwebhooks.webhooks import Webhook  # noqa: PLC0415 - an extra
 
-    def _build_due(self, transaction: Transaction, build: Delivery) -> float:
-        """Return when the build hook may be called again."""
-        found = transaction.execute("SELECT called FROM builds WHERE url = ?", (build.url,)).fetchone()
-        # A last call in the future was made before the clock was set back.
-        if found is None or found[0] > build.created:
-            return build.created
-        return max(build.created, float(found[0]) + self._build_interval)
+            headers["webhook-signature"] = Webhook(self._secret).sign(delivery.message, now, delivery.body)
+        return headers
 
-    def take(self, now: float) -> Delivery | None:
-        """Return the next message that is due, leased, with its attempt counted; None if nothing is due."""
-        with self._store.transaction() as transaction:
-            row = transaction.execute(_NEXT + self._store.skip_locked, (now, now + _MAX_DELAY_S)).fetchone()
-            if row is None:
-                return None
-            message, url, created, content_type, body, build, number, attempts = row
-            if build:  # the call is for every build that waits
-                transaction.execute(_CALL_BUILD, (url, now))
-                transaction.execute(_COVERED_BUILDS, (url, number))
-            transaction.execute(
-                "UPDATE messages SET lease = ?, attempts = attempts + 1, due = ? WHERE id = ?",
-                (self._lease, now + LEASE_S, number),
-            )
-        return Delivery(message, url, created, content_type, body, bool(build), number, attempts + 1)
-
-    def remove(self, delivery: Delivery) -> None:
-        """Remove a message that was received."""
-        with self._store.transaction() as transaction:
-            transaction.execute("DELETE FROM messages WHERE id = ?", (delivery.id,))
-
-    def give_up(self, delivery: Delivery, *, also_before: float) -> int:
-        """Remove the message, and older ones that wait for the same receiver. Return their number."""
-        with self._store.transaction() as transaction:
-            statement = "DELETE FROM messages WHERE id = ? OR (url = ? AND created < ? AND lease IS NULL)"
-            return int(transaction.execute(statement, (delivery.id, delivery.url, also_before)).rowcount)
-
-    def retry_later(self, delivery: Delivery, due: float, error: str, *, all_of_url: bool) -> None:
-        """Defer the message; with `all_of_url`, everything else for the receiver, too."""
-        with self._store.transaction() as transaction:
-            # Not a message that another node has leased since, because this one was too slow.
-            transaction.execute(
-                "UPDATE messages SET lease = NULL, due = ?, error = ? WHERE id = ? AND lease = ?",
-                (due, error, delivery.id, self._lease),
-            )
-            if all_of_url:
-                transaction.execute(
-                    "UPDATE messages SET due = ? WHERE url = ? AND lease IS NULL AND due < ?",
-                    (due, delivery.url, due),
-                )
-
-    def next_due(self) -> float:
-        """Return when the next message is due; infinity if there is none."""
-        rows = self._store.query("SELECT min(due) FROM messages")
-        return math.inf if not rows or rows[0][0] is None else float(rows[0][0])
+    def _warn_sometimes(self, about: str, text: str, fix: str) -> None:
+        """Warn about each receiver now and then: a thousand messages to a dead one are one warning."""
+        now = time.monotonic()
+        if about not in self._warned or now - self._warned[about] > _WARN_EVERY_S:
+            self._warned[about] = now
+            self._warn(text, fix)
 
 
-def unsent(store: Store) -> list[tuple[str, int, str]]:
-    """Return what could not be sent so far: address, number of messages, error of the last attempt."""
-    return [
-        (url, number, error)
-        for url, number, error in store.query(
-            "SELECT url, count(*), max(error) FROM messages WHERE attempts > 0 GROUP BY url ORDER BY url"
-        )
-    ]
+def post(
+    url: str, headers: Mapping[str, str], body: bytes, *, allow_private: bool, within: float
+) -> tuple[int, float | None]:
+    """Send one POST; return the status, and after how many seconds the receiver wants to be asked again.
+
+    The host's name is resolved once, and the connection is made to an IP address that was checked. Redirects
+    are not followed, proxies are not used. Raises AddressRefusedError and UndeliveredError.
+    """
+    deadline = time.monotonic() + within
+    address = parse_address(url, allow_http=allow_private)
+    sent = {"User-Agent": "briter-worker", **headers}
+    if address.username or address.password:
+        pair = f"{unquote(address.username or '')}:{unquote(address.password or '')}"
+        sent["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    connection = http.client.HTTPConnection(address.hostname or "", address.port or _PORTS[address.scheme])
+    connection.default_port = _PORTS[address.scheme]  # the Host header leaves it out
+    target = (address.path or "/") + (f"?{address.query}" if address.query else "")
+    watchdog = None
+    try:
+        place = resolve(address, allow_private=allow_private)[0]
+        connection.sock = socket.create_connection(place, timeout=within)
+        if address.scheme == "https":
+            tls = ssl.create_default_context()
+            connection.sock = tls.wrap_socket(connection.sock, server_hostname=address.hostname)
+        # The timeout of a socket bounds one read. A receiver may send a byte at a time.
+        watchdog = threading.Timer(deadline - time.monotonic(), _shut_down, [connection.sock])
+        watchdog.start()
+        connection.request("POST", target, body, sent)
+        response = connection.getresponse()
+        if time.monotonic() >= deadline:
+            raise TimeoutError  # headers that were cut off by the watchdog are no answer
+        pause = response.getheader("Retry-After", "")
+        return response.status, min(float(pause), _MAX_RETRY_AFTER_S) if pause.isdecimal() else None
+    except (OSError, http.client.HTTPException) as error:
+        text = str(error) or type(error).__name__
+        if time.monotonic() >= deadline or isinstance(error, TimeoutError):
+            text = f"no answer within {within:.0f} s"
+        raise UndeliveredError(text) from None
+    finally:
+        if watchdog is not None:
+            watchdog.cancel()
+        connection.close()
+
+
+def _shut_down(connected: socket.socket) -> None:
+    # Not the method of an SSL socket, which the other thread is using.
+    with suppress(OSError):  # the receiver has closed it
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)

@@ -1,7 +1,6 @@
 """The API of one site. `/openapi.json` describes it. Errors are problem documents (RFC 9457)."""
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -12,14 +11,16 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from briter_worker.doctor import State as FindingState
 from briter_worker.job import Author, Job, State, parse_time
-from briter_worker.status import job_to_json, pause_to_json
-from briter_worker.web.problems import MEDIA_TYPE, ProblemError
+from briter_worker.status import job_to_json, pause_to_json, post_to_json
+from briter_worker.web.live import Feed
+from briter_worker.web.responses import PROBLEM_TYPE, Json, ProblemError
 from briter_worker.web.site import Site
 
 _PROBLEM = {"type": "object", "required": ["type", "title", "status", "detail"]}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    code: {"description": text, "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}
+    code: {"description": text, "content": {PROBLEM_TYPE: {"schema": _PROBLEM}}}
     for code, text in (("4XX", "The request is refused."), ("5XX", "The dashboard cannot answer."))
 }
 EVENT_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
@@ -29,9 +30,11 @@ OUTCOMES = {
     "failed": ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
     "cancelled": ("cancelled", "superseded"),
 }
-_ORDER = (State.CLAIMED, State.PENDING, State.TRIED, State.RETRYING, State.SCHEDULED, State.FAILED)
+_ORDER = (
+    *(State.CLAIMED, State.PENDING, State.TRIED, State.RETRYING),
+    *(State.QUIET, State.SCHEDULED, State.FAILED),
+)
 _MAX_ID = 2**63 - 1
-_CHECKS_POLL_S = 0.05
 _TEXT = r"^[^\x00-\x1f\x7f]+$"
 _TIME: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
 
@@ -83,28 +86,12 @@ class NewUpload(NewJob):
 
 
 class PauseRequest(BaseModel):
-    """The length of a pause: with neither `seconds` nor `until`, the pause lasts until `resume`."""
+    """A pause; without `until`, it lasts until `resume`."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid")
 
-    seconds: Annotated[int | None, Field(ge=1, le=366 * 86400, description="Length of the pause.")] = None
-    until: Annotated[
-        str | None,
-        Field(
-            description="End of the pause; with `seconds`, the earlier end counts.", json_schema_extra=_TIME
-        ),
-    ] = None
+    until: Annotated[str | None, Field(description="End of the pause.", json_schema_extra=_TIME)] = None
     reason: Annotated[str, Field(max_length=500)] = ""
-
-
-class Json(Response):
-    """JSON in ASCII, so that a lone surrogate in a file's name stays an escape."""
-
-    media_type = "application/json"
-
-    def render(self, content: object) -> bytes:
-        """Encode the content."""
-        return json.dumps(content, separators=(",", ":")).encode()
 
 
 def current_site(request: Request) -> Site:
@@ -144,41 +131,42 @@ def jobs(
     limit: Limit = 50,
 ) -> Response:
     """Return the jobs in the queue: in flight, waiting by due time, dead letters."""
-    snapshot = site.snapshot()
-    rows = [row for each in _ORDER if state in {None, each} for row in snapshot.jobs[each]]
-    if slug is not None:
-        rows = [row for row in snapshot.of_slug(slug) if state in {None, row.state}]
-    items = [job_to_json(row) for row in rows[offset : offset + limit]]
-    return Json({"items": items, "total": len(rows), "next": next_offset(offset, len(items), len(rows))})
+    jobs = site.snapshot().jobs
+    rows = [
+        row
+        for each in _ORDER
+        if state in {None, each}
+        for row in jobs[each]
+        if slug is None or row.job.slug == slug
+    ]
+    return listed([job_to_json(row) for row in rows[offset : offset + limit]], offset, len(rows))
 
 
-def next_offset(offset: int, shown: int, total: int) -> int | None:
-    """Return the offset of the next page of a list."""
-    return offset + shown if shown and offset + shown < total else None
+def listed(items: Sequence[object], offset: int, total: int) -> Response:
+    """Return one page of a list, with the offset of the next one."""
+    end = offset + len(items)
+    return Json({"items": items, "total": total, "next": end if items and end < total else None})
 
 
 @folder_router.post("/jobs", status_code=201)
 def enqueue(
-    site: CurrentSite,
-    job: Annotated[NewJob, Body()],
-    idempotency_key: IdempotencyKey = None,
+    site: CurrentSite, job: Annotated[NewJob, Body()], idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Enqueue a post. Requests with the same Idempotency-Key are one job."""
     job_id, replayed = site.enqueue(job.model_dump(by_alias=True), idempotency_key)
-    warnings = site.warnings(job.paths)
-    return Json({"id": job_id, "slug": job.slug, "replayed": replayed, "warnings": warnings}, 201)
+    return Json({"id": job_id, "slug": job.slug, "replayed": replayed}, 201)
 
 
 @router.post("/jobs/{job_id:path}/retry")
 def retry(site: CurrentSite, job_id: JobId) -> Response:
     """Retry a failed or retrying job at once."""
-    return _changed(site.change(lambda queue, now: queue.retry(job_id, now)))
+    return _changed(site.steer("retry", lambda queue, now: queue.retry(job_id, now)))
 
 
 @router.post("/jobs/{job_id:path}/publish-now")
 def publish_now(site: CurrentSite, job_id: JobId) -> Response:
-    """Publish a scheduled or retrying job at once."""
-    return _changed(site.change(lambda queue, now: queue.publish_now(job_id, now)))
+    """Publish a scheduled, retrying or quiet job at once."""
+    return _changed(site.steer("publish-now", lambda queue, now: queue.publish_now(job_id, now)))
 
 
 @router.post("/jobs/{job_id:path}/cancel")
@@ -189,32 +177,25 @@ def cancel(site: CurrentSite, job_id: JobId) -> Response:
     return Json({"jobs": [{"id": job.id, "slug": job.slug, "cancelled": gone} for job, gone in rows]})
 
 
+@folder_router.post("/jobs/{job_id:path}/undo")
+def undo(site: CurrentSite, job_id: JobId) -> Response:
+    """Publish the version before the post's last publication, unless the CMS has changed its files since."""
+    return Json({"jobs": [{"id": site.undo(job_id), "slug": job_id}]})
+
+
 @router.get("/jobs/{job_id:path}")
 def job(site: CurrentSite, job_id: JobId) -> Response:
     """Return one job with every key of its file, its progress, and the receipts of its attempts."""
-    rows = site.snapshot().find(job_id)
-    receipts = site.history.attempts(job_id) or site.history.receipts(slug=job_id, limit=20, stale=True)
-    if rows:
-        document = job_to_json(rows[0])
-    elif receipts:
-        last = receipts[0]
-        document = {"id": last.job_id, "slug": last.slug, "state": last.outcome or "claimed"}
-    else:
+    rows, receipts = site.snapshot().find(job_id), site.history.of_post(job_id)
+    if not rows and not receipts:
         raise ProblemError(404, f"neither the queue nor the history has a job with the id or slug {job_id!r}")
-    running = next((each for each in receipts if each.outcome is None), None)
-    return Json(
-        {
-            **document,
-            "progress": running and running.to_json(),
-            "receipts": [each.to_json() for each in receipts if each.outcome],
-        }
-    )
+    return Json(post_to_json(rows, receipts))
 
 
 @router.post("/retry-all")
 def retry_all(site: CurrentSite) -> Response:
     """Retry every failed job that a retry can help."""
-    return _changed(site.change(lambda queue, now: queue.retry_all(now)))
+    return _changed(site.steer("retry", lambda queue, now: queue.retry_all(now)))
 
 
 def _changed(jobs: Sequence[Job]) -> Response:
@@ -225,22 +206,29 @@ def _changed(jobs: Sequence[Job]) -> Response:
 def pause(site: CurrentSite, wanted: Annotated[PauseRequest | None, Body()] = None) -> Response:
     """Pause publishing for a time, or until `resume`. A push that has begun ends first."""
     wanted = wanted or PauseRequest()
-    now = time.time()
-    ends = [] if wanted.seconds is None else [now + wanted.seconds]
-    if wanted.until is not None:
-        try:
-            ends.append(parse_time(wanted.until))
-        except ValueError as error:
-            raise ProblemError(422, str(error)) from None
-        if ends[-1] <= now:
-            raise ProblemError(409, f"{wanted.until} is in the past")
-    return Json(pause_to_json(site.pause(min(ends, default=None), wanted.reason)))
+    try:
+        until = None if wanted.until is None else parse_time(wanted.until)
+    except ValueError as error:
+        raise ProblemError(422, str(error)) from None
+    if until is not None and until <= time.time():
+        raise ProblemError(409, f"{wanted.until} is in the past")
+    return Json(pause_to_json(site.pause(until, wanted.reason)))
 
 
 @router.post("/resume")
 def resume(site: CurrentSite) -> Response:
     """End the pause."""
     return Json({"resumed": site.resume()})
+
+
+@folder_router.post("/pull", status_code=202)
+def pull(site: CurrentSite) -> Response:
+    """Have the worker bring the remote's edits into the site at its next poll.
+
+    A git host's webhook needs no token: it signs with BRITER_PULL_SECRET, as GitHub, GitLab and Gitea do.
+    """
+    site.order_pull()
+    return Json({"ordered": True}, 202)
 
 
 @router.get("/history")
@@ -251,8 +239,6 @@ def history(
     search: Annotated[str | None, Query(max_length=200)] = None,
     before: Annotated[int | None, Query(ge=1, le=_MAX_ID)] = None,
     limit: Limit = 50,
-    *,
-    stale: bool = False,
 ) -> Response:
     """Return receipts, newest first."""
     receipts = site.history.receipts(
@@ -261,7 +247,6 @@ def history(
         search=search,
         before=before,
         limit=limit + 1,
-        stale=stale,
     )
     more = receipts[limit - 1].id if len(receipts) > limit else None
     return Json({"items": [each.to_json() for each in receipts[:limit]], "next": more})
@@ -276,21 +261,22 @@ def status(site: CurrentSite) -> Response:
 @router.get("/doctor")
 async def doctor(site: CurrentSite) -> Response:
     """Run the checks of `doctor`. Requests at the same time share one run."""
-    running = site.checks.start()
-    while running.is_alive():  # noqa: ASYNC110 - waiting in a thread would leave one fewer for the pages
-        await asyncio.sleep(_CHECKS_POLL_S)
-    return Json({"ok": site.checks.is_ok, "findings": [each.to_json() for each in site.checks.findings]})
-
-
-@router.get("/csrf")
-def csrf(request: Request) -> Response:
-    """Return the value of X-CSRF-Token, which a change without Bearer needs."""
-    return Json({"token": request.state.visit.csrf})
+    findings = await asyncio.wrap_future(site.examine())
+    is_ok = all(finding.state is not FindingState.ERROR for finding in findings)
+    return Json({"ok": is_ok, "findings": [each.to_json() for each in findings]})
 
 
 @live_router.get("/events", response_class=Response, responses=EVENT_STREAM)
 async def events(
-    site: CurrentSite, last_event_id: Annotated[str | None, Header(max_length=40)] = None
+    request: Request, site: CurrentSite, last_event_id: Annotated[str | None, Header(max_length=40)] = None
 ) -> Response:
     """Stream a `snapshot`, then every event with its id, and `status` when the status changes."""
-    return site.feed.stream(last_event_id)
+    return stream(request, site.feed, last_event_id)
+
+
+def stream(request: Request, feed: Feed, last_event_id: str | None = None) -> Response:
+    """Return a live stream, which ends with the session of its reader."""
+    access, cookie = request.app.state.access, request.state.visit.cookie
+    if cookie is None:
+        return feed.stream(last_event_id)
+    return feed.stream(last_event_id, session=cookie, is_open=lambda: access.has_session(cookie))

@@ -6,9 +6,10 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Query, Request
@@ -21,44 +22,37 @@ from briter_worker.cluster.submit import send
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.job import Document
 from briter_worker.queues.postgres.database import Database
-from briter_worker.queues.postgres.producer import wake_sites
-from briter_worker.setting_types import SITE_NAME
-from briter_worker.settings import Settings
+from briter_worker.settings import SITE_NAME, Settings
 from briter_worker.sinks.history import Tally, tallies
 from briter_worker.sinks.log import LogSink
 from briter_worker.sinks.store import PostgresStore
-from briter_worker.web.api import (
-    EVENT_STREAM,
-    PROBLEMS,
-    CurrentSite,
-    IdempotencyKey,
-    Json,
-    NewUpload,
-    csrf,
-    next_offset,
-)
-from briter_worker.web.cache import CachedValue, NotReadYetError
+from briter_worker.web import api
 from briter_worker.web.live import Feed, News
 from briter_worker.web.pages import paging
-from briter_worker.web.problems import ProblemError, explain
+from briter_worker.web.responses import Json, ProblemError, page
 from briter_worker.web.site import Site
-from briter_worker.web.templating import page
+from briter_worker.web.snapshot import CachedValue
 
 if TYPE_CHECKING:
-    from briter_worker.sinks.metrics import SiteMeasures
+    from briter_worker.sinks.metrics import Sample
 
+PER_PAGE = 100
 _MAX_OPEN = 64
-_STATES = ("pending", "retrying", "scheduled", "tried", "claimed", "failed")
+_STATES = ("pending", "retrying", "scheduled", "quiet", "tried", "claimed", "failed")
+_SHOW = (
+    ("all", "all sites"),
+    ("trouble", "sites with failed posts"),
+    ("waiting", "sites with waiting posts"),
+    ("paused", "paused sites"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All sites, by name, and how many nodes are alive; `problem` and `fix`: why these are old."""
+    """All sites, by name, and how many nodes are alive."""
 
-    sites: Sequence[SiteSummary] = ()
-    hosts: int = 0
-    problem: str = ""
-    fix: str = ""
+    sites: Sequence[SiteSummary]
+    hosts: int
 
     def chosen(self, q: str, show: str) -> list[SiteSummary]:
         """Return the sites with all words of `q` in their name or remote, in this condition."""
@@ -69,7 +63,7 @@ class Overview:
             if all(word in f"{site.name}\n{site.site.remote}".casefold() for word in words)
             and (
                 (show == "trouble" and site.has_trouble)
-                or (show == "waiting" and (site.pending or site.retrying or site.claimed))
+                or (show == "waiting" and site.is_busy)
                 or (show == "paused" and site.paused is not None)
                 or show not in {"trouble", "waiting", "paused"}
             )
@@ -82,100 +76,78 @@ class Cluster:
     def __init__(self, settings: Settings, *, log: LogSink, complain: Callable[[str], None]) -> None:
         self.settings = settings
         self.database: Database = wiring.open_database(settings)
-        self.feed = Feed(self._news, self.status_json)
+        self.feed = Feed(self._news)
         self._log = log
         self._complain = complain
-        self._open: OrderedDict[str, tuple[object, Site]] = OrderedDict()
+        self._open: OrderedDict[str, Site] = OrderedDict()
         self._guard = threading.Lock()
-        self._overview = CachedValue(self._read_overview)
-        self._last = Overview()
-        self._revision = 0
+        self._overview = CachedValue(self._read_overview, "the database")
 
     def open_site(self, name: str | None) -> Site:
         """Return a site by its name. Raises ProblemError."""
         if name is None or not re.fullmatch(SITE_NAME, name):
             raise ProblemError(404, f"there is no site {name!r}")
         try:
-            registered = registry.get(self.database, name)
-            settings = registry.settings_of(registered, self.settings)
-        except DeclinedError as error:
-            raise ProblemError(404, error.message, error.fix) from None
-        except UsageError as error:
-            raise ProblemError(409, error.message, error.fix) from None
-        version = (settings, registered.remote)
+            settings = registry.settings_of(registry.get(self.database, name), self.settings)
+        except (DeclinedError, UsageError) as error:
+            status = 404 if isinstance(error, DeclinedError) else 409
+            raise ProblemError(status, error.message, error.fix) from None
         with self._guard:
-            known, site = self._open.pop(name, (None, None))
-            if site is None or known != version:
-                log = self._log.of(name)
-                site = ClusterSite(settings, self.database, log=log, complain=self._complain)
-            self._open[name] = (version, site)
-            while len(self._open) > _MAX_OPEN:
+            site = self._open.pop(name, None)
+            if site is None or site.settings != settings:
+                site = ClusterSite(
+                    settings, self.database, log=partial(self._log, site=name), complain=self._complain
+                )
+            self._open[name] = site
+            if len(self._open) > _MAX_OPEN:
                 self._open.popitem(last=False)
         return site
 
     def overview(self) -> Overview:
-        """Return all sites as they were a moment ago, or as they were last, with the problem."""
-        try:
-            self._last = self._overview.get()
-        except NotReadYetError:
-            return replace(self._last, problem="the sites are being read for the first time")
-        except OSError as error:
-            message, fix = explain(error)
-            return replace(self._last, problem=message, fix=fix)
-        return self._last
+        """Return all sites as they were a moment ago. Raises ProblemError."""
+        return self._overview.get()
 
     def _read_overview(self) -> Overview:
-        found = Overview(
-            registry.summaries(self.database, time.time()),
-            registry.count_nodes(self.database),
-        )
-        if found != self._last:
-            self._revision += 1
-        return found
+        return Overview(registry.summaries(self.database, time.time()), registry.count_nodes(self.database))
 
     def status_json(self) -> dict[str, Any]:
-        """Return the status of all sites together."""
+        """Return the status of all sites together. Raises ProblemError."""
         overview = self.overview()
         return {
-            "revision": self._revision,
             "sites": len(overview.sites),
             "hosts": overview.hosts,
-            "jobs": {state: sum(site.jobs.get(state, 0) for site in overview.sites) for state in _STATES},
+            "jobs": {state: sum(site.jobs[state] for site in overview.sites) for state in _STATES},
             "inTrouble": sum(site.has_trouble for site in overview.sites),
             "paused": sum(site.paused is not None for site in overview.sites),
-            "problem": overview.problem or None,
         }
 
-    def measure(self) -> "Iterator[SiteMeasures]":
-        """Yield the gauges and counters of each site. Raises OSError."""
-        from briter_worker.sinks.metrics import SiteMeasures  # noqa: PLC0415 - the extra [metrics]
-
-        known: dict[str, list[Tally]] = {}
-        for tally in tallies(PostgresStore(self.database.transaction)):
-            known.setdefault(tally.site, []).append(tally)
+    def measure(self) -> "tuple[list[Sample], list[Tally]]":
+        """Return the gauges and counters of all sites. Raises ProblemError and StoreError."""
+        samples: list[Sample] = []
         now = time.time()
-        for site in self._overview.get().sites:
-            yield SiteMeasures(
-                site=site.name,
-                jobs=site.jobs,
-                oldest_waiting=None if site.oldest is None else max(0.0, now - site.oldest),
-                failure=site.failure,
-                paused=site.paused is not None,
-                tallies=known.get(site.name, ()),
-            )
+        for site in self.overview().sites:
+            label = {"site": site.name}
+            samples += [("jobs", {**label, "state": state}, number) for state, number in site.jobs.items()]
+            oldest = 0.0 if site.oldest is None else max(0.0, now - site.oldest)
+            samples.append(("oldest_waiting_seconds", label, oldest))
+            samples.append(("dead_letters", label, site.jobs["failed"]))
+            samples.append(("paused", label, int(site.paused is not None)))
+            if site.failure is not None:
+                samples.append(("condition", {**label, "failure": site.failure}, 1))
+        return samples, tallies(PostgresStore(self.database.transaction))
 
-    def _news(self, _after: int | None) -> News:
+    def _news(self, _after: int) -> News:
         try:
             return News(self.status_json())
-        except Exception as error:  # noqa: BLE001 - the live stream of all readers would end
-            self._complain(f"live stream: {type(error).__name__}: {error}")
-            return News({})
+        except ProblemError as error:
+            return News({"problem": error.detail})
 
     def page_context(self) -> dict[str, Any]:
-        """Return what every page shows."""
-        failed = sum(site.failed for site in self.overview().sites)
+        """Return what every page shows, also while the database cannot be read."""
+        failed = 0
+        with suppress(ProblemError):
+            failed = self.status_json()["jobs"]["failed"]
         return {
-            "seen": f"{self._revision}-0",
             "dry_run": False,
             "obstacle": None,
             "site_name": "All sites",
@@ -199,21 +171,14 @@ class ClusterSite(Site):
 
     def _after_change(self) -> None:
         with suppress(OSError):  # the nodes look for due jobs themselves, a little later
-            wake_sites(self._database, [self.name])
+            registry.wake(self._database, [self.name])
         super()._after_change()
 
 
-router = APIRouter(responses=PROBLEMS)
+router = APIRouter(responses=api.PROBLEMS)
 """Below `/`."""
-site_router = APIRouter(responses=PROBLEMS)
+site_router = APIRouter(responses=api.PROBLEMS)
 """Below `/api/sites/{site}`: what sites of a cluster have beside the routes of `api`."""
-PER_PAGE = 100
-_SHOW = (
-    ("all", "all sites"),
-    ("trouble", "sites with failed posts"),
-    ("waiting", "sites with waiting posts"),
-    ("paused", "paused sites"),
-)
 
 
 def _cluster(request: Request) -> Cluster:
@@ -222,7 +187,6 @@ def _cluster(request: Request) -> Cluster:
 
 
 Sites = Annotated[Cluster, Depends(_cluster)]
-router.add_api_route("/api/csrf", csrf)
 
 
 @router.get("/", include_in_schema=False)
@@ -234,26 +198,15 @@ def all_sites(
     start: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
     """Show every site: condition, waiting and failed posts."""
-    now = time.time()
-    overview = cluster.overview()
-    found = overview.chosen(q, show)
+    found = cluster.overview().chosen(q, show)
+    more: dict[str, Any] = {"q": q, "show": show, "choices": _SHOW, "now": time.time()}
+    more |= paging(len(found), start, PER_PAGE)
     rows = found[start : start + PER_PAGE]
-    return page(
-        request,
-        cluster,
-        "sites.html",
-        rows=[(row, None if row.oldest is None else max(0.0, now - row.oldest)) for row in rows],
-        overview=overview,
-        totals=cluster.status_json(),
-        q=q,
-        show=show,
-        choices=_SHOW,
-        **paging(len(found), start, PER_PAGE),
-    )
+    return page(request, cluster, "sites.html", rows=rows, totals=cluster.status_json(), **more)
 
 
 @router.get("/sites/{site}", include_in_schema=False)
-def first_page(site: CurrentSite) -> Response:
+def first_page(site: api.CurrentSite) -> Response:
     """Redirect to the first page of a site."""
     return RedirectResponse(f"{site.base}/", status_code=308)
 
@@ -269,8 +222,7 @@ def sites(
     """Return the sites, by name."""
     now = time.time()
     found = cluster.overview().chosen(q, show)
-    items = [site.to_json(now) for site in found[offset : offset + limit]]
-    return Json({"items": items, "total": len(found), "next": next_offset(offset, len(items), len(found))})
+    return api.listed([site.to_json(now) for site in found[offset : offset + limit]], offset, len(found))
 
 
 @router.get("/api/status")
@@ -279,15 +231,15 @@ def status(cluster: Sites) -> Response:
     return Json(cluster.status_json())
 
 
-@router.get("/events", response_class=Response, responses=EVENT_STREAM)
-async def events(cluster: Sites) -> Response:
+@router.get("/events", response_class=Response, responses=api.EVENT_STREAM)
+async def events(request: Request, cluster: Sites) -> Response:
     """Stream a `snapshot`, then `status` whenever the number of jobs in any state changes."""
-    return cluster.feed.stream()
+    return api.stream(request, cluster.feed)
 
 
 @site_router.post("/jobs", status_code=201)
 def enqueue(
-    site: CurrentSite, job: Annotated[NewUpload, Body()], idempotency_key: IdempotencyKey = None
+    site: api.CurrentSite, job: Annotated[api.NewUpload, Body()], idempotency_key: api.IdempotencyKey = None
 ) -> Response:
     """Enqueue a post with its files. Requests with the same Idempotency-Key are one job."""
     if job.paths and set(job.paths) != set(job.contents):
@@ -295,7 +247,7 @@ def enqueue(
     contents = {path: _decoded(path, text) for path, text in job.contents.items()}
     body = {**job.model_dump(by_alias=True, exclude={"contents"}), "paths": list(contents)}
     job_id, replayed = site.enqueue(body, idempotency_key, contents)
-    return Json({"id": job_id, "slug": job.slug, "replayed": replayed, "warnings": []}, 201)
+    return Json({"id": job_id, "slug": job.slug, "replayed": replayed}, 201)
 
 
 def _decoded(path: str, text: str | None) -> bytes | None:
@@ -303,9 +255,3 @@ def _decoded(path: str, text: str | None) -> bytes | None:
         return None if text is None else base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise ProblemError(422, f"contents: {path} is not base64") from None
-
-
-@site_router.get("")
-def site_status(site: CurrentSite) -> Response:
-    """Return the status of the site."""
-    return Json(site.status_json())

@@ -2,62 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import FailureCode
 from briter_worker.job import State
-from briter_worker.redaction import one_line
+from briter_worker.redaction import one_line, quote_fix
+from briter_worker.status import Headline, failure_text
 
 if TYPE_CHECKING:
-    from briter_worker.ports import Pause
     from briter_worker.sinks.history import Receipt
 
-HEADLINES = {
-    FailureCode.NO_PATHS: "none of its files may be published",
-    FailureCode.MALFORMED: "the editor's program wrote something that is not a job",
-    FailureCode.UNREADABLE: "the job's file cannot be read",
-    FailureCode.UNKNOWN_TYPE: "no plugin handles this type of job",
-    FailureCode.PLUGIN: "a rule of the site does not allow it",
-    FailureCode.PLUGIN_BROKEN: "a plugin of the site failed",
-    FailureCode.TOO_LARGE: "one of its files is too large",
-    FailureCode.REJECTED: "the remote does not accept this post",
-    FailureCode.CONFLICT: "somebody changed the same lines elsewhere",
-    FailureCode.LOST_RACE: "somebody else kept publishing at the same moment",
-    FailureCode.UNSETTLED: "a file kept changing while it was read",
-    FailureCode.KILLED_WORKER: "the worker died while it published this post",
-    FailureCode.INTERNAL: "the worker has an internal error",
-    FailureCode.NETWORK: "the remote cannot be reached",
-    FailureCode.TIMEOUT: "the remote does not answer in time",
-    FailureCode.AUTH: "the remote refused the password or key",
-    FailureCode.HOST_KEY: "the identity of the remote could not be verified",
-    FailureCode.REMOTE_MISSING: "the remote repository was not found",
-    FailureCode.REMOTE_REFUSED: "the remote refuses every push at the moment",
-    FailureCode.REMOTE_REWRITTEN: "the remote's history was rewritten",
-    FailureCode.DIVERGED: "the local branch and the remote have diverged",
-    FailureCode.WRONG_BRANCH: "another branch is checked out on the server",
-    FailureCode.UNFINISHED: "a merge or rebase is unfinished on the server",
-    FailureCode.LOCKED: "another program keeps the site's repository locked",
-    FailureCode.CORRUPT: "the site's repository is corrupted",
-    FailureCode.OWNERSHIP: "the site's files belong to another user",
-    FailureCode.NOT_A_REPOSITORY: "the site's folder is not a repository",
-    FailureCode.DISK: "the server's disk is full or failing",
-    FailureCode.GIT_MISSING: "git is missing on the server",
-}
 OUTCOMES = {
     "published": "published",
-    "nochange": "was live already",
+    "nochange": "was on the remote already",
     "failed": "failed, will be retried",
     "dead-lettered": "failed",
     "nopaths": "failed",
     "quarantined": "quarantined",
     "interrupted": "interrupted",
     "cancelled": "cancelled",
-    "snoozed": "deferred",
     "handled": "done",
     "superseded": "replaced by a newer save",
 }
@@ -65,9 +30,10 @@ STATES = {
     State.PENDING: ("busy", "waiting"),
     State.SCHEDULED: ("quiet", "scheduled"),
     State.RETRYING: ("warn", "will be retried"),
+    State.QUIET: ("quiet", "in its quiet time"),
     State.TRIED: ("quiet", "tried in a dry run"),
     State.CLAIMED: ("busy", "being published"),
-    State.FAILED: ("bad", "not live"),
+    State.FAILED: ("bad", "failed"),
 }
 """Tone and label of each state."""
 PHASES = {
@@ -77,42 +43,20 @@ PHASES = {
     "push": "pushing to the remote",
     "settle": "finishing",
 }
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a post is not live: a headline, the worker's message, and the fix as it was given."""
-
-    headline: str
-    detail: str
-    fix: str
-
-
-def reason(failure: str | None, error: str | None, fix: str | None = None) -> Reason:
-    """Return the words for a failure."""
-    detail = one_line(error or "").rstrip(".")
-    try:
-        headline = HEADLINES[FailureCode(failure or "")]
-    except ValueError:
-        headline, detail = detail or "it failed", ""
-    return Reason(headline, sentence(detail), one_line(fix or ""))
+def reason(failure: str | None, error: str | None, fix: str | None = None) -> Headline:
+    """Return why a post is not on the remote: the failure, the worker's message, and the fix verbatim."""
+    detail, text = quote_fix(one_line(error or "")).rstrip("."), failure_text(failure)
+    if not text:
+        text, detail = detail or "it failed", ""
+    return Headline("bad", text, sentence(detail), one_line(fix or ""))
 
 
 def sentence(text: str) -> str:
     """Capitalize the first letter only."""
     return text[:1].upper() + text[1:]
-
-
-def pause_text(pause: Pause) -> str:
-    """Describe a pause."""
-    return "Publishing is paused" + (f" until {moment(pause.until)}" if pause.until else "")
-
-
-def count(number: int, noun: str) -> str:
-    """Return `1 post` or `3 posts`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def phase_text(phase: str | None, done: int, total: int) -> str:
@@ -121,23 +65,10 @@ def phase_text(phase: str | None, done: int, total: int) -> str:
     return f"{text}, {done * 100 // total} %" if total and done < total else text
 
 
-def percent(done: int, total: int) -> int:
-    """Return the value of a progress bar."""
-    return 0 if not total else math.floor(min(done, total) * 100 / total)
-
-
 def outcome_text(receipt: Receipt) -> str:
     """Describe the outcome of an attempt."""
     text = OUTCOMES.get(receipt.outcome or "", receipt.outcome or "running")
     return f"{text} (dry run)" if receipt.dry_run else text
-
-
-def result_text(receipt: Receipt) -> str:
-    """Describe the state of a post that left the queue, by its last receipt."""
-    if receipt.dry_run or receipt.outcome not in {"published", "nochange"}:
-        return outcome_text(receipt)
-    since = f" since {moment(receipt.ended)}" if receipt.ended and receipt.outcome == "published" else ""
-    return f"live{since}"
 
 
 def tone_of(outcome: str | None) -> str:
@@ -147,27 +78,6 @@ def tone_of(outcome: str | None) -> str:
     if outcome in {"failed", "interrupted"}:
         return "warn"
     return "bad" if outcome in {"dead-lettered", "nopaths", "quarantined"} else "quiet"
-
-
-def span(seconds: float) -> str:
-    """Return a duration in its largest unit."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < _MINUTE:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * _HOUR:
-        return f"{seconds / _MINUTE:.0f} min"
-    if seconds < 2 * _DAY:
-        return f"{seconds / _HOUR:.0f} h"
-    return f"{seconds / _DAY:.0f} days"
-
-
-def ago(seconds: float, now: float | None = None) -> str:
-    """Return a time relative to now."""
-    passed = (time.time() if now is None else now) - seconds
-    if abs(passed) < 1:
-        return "now"
-    return f"{span(passed)} ago" if passed > 0 else f"in {span(-passed)}"
 
 
 def local(seconds: float) -> datetime:
@@ -183,29 +93,17 @@ def zone() -> str:
     return datetime.now(UTC).astimezone().tzname() or "UTC"
 
 
-def utc_offset(seconds: float) -> float:
-    """Return how many seconds the server's local time is ahead of UTC at that time."""
-    ahead = local(seconds).utcoffset()
-    return ahead.total_seconds() if ahead else 0.0
-
-
 def clock(seconds: float, now: float | None = None) -> str:
     """Return `14:05`, or `14:05 CEST` on the other side of a daylight-saving change."""
     there, here = local(seconds), local(time.time() if now is None else now)
     return f"{there:%H:%M}" if there.utcoffset() == here.utcoffset() else f"{there:%H:%M %Z}"
 
 
-def day_of(seconds: float, *, short: bool = False) -> str:
-    """Return `Wednesday, 18 November 2026`, or `18 Nov`."""
-    day = local(seconds)
-    return f"{day.day} {day:%b}" if short else f"{day:%A}, {day.day} {day:%B} {day.year}"
-
-
 def day_ahead(seconds: float, now: float | None = None) -> str:
-    """Return the day as `day_of` does, after `Today, ` or `Tomorrow, ` where it is that."""
-    today = local(time.time() if now is None else now).date()
-    near = {0: "Today, ", 1: "Tomorrow, "}.get((local(seconds).date() - today).days, "")
-    return near + day_of(seconds)
+    """Return `Wednesday, 18 November 2026`, after `Today, ` or `Tomorrow, ` where it is that."""
+    day, today = local(seconds), local(time.time() if now is None else now)
+    near = {0: "Today, ", 1: "Tomorrow, "}.get((day.date() - today.date()).days, "")
+    return f"{near}{day:%A}, {day.day} {day:%B} {day.year}"
 
 
 def moment(seconds: float, now: float | None = None) -> str:

@@ -1,34 +1,38 @@
-"""The pages of one site. They work without JavaScript, which only keeps them up to date."""
+"""The pages of one site, and signing in. They work without JavaScript, which only keeps them up to date."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any
+from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from briter_worker.job import State
+from briter_worker.job import Job, State
+from briter_worker.ports import ListedJob
 from briter_worker.queues.selection import is_retryable
-from briter_worker.redaction import one_line
+from briter_worker.redaction import one_line, quote_fix
 from briter_worker.settings import settings_schema
-from briter_worker.sinks.history import History, HistoryUnreadableError, Receipt
-from briter_worker.sinks.webhook_addresses import origin_of
+from briter_worker.sinks.history import History, Receipt
+from briter_worker.sinks.store import StoreError
+from briter_worker.sinks.webhooks import origin_of
 from briter_worker.status import PULL_COMMAND, job_to_json, waits_since
-from briter_worker.web import charts, labels
+from briter_worker.web import labels
 from briter_worker.web.api import OUTCOMES, CurrentSite
-from briter_worker.web.cache import NotReadYetError
-from briter_worker.web.problems import ProblemError
-from briter_worker.web.root import form_of, local_path
+from briter_worker.web.responses import ProblemError, address, page
+from briter_worker.web.security import COOKIE, SESSION_S, SIGN_IN, Access, client_address
 from briter_worker.web.site import Site
-from briter_worker.web.snapshot import headline
-from briter_worker.web.templating import page
 
 router = APIRouter()
+"""Below `/`, in a cluster below `/sites/{site}`."""
+sign_in_router = APIRouter()
+"""Below `/`."""
 PER_PAGE = 50
 _RECENT = 8
 _FIRST = 20
+_WAITING = (State.CLAIMED, State.PENDING, State.RETRYING, State.QUIET, State.TRIED)
 _PAUSE_MINUTES = frozenset({"30", "120", "1440", ""})
 Text = Annotated[str, Query(max_length=2000)]
 Offset = Annotated[int, Query(ge=0, le=2**31)]
@@ -39,7 +43,7 @@ def _read(site: Site, ask: Callable[[History], list[Receipt]]) -> tuple[Linked, 
     """Return receipts with the address of each commit, or why the history cannot be read."""
     try:
         receipts = ask(site.history)
-    except HistoryUnreadableError as error:
+    except StoreError as error:
         return [], one_line(str(error))
     template = site.settings.commit_href_template
     return [
@@ -56,7 +60,7 @@ def now(request: Request, site: CurrentSite) -> Response:
         request,
         site,
         "now.html",
-        headline=headline(snapshot),
+        headline=snapshot.status.headline(),
         number={state.value: len(rows) for state, rows in snapshot.jobs.items()},
         progress=site.progress()[:_FIRST],
         oldest=snapshot.longest_waiting(),
@@ -79,19 +83,40 @@ def scheduled(request: Request, site: CurrentSite, start: Offset = 0) -> Respons
     return page(request, site, "scheduled.html", days=days, **paging(len(rows), start))
 
 
+@router.get("/waiting")
+def waiting(request: Request, site: CurrentSite, start: Offset = 0) -> Response:
+    """Show posts that are due and wait, with the reason."""
+    jobs = site.snapshot().jobs
+    rows = [row for state in _WAITING for row in jobs[state]]
+    return page(
+        request,
+        site,
+        "waiting.html",
+        rows=rows[start : start + PER_PAGE],
+        progress={each["jobId"]: each for each in site.progress()},
+        stopped=_stopped(site, jobs[State.RETRYING]),
+        **paging(len(rows), start),
+    )
+
+
+def _stopped(site: Site, rows: Sequence[ListedJob]) -> tuple[int, Job] | None:
+    """Return how many of the jobs the site condition holds up, and which is tried next."""
+    failure = site.snapshot().status.failure
+    found = [row.job for row in rows if failure is not None and row.job.failure == failure]
+    return (len(found), min(found, key=lambda job: job.next_attempt_at or 0.0)) if found else None
+
+
 @router.get("/failed")
 def failed(request: Request, site: CurrentSite, start: Offset = 0) -> Response:
-    """Show dead letters, then jobs that will be retried."""
-    jobs = site.snapshot().jobs
-    rows, retrying = jobs[State.FAILED], jobs[State.RETRYING]
+    """Show dead letters."""
+    rows = site.snapshot().jobs[State.FAILED]
     shown = rows[start : start + PER_PAGE]
     return page(
         request,
         site,
         "failed.html",
         rows=shown,
-        retrying=retrying[:PER_PAGE],
-        more_retrying=len(retrying[PER_PAGE:]),
+        stopped=_stopped(site, rows),
         can_help=len(rows) > len(shown) or any(is_retryable(row.job) for row in shown),
         **paging(len(rows), start),
     )
@@ -125,7 +150,6 @@ def published(
             search=search or None,
             before=before,
             limit=PER_PAGE + 1,
-            stale=bool(search),
         ),
     )
     more = receipts[PER_PAGE - 1][0].id if len(receipts) > PER_PAGE else None
@@ -138,12 +162,12 @@ def post(request: Request, site: CurrentSite, id: Text = "", slug: Text = "") ->
     """Show one post, from the save to the remote."""
     wanted = id or slug
     snapshot = site.snapshot()
-    rows = snapshot.find(id) if id else snapshot.of_slug(slug)
+    rows = snapshot.find(id, slug)
 
     def ask(history: History) -> list[Receipt]:
         found = history.attempts(id) if id else []
         of = found[0].slug if found else rows[0].job.slug if rows else wanted
-        others = history.receipts(slug=of, limit=PER_PAGE, stale=True)
+        others = history.receipts(slug=of, limit=PER_PAGE)
         return sorted({each.id: each for each in [*found, *others]}.values(), key=lambda each: -each.id)
 
     receipts, trouble = _read(site, ask)
@@ -158,8 +182,13 @@ def post(request: Request, site: CurrentSite, id: Text = "", slug: Text = "") ->
         jobs=[(row, _key_texts(job_to_json(row))) for row in rows[:_FIRST]],
         progress={each["jobId"]: each for each in site.progress()},
         receipts=receipts,
+        published=next((each for each in receipts if _is_on_remote(each[0])), None),
         trouble=trouble,
     )
+
+
+def _is_on_remote(receipt: Receipt) -> bool:
+    return receipt.outcome == "published" and not receipt.dry_run
 
 
 def _key_texts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -169,20 +198,10 @@ def _key_texts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
             shown.append((key, one_line(origin_of(value))))  # the rest of the address is often a secret
         elif value is not None:
             parts: Sequence[object] = value if isinstance(value, list) else [value]
-            shown.append((one_line(key), ", ".join(one_line(str(part)) for part in parts[:_FIRST])))
+            shown.append(
+                (one_line(key), ", ".join(quote_fix(one_line(str(part))) for part in parts[:_FIRST]))
+            )
     return shown
-
-
-@router.get("/figures")
-def figures(request: Request, site: CurrentSite) -> Response:
-    """Show how many posts were published in the last 30 days, and how fast."""
-    try:
-        columns = site.figures.get()
-    except NotReadYetError:
-        raise ProblemError(503, "the figures take long to count", "load the page again in a minute") from None
-    counts, times = charts.throughput_chart(columns), charts.waits_chart(columns)
-    size = {"width": charts.WIDTH, "height": charts.HEIGHT, "left": charts.LEFT}
-    return page(request, site, "figures.html", columns=columns, counts=counts, times=times, size=size)
 
 
 @router.get("/site")
@@ -198,15 +217,30 @@ def site_page(request: Request, site: CurrentSite) -> Response:
         else:
             text = str(value).lower() if isinstance(value, bool) else str(value)
         rows.append((schema["title"], key, one_line(text), schema["description"].replace("`", "")))
-    return page(request, site, "site.html", rows=rows, checks=site.checks)
+    checks = site.checks
+    findings = checks.result() if checks is not None and checks.done() else ()
+    more: dict[str, Any] = {"checks": checks, "findings": findings, "checked_at": site.checked_at}
+    return page(request, site, "site.html", rows=rows, **more)
+
+
+async def _form_of(request: Request) -> dict[str, str]:
+    """Return the fields of a page's form."""
+    fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
+    return {name: values[0] for name, values in fields.items()}
+
+
+def _local_path(target: str) -> str:
+    """Return the target if it is a page of the dashboard, else `/`."""
+    fine = target.startswith("/") and not target.startswith(("//", "/\\")) and target.isprintable()
+    return target if fine else "/"
 
 
 @router.post("/actions/{action}")
 async def act(request: Request, site: CurrentSite, action: str) -> Response:
     """Perform the action of a form, and show the page again."""
-    form = await form_of(request)
+    form = await _form_of(request)
     notice = await run_in_threadpool(_act, site, action, form)
-    target = local_path(form.get("back", "/"))
+    target = _local_path(form.get("back", "/"))
     joint = "&" if "?" in target else "?"
     return RedirectResponse(f"{target}{joint}told={notice}", status_code=303)
 
@@ -216,13 +250,15 @@ def _act(site: Site, action: str, form: Mapping[str, str]) -> str:
     wanted = form.get("id", "")
     match action:
         case "retry":
-            site.change(lambda queue, now: queue.retry(wanted, now))
+            site.steer("retry", lambda queue, now: queue.retry(wanted, now))
         case "retry-all":
-            site.change(lambda queue, now: queue.retry_all(now))
+            site.steer("retry", lambda queue, now: queue.retry_all(now))
         case "publish-now":
-            site.change(lambda queue, now: queue.publish_now(wanted, now))
+            site.steer("publish-now", lambda queue, now: queue.publish_now(wanted, now))
         case "cancel":
             return "cancel" if site.cancel(wanted).removed else "cancel-asked"
+        case "undo":
+            site.undo(wanted)
         case "pause":
             minutes = form.get("for", "")
             if minutes not in _PAUSE_MINUTES:
@@ -232,7 +268,62 @@ def _act(site: Site, action: str, form: Mapping[str, str]) -> str:
         case "resume":
             site.resume()
         case "examine":
-            site.checks.start()
+            site.examine()
         case _:
             raise ProblemError(404, "this page does not exist")
     return action
+
+
+@sign_in_router.get(SIGN_IN)
+def sign_in_page(
+    request: Request,
+    next: Text = "/",  # noqa: A002 - in the address
+    key: Annotated[str, Query(max_length=200)] = "",
+) -> Response:
+    """Ask for the token, or sign in by the key of a one-time link."""
+    access: Access = request.app.state.access
+    if request.state.visit.cookie is not None:
+        return RedirectResponse(_local_path(next), status_code=303)
+    if key and access.use_link_key(key):
+        return _signed_in(request, "/")
+    wrong = "This link was used before, or is too old. Enter the token." if key else ""
+    return _sign_in_form(request, 403 if key else 200, next, wrong)
+
+
+@sign_in_router.post(SIGN_IN)
+async def sign_in(request: Request) -> Response:
+    """Open a session."""
+    form = await _form_of(request)
+    access: Access = request.app.state.access
+    target = form.get("next", "/")
+    try:
+        access.check_token(form.get("token", "").strip(), client_address(request.scope))
+    except ProblemError as refused:
+        answer = _sign_in_form(request, refused.status, target, f"{labels.sentence(refused.detail)}.")
+        answer.headers.update(refused.headers)
+        return answer
+    return _signed_in(request, target)
+
+
+@sign_in_router.post("/sign-out")
+def sign_out(request: Request) -> Response:
+    """End the session."""
+    request.app.state.access.end_session(request.state.visit.cookie)
+    response = RedirectResponse(address(SIGN_IN, told="signed-out"), status_code=303)
+    response.delete_cookie(COOKIE, httponly=True, samesite="lax")
+    return response
+
+
+def _sign_in_form(request: Request, status: int, target: str, wrong: str) -> Response:
+    shell = request.app.state.shell
+    more = {"target": _local_path(target), "wrong": wrong}
+    return page(request, shell, "sign-in.html", status=status, **more)
+
+
+def _signed_in(request: Request, target: str) -> Response:
+    response = RedirectResponse(_local_path(target), status_code=303)
+    cookie = request.app.state.access.open_session()
+    # Not strict: a link from a chat opens the page. Changes need the CSRF token.
+    secure = request.url.scheme == "https"
+    response.set_cookie(COOKIE, cookie, max_age=int(SESSION_S), httponly=True, samesite="lax", secure=secure)
+    return response

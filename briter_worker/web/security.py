@@ -1,13 +1,23 @@
-"""Authentication, protection against forged requests, and security headers, around the whole application.
+"""Who may enter: the token, one-time links and sessions, and the guard around the application.
 
 Every path but the health checks, the sign-in page and static files needs a session or the token. A change by
-session also needs the CSRF token of the session, from a page of the same origin; a program that sends the
-token as Bearer needs neither, because no browser sends that header by itself.
+session is a form of our own pages, with the session's CSRF token; a program that sends the token as Bearer
+needs neither, because no browser sends that header by itself. Sessions and links are kept in memory,
+so that a restart signs everybody out.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import hmac
+import os
 import re
+import secrets
+import threading
+import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING
@@ -17,29 +27,43 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 
-from briter_worker.web.access import is_same
-from briter_worker.web.problems import problem
+from briter_worker import wiring
+from briter_worker.errors import PublishError, UsageError, os_error_fix, os_error_text
+from briter_worker.job import span
+from briter_worker.web.responses import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from briter_worker.web.access import Access
+    from briter_worker.settings import Settings
 
+SESSION_S = 12 * 3600.0
+LINK_S = 900.0
+MAX_FAILURES = 5
+FAILURES_WITHIN_S = 60.0
+BODY_S = 30.0
+"""A body has to be there by then; 48 MiB need a line of 13 Mbit/s."""
 COOKIE = "briter_session"
-CSRF_HEADER = "x-csrf-token"
 CSRF_FIELD = "csrf"
 SIGN_IN = "/sign-in"
 MAX_BYTES = 2 << 20
 MAX_PUBLIC_BYTES = 16 << 10
 MAX_UPLOAD_BYTES = 48 << 20
 """For a job that is submitted with its files in base64."""
+PULL = "/api/pull"
+MAX_HOOK_BYTES = 25 << 20
+"""GitHub sends no more. The body of a git host's call is only hashed, not kept."""
+_MAX_ADDRESSES = 10_000
+_MIN_LENGTH = 16
 _UPLOAD = re.compile(r"/api/sites/[^/]+/jobs")
 _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
 _FOR_PROGRAMS = ("/api/", "/events", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM = "application/x-www-form-urlencoded"
+_GITHUB, _GITLAB, _GITEA = "x-hub-signature-256", "x-gitlab-token", "x-gitea-signature"
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="briter-worker"'}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -54,17 +78,141 @@ _HEADERS = {
 }
 
 
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _is_same(given: str, expected: str) -> bool:
+    """Return True if both secrets are equal, in constant time."""
+    return hmac.compare_digest(_digest(given), _digest(expected))
+
+
+class Access:
+    """Everything that decides whether a visitor is signed in. Safe in several threads."""
+
+    def __init__(
+        self, token: str, clock: Callable[[], float] = time.monotonic, *, pull_secret: str = ""
+    ) -> None:
+        self._token = token
+        self._pull_secret = pull_secret
+        self._clock = clock
+        self._csrf_key = secrets.token_bytes(32)
+        self._ends: dict[bytes, float] = {}
+        """When each session and each link ends, by the digest of its key."""
+        self._failures: dict[str, deque[float]] = {}
+        self._guard = threading.Lock()
+
+    def check_token(self, given: str, address: str) -> None:
+        """Raise ProblemError unless this is the token, or if the address sent too many wrong ones."""
+        self._check(given, self._token, address)
+
+    def sign_pull(self, headers: Headers) -> hmac.HMAC | None:
+        """Return what hashes the body of a git host's call; None if this is none, or there is no secret."""
+        is_signed = any(name in headers for name in (_GITHUB, _GITLAB, _GITEA))
+        return (
+            hmac.new(self._pull_secret.encode(), None, "sha256") if self._pull_secret and is_signed else None
+        )
+
+    def check_pull(self, headers: Headers, signature: hmac.HMAC, address: str) -> None:
+        """Raise ProblemError unless the git host knows the secret. GitLab sends it, the others sign."""
+        if _GITLAB in headers:
+            self._check(headers[_GITLAB], self._pull_secret, address)
+        else:
+            given = headers.get(_GITHUB, "").removeprefix("sha256=") or headers.get(_GITEA, "")
+            self._check(given, signature.hexdigest(), address)
+
+    def _check(self, given: str, expected: str, address: str) -> None:
+        now = self._clock()
+        with self._guard:
+            failures = self._failures.get(address, deque(maxlen=MAX_FAILURES))
+            recent = [each for each in failures if each > now - FAILURES_WITHIN_S]
+            if len(recent) == MAX_FAILURES:  # for the right token, too: an answer would end the guessing
+                wait = max(1, round(recent[0] + FAILURES_WITHIN_S - now + 0.5))
+                text = f"too many wrong tokens; try again in {span(wait)}"
+                raise ProblemError(429, text, headers={"Retry-After": str(wait)})
+            if _is_same(given, expected):
+                return
+            if len(self._failures) >= _MAX_ADDRESSES:
+                del self._failures[next(iter(self._failures))]
+            failures.append(now)
+            self._failures[address] = failures
+        raise ProblemError(401, "that is not the token", headers=_CHALLENGE)
+
+    def create_link_key(self) -> str:
+        """Return the key of a sign-in link that works once, for 15 minutes."""
+        return self._issue("link", LINK_S)
+
+    def use_link_key(self, key: str) -> bool:
+        """Return True if the key was valid. It is not valid again."""
+        with self._guard:
+            return self._ends.pop(_digest(f"link:{key}"), 0.0) > self._clock()
+
+    def open_session(self) -> str:
+        """Return the cookie of a new session."""
+        return self._issue("session", SESSION_S)
+
+    def has_session(self, cookie: str | None) -> bool:
+        """Return True if the cookie belongs to a session that has not ended."""
+        with self._guard:
+            return self._ends.get(_digest(f"session:{cookie}"), 0.0) > self._clock()
+
+    def end_session(self, cookie: str | None) -> None:
+        """Sign out."""
+        with self._guard:
+            self._ends.pop(_digest(f"session:{cookie}"), None)
+
+    def csrf_token(self, cookie: str | None) -> str:
+        """Return the CSRF token of this session; visitors without a session share another one."""
+        return hmac.new(self._csrf_key, _digest(cookie or ""), hashlib.sha256).hexdigest()
+
+    def _issue(self, kind: str, seconds: float) -> str:
+        key, now = secrets.token_urlsafe(32), self._clock()
+        with self._guard:
+            self._ends = {digest: end for digest, end in self._ends.items() if end > now}
+            self._ends[_digest(f"{kind}:{key}")] = now + seconds
+        return key
+
+
+def read_token(settings: Settings) -> str:
+    """Return BRITER_DASHBOARD_TOKEN, else the kept token, which is made when there is none.
+
+    Raises UsageError when the token can be neither read nor kept, and OSError for the database.
+    """
+    if settings.dashboard_token:
+        return settings.dashboard_token
+    if settings.database_url:
+        return wiring.open_database(settings).value_or_set("dashboard.token", secrets.token_urlsafe(32))
+    try:
+        path = wiring.open_git(settings).state_dir / "dashboard.token"
+    except PublishError:
+        return secrets.token_urlsafe(32)  # there is no repository: until the next start
+    try:
+        if not path.exists():
+            _create(path)
+        token = path.read_text().strip()
+    except OSError as error:
+        message = f"the dashboard's token cannot be kept in {path}: {os_error_text(error, with_path=False)}"
+        raise UsageError(message, os_error_fix(error) or "set BRITER_DASHBOARD_TOKEN") from None
+    if len(token) < _MIN_LENGTH:  # an empty token would let everybody in
+        raise UsageError(f"{path} has no token", "delete the file, or set BRITER_DASHBOARD_TOKEN")
+    return token
+
+
+def _create(path: Path) -> None:
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"{secrets.token_urlsafe(32)}\n")
+    with suppress(FileExistsError):  # another dashboard has just created it
+        os.link(temporary, path)
+    temporary.unlink()
+
+
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Who sent the request: the valid session's cookie, if any, and the CSRF token for forms."""
+    """Who sent the request: the cookie of a valid session, if any, and the CSRF token for forms."""
 
     cookie: str | None
     csrf: str
-
-    @property
-    def signed_in(self) -> bool:
-        """Return True for a session; a program that sends the token has none."""
-        return self.cookie is not None
 
 
 class Guard:
@@ -98,26 +246,33 @@ class Guard:
             await send(message)
 
         try:
-            answer = self._refuse_visitor(scope)
-            if answer is None and scope["method"] not in _READING:
-                # Not before: only an admitted visitor may fill the memory.
-                limit = _body_limit(scope["path"])
-                body = await _read_body(scope, receive, limit)
-                answer = (
-                    problem(413, f"the request has more than {limit} bytes")
-                    if body is None
-                    else self._refuse_change(scope, body)
-                )
-                receive = _replay(body or b"", receive)
+            answer = None
+            if signature := self._sign_pull(scope):
+                await _read_body(scope, receive, signature)
+                self._access.check_pull(Headers(scope=scope), signature, client_address(scope))
+                receive = _replay(b"", receive)
+            else:
+                answer = self._refuse_visitor(scope)
+            if answer is None and signature is None and scope["method"] not in _READING:
+                body = await _read_body(scope, receive)  # not before: only an admitted visitor fills memory
+                self._check_change(scope, body)
+                receive = _replay(body, receive)
             await (answer or self._app)(scope, receive, protected)
         except ClientDisconnect:
             pass
+        except ProblemError as refused:
+            await self._refusal(scope, refused)(scope, receive, protected)
         except Exception as error:
             self._complain(f"{scope['method']} {scope['path']}: {type(error).__name__}: {error}")
             if started:
                 raise  # the server then closes the connection
-            text = "The dashboard failed to answer; its log has the error"
-            await self._refusal(scope, 500, text)(scope, receive, protected)
+            failed = ProblemError(500, "The dashboard failed to answer; its log has the error")
+            await self._refusal(scope, failed)(scope, receive, protected)
+
+    def _sign_pull(self, scope: Scope) -> hmac.HMAC | None:
+        """Return what hashes the body, if the request is a git host's."""
+        is_pull = scope["path"] == PULL and scope["method"] == "POST"
+        return self._access.sign_pull(Headers(scope=scope)) if is_pull else None
 
     def _refuse_visitor(self, scope: Scope) -> Response | None:
         """Return the refusal of a visitor who may not enter, decided by the headers alone."""
@@ -128,49 +283,33 @@ class Guard:
         scope.setdefault("state", {})["visit"] = Visit(cookie, self._access.csrf_token(cookie))
         bearer = _bearer(headers)
         if bearer is not None:
-            return self._refuse_bearer(scope, bearer)
-        if cookie is None and not _is_public(scope["path"]):
+            self._access.check_token(bearer, client_address(scope))
+        elif cookie is None and not _is_public(scope["path"]):
             return _ask_to_sign_in(scope, headers)
+        elif scope["path"].startswith("/api/") and _is_foreign(headers):
+            raise ProblemError(403, "This was requested by a page of another site")
         return None
 
-    def _refuse_bearer(self, scope: Scope, bearer: str) -> Response | None:
-        if self._access.is_token(bearer):
-            return None
-        address = client_address(scope)
-        wait = self._access.seconds_to_wait(address)
-        self._access.count_failure(address)
-        if wait:
-            return problem(429, "too many wrong tokens", headers={"Retry-After": str(wait)})
-        return problem(401, "the token is wrong", headers=_CHALLENGE)
-
-    def _refuse_change(self, scope: Scope, body: bytes) -> Response | None:
-        """Return the refusal of a change that a page of another site may have sent."""
+    def _check_change(self, scope: Scope, body: bytes) -> None:
+        """Raise ProblemError for a change that a page of another site may have sent."""
         headers = Headers(scope=scope)
         if _bearer(headers) is not None:
-            return None
-        origin = headers.get("origin")
-        foreign = (
-            origin is not None and urlsplit(origin).netloc.casefold() != headers.get("host", "").casefold()
-        )
-        if foreign or headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
-            return self._refusal(scope, 403, "This change was requested by a page of another site")
-        given = headers.get(CSRF_HEADER)
-        if given is None and headers.get("content-type", "").startswith(_FORM):
-            given = parse_qs(body.decode("utf-8", "replace")).get(CSRF_FIELD, [""])[0]
-        if given is not None and is_same(given, scope["state"]["visit"].csrf):
-            return None
-        if wants_page(scope["path"], headers):
+            return
+        if _is_foreign(headers):
+            raise ProblemError(403, "This change was requested by a page of another site")
+        if not headers.get("content-type", "").startswith(_FORM):
+            raise ProblemError(403, "this needs the token", "send it as Authorization: Bearer")
+        given = parse_qs(body.decode("utf-8", "replace")).get(CSRF_FIELD, [""])[0]
+        if not _is_same(given, scope["state"]["visit"].csrf):
             text = (
                 "This page was opened before the dashboard was restarted, or before you signed in. "
                 "Go back, load it again, and try again"
             )
-            return self._error_page(403, text)
-        fix = "take it from GET /api/csrf, or send the token as Authorization: Bearer"
-        return problem(403, "X-CSRF-Token is missing or out of date", fix)
+            raise ProblemError(403, text)
 
-    def _refusal(self, scope: Scope, status: int, text: str) -> Response:
+    def _refusal(self, scope: Scope, refused: ProblemError) -> Response:
         is_page = wants_page(scope["path"], Headers(scope=scope))
-        return self._error_page(status, text) if is_page else problem(status, text)
+        return self._error_page(refused.status, refused.detail) if is_page else refused.response()
 
 
 def client_address(scope: Scope) -> str:
@@ -195,16 +334,20 @@ def _is_public(path: str) -> bool:
     return path in _PUBLIC or path.startswith("/static/")
 
 
-def _body_limit(path: str) -> int:
-    if _is_public(path):
-        return MAX_PUBLIC_BYTES
-    return MAX_UPLOAD_BYTES if _UPLOAD.fullmatch(path) else MAX_BYTES
+def _is_foreign(headers: Headers) -> bool:
+    """Return True if a page of another site sent the request."""
+    origin = headers.get("origin")
+    try:
+        own = origin is None or urlsplit(origin).netloc.casefold() == headers.get("host", "").casefold()
+    except ValueError:
+        return True
+    return not own or headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}
 
 
 def _ask_to_sign_in(scope: Scope, headers: Headers) -> Response:
     if not wants_page(scope["path"], headers):
         fix = "sign in, or send the dashboard's token as Authorization: Bearer"
-        return problem(401, "this needs a session or the token", fix, headers=_CHALLENGE)
+        raise ProblemError(401, "this needs a session or the token", fix, headers=_CHALLENGE)
     query = scope["query_string"].decode("latin-1")
     wanted = scope["path"] + (f"?{query}" if query else "")
     target = f"{SIGN_IN}?next={quote(wanted, safe='')}" if scope["method"] == "GET" else SIGN_IN
@@ -225,28 +368,35 @@ def _bearer(headers: Headers) -> str | None:
     return given.strip() if scheme.casefold() == "bearer" else None
 
 
-async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
-    """Return the whole body, or None if it is longer than the limit.
+async def _read_body(scope: Scope, receive: Receive, signature: hmac.HMAC | None = None) -> bytes:
+    """Return the whole body; with a signature, hash it instead. Raises ProblemError: too long or too slow.
 
     Raises ClientDisconnect when its end did not come: half of a form can be another change.
     """
-    body = bytearray()
-    async for part in Request(scope, receive).stream():
-        body += part
-        if len(body) > limit:
-            return None
+    limit = MAX_UPLOAD_BYTES if _UPLOAD.fullmatch(scope["path"]) else MAX_BYTES
+    limit = MAX_PUBLIC_BYTES if _is_public(scope["path"]) else limit
+    limit = MAX_HOOK_BYTES if signature else limit
+    body, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in Request(scope, receive).stream():
+                size += len(part)
+                if signature:
+                    signature.update(part)
+                else:
+                    body += part
+                if size > limit:
+                    raise ProblemError(413, f"the request has more than {limit} bytes")
+    except TimeoutError:
+        raise ProblemError(408, f"the request was not complete after {BODY_S:.0f} s") from None
     return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that gives the body that was read, then whatever follows."""
-    given = False
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return messages.pop() if messages else await receive()
 
     return replay

@@ -1,47 +1,106 @@
 """The server: one application for one site or for all sites of a cluster, served until SIGTERM."""
 
-from __future__ import annotations
-
+import asyncio
 import errno
 import logging
 import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
 import uvicorn
-from fastapi import Depends, FastAPI, Path
+from fastapi import APIRouter, Depends, FastAPI, Path
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from briter_worker.errors import DeclinedError, FixableError
-from briter_worker.web import api, pages, root
-from briter_worker.web.access import Access, read_token
-from briter_worker.web.problems import ProblemError, explain, problem
-from briter_worker.web.security import SIGN_IN, Guard, wants_page
+from briter_worker.settings import Settings
+from briter_worker.sinks.log import LogSink
+from briter_worker.sinks.store import StoreError
+from briter_worker.status import health_problems
+from briter_worker.web import api, pages
+from briter_worker.web.responses import STATIC, Json, ProblemError, error_page, explain
+from briter_worker.web.security import SIGN_IN, Access, Guard, read_token, wants_page
 from briter_worker.web.site import Site
-from briter_worker.web.templating import STATIC, error_page
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from briter_worker.settings import Settings
-    from briter_worker.sinks.log import LogSink
+    from briter_worker.sinks.history import Tally
+    from briter_worker.sinks.metrics import Sample
     from briter_worker.web.cluster import Cluster
 
+THREADS = 8
+"""Requests that may read the disk or the database at once."""
+HEADERS_S = 10.0
+"""The headers of a request have to be there so long after the connection was opened."""
+_KEEP_ALIVE_S = 30
 _SHUTDOWN_S = 1
 _SWITCH_S = 0.0005
 """A request waits so long for a thread that computes; Python's 5 ms, several times, is a slow page."""
 _BACKLOG = 1024
-THREADS = 8
-"""Requests that may read the disk or the database at once."""
+
+router = APIRouter(responses=api.PROBLEMS)
+"""What every dashboard has at `/`."""
+
+
+@router.get("/healthz")
+def healthz() -> Response:
+    """Return ok while the dashboard answers."""
+    return Json({"status": "ok"})
+
+
+@router.get("/readyz")
+def readyz(request: Request) -> Response:
+    """Return ok if the queue can be used. Signed-in users find the reason at /api/status and /api/doctor."""
+    shell = request.app.state.shell
+    failed = bool(health_problems(shell.settings, time.time(), expect_worker=False))
+    try:
+        shell.status_json()
+    except ProblemError:
+        failed = True
+    if failed:
+        raise ProblemError(503, "the queue cannot be used", "run briter-worker doctor on the server")
+    return Json({"status": "ok"})
+
+
+@router.get("/metrics", response_class=Response)
+def metrics(request: Request) -> Response:
+    """Return the metrics for Prometheus."""
+    if request.app.state.metrics is None:
+        raise ProblemError(404, "metrics are not installed", "pip install 'briter-worker[metrics]'")
+    text, media_type = request.app.state.metrics()
+    return Response(text, headers={"Content-Type": media_type})
+
+
+def _open_metrics(shell: "Site | Cluster") -> Callable[[], tuple[bytes, str]] | None:
+    """Return the function that renders the metrics; None where they are not installed."""
+    if find_spec("prometheus_client") is None:
+        return None
+    from briter_worker.sinks.metrics import render_metrics  # noqa: PLC0415 - the extra [metrics]
+    from briter_worker.status import measure_site  # noqa: PLC0415 - as above
+
+    def measure() -> "tuple[Iterable[Sample], Iterable[Tally]]":
+        try:
+            if not isinstance(shell, Site):
+                return shell.measure()
+            samples, counters = measure_site(shell.snapshot().status), []
+        except ProblemError as error:
+            raise OSError(error.detail) from None
+        with suppress(StoreError):  # the gauges are known all the same
+            counters = shell.history.tallies()
+        return samples, counters
+
+    return partial(render_metrics, measure)
 
 
 def create_application(
@@ -51,11 +110,12 @@ def create_application(
     app = _new_app()
     add = _add_cluster if settings.database_url else _add_site
     shell = add(app, settings, log, complain)
-    app.include_router(root.router)
+    app.include_router(router)
+    app.include_router(pages.sign_in_router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.state.shell = shell
     app.state.access = access
-    app.state.metrics = root.open_metrics(shell)
+    app.state.metrics = _open_metrics(shell)
     return Guard(
         app, access, error_page=lambda status, text: error_page(shell, status, text), complain=complain
     )
@@ -73,7 +133,9 @@ def _add_site(app: FastAPI, settings: Settings, log: LogSink, complain: Callable
     return site
 
 
-def _add_cluster(app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]) -> Cluster:
+def _add_cluster(
+    app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]
+) -> "Cluster":
     from briter_worker.web import cluster as all_sites  # noqa: PLC0415 - needs the extra [postgres]
 
     def site_name(site: str = Path(max_length=100, description="The site's name.")) -> None:
@@ -83,8 +145,8 @@ def _add_cluster(app: FastAPI, settings: Settings, log: LogSink, complain: Calla
     app.state.open_site = cluster.open_site
     named = [Depends(site_name)]
     app.include_router(all_sites.router)
-    for router in (all_sites.site_router, api.router):
-        app.include_router(router, prefix="/api/sites/{site}", dependencies=named)
+    for each in (all_sites.site_router, api.router):
+        app.include_router(each, prefix="/api/sites/{site}", dependencies=named)
     app.include_router(api.live_router, prefix="/sites/{site}", dependencies=named)
     app.include_router(pages.router, prefix="/sites/{site}", include_in_schema=False)
     return cluster
@@ -116,30 +178,54 @@ def _new_app() -> FastAPI:
 
 
 def _on_error(request: Request, error: Exception) -> Response:
-    status, text, fix, headers, more = 503, str(error), "", {}, {}
+    problem, more = ProblemError(503, str(error)), {}
     match error:
         case ProblemError():
-            status, fix, headers = error.status, error.fix, error.headers
+            problem = error
         case HTTPException():
-            status, headers = error.status_code, dict(error.headers or {})
-            text = "this page does not exist" if status == 404 else str(error.detail)  # noqa: PLR2004
+            text = "this page does not exist" if error.status_code == 404 else str(error.detail)  # noqa: PLR2004
+            problem = ProblemError(error.status_code, text, headers=error.headers)
         case RequestValidationError():
             wrong = [
                 {"where": ".".join(map(str, each["loc"])), "what": each["msg"]} for each in error.errors()
             ]
-            status, more = 422, {"errors": wrong}
-            text = "; ".join(f"{each['where']}: {each['what']}" for each in wrong)
+            more = {"errors": wrong}
+            problem = ProblemError(422, "; ".join(f"{each['where']}: {each['what']}" for each in wrong))
         case FixableError():
-            text, fix = error.message, error.fix
+            problem = ProblemError(503, error.message, error.fix)
         case OSError():
-            text, fix = explain(error)
-    path = request.scope["path"]
-    if wants_page(path, request.headers):
-        shell = getattr(request.state, "site", None) or request.app.state.shell
-        answer = error_page(shell, status, text, fix)
-        answer.headers.update(headers)
-        return answer
-    return problem(status, text, fix, headers=headers, **more)
+            problem = ProblemError(503, *explain(error))
+    if not wants_page(request.scope["path"], request.headers):
+        return problem.response(**more)
+    shell = getattr(request.state, "site", None) or request.app.state.shell
+    answer = error_page(shell, problem.status, problem.detail, problem.fix)
+    answer.headers.update(problem.headers)
+    return answer
+
+
+class Protocol(H11Protocol):
+    """HTTP/1.1 that closes a connection when the headers of a request do not come in time."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect the first request."""
+        super().connection_made(transport)
+        self._expect_request(HEADERS_S)
+
+    def on_response_complete(self) -> None:
+        """Expect the next request."""
+        super().on_response_complete()
+        self._expect_request(_KEEP_ALIVE_S + HEADERS_S)
+
+    def _expect_request(self, seconds: float) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
 
 def serve(
@@ -162,9 +248,22 @@ def serve(
         logger.addHandler(logging.NullHandler())
         logger.propagate = False
     sys.setswitchinterval(_SWITCH_S)
-    access = Access(read_token(settings))
+    access = Access(read_token(settings), pull_secret=settings.pull_secret)
     application = create_application(settings, access, log=log, complain=complain)
-    server = uvicorn.Server(_configure(application, settings))
+    config = uvicorn.Config(
+        application,
+        http=Protocol,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        # Explicitly, because uvicorn believes every proxy on loopback by default.
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
+    )
+    server = uvicorn.Server(config)
 
     def stop(_number: int, _frame: object) -> None:
         server.should_exit = True
@@ -179,23 +278,6 @@ def serve(
         say(f"sign in, once and within 15 minutes, at {address}{SIGN_IN}?key={key}")
     server.run(sockets=[listener])
     return 0
-
-
-def _configure(application: Guard, settings: Settings) -> uvicorn.Config:
-    return uvicorn.Config(
-        application,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=True,
-        lifespan="on",
-        ws="none",
-        timeout_graceful_shutdown=_SHUTDOWN_S,
-        timeout_keep_alive=30,
-        # Explicitly, because uvicorn believes every proxy on loopback by default.
-        proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=list(settings.trusted_proxies),
-    )
 
 
 def _url(listener: socket.socket) -> str:

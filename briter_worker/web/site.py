@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import threading
@@ -10,43 +9,45 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from briter_worker import client, wiring
-from briter_worker.allowlist import Allowlist, PathRefusedError
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
-from briter_worker.errors import DeclinedError
-from briter_worker.events import Cancelled, Paused, Resumed
+from briter_worker.errors import DeclinedError, FixableError, PublishError, UnknownJobError
+from briter_worker.events import Paused, Resumed
 from briter_worker.job import State
-from briter_worker.queues.selection import UnknownJobError
 from briter_worker.redaction import one_line
-from briter_worker.sinks.history import HistoryUnreadableError
+from briter_worker.sinks.store import StoreError
 from briter_worker.status import read_local_commits, read_status
-from briter_worker.web.cache import CachedValue, NotReadYetError
-from briter_worker.web.charts import read_figures
-from briter_worker.web.live import MAX_MISSED, Feed, News
-from briter_worker.web.problems import ProblemError, explain
-from briter_worker.web.snapshot import obstacle, take_snapshot
+from briter_worker.web.live import MAX_KEPT, Feed, News
+from briter_worker.web.responses import ProblemError
+from briter_worker.web.snapshot import CachedValue, Snapshot, in_background
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from briter_worker.events import Event
     from briter_worker.job import Document, Job
-    from briter_worker.ports import Cancellation, Pause, QueueControl
+    from briter_worker.ports import Cancellation, Pause
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
-    from briter_worker.web.snapshot import Snapshot
+    from briter_worker.status import LocalCommits
+    from briter_worker.wiring import SiteQueue
 
 PAGES = (
     ("/", "Now"),
+    ("/waiting", "Waiting"),
     ("/scheduled", "Scheduled"),
     ("/failed", "Failed"),
     ("/published", "Published"),
-    ("/figures", "Figures"),
     ("/site", "Site"),
 )
 _MAX_IN_FLIGHT = 500
+_LOCAL_COMMITS_S = 60.0
 _REQUEST = "requestDigest"
 """Key of a job that came with an Idempotency-Key: tells whether a later request is the same."""
+_BY = "dashboard"
+"""Who acts: whoever has the dashboard's one token."""
+_WHOLE_SITE = ((None, None),)
 _one_key = threading.Lock()
 T = TypeVar("T")
 
@@ -68,157 +69,145 @@ class Site:
         self.name = name
         self.base = base
         self.history = wiring.open_history(settings)
-        self.checks = SiteChecks(settings, complain)
-        self.feed = Feed(self._news, self._first_status)
+        self.checks: Future[Sequence[Finding]] | None = None
+        """The last run of the checks, or the running one."""
+        self.checked_at = 0.0
+        self.feed = Feed(self._news)
         self._log = log
         self._complain = complain
         self._queue = wiring.open_queue(settings)
         self._queue_guard = threading.Lock()
-        self._allowlist = Allowlist(settings.folders)
-        self._snapshot = CachedValue(self._read_snapshot, lifetime=0.1)
         self._last: Snapshot | None = None
-        self._local_commits = CachedValue(lambda: read_local_commits(settings), lifetime=60.0, patience=0.0)
-        self.figures = CachedValue(lambda: read_figures(self.history, time.time()))
+        self._snapshot = CachedValue(self._read_snapshot, "the queue", lifetime=0.1)
+        self._commits: LocalCommits = ()
+        self._commits_expire = 0.0
 
     # Reading
 
     def snapshot(self) -> Snapshot:
         """Return the queue and the status as they were at most a few seconds ago. Raises ProblemError."""
-        try:
-            return self._snapshot.get()
-        except NotReadYetError:
-            text = "the queue is being read for the first time"
-            fix = "load the page again in a few seconds"
-            raise ProblemError(503, text, fix, headers={"Retry-After": "2"}) from None
-        except OSError as error:
-            message, fix = explain(error)
-            if self._last is None:
-                raise ProblemError(503, f"the queue cannot be read: {message}", fix) from None
-            return dataclasses.replace(self._last, problem=message, problem_fix=fix)
+        return self._snapshot.get()
 
     def _read_snapshot(self) -> Snapshot:
         now = time.time()
-        try:
-            commits = self._local_commits.get(first_wait=0.0)
-        except Exception:  # noqa: BLE001 - not read yet, or git failed: `doctor` says why
-            commits = ()
+        if time.monotonic() > self._commits_expire:
+            self._commits = read_local_commits(self.settings)
+            self._commits_expire = time.monotonic() + _LOCAL_COMMITS_S
         with self._queue_guard:
             rows = self._queue.jobs(now)
             status = read_status(
-                self.settings, now, queue=self._queue, jobs=rows, local_commits=commits or ()
+                self.settings,
+                now,
+                queue=self._queue,
+                jobs=rows,
+                local_commits=self._commits,
+                history=self.history,
             )
-        self._last = take_snapshot(rows, status, self._last)
+        self._last = Snapshot.of(rows, status, self._last)
         return self._last
 
     def progress(self) -> list[dict[str, Any]]:
         """Return how far each job in flight is. Raises ProblemError."""
         try:
             attempts = {each.job_id: each for each in self.history.under_way()}
-        except HistoryUnreadableError:
+        except StoreError:
             attempts = {}
-        return [
-            _progress_json(row.job, attempts.get(row.job.id))
-            for row in self.snapshot().jobs[State.CLAIMED][:_MAX_IN_FLIGHT]
-        ]
+        rows = self.snapshot().jobs[State.CLAIMED][:_MAX_IN_FLIGHT]
+        return [_progress_json(row.job, attempts.get(row.job.id)) for row in rows]
 
     def live_status(self) -> dict[str, Any]:
-        """Return the status that readers of the live stream are sent. Raises ProblemError."""
+        """Return what of the status readers of the live stream are sent. Raises ProblemError."""
         snapshot = self.snapshot()
         status = snapshot.status.to_json()
         worker = status["worker"]
         return {
             "revision": snapshot.revision,
-            "jobs": status["jobs"],
             "worker": None if worker is None else {"pid": worker["pid"], "alive": worker["alive"]},
-            **{key: status[key] for key in ("paused", "condition", "failure", "fix", "dryRun")},
+            **{key: status[key] for key in ("headline", "jobs", "paused", "condition", "failure", "fix")},
             "inFlight": self.progress(),
         }
 
     def status_json(self) -> dict[str, Any]:
         """Return the status for programs. Raises ProblemError."""
-        snapshot = self.snapshot()
-        latest, trouble = self._latest()
-        return {
-            **snapshot.status.to_json(),
-            "inFlight": self.progress(),
-            "latest": latest,
-            "revision": snapshot.revision,
-            "readers": len(self.feed),
-            "problems": [text for text in (snapshot.problem, trouble) if text],
-        }
+        return {**self.live_status(), **self.snapshot().status.to_json(), "readers": len(self.feed)}
 
-    def _first_status(self) -> dict[str, Any]:
-        try:
-            return self.status_json()
-        except ProblemError as error:
-            return {"problems": [error.detail]}
-
-    def _latest(self) -> tuple[int, str]:
-        """Return the id of the newest moment, or why the history cannot be read."""
-        try:
-            return self.history.latest()[0], ""
-        except HistoryUnreadableError as error:
-            return 0, str(error)
-
-    def _news(self, after: int | None) -> News:
+    def _news(self, after: int) -> News:
         """Read for the live stream."""
-        latest, trouble = self._latest()
         try:
-            moments = [] if after is None or trouble else self.history.moments(after, MAX_MISSED)
-            return News(self.live_status(), after or 0 if trouble else latest, moments)
-        except (HistoryUnreadableError, ProblemError):
-            return News({}, after or 0)
+            newest, oldest = self.history.latest()
+            since = max(after if after <= newest else 0, newest - MAX_KEPT, oldest - 1)
+            return News(self.live_status(), newest, since, self.history.moments(since, MAX_KEPT))
+        except (StoreError, ProblemError) as error:
+            return News({"problem": str(error)}, after, after)
         except Exception as error:  # noqa: BLE001 - the live stream of all readers would end
             self._complain(f"live stream: {type(error).__name__}: {error}")
-            return News({}, after or 0)
+            return News({}, after, after)
 
     def page_context(self) -> dict[str, Any]:
         """Return what every page shows, also while the queue cannot be read."""
-        latest, _ = self._latest()  # before the snapshot: at worst, the page is loaded again
         try:
             snapshot = self.snapshot()
         except Exception:  # noqa: BLE001 - the page of an error must not raise another one
             snapshot = None
         return {
-            "seen": f"{snapshot.revision if snapshot else 0}-{latest}",
             "snapshot": snapshot,
             "status": snapshot and snapshot.status,
-            "dry_run": self.settings.worker_dry_run,
-            "obstacle": snapshot and obstacle(snapshot),
+            "dry_run": bool(snapshot and snapshot.status.dry_run),
+            "obstacle": snapshot and snapshot.status.obstacle(),
             "site_name": one_line(self.name) or "site",
             "base": self.base,
             "above": "/" if self.base else "",
             "pages": PAGES,
             "counted": "/failed",
-            "failed_count": len(snapshot.failed) if snapshot else 0,
+            "failed_count": len(snapshot.jobs[State.FAILED]) if snapshot else 0,
             "max_attempts": self.settings.worker_max_attempts,
         }
 
     # Changing
 
-    def change(self, action: Callable[[QueueControl, float], T]) -> T:
+    def change(self, action: Callable[[SiteQueue, float], T]) -> T:
         """Change the queue and renew the snapshot. Raises ProblemError."""
         try:
             with self._queue_guard:
                 result = action(self._queue, time.time())
-        except UnknownJobError as error:
-            raise ProblemError(404, error.message, error.fix) from None
         except DeclinedError as error:
-            raise ProblemError(409, error.message, error.fix) from None
+            status = 404 if isinstance(error, UnknownJobError) else 409
+            raise ProblemError(status, error.message, error.fix) from None
         self._after_change()
         return result
+
+    def steer(self, name: str, action: Callable[[SiteQueue, float], Sequence[Job]]) -> Sequence[Job]:
+        """Change jobs of the queue, and record it. Raises ProblemError."""
+        jobs = self.change(action)
+        self._record(name, jobs)
+        return jobs
+
+    def _record(self, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:
+        pairs = [(job.id, job.slug) for job in jobs]
+        wiring.record_action(self.settings, action, _BY, pairs, self._log, cancelled=cancelled)
 
     def cancel(self, wanted: str) -> Cancellation:
         """Remove jobs from the queue, and record it. Raises ProblemError."""
         done = self.change(lambda queue, now: queue.cancel(wanted, now))
-        with wiring.open_record(self.settings, self._log) as record:
-            for job in done.removed:
-                record(Cancelled(job_id=job.id, slug=job.slug))
+        self._record("cancel", (*done.removed, *done.requested), cancelled=done.removed)
         return done
+
+    def undo(self, wanted: str) -> str:
+        """Publish the version before the last publication; return the job's id. Raises ProblemError."""
+        receipts = self.history.attempts(wanted)
+        slug = receipts[0].slug if receipts else wanted
+        try:
+            job = wiring.undo_post(self.settings, slug)
+        except (FixableError, PublishError) as error:
+            raise ProblemError(409, error.message, error.fix) from None
+        wiring.record_action(self.settings, "undo", _BY, [(job.id, slug)], self._log)
+        self._after_change()
+        return job.id
 
     def pause(self, until: float | None, reason: str) -> Pause:
         """Stop publishing. The worker records the pause in the history. Raises ProblemError."""
         pause = self.change(lambda queue, now: queue.pause(now, until=until, reason=reason))
+        wiring.record_action(self.settings, "pause", _BY, _WHOLE_SITE, self._log)
         self._log(Paused(reason=pause.reason, until=pause.until))
         return pause
 
@@ -226,8 +215,16 @@ class Site:
         """End the pause. Return True if there was one. Raises ProblemError."""
         resumed = self.change(lambda queue, _now: queue.resume())
         if resumed:
+            wiring.record_action(self.settings, "resume", _BY, _WHOLE_SITE, self._log)
             self._log(Resumed())
         return resumed
+
+    def order_pull(self) -> None:
+        """Have the worker pull. No git runs here. Raises ProblemError, PublishError and OSError."""
+        if self.settings.worker_dry_run:
+            text = "a dry run changes no file of the site"
+            raise ProblemError(409, text, "set BRITER_WORKER_DRY_RUN=false, or run briter-worker pull")
+        wiring.pull_order(self.settings, wiring.open_git(self.settings)).give()
 
     def enqueue(
         self, body: Document, key: str | None, contents: Mapping[str, bytes | None] | None = None
@@ -237,23 +234,41 @@ class Site:
         The key determines the job's id, so that the queue or the history has the job of an earlier request.
         Raises ProblemError.
         """
+        contents = contents or {}
         given = {name: value for name, value in body.items() if value is not None}
         author, at = given.pop("author", None), given.pop("scheduledFor", None)
         person = (author["name"], author["email"]) if author else None
-        contents = contents or {}
-        replayed = False
         try:
             document = client.compose(given.pop("slug"), given.pop("paths"), at=at, author=person, **given)
-            if key is None:
+            with _one_key:  # two dashboards at once store the same job, under the same id
+                if key is not None:
+                    files = [[path, None if data is None else data.hex()] for path, data in contents.items()]
+                    request = _digest(json.dumps([body, files], sort_keys=True).encode())
+                    job_id = _digest(key.encode("utf-8", "surrogatepass"))[:32]
+                    document |= {"id": job_id, _REQUEST: request}
+                    if self._has(document):
+                        return job_id, True
                 self._store(document, contents)
-            else:
-                replayed = self._store_once(document, contents, key, body)
         except ValueError as error:
             raise ProblemError(422, str(error)) from None
         except DeclinedError as error:
             raise ProblemError(422, error.message, error.fix) from None
         self._after_change()
-        return document["id"], replayed
+        return document["id"], False
+
+    def _has(self, document: Document) -> bool:
+        """Return True if the queue or the history has the job. Raises ProblemError if it has another one."""
+        with self._queue_guard:
+            waiting = self._queue.find(document["id"], time.time())
+        receipts = self.history.attempts(document["id"])
+        if waiting:
+            is_same = waiting[0].read().get(_REQUEST) == document[_REQUEST]
+        else:
+            is_same = not receipts or receipts[0].slug == document["slug"]
+        if not is_same:
+            text = "this Idempotency-Key was used for another request"
+            raise ProblemError(422, text, "use a new key for a new request")
+        return bool(waiting or receipts)
 
     def _store(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
         """Store a job durably. Raises ValueError and DeclinedError for a refused job, and OSError."""
@@ -263,83 +278,20 @@ class Site:
     def _after_change(self) -> None:
         self._snapshot.renew()
 
-    def _store_once(
-        self, document: Document, contents: Mapping[str, bytes | None], key: str, body: Document
-    ) -> bool:
-        """Store the job unless the queue or the history has it. Return True if one of them has it."""
-        digests = {path: None if data is None else _digest(data) for path, data in contents.items()}
-        request = _digest(json.dumps([body, digests], sort_keys=True).encode())
-        document |= {"id": _digest(key.encode("utf-8", "surrogatepass"))[:32], _REQUEST: request}
-        with _one_key:  # two dashboards at once store the same job, under the same id
-            with self._queue_guard:
-                waiting = self._queue.find(document["id"], time.time())
-            receipts = self.history.attempts(document["id"])
-            if not waiting and not receipts:
-                self._store(document, contents)
-                return False
-        if waiting:
-            is_same = waiting[0].read().get(_REQUEST) == request
-        else:
-            is_same = receipts[0].slug == document["slug"]
-        if not is_same:
-            text = "this Idempotency-Key was used for another request"
-            raise ProblemError(422, text, "use a new key for a new request")
-        return True
+    def examine(self) -> Future[Sequence[Finding]]:
+        """Return the findings of a run of the checks: of the running one, if there is one."""
+        with self._queue_guard:
+            if self.checks is None or self.checks.done():
+                self.checked_at = time.time()
+                self.checks = in_background(self._examine)
+            return self.checks
 
-    def warnings(self, paths: Sequence[str]) -> list[str]:
-        """Return which of these paths will not be published, and why."""
-        if not paths:
-            return ["nothing will be published: the job declares no paths"]
-        found = []
-        for path in paths:
-            try:
-                self._allowlist.resolve(path)
-            except PathRefusedError as refused:
-                found.append(one_line(f"{path} will not be published: {refused.reason}"))
-        return found
-
-
-class SiteChecks:
-    """The last run of the checks, or the running one."""
-
-    def __init__(self, settings: Settings, complain: Callable[[str], None]) -> None:
-        self._settings = settings
-        self._complain = complain
-        self._guard = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self.findings: Sequence[Finding] = ()
-        self.started_at: float | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Return True if more results will come."""
-        thread = self._thread
-        return thread is not None and thread.is_alive()
-
-    @property
-    def is_ok(self) -> bool:
-        """Return True if no result is an error."""
-        return all(finding.state is not FindingState.ERROR for finding in self.findings)
-
-    def start(self) -> threading.Thread:
-        """Start a run, unless one is running; return its thread."""
-        with self._guard:
-            if self._thread is None or not self._thread.is_alive():
-                self.findings = ()
-                self.started_at = time.time()
-                # A daemon: a remote may take minutes to answer, and the dashboard must end at once.
-                self._thread = threading.Thread(target=self._run, name="doctor", daemon=True)
-                self._thread.start()
-            return self._thread
-
-    def _run(self) -> None:
+    def _examine(self) -> Sequence[Finding]:
         try:
-            for finding in examine(self._settings, time.time()):
-                self.findings = (*self.findings, finding)
+            return tuple(examine(self.settings, time.time()))
         except Exception as error:  # noqa: BLE001 - the page waits for an answer
             self._complain(f"doctor: {type(error).__name__}: {error}")
-            failed = Finding("doctor", FindingState.ERROR, f"the checks failed: {error}", "see the log")
-            self.findings = (*self.findings, failed)
+            return [Finding("doctor", FindingState.ERROR, f"the checks failed: {error}", "see the log")]
 
 
 def _digest(data: bytes) -> str:

@@ -1,20 +1,96 @@
-"""The snapshot: the jobs of a site by state, with the site's status, and the headline that sums it up."""
+"""The jobs and the status of a site as they were a moment ago, and what of them a page says first."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import threading
+import time
+from collections import defaultdict
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from briter_worker.job import State
-from briter_worker.redaction import one_line
 from briter_worker.status import waits_since
-from briter_worker.web import labels
+from briter_worker.web.responses import ProblemError, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from briter_worker.ports import ListedJob
     from briter_worker.status import SiteStatus
+
+T = TypeVar("T")
+_RENEW_TIMEOUT_S = 1.0
+_SHARE = 10.0
+"""Reading takes at most about a tenth of one CPU, whatever it costs."""
+
+
+class CachedValue(Generic[T]):
+    """The result of `read`, kept for a second, or ten times as long as reading takes.
+
+    Reading a queue of 100,000 jobs takes longer than a page may. So a thread reads, and a page shows the old
+    value if the new one does not come in a moment.
+    """
+
+    def __init__(
+        self, read: Callable[[], T], what: str, *, lifetime: float = 1.0, patience: float = 0.1
+    ) -> None:
+        self._read = read
+        self._what = what
+        self._lifetime = lifetime
+        self._patience = patience
+        self._guard = threading.Lock()
+        self._known: Future[T] | None = None
+        self._latest: Future[T] | None = None
+        """The running read, or the last one."""
+        self._expires = 0.0
+
+    def get(self) -> T:
+        """Return the value. Raises ProblemError if it cannot be read."""
+        known, latest = self._begin()
+        wait([latest], self._patience if known else None)
+        try:
+            return (latest if latest.done() or known is None else known).result()
+        except OSError as error:
+            message, fix = explain(error)
+            raise ProblemError(503, f"{self._what} cannot be read: {message}", fix) from None
+
+    def renew(self) -> None:
+        """Read again, because something changed; return when that is done, or after a second."""
+        wait([self._begin()[1]], _RENEW_TIMEOUT_S)  # it may have begun before the change
+        self._expires = 0.0
+        wait([self._begin()[1]], _RENEW_TIMEOUT_S)
+
+    def _begin(self) -> tuple[Future[T] | None, Future[T]]:
+        """Begin to read if the value is old. Return an earlier read, and the latest one."""
+        with self._guard:
+            is_running = self._latest is not None and not self._latest.done()
+            if self._latest is None or (not is_running and time.monotonic() >= self._expires):
+                self._known, self._latest = self._latest, in_background(self._refresh)
+            return self._known, self._latest
+
+    def _refresh(self) -> T:
+        began, pause = time.monotonic(), self._lifetime
+        try:
+            value = self._read()
+            pause = max(pause, _SHARE * (time.monotonic() - began))  # not after a failure: it may soon pass
+            return value
+        finally:
+            self._expires = time.monotonic() + pause
+
+
+def in_background(work: Callable[[], T]) -> Future[T]:
+    """Do the work in a thread that does not keep the dashboard from ending."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised to whoever asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,104 +100,36 @@ class Snapshot:
     status: SiteStatus
     jobs: Mapping[State, Sequence[ListedJob]]
     """By state: scheduled ones by time, failed ones with the latest save first."""
-    fingerprint: int
     revision: int
-    """Grows when a job changes."""
-    problem: str = ""
-    """Why the queue cannot be read now; the jobs are then those of the last time."""
-    problem_fix: str = ""
+    """Another one when a job has changed."""
 
-    @property
-    def failed(self) -> Sequence[ListedJob]:
-        """Return the dead letters."""
-        return self.jobs[State.FAILED]
+    rows: Sequence[ListedJob]
+    by_id: Mapping[str, Sequence[ListedJob]]
+    by_slug: Mapping[str, Sequence[ListedJob]]
 
-    def find(self, wanted: str) -> Sequence[ListedJob]:
-        """Return the jobs of this id, else those of this slug; the newest save first."""
-        everything = [row for rows in self.jobs.values() for row in rows]
-        found = [row for row in everything if row.job.id == wanted]
-        return _newest_first(found or [row for row in everything if row.job.slug == wanted])
+    @classmethod
+    def of(cls, rows: Sequence[ListedJob], status: SiteStatus, last: Snapshot | None = None) -> Snapshot:
+        """Sort the jobs of a queue, which come in the order of `DiskQueue.jobs`."""
+        if last is not None and rows == last.rows:
+            return replace(last, status=status)
+        jobs: dict[State, list[ListedJob]] = {state: [] for state in State}
+        by_id: defaultdict[str, list[ListedJob]] = defaultdict(list)
+        by_slug: defaultdict[str, list[ListedJob]] = defaultdict(list)
+        for row in rows:
+            jobs[row.state].append(row)
+            by_id[row.job.id].append(row)
+            by_slug[row.job.slug].append(row)
+        jobs[State.FAILED].reverse()
+        facts = tuple((row.job.id, row.state, row.job.created_at, row.job.updated_at) for row in rows)
+        revision = hash(facts) & 0xFFFFFFFF  # JavaScript has no larger integers
+        return cls(status, jobs, revision, rows, by_id, by_slug)
 
-    def of_slug(self, slug: str) -> Sequence[ListedJob]:
-        """Return the jobs of this slug, the newest save first."""
-        return _newest_first([row for rows in self.jobs.values() for row in rows if row.job.slug == slug])
+    def find(self, wanted: str = "", slug: str = "") -> Sequence[ListedJob]:
+        """Return the job of this id, or the jobs of this slug, the newest save first."""
+        found = self.by_id.get(wanted) or self.by_slug.get(slug or wanted, ())
+        return sorted(found, key=lambda row: row.job.created_at, reverse=True)
 
     def longest_waiting(self) -> ListedJob | None:
         """Return the due job that waits longest."""
         waiting = (row for state in (State.PENDING, State.RETRYING) for row in self.jobs[state])
         return min(waiting, key=waits_since, default=None)
-
-
-def _newest_first(rows: Sequence[ListedJob]) -> Sequence[ListedJob]:
-    return sorted(rows, key=lambda row: row.job.created_at, reverse=True)
-
-
-def take_snapshot(rows: Sequence[ListedJob], status: SiteStatus, before: Snapshot | None) -> Snapshot:
-    """Sort the jobs of a queue, which come in the order of `QueueControl.jobs`."""
-    jobs: dict[State, list[ListedJob]] = {state: [] for state in State}
-    for row in rows:
-        jobs[row.state].append(row)
-    jobs[State.FAILED].reverse()
-    fingerprint = hash(
-        tuple(
-            (row.job.id, row.state, row.job.created_at, row.job.updated_at, row.job.attempts) for row in rows
-        )
-    )
-    revision = before.revision + (fingerprint != before.fingerprint) if before else 1
-    return Snapshot(status, jobs, fingerprint, revision)
-
-
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """The site's state in one sentence. `tone` is good, busy, warn or bad."""
-
-    tone: str
-    text: str
-    detail: str = ""
-    fix: str = ""
-
-
-def headline(snapshot: Snapshot) -> Headline:
-    """Return what matters most."""
-    return next(_headlines(snapshot))
-
-
-def obstacle(snapshot: Snapshot) -> Headline | None:
-    """Return why no post can be published, or None."""
-    return next(_obstacles(snapshot), None)
-
-
-def _headlines(snapshot: Snapshot) -> Iterator[Headline]:
-    number = {state: len(rows) for state, rows in snapshot.jobs.items()}
-    yield from _obstacles(snapshot)
-    if number[State.CLAIMED]:
-        yield Headline("busy", f"{labels.count(number[State.CLAIMED], 'post')} being published")
-    if number[State.FAILED]:
-        yield Headline("warn", f"{labels.count(number[State.FAILED], 'post')} failed")
-    if number[State.RETRYING]:
-        yield Headline("warn", f"{labels.count(number[State.RETRYING], 'post')} will be retried")
-    if number[State.PENDING]:
-        yield Headline("busy", f"{labels.count(number[State.PENDING], 'post')} about to be published")
-    if not snapshot.status.dry_run:
-        yield Headline("good", "Everything that was saved is live")
-    fix = "set BRITER_WORKER_DRY_RUN=false on the server: the worker then publishes what the queue holds"
-    tried = labels.count(number[State.TRIED], "post")
-    text = f"{tried} tried" if number[State.TRIED] else "No post waits"
-    yield Headline("busy", f"{text}: a dry run publishes nothing", "", fix)
-
-
-def _obstacles(snapshot: Snapshot) -> Iterator[Headline]:
-    status = snapshot.status
-    if snapshot.problem:
-        yield Headline("bad", "The queue cannot be read", snapshot.problem, snapshot.problem_fix)
-    if status.paused is not None:
-        yield Headline("warn", labels.pause_text(status.paused), one_line(status.paused.reason))
-    if status.condition is not None:
-        why = labels.reason(status.failure, status.condition, status.fix)
-        yield Headline("bad", f"No post can be published: {why.headline}", why.detail, why.fix)
-    waiting = len(snapshot.jobs[State.PENDING])
-    if waiting and not status.has_worker:
-        verb = "wait" if waiting > 1 else "waits"
-        text = f"{labels.count(waiting, 'post')} {verb}, and no worker is running"
-        where = "on the server" if status.hosts is None else "on a node of the cluster"
-        yield Headline("bad", text, "", f"start the worker {where}: briter-worker run")

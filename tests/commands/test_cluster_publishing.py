@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import replace
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 from clones import LINES, NOW, Cluster, blobs_here, named, small
-from machine import provide
 from remotes import Exchange, cuts_after, http_remote
 
-from briter_worker.errors import FailureCode, LockLostError, PublishError, UnavailableError
-from briter_worker.ports import Payload, SubmittedFile
+from briter_worker.allowlist import Allowlist
+from briter_worker.errors import FailureCode, PublishError, UnavailableError
+from briter_worker.git.payloads import gather
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,28 +47,24 @@ def test_what_a_job_brought_is_published_from_a_fresh_clone(cluster: Cluster, *,
     assert (named(LINES.encode()) in blobs_here(cluster)) is not filters
 
 
-def test_every_job_of_a_batch_becomes_its_own_commit_by_one_push(cluster: Cluster) -> None:
-    cluster.publish(*(cluster.save(f"p{n}", {f"content/posts/{n}.md": f"{n}\n"}) for n in range(5)))
-    assert cluster.log() == [*(f"Publish p{n}" for n in (4, 3, 2, 1, 0)), "Start the site"]
-    assert cluster.database.recorded == {}
-
-
-def test_a_folder_is_published_with_what_is_gone_from_it(cluster: Cluster) -> None:
-    cluster.person({"content/posts/x/old.md": "old\n", "content/posts/x/kept.md": "kept\n"})
-    request = cluster.save(
-        "x",
-        {"content/posts/x/kept.md": "kept\n", "content/posts/x/new.md": "new\n"},
-        folders=["content/posts/x"],
+@pytest.mark.parametrize("declared", ["content/posts", "content/posts/x"])
+def test_what_was_deleted_below_a_declared_folder_of_a_clone_is_deleted(
+    cluster: Cluster, declared: str
+) -> None:
+    cluster.person({"content/posts/x/gone.md": "gone\n"})
+    cms = cluster.root / "cms"
+    cluster.git("clone", "-q", str(cluster.remote), str(cms))
+    cluster.person({"content/posts/x/theirs.md": "theirs\n"})
+    shutil.rmtree(cms / "content/posts/x")
+    request = cluster.save("x", {}, folders=[declared])
+    found = gather(
+        cms, [declared], allowlist=Allowlist(["content"]), max_bytes=1 << 20, saved_at=cluster.clock
     )
-    cluster.publish(request)
-    names = cluster.git("ls-tree", "-r", "--name-only", "main", "content/posts").splitlines()
-    assert names == [f"content/posts/{name}" for name in ("b.md", "welcome.md", "x/kept.md", "x/new.md")]
-
-
-def test_a_folder_that_is_gone_is_deleted_with_all_that_was_in_it(cluster: Cluster) -> None:
-    cluster.person({"content/posts/x/a.md": "a\n", "content/posts/x/y/b.md": "b\n"})
-    cluster.publish(cluster.save("x", {"content/posts/x": None}))
-    assert cluster.git("ls-tree", "main", "content/posts/x") == ""
+    cluster.database.payloads[request.key] = found.payload
+    cluster.database.contents |= {blob: found.content(blob) for blob in found.sources}
+    assert cluster.publish(request)["x"].failure is None
+    assert cluster.file("content/posts/x/gone.md") is None
+    assert cluster.file("content/posts/x/theirs.md") == "theirs\n"
 
 
 def test_a_folder_takes_nothing_away_that_its_author_never_had(cluster: Cluster) -> None:
@@ -83,15 +78,6 @@ def test_a_folder_takes_nothing_away_that_its_author_never_had(cluster: Cluster)
     assert names == ["content/x/a.md", "content/x/theirs.md"]
 
 
-def test_what_a_job_declares_and_did_not_bring_is_left_alone(cluster: Cluster) -> None:
-    request = cluster.save(
-        "a", {"content/posts/a.md": "A\n"}, paths=["content/posts/a.md", "content/posts/b.md"]
-    )
-    cluster.publish(request)
-    assert cluster.file("content/posts/a.md") == "A\n"
-    assert cluster.file("content/posts/b.md") == LINES
-
-
 def test_a_folder_never_carries_what_a_scheduled_post_declares(cluster: Cluster) -> None:
     request = cluster.save(
         "x",
@@ -101,11 +87,6 @@ def test_a_folder_never_carries_what_a_scheduled_post_declares(cluster: Cluster)
     cluster.publish(request, scheduled={"content/posts/x/later.md": NOW + 60})
     assert cluster.file("content/posts/x/now.md") == "now\n"
     assert cluster.file("content/posts/x/later.md") is None
-
-
-def test_the_mode_that_was_saved_is_published(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("a", {"content/a.sh": "#!/bin/sh\n"}, mode="100755"))
-    assert cluster.git("ls-tree", "main", "content/a.sh").startswith("100755 ")
 
 
 def test_what_is_not_allowed_is_refused_with_the_reason_and_never_written(cluster: Cluster) -> None:
@@ -118,17 +99,6 @@ def test_what_is_not_allowed_is_refused_with_the_reason_and_never_written(cluste
     assert set(outcome.rejected_paths) == {"../../escaped.md", "content/.git/config", "x.md"}
     assert cluster.git("show", "--format=", "--name-only", "main") == "content/a.md"
     assert not list(cluster.root.rglob("escaped.md"))
-
-
-def test_what_is_there_already_changes_nothing(cluster: Cluster) -> None:
-    outcome = cluster.publish(cluster.save("b", {"content/posts/b.md": LINES}))["b"]
-    assert (outcome.failure, outcome.commit) == (None, None)
-    assert cluster.log() == ["Start the site"]
-
-
-def test_the_posts_files_do_not_lie_about_when_the_drain_is_over(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("a", {"content/posts/a.md": "A\n"}))
-    assert sorted(path.name for path in (cluster.clone() / "briter").iterdir()) == ["clone"]
 
 
 def test_a_content_that_is_not_what_was_saved_is_not_published(cluster: Cluster) -> None:
@@ -167,35 +137,6 @@ def test_an_older_deletion_never_takes_a_newer_version_away(cluster: Cluster) ->
     assert cluster.file("content/x/1.md") == "1\n"
 
 
-def test_line_ends_are_as_the_sites_attributes_want_them(cluster: Cluster) -> None:
-    cluster.person({".gitattributes": "*.md text eol=lf\n", "content/posts/.gitattributes": "*.bin binary\n"})
-    first = cluster.save("a", {"content/posts/a.md": "A\r\nB\r\n", "content/posts/a.bin": "1\r\n"})
-    cluster.publish(first)
-    assert cluster.file("content/posts/a.md") == "A\nB\n"
-    assert cluster.file("content/posts/a.bin") == "1\r\n"
-    # What it started from is what git made of it, so that the next edit is an edit of that.
-    cluster.publish(cluster.save("a", {"content/posts/a.md": "A\r\nB\r\nC\r\n"}), node="two")
-    assert cluster.file("content/posts/a.md") == "A\nB\nC\n"
-
-
-def test_large_files_are_stored_by_lfs(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    provide("git-lfs", package="git-lfs")
-    config = cluster.root / "gitconfig"
-    config.write_text('[filter "lfs"]\n\tclean = git-lfs clean -- %f\n\tprocess = git-lfs filter-process\n')
-    config.write_text(config.read_text() + "\tsmudge = git-lfs smudge -- %f\n\trequired = true\n")
-    monkeypatch.delenv("GIT_CONFIG_GLOBAL")
-    home = cluster.root / "home"
-    home.mkdir()
-    config.rename(home / ".gitconfig")
-    monkeypatch.setenv("HOME", str(home))
-    cluster.person({".gitattributes": "*.jpg filter=lfs diff=lfs merge=lfs -text\n"})
-    cluster.url = f"file://{cluster.remote}"
-    cluster.publish(cluster.save("a", {"content/a.jpg": b"\xff\xd8" + b"x" * 1000}))
-    assert str(cluster.file("content/a.jpg")).startswith("version https://git-lfs.github.com/spec/v1\n")
-    stored = [path for path in (cluster.remote / "lfs" / "objects").rglob("*") if path.is_file()]
-    assert [path.stat().st_size for path in stored] == [1002]
-
-
 def test_what_the_site_ignores_is_refused_unless_git_has_it(cluster: Cluster) -> None:
     cluster.person({"content/tracked.tmp": "tracked\n"})
     cluster.person({".gitignore": "*.tmp\n", "content/posts/.gitignore": "draft-*\n"})
@@ -226,49 +167,7 @@ def test_of_a_file_and_a_folder_of_one_name_the_newer_is_published(cluster: Clus
     assert cluster.file("content/x") == "a file\n"
 
 
-def test_a_content_larger_than_allowed_is_refused_before_all_of_it_is_there(cluster: Cluster) -> None:
-    cluster.max_file_bytes = 10
-    large = cluster.save("large", {"content/large.md": b"x" * (3 << 20)})
-    outcomes = cluster.publish(large, cluster.save("a", {"content/a.md": "A\n"}))
-    assert code(outcomes["large"]) is FailureCode.TOO_LARGE
-    assert cluster.log() == ["Publish a", "Start the site"]
-
-
-def test_what_a_removed_rule_ignored_is_published_with_its_removal(cluster: Cluster) -> None:
-    cluster.person({"content/.gitignore": "*.tmp\n"})
-    cluster.publish(cluster.save("a", {"content/.gitignore": None, "content/a.tmp": "A\n"}))
-    assert cluster.file("content/.gitignore") is None
-    assert cluster.file("content/a.tmp") == "A\n"
-
-
-def test_a_start_that_names_no_version_is_taken_for_unknown(cluster: Cluster) -> None:
-    path = "content/posts/b.md"
-    outcome = cluster.publish(cluster.save("b", {path: LINES + "x\n"}, bases={path: "HEAD; rm -rf /"}))["b"]
-    assert outcome.failure is None
-    assert cluster.file(path) == LINES + "x\n"
-
-
 # Beside other people
-
-
-def test_a_persons_commit_is_built_upon(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("a", {"content/a.md": "A\n"}))
-    cluster.person({"content/theirs.md": "theirs\n"})
-    cluster.publish(cluster.save("c", {"content/c.md": "C\n"}))
-    assert cluster.log() == ["Publish c", "Somebody else's", "Publish a", "Start the site"]
-
-
-def test_lines_of_one_post_are_merged_with_a_persons(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("b", {"content/posts/b.md": LINES + "first\n"}))
-    cluster.person({"content/posts/b.md": LINES.replace("line 1\n", "line one\n") + "first\n"})
-    mine = LINES.replace("line 12\n", "line twelve\n") + "first\n"
-    outcome = cluster.publish(cluster.save("b", {"content/posts/b.md": mine}), node="two")["b"]
-    assert outcome.failure is None
-    merged = mine.replace("line 1\n", "line one\n")
-    assert cluster.file("content/posts/b.md") == merged
-    # The CMS has not got the person's line: its next edit is still one of its own version.
-    cluster.publish(cluster.save("b", {"content/posts/b.md": mine + "more\n"}), node="three")
-    assert cluster.file("content/posts/b.md") == merged + "more\n"
 
 
 def test_what_the_author_started_from_is_merged_with_where_it_is_known(cluster: Cluster) -> None:
@@ -288,23 +187,6 @@ def test_a_file_that_only_the_remote_deleted_stays_deleted(cluster: Cluster) -> 
     request = cluster.save("c", {old: LINES, new: "new\n"}, folders=["content/posts"])
     assert cluster.publish(request)["c"].failure is None
     assert (cluster.file(old), cluster.file(new)) == (None, "new\n")
-
-
-def test_a_conflict_concerns_its_own_post_alone_and_the_next_save_resolves_it(cluster: Cluster) -> None:
-    cluster.publish(cluster.save("w", {"content/posts/welcome.md": "# Hello\n"}))
-    cluster.person({"content/posts/welcome.md": "# Theirs\n"})
-    ours = {"content/posts/welcome.md": "# Ours\n"}
-    for host in ("one", "two"):  # the same content conflicts again, also elsewhere
-        outcomes = cluster.publish(
-            cluster.save("w", ours), cluster.save("a", {"content/a.md": f"{host}\n"}), node=host
-        )
-        assert code(outcomes["w"]) is FailureCode.CONFLICT
-        assert "conflict/w" in str(outcomes["w"].failure)
-        assert outcomes["a"].failure is None
-        assert cluster.file("content/posts/welcome.md") == "# Theirs\n"
-        assert cluster.file("content/posts/welcome.md", "conflict/w") == "# Ours\n"
-    cluster.publish(cluster.save("w", {"content/posts/welcome.md": "# Theirs, and ours\n"}), node="three")
-    assert cluster.file("content/posts/welcome.md") == "# Theirs, and ours\n"
 
 
 def test_a_start_that_the_remote_never_had_is_a_conflict_not_an_error(cluster: Cluster) -> None:
@@ -344,17 +226,6 @@ def test_a_rewritten_branch_is_built_upon_and_never_set_back(cluster: Cluster, *
         assert "no longer contains" in cluster.warned[0]
 
 
-def test_a_dry_run_moves_nothing_anywhere(cluster: Cluster) -> None:
-    a = cluster.save("a", {"content/a.md": "A\n"})
-    assert cluster.publish(a, dry_run=True)["a"].commit
-    before = cluster.tip()
-    assert cluster.log() == ["Start the site"]
-    refs = cluster.git("for-each-ref", "--format=%(objectname)", cwd=cluster.clone()).splitlines()
-    assert set(refs) == {before}
-    assert cluster.resolve() == {}
-    assert cluster.publish(a)["a"].commit == cluster.tip()
-
-
 def test_what_a_save_left_unchanged_is_what_the_next_edit_starts_from(cluster: Cluster) -> None:
     path = "content/posts/b.md"
     cluster.publish(cluster.save("b", {path: LINES + "mine\n"}))
@@ -367,55 +238,6 @@ def test_what_a_save_left_unchanged_is_what_the_next_edit_starts_from(cluster: C
 
 
 # On several nodes
-
-
-def test_two_nodes_publish_one_site_by_turns(cluster: Cluster) -> None:
-    for number in range(6):
-        text = f"{number}\n" + LINES
-        outcome = cluster.publish(
-            cluster.save("b", {"content/posts/b.md": text}), node="one" if number % 2 else "two"
-        )
-        assert outcome["b"].commit == cluster.tip()
-    assert cluster.file("content/posts/b.md") == "5\n" + LINES
-    assert len(cluster.log()) == 7
-
-
-def test_nodes_that_race_for_the_branch_lose_no_post(cluster: Cluster) -> None:
-    failed: list[Exception] = []
-
-    def drain(host: str) -> None:
-        try:
-            for number in range(6):
-                slug = f"{host}-{number}"
-                request = replace(cluster.save(slug, {f"content/{slug}.md": slug}), key=f"{slug}-key")
-                cluster.database.payloads[request.key] = Payload(
-                    (SubmittedFile(f"content/{slug}.md", "100644", named(slug.encode()), NOW),)
-                )
-                while True:
-                    try:
-                        assert cluster.publish(request, node=host, settle=False)[slug].commit
-                        break
-                    except PublishError as failure:
-                        if failure.code is not FailureCode.LOST_RACE:
-                            raise
-        except Exception as error:  # noqa: BLE001 - looked at below
-            failed.append(error)
-
-    threads = [threading.Thread(target=drain, args=[host]) for host in ("one", "two")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    expected = [f"Publish {host}-{number}" for host in ("one", "two") for number in range(6)]
-    assert sorted(cluster.log()) == sorted([*expected, "Start the site"])
-
-
-def test_a_node_that_lost_the_site_pushes_nothing(cluster: Cluster) -> None:
-    a = cluster.save("a", {"content/a.md": "A\n"})
-    with pytest.raises(LockLostError):
-        cluster.publish(a, still_ours=lambda: False)
-    assert cluster.log() == ["Start the site"]
 
 
 def test_a_push_whose_answer_was_lost_is_found_by_another_node(cluster: Cluster) -> None:

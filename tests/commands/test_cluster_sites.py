@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from briter_worker.cluster import sites
-from briter_worker.cluster.remotes import check_credentials, check_remote
+from briter_worker.cluster.sites import check_credentials, check_remote
 from briter_worker.errors import UsageError
-from briter_worker.queues.postgres.fencing import SiteMissingError
+from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
@@ -284,25 +284,14 @@ def test_a_site_that_moves_to_another_remote_forgets_what_was_published(database
     site = sites.Site("blog", REMOTE, "main", "hugo")
     sites.add(database, site, worker)
     with database.transaction() as connection:
-        connection.execute("UPDATE sites SET tip = 'abc'")
-        connection.execute("INSERT INTO published VALUES ('blog', 'content/a.md', 1, 1)")
+        connection.execute("INSERT INTO published VALUES ('blog', 'content/a.md', 1)")
         connection.execute(
             "INSERT INTO base_versions (site, path, base) VALUES ('blog', 'content/a.md', 'abc')"
         )
     sites.change(database, sites.Site("blog", REMOTE, "main", "jekyll"), worker)
-    assert sites.get(database, "blog").tip == "abc"
+    with database.transaction() as connection:
+        assert connection.execute("SELECT count(*) FROM published").fetchone() == (1,)
     sites.change(database, sites.Site("blog", "/srv/other.git", "main", "jekyll"), worker)
-    assert sites.get(database, "blog").tip is None
     with database.transaction() as connection:
         for table in ("published", "base_versions"):
             assert connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() == (0,)  # noqa: S608
-
-
-def test_the_sites_own_settings_lie_over_the_workers(database: Database) -> None:
-    worker = load_settings({"BRITER_GIT_AUTHOR_NAME": "Everybody's"})
-    site = sites.Site("blog", REMOTE, "live", "hugo", ("media",), {"workerDryRun": "false"})
-    sites.add(database, site, worker)
-    laid = sites.settings_of(sites.get(database, "blog"), worker)
-    assert (laid.site, laid.git_branch, laid.adapter) == ("blog", "live", "hugo")
-    assert (laid.worker_dry_run, laid.git_author_name) == (False, "Everybody's")
-    assert laid.folders[-1] == "media"

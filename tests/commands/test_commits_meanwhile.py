@@ -1,4 +1,4 @@
-"""A person commits, leaves, or the worker dies, at each git command of a publication."""
+"""A person commits at each git command of a publication."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 REAL = shutil.which("git")
 POST = "content/posts/a.md"
-AT_EACH = pytest.mark.parametrize(
-    "command", ["check-attr", "fast-import", "push", "publish", "update-index", "sync"]
-)
+COMMANDS = ["check-attr", "fast-import", "push", "publish", "update-index", "sync"]
 """The commands of a publication, in order; `publish` and `sync` are the messages of its ref updates."""
 
 
@@ -66,7 +64,7 @@ def save(site: Site) -> None:
     site.save("a", [POST])
 
 
-@AT_EACH
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("args", [(), ("-a",)], ids=["commit", "commit -a"])
 def test_no_commit_of_a_persons_takes_a_post_back(site: Site, command: str, args: tuple[str, ...]) -> None:
     somebody_else_pushes(site)
@@ -84,52 +82,6 @@ def test_no_commit_of_a_persons_takes_a_post_back(site: Site, command: str, args
     assert sorted(subjects) == ["A note", "Publish a", "Start the site", "Theirs"]
     assert site.remote_file(POST) == "published\n"
     assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
-    assert_sound(site)
-
-
-@AT_EACH
-def test_a_worker_that_dies_leaves_nothing_in_a_persons_way(site: Site, command: str) -> None:
-    somebody_else_pushes(site)
-    save(site)
-    result = run_with(site, command, f"kill -KILL $(head -n 1 {site.storage}/worker.lock)")
-    assert result.returncode < 0
-    while (again := site.run_once()).names() == ["worker-skipped"]:
-        pass  # a git of the dead one's still runs
-    assert [event["slug"] for event in again.of("published")] == ["a"]
-    assert [subject for _, subject in site.remote_log()].count("Publish a") == 1
-    assert not list((site.worktree / ".git").rglob("*.lock"))
-    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
-    assert (site.worktree / "content/posts/theirs.md").read_text() == "theirs\n"
-    assert_sound(site)
-
-
-@AT_EACH
-def test_who_leaves_for_another_branch_finds_theirs_as_it_was_and_followed_when_they_are_back(
-    site: Site, command: str
-) -> None:
-    somebody_else_pushes(site)
-    save(site)
-    start = site.git("rev-parse", "main")
-    result = run_with(site, command, f"{REAL} switch -q -c draft")
-    assert result.of("published") or result.of("failed")[0]["failure"] == "wrong-branch"
-    assert site.git("symbolic-ref", "HEAD") == "refs/heads/draft"
-    assert site.git("rev-parse", "draft") == start
-    assert site.git("diff", "--cached", "--name-only") == "", "the post is no part of the draft"
-    site.git("switch", "-q", "main")
-    site.command("retry", "a")  # needed where the branch was checked in time
-    site.run_once()
-    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Theirs", "Start the site"]
-    assert_sound(site)
-
-
-def test_a_git_that_cannot_update_the_index_costs_no_post_and_is_made_up_for(site: Site) -> None:
-    save(site)
-    fails = "echo 'fatal: out of memory' >&2; kill -KILL $(pgrep -P $PPID -f update-index) 2>/dev/null"
-    result = run_with(site, "update-index", fails)
-    assert result.of("published")
-    site.run_once()
-    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
     assert_sound(site)
 
 

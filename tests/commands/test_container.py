@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import yaml
 from dashboards import serving
-from machine import provide, unavailable
+from requirements import provide, python_for_everybody, unavailable
 from sites import Site, eventually, lines_of
 
 if TYPE_CHECKING:
@@ -27,17 +26,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 UNPRIVILEGED = 10001
-CONTRACT = {
-    *("BRITER_APP_ROOT", "BRITER_STORAGE_ROOT", "BRITER_QUEUE_ROOT", "BRITER_ADAPTER"),
-    *("BRITER_ALLOWED_PATHS", "BRITER_GIT_WORKTREE", "BRITER_GIT_BRANCH", "BRITER_GIT_REMOTE"),
-    *("BRITER_GIT_AUTHOR_NAME", "BRITER_GIT_AUTHOR_EMAIL", "BRITER_GIT_TIMEOUT_MS"),
-    *("BRITER_WORKER_DRY_RUN", "BRITER_WORKER_POLL_INTERVAL_MS", "BRITER_WORKER_MAX_ATTEMPTS"),
-    *("BRITER_WORKER_BACKOFF_MS", "BRITER_WORKER_BACKOFF_JITTER", "BRITER_WORKER_LOCK_STALE_MS"),
-    *("BRITER_WORKER_SHUTDOWN_TIMEOUT_MS", "BRITER_WORKER_MAX_FILE_BYTES"),
-    "BRITER_PUBLISHED_HREF_TEMPLATE",
-    *("BRITER_COMMIT_HREF_TEMPLATE", "BRITER_DASHBOARD_HOST", "BRITER_DASHBOARD_PORT"),
-    "BRITER_DASHBOARD_TOKEN",
-}
 
 
 def _compose() -> dict[str, Any]:
@@ -79,24 +67,6 @@ def _environment(service: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def test_only_settings_of_the_contract_are_named() -> None:
-    everywhere = [ROOT / "Dockerfile", ROOT / "docker-compose.yml", *(ROOT / "docs").rglob("*.service")]
-    named = {name for file in everywhere for name in re.findall(r"\bBRITER_[A-Z_]+\b", file.read_text())}
-    assert named
-    assert named <= CONTRACT
-
-
-def test_the_image_runs_unprivileged_under_tini_and_says_how_it_is() -> None:
-    assert _last("USER") == "worker"
-    assert ("ARG", f"WORKER_UID={UNPRIVILEGED}") in _instructions()
-    assert json.loads(_last("ENTRYPOINT")) == ["tini", "--", "briter-worker"]
-    assert json.loads(_last("CMD")) == ["run"]
-    assert _last("STOPSIGNAL") == "SIGTERM"
-    assert json.loads(_last("HEALTHCHECK").partition("CMD ")[2]) == ["briter-worker", "health"]
-    packages = next(rest for word, rest in _instructions() if word == "RUN" and "apt-get" in rest)
-    assert {"git", "openssh-client", "tini"} <= set(packages.split())
-
-
 def test_everything_that_the_image_copies_is_let_through_by_dockerignore() -> None:
     allowed = {
         line[1:].rstrip("/")
@@ -111,32 +81,6 @@ def test_everything_that_the_image_copies_is_let_through_by_dockerignore() -> No
     }
     assert copied == allowed
     assert all((ROOT / source).exists() for source in copied)
-
-
-def test_the_services_can_write_nothing_but_the_site_and_storage() -> None:
-    for service in _services().values():
-        assert service["read_only"] is True
-        assert service["cap_drop"] == ["ALL"]
-        assert service["security_opt"] == ["no-new-privileges:true"]
-        assert {mount.rpartition(":")[2] for mount in service["volumes"]} == {"/site", "/storage"}
-        assert all(mount.startswith("/tmp") for mount in service["tmpfs"])
-
-
-def test_the_web_app_shares_the_queue_and_has_no_secret() -> None:
-    web = _compose()["services"]["web"]
-    assert set(web["volumes"]) == set(_services()["worker"]["volumes"])
-    assert "secrets" not in web
-
-
-def test_the_worker_gets_more_time_to_stop_than_it_takes_for_itself() -> None:
-    for service in _services().values():
-        shutdown = int(service["environment"]["BRITER_WORKER_SHUTDOWN_TIMEOUT_MS"]) / 1000
-        assert int(service["stop_grace_period"].removesuffix("s")) > shutdown
-
-
-def test_the_composed_worker_starts_in_dry_run() -> None:
-    for service in _services().values():
-        assert _environment(service)["BRITER_WORKER_DRY_RUN"] == "true"
 
 
 def test_the_cron_service_drains_once_and_is_healthy_without_a_daemon(site: Site) -> None:
@@ -170,11 +114,6 @@ def test_the_dashboard_has_the_rights_of_the_worker_and_asks_to_sign_in(site: Si
         assert running.api.get("/api/status").status_code == 401
         assert running.link.startswith("http://localhost:"), "0.0.0.0 is no address to visit"
         assert running.page.get(running.link).status_code == 303
-
-
-def test_the_image_has_what_its_commands_need() -> None:
-    installed = next(rest for word, rest in _instructions() if word == "RUN" and "wheels/*.whl" in rest)
-    assert "[metrics,postgres,web,webhooks]" in installed
 
 
 def test_the_health_check_passes_beside_a_running_worker(site: Site) -> None:
@@ -215,24 +154,6 @@ def _as_container_user() -> list[str]:
     return ["setpriv", *user, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", "env"]
 
 
-def _python_for_everybody() -> tuple[str, dict[str, str]]:
-    """A Python that the container's user can run, and the environment in which it finds the worker."""
-    packages = next(path for path in sys.path if path.endswith("site-packages"))
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
-        env = {"PYTHONPATH": f"{ROOT}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"}
-        tried = subprocess.run(
-            [*_as_container_user(), python, "-c", "import briter_worker, pydantic, git, psutil"],
-            env={**os.environ, **env},
-            cwd="/",
-            capture_output=True,
-            check=False,
-        )
-        if tried.returncode == 0:
-            return python, env
-    return unavailable(f"the container's user can run no Python {version} with the worker in it here")
-
-
 def _processes_below(pid: int) -> dict[int, str]:
     """State letter of each process that descends from `pid`, itself included, as this machine sees them."""
     parents: dict[int, tuple[int, str]] = {}
@@ -253,7 +174,7 @@ def test_as_pid_1_it_publishes_leaves_no_zombie_and_ends_with_0_on_sigterm(
     unprivileged_site: Site, as_pid_1: str
 ) -> None:
     site = unprivileged_site
-    python, env = _python_for_everybody()
+    python, env = python_for_everybody(_as_container_user())
     init = []
     if as_pid_1 == "tini":
         provide("tini", package="tini")

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from machine import provide
+from requirements import provide
 
 ROOT = Path(__file__).parents[2]
 

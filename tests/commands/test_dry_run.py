@@ -106,13 +106,6 @@ def test_a_dry_run_is_built_on_a_remote_that_moved_and_brings_nothing_here(site:
     assert site.git("status", "--porcelain") == ""
 
 
-def test_a_persons_local_commits_are_in_no_dry_runs_way(site: Site) -> None:
-    site.git("commit", "-q", "--allow-empty", "-m", "By hand")
-    save(site, "a")
-    assert outcomes(site.run_once(**DRY)) == [("published", "a", True)]
-    assert site.git("log", "-1", "--format=%s") == "By hand"
-
-
 def test_a_conflict_is_found_in_a_dry_run_and_kept_nowhere(site: Site) -> None:
     somebody_else_pushes(site, WELCOME, "# Theirs\n")
     save(site, "welcome", "# Mine\n")

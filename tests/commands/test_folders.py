@@ -124,6 +124,7 @@ def test_a_folder_whose_only_post_is_scheduled_waits_for_it_and_is_not_refused(s
     assert not result.of("nopaths") + result.of("nochange"), result.stdout
     assert sorted(job["slug"] for job in site.jobs()) == ["later", "notes"]
     assert "scheduled" in site.job("notes")["lastError"]
+    assert site.job("notes")["attempts"] == 0
 
 
 @pytest.mark.parametrize("other", ["content/posts/empty/../../b", "content/posts/empty/.gitmodules"])

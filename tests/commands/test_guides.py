@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from outcomes import assert_published, save
+from remotes import asks_for, http_remote
+from requirements import provide
+from sites import Result
 
 if TYPE_CHECKING:
     from sites import Site
@@ -97,3 +104,79 @@ def test_a_persons_commit_goes_out_and_leaves_what_the_cms_has_written_since(sit
     assert site.remote_file("layout.html") == "mine\n"
     assert (site.worktree / "content/posts/hello.md").read_text() == "published\nand better\n"
     assert site.git("status", "--porcelain", "--", "layout.html", "content/posts/new.md") == ""
+
+
+def test_a_publication_is_looked_at_and_undone(site: Site) -> None:
+    for text in ("one", "two"):
+        site.write_post("content/posts/hello.md", f"{text}\n")
+        site.save("hello", ["content/posts/hello.md"])
+        site.run_once()
+    first, again, older = _commands("docs/how-to/undo.md")
+    exports = [
+        f"export {key}='{value}'" for key, value in site.environment().items() if key.startswith("BRITER_")
+    ]
+    with site.running():
+        said = _follow([*exports, first], site.root)
+        assert "-one\n+two\n" in said
+        assert "published as" in said
+        assert site.remote_file("content/posts/hello.md") == "one\n"
+        _follow([*exports, again, "briter-worker show hello --watch"], site.root)
+        assert site.remote_log()[0][1] == "Keep the new version"
+        _follow([*exports, older, "briter-worker show hello --watch"], site.root)
+    assert site.remote_file("content/posts/hello.md") == "one\n"
+
+
+def test_the_commits_are_signed_as_the_page_says(site: Site) -> None:
+    provide("gpg", package="gnupg")
+    ssh, verify, openpgp = _commands("docs/how-to/signing.md")
+    save(site, "a", "b")
+    home = Path(tempfile.mkdtemp(prefix="home-"))  # not in tmp_path: an agent's socket has a short name
+    exports = [
+        f"export {key}='{value}'" for key, value in site.environment().items() if key.startswith("BRITER_")
+    ]
+    run = f"briter-worker run --once\ncd {site.worktree}\n"
+    try:
+        said = _follow([*exports, ssh, run, verify, openpgp, "gpgconf --kill all"], home)
+    finally:
+        shutil.rmtree(home)
+
+    assert said.count("a test commit was signed") == 2
+    assert_published(site, Result(0, said, ""), "a", "b")
+
+
+def test_the_line_for_cron_takes_every_setting_from_the_one_file(site: Site) -> None:
+    settings = (ROOT / "docs/how-to/briter-worker.env").read_text()
+    settings = settings.replace("/srv/site-storage", str(site.storage))
+    settings = settings.replace("/srv/site", str(site.worktree))
+    file = site.root / "briter-worker.env"
+    file.write_text(
+        settings.replace("DRY_RUN=true", "DRY_RUN=false").replace("ADAPTER=local-mdx", "ADAPTER=mkdocs")
+    )
+    line = (ROOT / "docs/how-to/crontab").read_text().splitlines()[-1].removeprefix("* * * * * ")
+    line = line.replace("/etc/briter-worker.env", str(file)).replace("/srv/site-storage", str(site.storage))
+    line = line.replace("/opt/briter-worker/bin/briter-worker", "briter-worker")
+    site.write_post("docs/page.md", "# Page\n")
+    site.save("page", ["docs/page.md"])
+
+    _follow([line], site.root)
+
+    assert site.remote_file("docs/page.md") == "# Page\n"
+    assert '"event":"published"' in (site.storage / "worker.log").read_text()
+
+
+def test_the_token_of_the_https_recipe_outlives_a_host_that_refuses_it(site: Site) -> None:
+    recipe = next(block for block in _commands("docs/how-to/deploy-keys.md") if "credentials" in block)
+    with http_remote(site.root) as http:
+        address = http.url(site.remote)
+        recipe = recipe.replace("https://git.example.org/me/site.git", address).replace("TOKEN", "right")
+        _follow([f"export HOME={site.root}; cd {site.worktree}", recipe], site.root)
+        http.behaviour = asks_for("worker", "another")
+        save(site, "a")
+        refused = site.run_once(HOME=str(site.root))
+        assert [each["failure"] for each in refused.of("failed")] == ["auth"]
+
+        http.behaviour = asks_for("worker", "right")
+        save(site, "b")
+
+        assert_published(site, site.run_once(HOME=str(site.root)), "b")
+    assert (site.root / ".site-credentials").stat().st_mode & 0o777 == 0o600

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import socket
@@ -13,23 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from dashboards import serving
-from machine import provide
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from requirements import provide
 from sites import Site, eventually, lines_of
 
-from briter_worker.events import Cancelled, Failed, JobStarted, Progress, Published
-from briter_worker.sinks.history import Tally
-from briter_worker.sinks.metrics import (
-    MachineMeasures,
-    Meters,
-    MetricsSink,
-    SiteMeasures,
-    StoredMetrics,
-)
+from briter_worker.events import JobStarted, Published
+from briter_worker.sinks.metrics import MetricsSink, Sample, render_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from briter_worker.sinks.history import Tally
 
 MONITORING = Path(__file__).parents[2] / "docs" / "how-to" / "monitoring"
 POST = "content/posts/hello.md"
@@ -62,60 +56,20 @@ def scraped(port: int) -> dict[str, float]:
         return {}
 
 
-MEASURES = SiteMeasures(
-    jobs={"pending": 1, "scheduled": 2, "retrying": 0, "claimed": 3, "failed": 4},
-    oldest_waiting=12.5,
-    failure="network",
-    paused=True,
-    machine=MachineMeasures(
-        oldest_unpushed=99.0, holder=("web-1", 4711), heartbeat_age=3.0, dry_run=False, quarantined=5
-    ),
-)
-
-
-def test_a_site_has_its_state_as_gauges() -> None:
-    found = _numbers(Meters(lambda: MEASURES))
-    assert found["briter_jobs{state=scheduled}"] == 2
-    assert found["briter_in_flight"] == 3
-    assert found["briter_dead_letters"] == 4
-    assert found["briter_oldest_waiting_seconds"] == 12.5
-    assert found["briter_oldest_unpushed_seconds"] == 99
-    assert found["briter_worker_alive"] == found["briter_paused"] == 1
-    assert found["briter_lock_holder{host=web-1,pid=4711}"] == 1
-    assert found["briter_worker_heartbeat_age_seconds"] == 3
-    assert found["briter_condition{failure=network}"] == 1
-    assert found["briter_quarantined"] == 5
-    assert found["briter_dry_run"] == 0
-
-
-def test_outcomes_are_counted_and_phases_timed() -> None:
-    meters, now = Meters(), [1000.0]
-    sink = MetricsSink(meters, clock=lambda: now[0])
-
-    def at(moment: float, *events: Any) -> None:  # noqa: ANN401 - any event
-        now[0] = moment
-        for event in events:
-            sink(event)
-
-    facts: dict[str, Any] = {"attempt": 1, "dry_run": False, "duration_ms": 1}
-    at(1000, *(_start(job, saved_at=990.0) for job in "abc"))
-    at(1002, Progress(phase="push", done=0, total=2))
-    at(1005, Progress(phase="push", done=2, total=2), Progress(phase="settle", done=3, total=3))
-    at(1006, Published(job_id="a", slug="a", commit="c", **facts))
-    at(1006, Failed(job_id="b", slug="b", error="e", failure="network", retry_at=1.0, **facts))
-    at(1006, Cancelled(job_id="c", slug="c"))
-    found = _numbers(meters)
-    assert found["briter_processed_total{kind=git-sync,outcome=published}"] == 1
-    assert found["briter_processed_total{kind=git-sync,outcome=failed}"] == 1
-    assert found["briter_processed_total{kind=any,outcome=cancelled}"] == 1
-    assert found["briter_save_to_remote_seconds_sum"] == 16
-    assert found["briter_phase_seconds_sum{phase=validate}"] == 2
-    assert found["briter_phase_seconds_sum{phase=push}"] == 3
-    assert found["briter_phase_seconds_sum{phase=settle}"] == 1
-
-
-def _numbers(meters: Meters) -> dict[str, float]:
-    return parsed(generate_latest(meters.registry).decode())
+MEASURES: list[Sample] = [
+    *(("jobs", {"state": state}, 2) for state in ("pending", "scheduled", "failed")),
+    ("oldest_waiting_seconds", {}, 12.5),
+    ("dead_letters", {}, 4),
+    ("paused", {}, 1),
+    ("in_flight", {}, 3),
+    ("oldest_unpushed_seconds", {}, 99.0),
+    ("worker_alive", {}, 1),
+    ("dry_run", {}, 0),
+    ("quarantined", {}, 5),
+    ("worker_heartbeat_age_seconds", {}, 3.0),
+    ("condition", {"failure": "network"}, 1),
+    ("lock_holder", {"host": "web-1", "pid": "4711"}, 1),
+]
 
 
 def _start(job: str, *, saved_at: float) -> JobStarted:
@@ -176,33 +130,11 @@ def test_the_metrics_of_a_dashboard_count_what_the_history_has(site: Site) -> No
     assert found["briter_worker_alive"] == 0
 
 
-def test_the_sites_of_a_cluster_have_their_names_as_labels() -> None:
-    tally = Tally("blog", "git-sync", "published", 7, 2, 3.5)
-    blog = SiteMeasures(
-        site="blog", jobs={"failed": 2}, oldest_waiting=None, failure=None, paused=False, tallies=[tally]
-    )
-    shop = dataclasses.replace(blog, site="shop", jobs={"failed": 0}, failure="auth", tallies=[])
-    lookups = iter([[blog, shop]])
-    metrics = StoredMetrics(lambda: next(lookups))
-    found = parsed(_text(metrics))
-    assert parsed(_text(metrics)) == found, "two scrapes in a row look the sites up once"
-    assert found["briter_dead_letters{site=blog}"] == 2
-    assert found["briter_condition{failure=auth,site=shop}"] == 1
-    assert found["briter_processed_total{kind=git-sync,outcome=published,site=blog}"] == 7
-    assert found["briter_save_to_remote_seconds_sum{site=blog}"] == 3.5
-    assert found["briter_oldest_waiting_seconds{site=shop}"] == 0
-    assert not any("worker_alive" in name for name in found)
-
-
 def test_sites_that_cannot_be_looked_up_have_no_gauges_instead_of_old_ones() -> None:
-    def fail() -> list[SiteMeasures]:
+    def fail() -> tuple[list[Sample], list[Tally]]:
         raise OSError("the database is away")
 
-    assert parsed(_text(StoredMetrics(fail))) == {}
-
-
-def _text(metrics: StoredMetrics) -> str:
-    return metrics.render()[0].decode()
+    assert parsed(render_metrics(fail)[0].decode()) == {}
 
 
 # What the documentation offers
@@ -210,9 +142,9 @@ def _text(metrics: StoredMetrics) -> str:
 
 def exported() -> set[str]:
     """Every name that Prometheus may be asked for."""
-    meters = Meters(lambda: MEASURES)
-    meters.processed.labels("git-sync", "published").inc()
-    meters.phase.labels("push").observe(1.0)
+    meters = MetricsSink(lambda: (MEASURES, ()))
+    facts: dict[str, Any] = {"attempt": 1, "dry_run": False, "duration_ms": 1}
+    meters.store([_start("a", saved_at=1.0), Published(job_id="a", slug="a", commit="c", **facts)])
     families = text_string_to_metric_families(generate_latest(meters.registry).decode())
     return {sample.name for family in families for sample in family.samples}
 

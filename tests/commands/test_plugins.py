@@ -88,15 +88,15 @@ def test_a_snooze_costs_no_attempt_and_is_tried_again(plugged: Plugged) -> None:
     )
     plugged.post("a")
     done = plugged.run()
-    (snoozed,) = done.of("snoozed")
-    assert (snoozed["error"], snoozed["attempt"]) == ("not yet", 1)
+    (snoozed,) = done.of("failed")
+    assert (snoozed["error"], snoozed["failure"], snoozed["attempt"]) == ("not yet", "plugin", 1)
     job = plugged.site.job("a")
     assert (job["attempts"], job["status"]) == (0, "pending")
     assert job["nextAttemptAt"] == snoozed["retryAt"]
     assert done.returncode == 1
     assert plugged.run().names() == ["worker-started", "worker-stopped"]
     assert plugged.site.command("publish-now", "a").returncode == 0
-    assert plugged.run().of("snoozed")
+    assert plugged.run().of("failed")
 
 
 def test_a_snooze_until_what_is_no_time_is_that_posts_failure_alone(plugged: Plugged) -> None:

@@ -7,12 +7,9 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import provide
-from sites import eventually
+from outcomes import save
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sites import Site
 
 
@@ -23,7 +20,8 @@ def changed_by(site: Site, commit: str) -> set[str]:
 
 
 def test_a_saved_post_becomes_one_commit_with_its_message(site: Site) -> None:
-    site.write_post("content/posts/a.md", "A\n")
+    file = site.write_post("content/posts/a.md", "A\n")
+    before = file.stat()
     site.save("a", ["content/posts/a.md"], message="Ein Gruß,\n\nmit zwei Zeilen")
 
     result = site.run_once()
@@ -38,6 +36,7 @@ def test_a_saved_post_becomes_one_commit_with_its_message(site: Site) -> None:
     assert site.jobs() == []
     assert site.git("status", "--porcelain") == ""
     assert site.git("rev-parse", "main", "origin/main").split() == [commit, commit]
+    assert (file.stat().st_ino, file.stat().st_ctime_ns) == (before.st_ino, before.st_ctime_ns), "left alone"
 
 
 def test_the_author_is_the_writers_and_the_committer_the_workers(site: Site) -> None:
@@ -63,8 +62,7 @@ def test_what_others_staged_or_changed_stays_as_it_was(site: Site) -> None:
     site.write_post("content/posts/staged.md", "staged\n")
     site.git("add", "content/posts/staged.md")
     site.write_post("content/posts/welcome.md", "edited, not saved\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
 
     site.run_once()
 
@@ -113,13 +111,6 @@ def test_a_deleted_folder_is_deleted_with_all_that_was_in_it(site: Site) -> None
     site.save("trip", ["content/posts/trip"])
     site.run_once()
     assert site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote) == "content/posts/welcome.md"
-
-
-def test_a_renamed_post_leaves_its_old_name(site: Site) -> None:
-    (site.worktree / "content/posts/welcome.md").rename(site.worktree / "content/posts/hello.md")
-    site.save("hello", ["content/posts/hello.md", "content/posts/welcome.md"])
-    site.run_once()
-    assert site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote) == "content/posts/hello.md"
 
 
 def test_a_file_takes_a_folders_place_and_the_reverse(site: Site) -> None:
@@ -204,23 +195,6 @@ def test_attributes_that_are_not_checked_out_count_as_git_add_counts_them(
     assert [site.remote_file(post) for post in posts] == [changed, changed, "one\r\ntwo\r\n"]
 
 
-def test_a_large_file_is_lfs_s_also_where_its_attributes_are_not_checked_out(site: Site) -> None:
-    provide("git-lfs", package="git-lfs")
-    site.git("lfs", "install", "--local")
-    site.git("config", "core.hooksPath", "/dev/null")
-    site.git("remote", "set-url", "origin", f"file://{site.remote}")
-    site.write_post(".gitattributes", "*.bin filter=lfs diff=lfs merge=lfs -text\n")
-    site.git("add", ".gitattributes")
-    site.git("commit", "-qm", "attributes")
-    site.git("push", "-q", "origin", "main")
-    (site.worktree / ".gitattributes").unlink()
-    site.write_post("content/posts/large.bin", "large\n" * 1000)
-    site.save("large", ["content/posts/large.bin"])
-    assert site.run_once().of("published")
-    assert str(site.remote_file("content/posts/large.bin")).startswith("version https://git-lfs")
-    assert [file for file in site.remote.glob("lfs/objects/*/*/*") if file.stat().st_size == 6000]
-
-
 def test_nothing_new_is_nochange(site: Site) -> None:
     site.save("welcome", ["content/posts/welcome.md"])
     result = site.run_once()
@@ -293,8 +267,7 @@ def test_a_job_with_no_allowed_path_fails_as_nopaths_at_once(site: Site, kind: s
         path = "content2/x.md"
         site.write_post(path, "x\n")
     site.save("x", [path])
-    site.write_post("content/posts/good.md", "good\n")
-    site.save("good", ["content/posts/good.md"])
+    save(site, "good")
 
     result = site.run_once()
 
@@ -304,16 +277,6 @@ def test_a_job_with_no_allowed_path_fails_as_nopaths_at_once(site: Site, kind: s
     assert (job["status"], job["failure"], job["attempts"]) == ("failed", "nopaths", 1)
     assert path in job["lastError"]
     assert [event["slug"] for event in result.of("published")] == ["good"]
-
-
-def test_a_folder_never_carries_what_a_held_job_declares(site: Site) -> None:
-    site.write_post("content/posts/now.md", "now\n")
-    site.write_post("content/posts/secret.md", "not yet\n")
-    site.save("secret", ["content/posts/secret.md"], scheduledFor="2999-01-01")
-    site.save("all", ["content/"])
-    result = site.run_once()
-    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/now.md"}
-    assert [job["slug"] for job in site.jobs()] == ["secret"]
 
 
 def test_what_a_sparse_checkout_leaves_out_is_not_deleted(site: Site) -> None:
@@ -340,42 +303,6 @@ def test_a_file_too_large_is_refused_alone(site: Site) -> None:
     assert [event["slug"] for event in result.of("published")] == ["a"]
 
 
-def test_a_persons_unpushed_commits_stay_theirs_and_are_in_no_posts_way(site: Site) -> None:
-    site.write_post("about.txt", "by hand\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.git("add", "-A")
-    site.git("commit", "-qm", "By hand")
-    site.save("a", ["content/posts/a.md"])
-    site.save("welcome", ["content/posts/welcome.md"])
-    result = site.run_once()
-    assert [event["slug"] for event in result.of("nochange")] == ["welcome"]
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
-    assert site.git("log", "-1", "--format=%s") == "By hand"
-    assert site.git("status", "--porcelain") == ""
-
-
-def hook(site: Site, text: str) -> None:
-    file = site.remote / "hooks" / "pre-receive"
-    file.write_text(text)
-    file.chmod(0o755)
-
-
-def test_a_save_during_a_push_that_is_refused_takes_the_older_ones_paths_over(site: Site) -> None:
-    begun, ran = site.root / "begun", site.root / "ran"
-    hook(site, f"#!/bin/sh\n[ -e {ran} ] && exit 0\ntouch {begun} {ran}\nsleep 1\nexit 1\n")
-    site.write_post("content/posts/1.md", "1\n")
-    site.write_post("content/posts/2.md", "2\n")
-    site.save("p", ["content/posts/1.md"])
-    with site.running("run", "--once") as worker:
-        eventually(begun.exists)
-        site.save("p", ["content/posts/2.md"])
-        worker.communicate(timeout=60)
-    site.run_once()
-    assert site.remote_file("content/posts/1.md") == "1\n"
-    assert site.remote_file("content/posts/2.md") == "2\n"
-    assert site.jobs() == []
-
-
 @pytest.mark.parametrize("what", ["ignored", "symlink", "bare repository"])
 def test_a_folder_in_which_nothing_may_be_published_fails_as_nopaths(site: Site, what: str) -> None:
     folder = site.worktree / "content/odd"
@@ -392,8 +319,7 @@ def test_a_folder_in_which_nothing_may_be_published_fails_as_nopaths(site: Site,
 
 
 def test_line_ends_that_git_only_guesses_at_stay_as_they_were_committed(site: Site) -> None:
-    site.write_post("content/posts/a.md", "one\r\ntwo\r\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.run_once()
     site.write_post(".gitattributes", "* text=auto\n")
     site.git("add", ".gitattributes")
@@ -417,12 +343,6 @@ def test_a_folder_job_never_deletes_what_no_job_may_publish(site: Site) -> None:
     site.save("all", ["content"])
     result = site.run_once()
     assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}
-
-
-def test_a_worker_in_a_folder_that_is_no_site_does_not_start(tmp_path: Path, site: Site) -> None:
-    result = site.run_once(BRITER_APP_ROOT=str(tmp_path), BRITER_GIT_WORKTREE="")
-    assert result.returncode == 2
-    assert f"{tmp_path} is not the top of a git repository" in result.stderr
 
 
 def test_names_that_differ_in_case_only_are_two_files_whatever_the_configuration_says(site: Site) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from outcomes import save
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from sites import Site
@@ -40,10 +45,10 @@ LINES = "".join(f"line {n}\n" for n in range(20))
 
 def test_other_posts_of_the_remote_are_taken_over(site: Site, other: Path) -> None:
     push(site, other, "content/posts/theirs.md", "theirs\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     result = site.run_once()
-    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
+    assert result.names() == ["worker-started", "start", "site-updated", "published", "worker-stopped"]
+    assert result.of("site-updated")[0]["paths"] == ["content/posts/theirs.md"]
     assert result.of("published")[0]["attempt"] == 1
     assert [subject for _, subject in site.remote_log()] == ["Publish a", "Somebody else's", "Start the site"]
     assert (site.worktree / "content/posts/theirs.md").read_text() == "theirs\n"
@@ -105,8 +110,7 @@ def test_a_conflict_concerns_its_own_post_alone_and_keeps_both_versions(site: Si
 def test_the_same_content_conflicts_again_and_a_new_save_resolves_it(site: Site, other: Path) -> None:
     push(site, other, "content/posts/welcome.md", "# Theirs\n")
     site.write_post("content/posts/welcome.md", "# Ours\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.save("welcome", ["content/posts/welcome.md"])
     site.run_once()
     site.save("welcome", ["content/posts/welcome.md"])
@@ -128,8 +132,7 @@ def test_an_unpublished_edit_is_merged_with_what_came_from_the_remote_meanwhile(
     push(site, other, "content/posts/b.md", LINES.replace("line 1\n", "line one\n"))
     # The editor has changed b, but not saved it yet, while a is published and b's remote edit comes in.
     site.write_post("content/posts/b.md", LINES.replace("line 18\n", "line eighteen\n"))
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.run_once()
     assert "eighteen" in (site.worktree / "content/posts/b.md").read_text()
     site.save("b", ["content/posts/b.md"])
@@ -141,8 +144,7 @@ def test_an_unpublished_edit_is_merged_with_what_came_from_the_remote_meanwhile(
 
 def test_a_post_that_the_remote_deleted_is_deleted_here_when_untouched(site: Site, other: Path) -> None:
     push(site, other, "content/posts/welcome.md", None)
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.run_once()
     assert not (site.worktree / "content/posts/welcome.md").exists()
     assert site.git("status", "--porcelain") == ""
@@ -153,8 +155,7 @@ def test_a_persons_commit_on_a_diverged_branch_stops_no_post(site: Site, other: 
     site.write_post("y.txt", "mine\n")
     site.git("add", "y.txt")
     site.git("commit", "-qm", "By hand")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     result = site.run_once()
     assert result.of("published")
     assert "commits that the remote lacks" in result.of("warning")[0]["error"]
@@ -166,26 +167,9 @@ def test_an_empty_remote_gets_its_branch_with_the_first_publication(site: Site) 
     empty = site.root / "empty.git"
     site.git("init", "-q", "--bare", "-b", "main", str(empty))
     site.git("remote", "add", "second", str(empty))
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     assert site.run_once(BRITER_GIT_REMOTE="second").of("published")
     assert site.git("log", "--format=%s", "main", cwd=empty).splitlines() == ["Publish a", "Start the site"]
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [("content/posts/x/theirs.md", "content/posts/x"), ("content/posts/x", "content/posts/x/ours.md")],
-    ids=["file-over-folder", "folder-over-file"],
-)
-def test_a_post_never_removes_what_the_remote_has_in_its_place(
-    site: Site, other: Path, theirs: str, ours: str
-) -> None:
-    push(site, other, theirs, "theirs\n")
-    site.write_post(ours, "ours\n")
-    site.save("x", [ours])
-    assert site.run_once().of("dead-lettered")
-    assert site.job("x")["failure"] == "conflict"
-    assert site.remote_file(theirs) == "theirs\n"
 
 
 def test_a_file_that_its_author_has_put_back_gets_the_remotes_edit(site: Site, other: Path) -> None:
@@ -209,39 +193,11 @@ def test_a_file_that_its_author_has_put_back_gets_the_remotes_edit(site: Site, o
     assert site.git("status", "--porcelain") == ""
 
 
-def test_a_file_that_the_remote_renamed_within_its_own_folder_arrives_here(site: Site, other: Path) -> None:
-    site.write_post("content/posts/x/index.md", "x\n")
-    site.save("x", ["content/posts/x"])
-    site.run_once()
-    push(site, other, "content/posts/x/index.md", None)
-    push(site, other, "content/posts/x/index.mdx", "x\n")
-    site.write_post("content/posts/b.md", "B\n")
-    site.save("b", ["content/posts/b.md"])
-    assert site.run_once().of("published")
-    assert (site.worktree / "content/posts/x/index.mdx").read_text() == "x\n"
-    assert site.git("status", "--porcelain") == ""
-
-
-def test_the_remotes_folder_gives_way_to_its_file_here_too(site: Site, other: Path) -> None:
-    site.write_post("content/posts/x/a.md", "a\n")
-    site.save("x", ["content/posts/x"])
-    site.run_once()
-    push(site, other, "content/posts/x/a.md", None)
-    (other / "content/posts/x").rmdir()
-    push(site, other, "content/posts/x", "a file now\n")
-    site.write_post("content/posts/b.md", "B\n")
-    site.save("b", ["content/posts/b.md"])
-    assert site.run_once().of("published")
-    assert (site.worktree / "content/posts/x").read_text() == "a file now\n"
-    assert site.git("status", "--porcelain") == ""
-
-
 def test_a_mode_that_the_remote_changed_is_taken_over(site: Site, other: Path) -> None:
     site.git("update-index", "--chmod=+x", "content/posts/welcome.md", cwd=other)
     site.git("commit", "-qm", "executable", cwd=other)
     site.git("push", "-q", cwd=other)
-    site.write_post("content/posts/b.md", "B\n")
-    site.save("b", ["content/posts/b.md"])
+    save(site, "b")
     assert site.run_once().of("published")
     assert (site.worktree / "content/posts/welcome.md").stat().st_mode & 0o111
     assert site.git("status", "--porcelain") == ""
@@ -268,17 +224,6 @@ def test_an_authors_mode_and_a_remotes_edit_go_together(site: Site, other: Path)
     assert site.run_once().of("published")
     assert site.git("ls-tree", "main", "content/posts/welcome.md", cwd=site.remote).startswith("100755 ")
     assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
-
-
-def test_a_remote_with_two_push_addresses_stops_the_start(site: Site) -> None:
-    for url in ("mirror.git", str(site.remote)):
-        site.git("remote", "set-url", "--add", "--push", "origin", url)
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
-    result = site.run_once()
-    assert result.returncode == 2
-    assert "2 push addresses" in result.stderr
-    assert len(site.remote_log()) == 1
 
 
 @pytest.mark.parametrize("was", ["a file", "nothing"])
@@ -331,3 +276,111 @@ def test_what_the_remote_has_in_a_posts_place_stays_also_when_the_post_is_publis
         assert "note" not in [entry["slug"] for entry in result.of("published")]
         assert site.job("note")["failure"] == "conflict"
         assert site.remote_file(f"content/posts/{theirs}") == "theirs\n"
+
+
+WELCOME = "content/posts/welcome.md"
+
+
+def conflict_branches(site: Site) -> list[str]:
+    out = site.git("for-each-ref", "--format=%(refname:lstrip=2)", "refs/heads/conflict", cwd=site.remote)
+    return out.splitlines()
+
+
+def conflict(site: Site, other: Path) -> None:
+    """The post `welcome` has just conflicted."""
+    push(site, other, WELCOME, "# Theirs\n")
+    site.write_post(WELCOME, "# Ours\n")
+    site.save("welcome", [WELCOME])
+    assert site.run_once().of("dead-lettered")
+
+
+def saved_while_the_conflict_was_in_flight(site: Site, other: Path) -> str:
+    """The CMS saves while the remote has not yet taken the version that conflicts."""
+    job, hook = site.root / "job", site.remote / "hooks" / "pre-receive"
+    job.write_text(json.dumps({"id": "again", "slug": "welcome", "paths": [WELCOME]}))
+    saves = f"echo '# Ours, edited' > {site.worktree / WELCOME}; cp {job} {site.queue}/again.tmp"
+    hook.write_text(
+        f"#!/bin/sh\ngrep -q refs/heads/conflict || exit 0\n{saves}\n"
+        f"mv {site.queue}/again.tmp {site.queue}/again.json; rm $0\n"
+    )
+    hook.chmod(0o755)
+    conflict(site, other)
+    assert not hook.exists()
+    return "welcome"
+
+
+def saved_with_another_posts_folder(site: Site, other: Path) -> str:
+    conflict(site, other)
+    site.write_post(WELCOME, "# Ours, edited\n")
+    site.save("all", ["content/posts"])
+    return "all"
+
+
+@pytest.mark.parametrize(
+    "saves",
+    [saved_while_the_conflict_was_in_flight, saved_with_another_posts_folder],
+    ids=lambda each: each.__name__,
+)
+def test_what_was_saved_without_knowing_of_the_conflict_takes_nothing_back(
+    site: Site, other: Path, saves: Callable[[Site, Path], str]
+) -> None:
+    slug = saves(site, other)
+    site.run_once()
+    assert site.job(slug)["failure"] == "conflict"
+    assert site.remote_file(WELCOME) == "# Theirs\n"
+    assert site.remote_file(WELCOME, f"conflict/{slug}") == "# Ours, edited\n"
+
+    site.write_post(WELCOME, "# Theirs, and ours\n")
+    site.save(slug, ["content/posts"])
+    assert site.run_once().of("published")
+    assert site.remote_file(WELCOME) == "# Theirs, and ours\n"
+    assert conflict_branches(site) == []
+
+
+def test_two_posts_that_conflict_in_one_file_in_turn_add_no_branches_and_each_can_answer(
+    site: Site, other: Path
+) -> None:
+    conflict(site, other)
+    site.save("all", ["content/posts"])
+    for number in range(3):
+        site.write_post(WELCOME, f"# Ours {number}\n")
+        site.run_once()
+        for slug in ("all", "welcome"):
+            site.command("retry", slug)
+            site.run_once()
+        assert {job["failure"] for job in site.jobs()} == {"conflict"}
+        assert conflict_branches(site) == ["conflict/all", "conflict/welcome"]
+        assert site.remote_file(WELCOME) == "# Theirs\n"
+    site.write_post(WELCOME, "# Theirs, and ours\n")
+    site.save("welcome", [WELCOME])
+    assert site.run_once().of("published")
+    assert site.remote_file(WELCOME) == "# Theirs, and ours\n"
+    assert conflict_branches(site) == []
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["", "the host deletes the merged branch"])
+def test_the_documented_fix_of_a_conflict_holds(site: Site, other: Path, *, deleted: bool) -> None:
+    conflict(site, other)
+    for _ in range(2):
+        site.command("retry", "welcome")
+        assert site.run_once().of("dead-lettered")
+        assert conflict_branches(site) == ["conflict/welcome"]
+
+    told = re.search(r"merge both: (.*?); resolve and commit; (.*?), then retry", site.job("welcome")["fix"])
+    assert told
+    for key, value in (("name", "A Person"), ("email", "person@example.org")):
+        site.git("config", f"user.{key}", value, cwd=other)
+    merge = subprocess.run(["sh", "-c", told[1]], cwd=other, capture_output=True, text=True, check=False)
+    assert "CONFLICT" in merge.stdout
+    (other / WELCOME).write_text("# Theirs, and ours\n")
+    site.git("commit", "-qam", "Both", cwd=other)
+    site.git(*told[2].split()[1:], cwd=other)
+    if deleted:
+        site.git("push", "-q", "origin", ":conflict/welcome", cwd=other)
+    site.command("retry", "welcome")
+    assert not site.run_once().of("dead-lettered")
+    assert site.jobs() == []
+    assert conflict_branches(site) == []
+    assert site.remote_file(WELCOME) == "# Theirs, and ours\n"
+    assert (site.worktree / WELCOME).read_text() == "# Theirs, and ours\n"
+    assert site.git("status", "--porcelain") == ""

@@ -7,12 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from machine import provide
+from requirements import provide
 from sites import Site, eventually
 
 if TYPE_CHECKING:
@@ -20,17 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HELD = 40
-
-
-def test_scheduled_jobs_are_read_once_while_nothing_changes(site: Site, tmp_path: Path) -> None:
-    provide("strace", package="strace")
-    for number in range(HELD):
-        site.save(f"late-{number}", [f"content/posts/{number}.md"], scheduledFor="2099-01-01")
-    calls = tmp_path / "calls"
-    with tracing(site, calls, "openat,getdents64,/stat", BRITER_WORKER_POLL_INTERVAL_MS="20"):
-        eventually(lambda: polls(calls, site.queue) >= 50, within=60)
-    text = calls.read_text()
-    assert len(re.findall(r'openat\([^\n]*"late-[^"\n]*\.json"', text)) == HELD
 
 
 def test_a_save_has_no_scheduled_job_read_again(site: Site, tmp_path: Path) -> None:
@@ -117,20 +105,3 @@ def has_polled_since(calls: Path, queue: Path, before: str) -> bool:
 def polls(calls: Path, queue: Path) -> int:
     """How often the folder itself was asked for its time stamp."""
     return calls.read_text().count(f'"{queue}"')
-
-
-def test_enqueue_makes_the_calls_that_durability_needs_and_no_other(tmp_path: Path) -> None:
-    provide("strace", package="strace")
-    times, calls, queue = 20, tmp_path / "calls", tmp_path / "queue"
-    program = (
-        "import pathlib, sys; from briter_worker import enqueue\n"
-        f"for n in range({times}): enqueue(f'p{{n}}', ['content/a.md'], queue=pathlib.Path(sys.argv[1]))"
-    )
-    queue.mkdir()
-    strace = ["strace", "-y", "-e", "trace=%file,%desc", "-o", str(calls)]
-    subprocess.run([*strace, sys.executable, "-c", program, str(queue)], check=True)
-    lines = calls.read_text().splitlines()
-    found = Counter(line.partition("(")[0] for line in lines if str(queue) in line and "execve" not in line)
-    # The file: created, written, flushed, closed, renamed; its folder: opened, flushed, closed.
-    wanted = {"openat": 2, "write": 1, "fsync": 2, "close": 2, "rename": 1}
-    assert found == {call: times * number for call, number in wanted.items()}

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from itertools import count
+import os
+import pwd
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from outcomes import save
 from sites import Site, eventually, lines_of
 
-from briter_worker.commands import queue
-from briter_worker.errors import DeclinedError
-from briter_worker.queues.disk.files import PAUSE_FILE
-from briter_worker.settings import load_settings
+from briter_worker.queues.disk.index import PAUSE_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from briter_worker.settings import Settings
 
 HOUR_AHEAD = "2999-01-01T00:00:00Z"
 
@@ -46,8 +44,7 @@ def test_a_post_that_is_cancelled_while_its_push_runs_is_published_and_says_so(
     site: Site, tmp_path: Path
 ) -> None:
     began, end = hold(site, tmp_path, "pre-receive")
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     with site.running() as worker:
         eventually(began.exists)
         done = site.command("cancel", "a")
@@ -100,8 +97,7 @@ def test_a_retry_that_is_cancelled_is_not_written_back(site: Site, tmp_path: Pat
     began, end = hold(site, tmp_path, "pre-receive")
     hook = site.remote / "hooks" / "pre-receive"
     hook.write_text(hook.read_text() + "echo 'no' >&2\nexit 1\n")
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     with site.running() as worker:
         eventually(began.exists)
         site.command("cancel", "a")
@@ -114,8 +110,7 @@ def test_a_retry_that_is_cancelled_is_not_written_back(site: Site, tmp_path: Pat
 def test_a_paused_site_publishes_nothing_and_goes_on_at_once_when_resumed(site: Site) -> None:
     said = site.command("pause", "--reason", "moving house")
     assert "moving house" in said.stdout
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     done = site.run_once()
     assert (done.returncode, done.names()) == (0, ["worker-started", "paused", "worker-stopped"])
     assert json.loads(site.command("status", "--json").stdout)["paused"]["reason"] == "moving house"
@@ -144,52 +139,32 @@ def test_a_post_that_waits_says_for_what(site: Site) -> None:
         assert watching.stdout.readline().startswith("cancelled")
 
 
-def test_a_post_that_is_gone_before_its_receipt_is_written_is_waited_for(
-    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site.save("a", ["content/posts/a.md"])
-    look, looks = queue._find_post, count(1)  # noqa: SLF001 - between two writes of another process, nobody gets in
-
-    def at_a_bad_moment(settings: Settings, wanted: str) -> Any:  # noqa: ANN401
-        if next(looks) == 2:
-            site.command("cancel", "a")
-            raise DeclinedError("nobody knows it")
-        return look(settings, wanted)
-
-    monkeypatch.setattr(queue, "_find_post", at_a_bad_moment)
-    assert queue._watch(load_settings(site.environment()), "a") == 0  # noqa: SLF001
-    assert capsys.readouterr().out.splitlines()[-1].startswith("cancelled")
-
-
-def test_a_post_that_nobody_knows_is_not_waited_for(site: Site) -> None:
-    result = site.command("show", "nobody", "--watch")
-    assert result.returncode == 1
-    assert "neither the queue nor the history has a job" in " ".join(result.stderr.split())
-
-
 def test_a_pause_ends_by_itself(site: Site) -> None:
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.command("pause", "--for", "2s")
     with site.running() as worker:
         seen = until(lines_of(worker), "published")
     assert [line["event"] for line in seen][-3:] == ["resumed", "start", "published"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--for", "soon"], "such as 90s, 30m, 2h or 1d"),
-        (["--until", "2001-01-01"], "in the past"),
-        (["--until", "tomorrow"], "no ISO-8601 time"),
-        (["--for", "1h", "--until", "2999-01-01"], "one of --for and --until"),
-    ],
-)
-def test_a_pause_that_makes_no_sense_is_refused(site: Site, arguments: list[str], words: str) -> None:
-    done = site.command("pause", *arguments)
+def test_a_pause_that_makes_no_sense_is_refused(site: Site) -> None:
+    done = site.command("pause", "--for", "soon")
     assert done.returncode == 2
-    assert words in done.stderr
+    assert "such as 90s, 30m, 2h or 1d" in done.stderr
     assert not (site.queue / PAUSE_FILE).exists()
+
+
+def test_who_steered_is_in_the_history(site: Site) -> None:
+    for slug in ("a", "b"):
+        site.save(slug, [f"content/posts/{slug}.md"], scheduledFor=HOUR_AHEAD)
+    steps = ["publish-now a", "cancel b", "pause", "resume", "resume", "retry c"]
+    for step in steps:
+        site.command(*step.split())
+    done = json.loads(site.command("history", "--actions", "--json").stdout)
+    found = [(each["action"], each.get("slug")) for each in reversed(done)]
+    assert found == [("publish-now", "a"), ("cancel", "b"), ("pause", None), ("resume", None)]
+    assert {each["by"] for each in done} == {pwd.getpwuid(os.getuid()).pw_name}
+    assert site.command("history", "--actions", "--slug", "b").stdout.count("\n") == 1
 
 
 def test_a_held_post_is_published_now_when_a_person_wants_it(site: Site) -> None:

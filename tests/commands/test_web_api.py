@@ -98,7 +98,6 @@ def test_a_job_enqueued_over_http_is_published(site: Site, dashboard: Dashboard)
     made = answer.json()
     assert made["slug"] == "hello"
     assert not made["replayed"]
-    assert "../x will not be published" in made["warnings"][0]
     assert site.job("hello")["mine"] == [1]
 
     site.run_once()
@@ -180,7 +179,7 @@ def test_a_held_job_is_published_now(site: Site, dashboard: Dashboard) -> None:
 
 
 def test_a_pause_lasts_until_it_is_over(dashboard: Dashboard) -> None:
-    made = dashboard.api.post("/api/pause", json={"seconds": 60, "reason": "printing"}).json()
+    made = dashboard.api.post("/api/pause", json={"until": TOMORROW, "reason": "printing"}).json()
     assert made["reason"] == "printing"
     assert dashboard.json("/api/status")["paused"] == made
     assert dashboard.api.post("/api/resume").json() == {"resumed": True}
@@ -240,7 +239,7 @@ def test_the_api_keeps_to_its_description(site: Site) -> None:
             path=["/events", "/api/doctor", "/metrics"]
         )
         operations = [found.ok() for found in schema.get_all_operations() if isinstance(found, Ok)]
-        assert len(operations) >= 15
+        assert len(operations) >= 14
         for operation in operations:
             # The same examples in every run, so that CI finds nothing that a developer cannot.
             @settings(max_examples=10, derandomize=True, suppress_health_check=list(HealthCheck))

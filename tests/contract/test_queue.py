@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from queue_engines import LONGEST_DELAY, NOW
+from queue_backends import LONGEST_DELAY, NOW
 
 from briter_worker.errors import DeclinedError, Failure, FailureCode
-from briter_worker.job import State, format_time
+from briter_worker.job import QuietTime, State, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from queue_engines import Engine
+    from queue_backends import Backend
 
     from briter_worker.ports import Claim
 
 PENDING, SCHEDULED, RETRYING = State.PENDING, State.SCHEDULED, State.RETRYING
-CLAIMED, FAILED, TRIED = State.CLAIMED, State.FAILED, State.TRIED
+CLAIMED, FAILED, TRIED, QUIET = State.CLAIMED, State.FAILED, State.TRIED, State.QUIET
+QUIET_TIME = QuietTime(2.0, 10.0)
 NETWORK = Failure(FailureCode.NETWORK, "no network", "check the network")
 REJECTED = Failure(FailureCode.REJECTED, "the remote refused it")
 
 
-def claimed(engine: Engine, now: float = NOW) -> tuple[Claim, ...]:
+def claimed(engine: Backend, now: float = NOW) -> tuple[Claim, ...]:
     claims = engine.queue.claim(now).claims
     assert claims
     return claims
@@ -37,28 +38,28 @@ def keys(claims: Sequence[Claim]) -> set[str]:
     return {claim.key for claim in claims}
 
 
-def acknowledge(engine: Engine, claims: Sequence[Claim]) -> None:
+def acknowledge(engine: Backend, claims: Sequence[Claim]) -> None:
     engine.queue.acknowledge(claims, {})
 
 
-def retry_later(engine: Engine, claims: Sequence[Claim], at: float = NOW + 60) -> None:
+def retry_later(engine: Backend, claims: Sequence[Claim], at: float = NOW + 60) -> None:
     for claim in claims:
         assert engine.queue.retry_later(claim, NETWORK, at=at)
 
 
-def dead_letter(engine: Engine, claims: Sequence[Claim], failure: Failure = REJECTED) -> None:
+def dead_letter(engine: Backend, claims: Sequence[Claim], failure: Failure = REJECTED) -> None:
     for claim in claims:
         assert engine.queue.dead_letter(claim, failure)
 
 
-def release(engine: Engine, claims: Sequence[Claim]) -> None:
+def release(engine: Backend, claims: Sequence[Claim]) -> None:
     assert list(engine.queue.release(claims)) == []
 
 
 # Claims
 
 
-def test_an_empty_queue_has_nothing_to_claim(engine: Engine) -> None:
+def test_an_empty_queue_has_nothing_to_claim(engine: Backend) -> None:
     found = engine.queue.claim(NOW)
     assert (found.claims, found.superseded, found.quarantined) == ((), (), ())
     assert engine.queue.next_due(NOW) is None
@@ -66,7 +67,7 @@ def test_an_empty_queue_has_nothing_to_claim(engine: Engine) -> None:
     assert (dict(engine.queue.unusable_files(NOW)), list(engine.queue.quarantined())) == ({}, [])
 
 
-def test_a_due_job_is_claimed_once(engine: Engine) -> None:
+def test_a_due_job_is_claimed_once(engine: Backend) -> None:
     engine.save("a", ["a.md"])
     (claim,) = claimed(engine)
     assert (claim.job.slug, claim.job.paths, claim.attempt, claim.alone) == ("a", ("a.md",), 1, True)
@@ -74,7 +75,7 @@ def test_a_due_job_is_claimed_once(engine: Engine) -> None:
     assert engine.rows("a") == [(CLAIMED, ("a.md",))]
 
 
-def test_jobs_come_by_due_time_and_then_by_age(engine: Engine) -> None:
+def test_jobs_come_by_due_time_and_then_by_age(engine: Backend) -> None:
     engine.save("late", ["x"], created=NOW - 9, scheduledFor=format_time(NOW - 1))
     engine.save("young", ["x"], created=NOW - 2)
     engine.save("old", ["x"], created=NOW - 5)
@@ -83,7 +84,7 @@ def test_jobs_come_by_due_time_and_then_by_age(engine: Engine) -> None:
     assert not any(claim.alone for claim in claims)
 
 
-def test_a_scheduled_job_waits_for_its_time(engine: Engine) -> None:
+def test_a_scheduled_job_waits_for_its_time(engine: Backend) -> None:
     engine.save("a", ["a.md", "b.png"], scheduledFor=format_time(NOW + 100))
     assert engine.queue.claim(NOW + 99).claims == ()
     assert engine.queue.next_due(NOW) == NOW + 100
@@ -91,7 +92,7 @@ def test_a_scheduled_job_waits_for_its_time(engine: Engine) -> None:
     assert slugs(claimed(engine, NOW + 100)) == ["a"]
 
 
-def test_the_paths_of_scheduled_jobs_are_known_with_their_times(engine: Engine) -> None:
+def test_the_paths_of_scheduled_jobs_are_known_with_their_times(engine: Backend) -> None:
     engine.save("plain", ["plain.md"])
     engine.save("held", ["held.md"], scheduledFor=format_time(NOW + 100))
     for now in (NOW, NOW + 1):  # the second time without computing them again
@@ -101,14 +102,14 @@ def test_the_paths_of_scheduled_jobs_are_known_with_their_times(engine: Engine) 
     assert dict(engine.queue.scheduled_paths(NOW + 50)) == {"held.md": NOW + 100}
 
 
-def test_a_retry_further_away_than_any_backoff_is_due_because_a_clock_was_set_back(engine: Engine) -> None:
+def test_a_retry_further_away_than_any_backoff_is_due_because_a_clock_was_set_back(engine: Backend) -> None:
     ahead = format_time(NOW + 86_400)
     engine.save("a", ["x"], attempts=1, nextAttemptAt=format_time(NOW + LONGEST_DELAY + 5), updatedAt=ahead)
     engine.save("b", ["x"], attempts=1, nextAttemptAt=format_time(NOW + LONGEST_DELAY - 5), updatedAt=ahead)
     assert slugs(claimed(engine)) == ["a"]
 
 
-def test_a_clock_set_back_while_running_does_not_delay_a_retry(engine: Engine) -> None:
+def test_a_clock_set_back_while_running_does_not_delay_a_retry(engine: Backend) -> None:
     engine.save("a", ["x"])
     retry_later(engine, claimed(engine), NOW + 60)
     assert engine.queue.claim(NOW).claims == ()
@@ -118,18 +119,18 @@ def test_a_clock_set_back_while_running_does_not_delay_a_retry(engine: Engine) -
 # Saving again
 
 
-def test_the_newest_save_wins_and_has_the_paths_of_both(engine: Engine) -> None:
+def test_the_newest_save_wins_and_has_the_paths_of_both(engine: Backend) -> None:
     old = engine.save("a", ["a.md", "old.png"], created=NOW - 2, name="one")
     new = engine.save("a", ["a.md", "new.png"], created=NOW - 1, name="two")
     found = engine.queue.claim(NOW)
     (claim,) = found.claims
     assert (claim.job.id, claim.job.paths) == (new, ("a.md", "new.png", "old.png"))
-    assert [(s.job_id, s.slug, s.by) for s in found.superseded] == [(old, "a", new)]
+    assert [(s.job_id, s.slug, s.superseded_by) for s in found.superseded] == [(old, "a", new)]
     acknowledge(engine, found.claims)
     assert engine.rows("a") == []
 
 
-def test_the_newest_save_wins_also_when_it_is_scheduled_and_the_older_is_due(engine: Engine) -> None:
+def test_the_newest_save_wins_also_when_it_is_scheduled_and_the_older_is_due(engine: Backend) -> None:
     engine.save("a", ["old.md"], created=NOW - 2, name="one")
     engine.save("a", ["new.md"], created=NOW - 1, name="two", scheduledFor=format_time(NOW + 50))
     expected = [(SCHEDULED, ("new.md", "old.md"))]
@@ -143,7 +144,7 @@ def test_the_newest_save_wins_also_when_it_is_scheduled_and_the_older_is_due(eng
     assert claim.job.paths == ("new.md", "old.md")
 
 
-def test_the_creation_time_decides_not_the_order_of_writing(engine: Engine) -> None:
+def test_the_creation_time_decides_not_the_order_of_writing(engine: Backend) -> None:
     newest = engine.save("a", ["new"], created=NOW - 1, name="one")
     engine.save("a", ["old"], created=NOW - 5, name="two")
     engine.save("a", ["older"], created=NOW - 7, name="three")
@@ -154,7 +155,7 @@ def test_the_creation_time_decides_not_the_order_of_writing(engine: Engine) -> N
 
 @pytest.mark.parametrize("settle", [retry_later, release], ids=["retried later", "released"])
 def test_a_save_during_the_work_takes_over_what_comes_back(
-    engine: Engine, settle: Callable[[Engine, Sequence[Claim]], None]
+    engine: Backend, settle: Callable[[Backend, Sequence[Claim]], None]
 ) -> None:
     engine.save("a", ["a.md", "old.png"], created=NOW - 2)
     claims = claimed(engine)
@@ -165,10 +166,10 @@ def test_a_save_during_the_work_takes_over_what_comes_back(
     (claim,) = found.claims
     assert (claim.job.id, claim.job.message, claim.attempt) == (new, "the newest", 1)
     assert claim.job.paths == ("a.md", "old.png")
-    assert {s.by for s in found.superseded} <= {new}
+    assert {s.superseded_by for s in found.superseded} <= {new}
 
 
-def test_a_save_during_the_work_is_published_after_the_older_was(engine: Engine) -> None:
+def test_a_save_during_the_work_is_published_after_the_older_was(engine: Backend) -> None:
     engine.save("a", ["a.md", "old.png"], created=NOW - 2)
     claims = claimed(engine)
     new = engine.save("a", ["a.md"], created=NOW - 1)
@@ -177,7 +178,7 @@ def test_a_save_during_the_work_is_published_after_the_older_was(engine: Engine)
     assert (claim.job.id, claim.job.paths) == (new, ("a.md",))
 
 
-def test_a_save_during_the_work_takes_over_the_paths_of_the_older_that_is_refused(engine: Engine) -> None:
+def test_a_save_during_the_work_takes_over_the_paths_of_the_older_that_is_refused(engine: Backend) -> None:
     engine.save("a", ["a.md", "huge.bin"], created=NOW - 2)
     claims = claimed(engine)
     new = engine.save("a", ["a.md"], created=NOW - 1)
@@ -189,7 +190,7 @@ def test_a_save_during_the_work_takes_over_the_paths_of_the_older_that_is_refuse
     assert engine.rows("a") == []
 
 
-def test_a_save_may_be_claimed_while_the_older_is_in_flight(engine: Engine) -> None:
+def test_a_save_may_be_claimed_while_the_older_is_in_flight(engine: Backend) -> None:
     engine.save("a", ["old"], created=NOW - 2)
     first = claimed(engine)
     engine.save("a", ["new"], created=NOW - 1)
@@ -200,7 +201,7 @@ def test_a_save_may_be_claimed_while_the_older_is_in_flight(engine: Engine) -> N
     assert engine.rows("a") == [(RETRYING, ("old",))]
 
 
-def test_an_older_save_that_turns_up_late_joins_the_one_that_comes_back(engine: Engine) -> None:
+def test_an_older_save_that_turns_up_late_joins_the_one_that_comes_back(engine: Backend) -> None:
     engine.save("a", ["new"], created=NOW - 1)
     claims = claimed(engine)
     engine.save("a", ["old"], created=NOW - 9)
@@ -209,7 +210,7 @@ def test_an_older_save_that_turns_up_late_joins_the_one_that_comes_back(engine: 
     assert engine.rows("a") == [(RETRYING, ("new", "old"))]
 
 
-def test_saves_that_are_too_large_together_are_one_job_all_the_same(engine: Engine) -> None:
+def test_saves_that_are_too_large_together_are_one_job_all_the_same(engine: Backend) -> None:
     for number in (1, 2):
         paths = [f"{number}{place:06}".ljust(600, "x") for place in range(1_000)]
         engine.save("a", paths, created=NOW - 9 + number, name=f"a{number}")
@@ -222,7 +223,7 @@ def test_saves_that_are_too_large_together_are_one_job_all_the_same(engine: Engi
 # Results
 
 
-def test_an_acknowledged_job_is_gone(engine: Engine) -> None:
+def test_an_acknowledged_job_is_gone(engine: Backend) -> None:
     engine.save("a", ["a.md"])
     acknowledge(engine, claimed(engine))
     engine.restart()
@@ -231,7 +232,7 @@ def test_an_acknowledged_job_is_gone(engine: Engine) -> None:
     assert engine.queue.next_due(NOW) is None
 
 
-def test_a_retry_waits_and_counts_its_attempts(engine: Engine) -> None:
+def test_a_retry_waits_and_counts_its_attempts(engine: Backend) -> None:
     engine.save("a", ["a.md"], scheduledFor=format_time(NOW - 5))
     retry_later(engine, claimed(engine), NOW + 60)
     assert engine.rows("a") == [(RETRYING, ("a.md",))]
@@ -245,7 +246,7 @@ def test_a_retry_waits_and_counts_its_attempts(engine: Engine) -> None:
     assert claimed(engine, NOW + 60)[0].attempt == 2
 
 
-def test_a_deferred_job_keeps_its_attempts(engine: Engine) -> None:
+def test_a_deferred_job_keeps_its_attempts(engine: Backend) -> None:
     engine.save("a", ["a.md"], attempts=1)
     (claim,) = claimed(engine)
     assert engine.queue.retry_later(claim, NETWORK, at=NOW + 9, counts=False)
@@ -253,7 +254,7 @@ def test_a_deferred_job_keeps_its_attempts(engine: Engine) -> None:
     assert claimed(engine, NOW + 9)[0].attempt == 2
 
 
-def test_a_dead_letter_is_kept_with_its_reason_and_not_tried_again(engine: Engine) -> None:
+def test_a_dead_letter_is_kept_with_its_reason_and_not_tried_again(engine: Backend) -> None:
     engine.save("a", ["a.md"])
     dead_letter(engine, claimed(engine), Failure(FailureCode.REJECTED, "no", "ask"))
     document = engine.document("a")
@@ -263,7 +264,7 @@ def test_a_dead_letter_is_kept_with_its_reason_and_not_tried_again(engine: Engin
     assert engine.queue.next_due(NOW) is None
 
 
-def test_a_released_job_waits_as_if_it_had_not_been_claimed(engine: Engine) -> None:
+def test_a_released_job_waits_as_if_it_had_not_been_claimed(engine: Backend) -> None:
     engine.save("a", ["a.md"], note="mine")
     before = engine.document("a")
     release(engine, claimed(engine))
@@ -271,7 +272,7 @@ def test_a_released_job_waits_as_if_it_had_not_been_claimed(engine: Engine) -> N
     assert claimed(engine)[0].attempt == 1
 
 
-def test_the_reason_in_a_job_shows_no_credentials_and_no_control_characters(engine: Engine) -> None:
+def test_the_reason_in_a_job_shows_no_credentials_and_no_control_characters(engine: Backend) -> None:
     engine.save("a", ["a.md"])
     text = "\x1b[31mhttps://ada:hunter2@example.org/x.git\nrefused"
     engine.queue.retry_later(claimed(engine)[0], Failure(FailureCode.AUTH, text), at=NOW + 1)
@@ -280,8 +281,8 @@ def test_the_reason_in_a_job_shows_no_credentials_and_no_control_characters(engi
     assert error.isprintable()
 
 
-def test_keys_that_the_worker_does_not_know_are_kept(engine: Engine) -> None:
-    extra = {
+def test_keys_that_the_worker_does_not_know_are_kept(engine: Backend) -> None:
+    extra: dict[str, Any] = {
         "revision": 7,
         "editor": {"name": "Ada", "tags": ["ü", None]},
         "author": {"name": "A", "email": "a@b"},
@@ -294,7 +295,7 @@ def test_keys_that_the_worker_does_not_know_are_kept(engine: Engine) -> None:
     assert {key: document[key] for key in extra} == extra
 
 
-def test_old_spellings_are_read_and_written_anew(engine: Engine) -> None:
+def test_old_spellings_are_read_and_written_anew(engine: Backend) -> None:
     engine.save("a", ["x"], commitMessage="Old", attempt=1)
     claims = claimed(engine)
     assert (claims[0].job.message, claims[0].attempt) == ("Old", 2)
@@ -304,8 +305,8 @@ def test_old_spellings_are_read_and_written_anew(engine: Engine) -> None:
     assert not {"commitMessage", "attempt"} & document.keys()
 
 
-@pytest.mark.parametrize("settle", ["retry_later", "dead_letter", "acknowledge", "release", "drop"])
-def test_to_settle_a_job_twice_is_to_settle_it_once(engine: Engine, settle: str) -> None:
+@pytest.mark.parametrize("settle", ["retry_later", "dead_letter", "acknowledge", "release"])
+def test_to_settle_a_job_twice_is_to_settle_it_once(engine: Backend, settle: str) -> None:
     """As when the answer was lost."""
     engine.save("a", ["x"])
     claims = claimed(engine)
@@ -317,10 +318,8 @@ def test_to_settle_a_job_twice_is_to_settle_it_once(engine: Engine, settle: str)
                 dead_letter(engine, claims)
             case "acknowledge":
                 acknowledge(engine, claims)
-            case "release":
-                release(engine, claims)
             case _:
-                engine.queue.drop(claims)
+                release(engine, claims)
     states = {"retry_later": [RETRYING], "dead_letter": [FAILED], "release": [PENDING]}.get(settle, [])
     assert [state for state, _ in engine.rows("a")] == states
     if settle in {"retry_later", "dead_letter"}:
@@ -330,7 +329,7 @@ def test_to_settle_a_job_twice_is_to_settle_it_once(engine: Engine, settle: str)
 # Dry runs
 
 
-def test_a_dry_run_tries_a_job_once_until_it_is_saved_again(engine: Engine) -> None:
+def test_a_dry_run_tries_a_job_once_until_it_is_saved_again(engine: Backend) -> None:
     engine.restart(dry_run=True)
     engine.save("a", ["a.md"], created=NOW - 2, note=1, name="one")
     engine.queue.mark_tried(claimed(engine), NOW)
@@ -345,7 +344,7 @@ def test_a_dry_run_tries_a_job_once_until_it_is_saved_again(engine: Engine) -> N
     assert (set(claim.job.paths), claim.attempt) == ({"a.md", "b.md"}, 1)
 
 
-def test_a_dry_run_tries_a_job_again_that_an_older_save_has_joined(engine: Engine) -> None:
+def test_a_dry_run_tries_a_job_again_that_an_older_save_has_joined(engine: Backend) -> None:
     engine.restart(dry_run=True)
     engine.save("a", ["new"], created=NOW - 1, name="new")
     engine.queue.mark_tried(claimed(engine), NOW)
@@ -354,7 +353,7 @@ def test_a_dry_run_tries_a_job_again_that_an_older_save_has_joined(engine: Engin
     assert claim.job.paths == ("new", "old")
 
 
-def test_the_first_live_run_claims_what_dry_runs_have_tried_in_order(engine: Engine) -> None:
+def test_the_first_live_run_claims_what_dry_runs_have_tried_in_order(engine: Backend) -> None:
     engine.restart(dry_run=True)
     for age in (3, 2, 1):
         engine.save(f"s{age}", ["x"], created=NOW - age)
@@ -367,7 +366,7 @@ def test_the_first_live_run_claims_what_dry_runs_have_tried_in_order(engine: Eng
     assert engine.document("s1").get("dryRunAt") is None
 
 
-def test_a_claim_is_overtaken_by_a_newer_save_on_hold_alone(engine: Engine) -> None:
+def test_a_claim_is_overtaken_by_a_newer_save_on_hold_alone(engine: Backend) -> None:
     engine.save("held", ["x"], created=NOW - 3)
     engine.save("due", ["y"], created=NOW - 2)
     held, due = claimed(engine)
@@ -381,7 +380,7 @@ def test_a_claim_is_overtaken_by_a_newer_save_on_hold_alone(engine: Engine) -> N
 # Dead letters
 
 
-def test_dead_letters_of_environment_failures_wait_again_when_requeued(engine: Engine) -> None:
+def test_dead_letters_of_environment_failures_wait_again_when_requeued(engine: Backend) -> None:
     engine.save("env", ["x"], created=NOW - 3)
     engine.save("own", ["x"], created=NOW - 2)
     env, own = claimed(engine)
@@ -396,7 +395,7 @@ def test_dead_letters_of_environment_failures_wait_again_when_requeued(engine: E
     assert engine.rows("own") == [(FAILED, ("x",))]
 
 
-def test_retries_that_an_environment_failure_delayed_are_due_when_requeued(engine: Engine) -> None:
+def test_retries_that_an_environment_failure_delayed_are_due_when_requeued(engine: Backend) -> None:
     engine.save("env", ["x"], created=NOW - 3)
     engine.save("lost", ["x"], created=NOW - 2)
     env, lost = claimed(engine)
@@ -407,7 +406,7 @@ def test_retries_that_an_environment_failure_delayed_are_due_when_requeued(engin
     assert (claim.job.slug, claim.attempt) == ("env", 2)
 
 
-def test_a_dead_letter_of_an_unknown_failure_waits_for_the_operator(engine: Engine) -> None:
+def test_a_dead_letter_of_an_unknown_failure_waits_for_the_operator(engine: Backend) -> None:
     engine.save("a", ["old"], created=NOW - 9, status="failed", failure="a-code-to-come")
     assert list(engine.queue.requeue(NOW)) == []
     engine.save("a", ["new"], name="new")
@@ -417,7 +416,7 @@ def test_a_dead_letter_of_an_unknown_failure_waits_for_the_operator(engine: Engi
     assert [job.status.value for job in engine.queue.retry_all(NOW)] == ["pending"]
 
 
-def test_a_requeued_job_joins_a_newer_save(engine: Engine) -> None:
+def test_a_requeued_job_joins_a_newer_save(engine: Backend) -> None:
     engine.save("a", ["old"], created=NOW - 2)
     dead_letter(engine, claimed(engine), NETWORK)
     new = engine.save("a", ["new"], created=NOW - 1, name="other")
@@ -425,7 +424,7 @@ def test_a_requeued_job_joins_a_newer_save(engine: Engine) -> None:
     assert [(c.job.id, c.job.paths) for c in claimed(engine)] == [(new, ("new", "old"))]
 
 
-def test_a_dead_letter_keeps_the_paths_that_the_newer_save_did_not_publish(engine: Engine) -> None:
+def test_a_dead_letter_keeps_the_paths_that_the_newer_save_did_not_publish(engine: Backend) -> None:
     engine.save("a", ["a.md", "img/b.png", "huge.bin", "bad.exe"], created=NOW - 2)
     dead_letter(engine, claimed(engine))
     engine.save("a", ["a.md", "img/", "bad.exe"], created=NOW - 1, name="other")
@@ -438,7 +437,7 @@ def test_a_dead_letter_keeps_the_paths_that_the_newer_save_did_not_publish(engin
     assert engine.rows("a") == []
 
 
-def test_a_slug_has_one_dead_letter_with_the_paths_of_all(engine: Engine) -> None:
+def test_a_slug_has_one_dead_letter_with_the_paths_of_all(engine: Backend) -> None:
     engine.save("a", ["one"], created=NOW - 3)
     dead_letter(engine, claimed(engine))
     engine.save("a", ["two"], created=NOW - 2, name="other")
@@ -447,7 +446,7 @@ def test_a_slug_has_one_dead_letter_with_the_paths_of_all(engine: Engine) -> Non
     assert engine.rows("a") == [(FAILED, ("two", "one"))]
 
 
-def test_a_newer_dead_letter_stays_when_an_older_save_is_published(engine: Engine) -> None:
+def test_a_newer_dead_letter_stays_when_an_older_save_is_published(engine: Backend) -> None:
     engine.save("a", ["old"], created=NOW - 3)
     older = claimed(engine)
     engine.save("a", ["old"], created=NOW - 2)
@@ -459,7 +458,7 @@ def test_a_newer_dead_letter_stays_when_an_older_save_is_published(engine: Engin
 # Crashes
 
 
-def test_what_a_dead_worker_had_in_flight_is_recovered_as_it_was_claimed(engine: Engine) -> None:
+def test_what_a_dead_worker_had_in_flight_is_recovered_as_it_was_claimed(engine: Backend) -> None:
     engine.save("a", ["a.md"], attempts=1, created=NOW - 2)
     engine.save("b", ["b.md"])
     claims = claimed(engine)
@@ -472,7 +471,7 @@ def test_what_a_dead_worker_had_in_flight_is_recovered_as_it_was_claimed(engine:
     assert list(engine.queue.recover(NOW)) == []
 
 
-def test_what_was_settled_before_the_crash_stays_settled(engine: Engine) -> None:
+def test_what_was_settled_before_the_crash_stays_settled(engine: Backend) -> None:
     for number, slug in enumerate(["done", "late", "dead", "freed", "open"]):
         engine.save(slug, [slug], created=NOW - 9 + number)
     done, late, dead, freed, open_ = claimed(engine)
@@ -486,7 +485,7 @@ def test_what_was_settled_before_the_crash_stays_settled(engine: Engine) -> None
     assert states == {"late": RETRYING, "dead": FAILED, "freed": PENDING, "open": CLAIMED}
 
 
-def test_a_crash_counts_only_for_a_job_that_was_alone(engine: Engine) -> None:
+def test_a_crash_counts_only_for_a_job_that_was_alone(engine: Backend) -> None:
     engine.save("a", ["x"], created=NOW - 2)
     engine.save("b", ["x"])
     claimed(engine)
@@ -500,7 +499,7 @@ def test_a_crash_counts_only_for_a_job_that_was_alone(engine: Engine) -> None:
     assert engine.document("a")["attempts"] == 3
 
 
-def test_a_job_that_was_claimed_alone_is_blamed_for_the_crash(engine: Engine) -> None:
+def test_a_job_that_was_claimed_alone_is_blamed_for_the_crash(engine: Backend) -> None:
     engine.save("a", ["x"])
     claimed(engine)
     engine.restart()
@@ -511,7 +510,7 @@ def test_a_job_that_was_claimed_alone_is_blamed_for_the_crash(engine: Engine) ->
     assert claimed(engine)[0].attempt == 2
 
 
-def test_a_job_that_comes_back_and_is_claimed_with_others_is_not_blamed(engine: Engine) -> None:
+def test_a_job_that_comes_back_and_is_claimed_with_others_is_not_blamed(engine: Backend) -> None:
     engine.save("a", ["x"])
     release(engine, claimed(engine))
     engine.save("b", ["x"])
@@ -520,7 +519,7 @@ def test_a_job_that_comes_back_and_is_claimed_with_others_is_not_blamed(engine: 
     assert [claim.alone for claim in engine.queue.recover(NOW)] == [False, False]
 
 
-def test_a_save_after_the_crash_is_published_after_the_older(engine: Engine) -> None:
+def test_a_save_after_the_crash_is_published_after_the_older(engine: Backend) -> None:
     engine.save("a", ["old"], created=NOW - 2)
     claims = claimed(engine)
     new = engine.save("a", ["new"], created=NOW - 1)
@@ -531,7 +530,7 @@ def test_a_save_after_the_crash_is_published_after_the_older(engine: Engine) -> 
     assert [claim.job.id for claim in claimed(engine)] == [new]
 
 
-def test_a_later_save_of_a_post_never_has_the_key_of_an_earlier_one(engine: Engine) -> None:
+def test_a_later_save_of_a_post_never_has_the_key_of_an_earlier_one(engine: Backend) -> None:
     """The plan of a push names jobs by their keys, and may be looked at long after."""
     seen: set[str] = set()
     for number in range(3):
@@ -545,7 +544,7 @@ def test_a_later_save_of_a_post_never_has_the_key_of_an_earlier_one(engine: Engi
 # Commands
 
 
-def test_a_dead_letter_is_retried(engine: Engine) -> None:
+def test_a_dead_letter_is_retried(engine: Backend) -> None:
     engine.save("a", ["x"], revision=3)
     dead_letter(engine, claimed(engine))
     (job,) = engine.queue.retry("a", NOW)
@@ -556,14 +555,14 @@ def test_a_dead_letter_is_retried(engine: Engine) -> None:
     assert claimed(engine)[0].attempt == 1
 
 
-def test_a_job_that_waits_for_its_retry_is_retried_at_once(engine: Engine) -> None:
+def test_a_job_that_waits_for_its_retry_is_retried_at_once(engine: Backend) -> None:
     job_id = engine.save("a", ["x"])
     retry_later(engine, claimed(engine))
     engine.queue.retry(job_id, NOW)
     assert slugs(claimed(engine)) == ["a"]
 
 
-def test_what_a_retry_cannot_help_is_declined_with_the_fix(engine: Engine) -> None:
+def test_what_a_retry_cannot_help_is_declined_with_the_fix(engine: Backend) -> None:
     engine.save("a", ["x"])
     dead_letter(engine, claimed(engine), Failure(FailureCode.UNKNOWN_TYPE, "no plugin"))
     with pytest.raises(DeclinedError) as declined:
@@ -576,7 +575,7 @@ def test_what_a_retry_cannot_help_is_declined_with_the_fix(engine: Engine) -> No
         engine.queue.retry("b", NOW)
 
 
-def test_all_dead_letters_that_a_retry_can_help_are_retried(engine: Engine) -> None:
+def test_all_dead_letters_that_a_retry_can_help_are_retried(engine: Backend) -> None:
     codes = (FailureCode.REJECTED, FailureCode.LOST_RACE, FailureCode.UNKNOWN_TYPE)
     for slug, code in zip("abc", codes, strict=True):
         engine.save(slug, ["x"])
@@ -585,7 +584,7 @@ def test_all_dead_letters_that_a_retry_can_help_are_retried(engine: Engine) -> N
     assert engine.rows("c") == [(FAILED, ("x",))]
 
 
-def test_a_cancelled_job_is_gone_with_the_older_saves_it_stood_for(engine: Engine) -> None:
+def test_a_cancelled_job_is_gone_with_the_older_saves_it_stood_for(engine: Backend) -> None:
     engine.save("a", ["old"], created=NOW - 2, name="one")
     new = engine.save("a", ["new"], created=NOW - 1, name="two", scheduledFor=format_time(NOW + 9))
     engine.save("b", ["b"])
@@ -596,7 +595,7 @@ def test_a_cancelled_job_is_gone_with_the_older_saves_it_stood_for(engine: Engin
 
 
 def test_the_cancellation_of_a_job_in_flight_is_requested_and_the_save_behind_it_is_gone(
-    engine: Engine,
+    engine: Backend,
 ) -> None:
     old = engine.save("a", ["old"], created=NOW - 2)
     claims = claimed(engine)
@@ -607,18 +606,18 @@ def test_the_cancellation_of_a_job_in_flight_is_requested_and_the_save_behind_it
     assert engine.rows("a") == [(CLAIMED, ("old",))]
 
 
-def test_a_requested_cancellation_outlives_the_worker(engine: Engine) -> None:
+def test_a_requested_cancellation_outlives_the_worker(engine: Backend) -> None:
     engine.save("a", ["a"])
     claimed(engine)
     engine.queue.cancel("a", NOW)
     engine.restart()
     claims = engine.queue.recover(NOW)
     assert set(engine.queue.cancelled(claims)) == keys(claims) != set()
-    engine.queue.drop(claims)
+    engine.queue.release(claims)
     assert engine.rows("a") == []
 
 
-def test_a_cancelled_job_does_not_come_back(engine: Engine) -> None:
+def test_a_cancelled_job_does_not_come_back(engine: Backend) -> None:
     queue = engine.queue
     for slug in ("retried", "dead", "released", "tried", "wanted"):
         engine.save(slug, [slug])
@@ -632,15 +631,16 @@ def test_a_cancelled_job_does_not_come_back(engine: Engine) -> None:
     assert [(row.job.slug, row.state) for row in queue.jobs(NOW)] == [("wanted", PENDING)]
 
 
-def test_what_is_dropped_never_takes_a_newer_save_along(engine: Engine) -> None:
-    engine.save("a", ["a"], created=NOW - 2)
+def test_a_job_cancelled_in_flight_never_takes_a_newer_save_along(engine: Backend) -> None:
+    job = engine.save("a", ["a"], created=NOW - 2)
     claims = claimed(engine)
+    engine.queue.cancel(job, NOW)
     engine.save("a", ["b"], created=NOW - 1)
-    engine.queue.drop(claims)
+    engine.queue.release(claims)
     assert engine.rows("a") == [(PENDING, ("b",))]
 
 
-def test_a_cancellation_that_came_too_late_does_not_reach_the_next_save(engine: Engine) -> None:
+def test_a_cancellation_that_came_too_late_does_not_reach_the_next_save(engine: Backend) -> None:
     job = engine.save("a", ["a"], name="a")
     claims = claimed(engine)
     engine.queue.cancel(job, NOW)
@@ -649,7 +649,7 @@ def test_a_cancellation_that_came_too_late_does_not_reach_the_next_save(engine: 
     assert set(engine.queue.cancelled(claimed(engine))) == set()
 
 
-def test_a_scheduled_job_can_be_published_now(engine: Engine) -> None:
+def test_a_scheduled_job_can_be_published_now(engine: Backend) -> None:
     job = engine.save("a", ["x"], scheduledFor=format_time(NOW + 9), extra="kept")
     assert [done.id for done in engine.queue.publish_now("a", NOW)] == [job]
     assert engine.rows("a") == [(PENDING, ("x",))]
@@ -657,7 +657,7 @@ def test_a_scheduled_job_can_be_published_now(engine: Engine) -> None:
     assert slugs(claimed(engine)) == ["a"]
 
 
-def test_publishing_a_retry_now_keeps_its_attempts_and_its_reason(engine: Engine) -> None:
+def test_publishing_a_retry_now_keeps_its_attempts_and_its_reason(engine: Backend) -> None:
     engine.save("a", ["x"])
     retry_later(engine, claimed(engine))
     engine.queue.publish_now("a", NOW)
@@ -665,7 +665,7 @@ def test_publishing_a_retry_now_keeps_its_attempts_and_its_reason(engine: Engine
     assert (claim.attempt, claim.job.last_error) == (2, "no network")
 
 
-def test_only_what_waits_for_a_time_can_be_published_now(engine: Engine) -> None:
+def test_only_what_waits_for_a_time_can_be_published_now(engine: Backend) -> None:
     engine.save("due", ["x"])
     with pytest.raises(DeclinedError, match="its state is pending"):
         engine.queue.publish_now("due", NOW)
@@ -675,7 +675,7 @@ def test_only_what_waits_for_a_time_can_be_published_now(engine: Engine) -> None
     assert "retry" in declined.value.fix
 
 
-def test_another_process_sees_and_changes_the_queue_while_the_worker_is_at_work(engine: Engine) -> None:
+def test_another_process_sees_and_changes_the_queue_while_the_worker_is_at_work(engine: Backend) -> None:
     engine.save("busy", ["x"], created=NOW - 2)
     claims = claimed(engine)
     engine.save("dead", ["x"], created=NOW - 1)
@@ -689,14 +689,14 @@ def test_another_process_sees_and_changes_the_queue_while_the_worker_is_at_work(
     assert engine.rows("busy") == []
 
 
-def test_a_job_is_found_by_its_id_and_by_its_slug(engine: Engine) -> None:
+def test_a_job_is_found_by_its_id_and_by_its_slug(engine: Backend) -> None:
     one = engine.save("a", ["x"])
     assert [row.job.id for row in engine.queue.find("a", NOW)] == [one]
     assert [row.job.slug for row in engine.queue.find(one, NOW)] == ["a"]
     assert list(engine.queue.find("b", NOW)) == []
 
 
-def test_ten_saves_in_any_state_leave_nothing_behind(engine: Engine) -> None:
+def test_ten_saves_in_any_state_leave_nothing_behind(engine: Backend) -> None:
     seen: set[str] = set()
     for number in range(10):
         engine.save("a", [f"p{number}"], created=NOW + number)
@@ -710,10 +710,114 @@ def test_ten_saves_in_any_state_leave_nothing_behind(engine: Engine) -> None:
     assert engine.rows("a") == []
 
 
+# Quiet time
+
+
+def save_at(engine: Backend, at: float, **keys: Any) -> str:  # noqa: ANN401 - of any job
+    return engine.save("a", ["a.md"], created=at, arrived=at, **keys)
+
+
+def test_a_post_is_published_when_it_was_not_saved_for_the_quiet_time(engine: Backend) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    save_at(engine, NOW + 1)
+    assert engine.queue.claim(NOW + 2.9).claims == ()
+    assert engine.queue.next_due(NOW + 1) == NOW + 3
+    assert engine.rows("a", NOW + 2.9) == [(QUIET, ("a.md",))]
+    assert engine.document("a", NOW + 1)["quietUntil"] == format_time(NOW + 3)
+    assert engine.rows("a", NOW + 3) == [(PENDING, ("a.md",))]
+    assert slugs(claimed(engine, NOW + 3)) == ["a"]
+
+
+def test_each_save_begins_the_quiet_time_anew_up_to_the_maximum(engine: Backend) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    for number in range(7):  # the last one at 9 s
+        newest = save_at(engine, NOW + number * 1.5)
+        assert engine.queue.claim(NOW + number * 1.5).claims == ()
+        assert engine.queue.next_due(NOW + number * 1.5) == min(NOW + number * 1.5 + 2, NOW + 10)
+    assert engine.queue.claim(NOW + 9.9).claims == ()
+    claims = claimed(engine, NOW + 10)
+    assert [claim.job.id for claim in claims] == [newest]
+    save_at(engine, NOW + 10.5)  # the first save that is not about to be published
+    assert engine.queue.next_due(NOW + 10.5) == NOW + 12.5
+    assert slugs(claimed(engine, NOW + 12.5)) == ["a"]
+
+
+def test_the_first_unpublished_save_is_known_to_the_next_worker(engine: Backend) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    save_at(engine, NOW + 1, name="one")
+    save_at(engine, NOW + 2.5, name="two")
+    assert engine.queue.claim(NOW + 2.5).claims == ()
+    engine.restart(quiet=QuietTime(2.0, 3.0))
+    assert engine.document("a", NOW + 3)["firstSavedAt"] == format_time(NOW + 1)
+    save_at(engine, NOW + 3, name="three")
+    assert engine.queue.claim(NOW + 3).claims == ()
+    assert slugs(claimed(engine, NOW + 4)) == ["a"]
+
+
+def test_publish_now_ends_the_quiet_time_and_cancel_removes_a_quiet_job(engine: Backend) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    save_at(engine, NOW)
+    assert len(engine.queue.publish_now("a", NOW)) == 1
+    assert engine.rows("a") == [(PENDING, ("a.md",))]
+    assert slugs(claimed(engine)) == ["a"]
+    engine.save("b", ["b.md"])
+    assert len(engine.queue.cancel("b", NOW).removed) == 1
+    assert engine.rows("b") == []
+
+
+def test_a_schedule_decides_and_the_quiet_time_counts_from_the_save(engine: Backend) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    engine.save("late", ["x"], scheduledFor=format_time(NOW + 100))
+    engine.save("soon", ["x"], scheduledFor=format_time(NOW + 1))
+    assert (engine.rows("late"), engine.rows("soon")) == ([(SCHEDULED, ("x",))], [(SCHEDULED, ("x",))])
+    assert engine.rows("soon", NOW + 1.5) == [(QUIET, ("x",))]
+    assert slugs(claimed(engine, NOW + 2)) == ["soon"]
+    assert slugs(claimed(engine, NOW + 100)) == ["late"]
+
+
+def test_a_retry_has_no_quiet_time(engine: Backend) -> None:
+    engine.restart(quiet=QuietTime(20.0, 25.0))
+    save_at(engine, NOW, name="one")
+    engine.queue.claim(NOW)
+    save_at(engine, NOW + 19, name="two")
+    engine.queue.claim(NOW + 19)
+    retry_later(engine, claimed(engine, NOW + 25), NOW + 26)
+    assert engine.rows("a", NOW + 26) == [(PENDING, ("a.md",))]
+    assert slugs(claimed(engine, NOW + 26)) == ["a"]
+
+
+def test_a_wrong_clock_of_the_cms_does_not_extend_the_quiet_time(engine: Backend) -> None:
+    engine.restart(quiet=QUIET_TIME)
+    save_at(engine, NOW)
+    assert engine.queue.claim(NOW).claims == ()
+    engine.save("a", ["a.md"], created=NOW + 86_400, arrived=NOW + 1)
+    assert engine.queue.claim(NOW + 1).claims == ()
+    assert engine.queue.next_due(NOW + 1) == NOW + 3
+    assert slugs(claimed(engine, NOW + 3)) == ["a"]
+
+
+def test_a_dry_run_obeys_the_quiet_time(engine: Backend) -> None:
+    engine.restart(dry_run=True, quiet=QUIET_TIME)
+    save_at(engine, NOW)
+    assert engine.queue.claim(NOW).claims == ()
+    engine.queue.mark_tried(claimed(engine, NOW + 2), NOW + 2)
+    assert engine.rows("a", NOW + 2) == [(TRIED, ("a.md",))]
+
+
+def test_a_save_carries_the_authors_of_the_saves_that_it_supersedes(engine: Backend) -> None:
+    people = [{"name": f"Person {number}", "email": f"{number}@example.org"} for number in range(3)]
+    for number, author in enumerate([people[0], people[1], people[0], people[2]]):
+        engine.save("a", ["a.md"], created=NOW - 9 + number, name=f"n{number}", author=author)
+    (claim,) = claimed(engine)
+    assert claim.job.author is not None
+    assert claim.job.author.email == "2@example.org"
+    assert sorted(person.email for person in claim.job.co_authors) == ["0@example.org", "1@example.org"]
+
+
 # The pause
 
 
-def test_a_pause_lasts_until_resume_whatever_becomes_of_the_worker(engine: Engine) -> None:
+def test_a_pause_lasts_until_resume_whatever_becomes_of_the_worker(engine: Backend) -> None:
     assert engine.queue.active_pause(NOW) is None
     engine.queue.pause(NOW, reason="moving\x1b house")
     engine.restart()
@@ -725,7 +829,7 @@ def test_a_pause_lasts_until_resume_whatever_becomes_of_the_worker(engine: Engin
     assert not engine.queue.resume()
 
 
-def test_a_pause_with_an_end_ends_by_itself_and_a_second_one_replaces_it(engine: Engine) -> None:
+def test_a_pause_with_an_end_ends_by_itself_and_a_second_one_replaces_it(engine: Backend) -> None:
     engine.queue.pause(NOW, until=NOW + 60)
     assert engine.queue.active_pause(NOW + 59) is not None
     assert engine.queue.active_pause(NOW + 60) is None

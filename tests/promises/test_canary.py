@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
-from outcomes import save
-from passing import LAST, program
+from outcomes import LAST, program, save
 from remotes import HOST, Exchange, closed_port, http_remote
 from sites import events_in, eventually
 

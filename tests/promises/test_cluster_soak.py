@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from machine import provide, unavailable
+from requirements import provide, unavailable
 from soak import cluster
 from soak.networks import why_no_networks
 from soak.report import Options

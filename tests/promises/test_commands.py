@@ -172,9 +172,8 @@ def test_output_that_a_daemon_keeps_open_is_not_waited_for(site: Site, git: Git,
     site.git("config", "alias.leave", f"!{site.root / 'leave'}")
     began = time.monotonic()
     assert git.run("leave") == b"said\n"
-    with git.supervise():
-        process = git.repo.git.execute(["git", "leave"], as_process=True)
-        assert process.stdout.readlines() == ["said\n"]
+    process = git.repo.git.execute(["git", "leave"], as_process=True)
+    assert process.stdout.readlines() == ["said\n"]
     assert time.monotonic() - began < 10
 
 
@@ -331,18 +330,6 @@ def test_a_command_that_does_not_read_what_it_is_given_is_no_error(git: Git) -> 
     assert git.run("rev-parse", "--is-inside-work-tree", stdin=b"x" * (1 << 22)) == b"true\n"
 
 
-def test_a_command_beside_another_answers_fails_and_ends_with_its_caller(git: Git) -> None:
-    names = b"\0".join(b"%d" % number for number in range(100_000)) + b"\0"
-    with git.run_beside("check-attr", "-z", "--stdin", "text", stdin=names) as read:
-        assert git.run("rev-parse", "--is-inside-work-tree") == b"true\n"
-        assert read().count(b"unspecified") == 100_000
-    with pytest.raises(PublishError), git.run_beside("ls-tree", "no-such-commit") as read:
-        read()
-    with pytest.raises(ZeroDivisionError), git.run_beside("cat-file", "--batch", stdin=names):
-        raise ZeroDivisionError
-    assert children() == []
-
-
 @pytest.mark.parametrize("with_setpriv", [True, False])
 def test_a_git_that_is_gone_is_missing_whatever_would_have_started_it(
     site: Site, monkeypatch: pytest.MonkeyPatch, *, with_setpriv: bool
@@ -387,3 +374,38 @@ def test_a_configuration_with_bytes_that_are_no_text_is_read_and_pushed_with(sit
     assert git.config("ODD.\udcff.Name") == "M\udcfcller"
     assert git.config("odd.\udcff.empty") == "true"
     assert git.config("remote.origin.nothing", "none") == "none"
+
+
+def test_the_configuration_is_read_again_when_one_of_its_files_changed(site: Site, git: Git) -> None:
+    config = site.worktree / ".git" / "config"
+
+    def is_kept() -> bool:
+        """Whether another look needs no git, once the files are old enough."""
+        os.utime(config, (time.time() - 60,) * 2)
+        git.refresh()
+        before = git.settings
+        git.refresh()
+        return git.settings is before
+
+    assert is_kept()
+    site.git("config", "core.autocrlf", "input")
+    git.refresh()
+    assert git.config("core.autocrlf") == "input"
+    git.refresh()
+    site.git("config", "core.autocrlf", "false")  # at once: the time of the file may be the same
+    git.refresh()
+    assert git.config("core.autocrlf") == "false"
+    assert is_kept()
+    site.git("config", "include.path", "not-there-yet")
+    assert not is_kept()
+
+
+def test_a_command_that_was_begun_is_answered_once_and_ended_if_nobody_asks(git: Git) -> None:
+    names = b"\0".join(b"%d" % number for number in range(100_000)) + b"\0"
+    command = ("check-attr", "-z", "--stdin", "text")
+    git.begin(*command, stdin=names)
+    assert git.run("rev-parse", "--is-inside-work-tree") == b"true\n"
+    assert git.run(*command, stdin=names).count(b"unspecified") == 100_000
+    git.begin("cat-file", "--batch", stdin=names)
+    git.refresh()
+    assert children() == []

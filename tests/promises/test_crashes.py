@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import provide
+from requirements import provide
 from sites import eventually, lines_of
 from soak import kills
 from soak.report import Options

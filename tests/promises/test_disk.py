@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import provide
 from mounts import full, over, read_only, small
 from outcomes import assert_published, assert_put_off, assert_sound, save
+from requirements import provide
 from sites import UNMEASURED, Result, Site, lines_of
 
 from briter_worker.errors import FailureCode

@@ -11,15 +11,15 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import provide, unavailable
-from soak.tracing import WORKER, Tracer, may_trace
+from requirements import provide, unavailable
+from soak.strace import WORKER, Tracer, may_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from sites import Site
-    from soak.tracing import Call
+    from soak.strace import Call
 
 QUEUE, CLAIMED = "storage/queue", "storage/queue/.claimed"
 STATE = "site/.git/briter"

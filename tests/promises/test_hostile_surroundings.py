@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from machine import provide
+from requirements import provide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -70,6 +72,17 @@ def test_what_is_no_job_is_a_dead_letter_with_its_bytes_kept_and_the_others_go_o
     assert not again.of("start")
 
 
+def test_a_job_with_a_broken_path_keeps_its_slug_its_message_and_its_author(site: Site) -> None:
+    author = {"name": "Ada", "email": "ada@example.org"}
+    site.save("hello", ["content/\0"], message="Say hello", author=author)
+
+    (entry,) = site.run_once().of("quarantined")
+
+    assert "NUL" in entry["error"]
+    job = site.job("hello")
+    assert (job["slug"], job["message"], job["author"]) == ("hello", "Say hello", author)
+
+
 def test_what_cannot_be_put_aside_is_told_once_and_the_others_go_on(site: Site) -> None:
     quarantine = site.storage / "quarantine"
     quarantine.write_text("in the way\n")
@@ -112,11 +125,14 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(site: Site) -> None:
     (site.queue / "folder.json").mkdir()
     (site.queue / "folder.json" / "inside").write_text("kept")
     os.mkfifo(site.queue / "pipe.json")
+    with socket.socket(socket.AF_UNIX) as sock, contextlib.chdir(site.queue):  # its path is short
+        sock.bind("sock.json")
     save(site, "a")
     result = site.run_once(BRITER_GIT_TIMEOUT_MS="20000")
     assert_published(site, result)
     assert "stolen" not in result.stdout
     kept = {entry["slug"]: Path(entry["file"]) for entry in result.of("quarantined")}
+    assert kept.keys() == {"link", "folder", "pipe", "sock"}
     assert kept["link"].is_symlink()
     assert secret.exists()
     assert (kept["folder"] / "inside").read_text() == "kept"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from machine import unavailable
+from requirements import unavailable
 from soak import lock
-from soak.lock import eventually, is_free, is_refused, racer
+from soak.lock import is_free, is_refused, racer, wait_for
 from soak.report import Options
 
 from briter_worker.lock import is_held, read_holder
@@ -36,7 +36,7 @@ def end(orphan: psutil.Process) -> None:
 
     orphan.kill()
     with suppress(psutil.NoSuchProcess):
-        eventually(ended, "the orphan ends")
+        wait_for(ended)
 
 
 def test_of_many_killed_and_stopped_workers_never_two_hold_the_lock() -> None:
@@ -53,7 +53,7 @@ def test_an_orphaned_child_keeps_the_lock_until_it_ends(tmp_path: Path, way: str
         try:
             worker_pid = worker.pid
             os.kill(worker_pid, signal.SIGKILL)
-            eventually(lambda: psutil.Process(worker_pid).status() == psutil.STATUS_ZOMBIE, "killed")
+            wait_for(lambda: psutil.Process(worker_pid).status() == psutil.STATUS_ZOMBIE)
             assert is_refused(tmp_path)
             assert not is_held(tmp_path / "worker.lock")  # no worker lives, though nobody else may start
         finally:
@@ -66,7 +66,7 @@ def test_a_child_without_the_descriptor_keeps_nothing(tmp_path: Path) -> None:
         child = psutil.Process(int(worker.says()))
         try:
             os.kill(worker.pid, signal.SIGKILL)
-            eventually(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_ZOMBIE, "killed")
+            wait_for(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_ZOMBIE)
             assert is_free(tmp_path)
         finally:
             end(child)

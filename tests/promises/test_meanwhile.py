@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from outcomes import assert_published, assert_put_off, assert_sound, save
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 from sites import Result, Site, eventually, lines_of
 
 from briter_worker.errors import Failure, FailureClass, FailureCode

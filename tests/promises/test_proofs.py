@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from machine import unavailable
+from requirements import unavailable
 from soak import fuzz, machine, oracle
 
 SEED = random.SystemRandom().randrange(2**31)

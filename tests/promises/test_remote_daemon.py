@@ -6,13 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from outcomes import assert_published, save
-from passing import (
-    SOON,
-    assert_once,
-    assert_waits_until_it_passes,
-    program,
-)
+from outcomes import SOON, assert_once, assert_published, assert_waits_until_it_passes, program, save
 from remotes import HOST, closed_port, git_daemon, silent_port
 
 from briter_worker.errors import FailureCode

@@ -7,15 +7,18 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from outcomes import assert_published, assert_put_off, assert_refused, save
-from passing import (
+from outcomes import (
     CANARY,
     LAST,
     SOON,
     assert_dead_letter,
     assert_once,
+    assert_published,
+    assert_put_off,
+    assert_refused,
     assert_waits_until_it_passes,
     program,
+    save,
 )
 from remotes import (
     Exchange,

@@ -10,19 +10,22 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import unavailable
 from mounts import full, read_only, small
-from outcomes import assert_published, assert_put_off, assert_refused, save
-from passing import (
+from outcomes import (
     LAST,
     assert_dead_letter,
     assert_fit_to_be_shown,
     assert_once,
+    assert_published,
+    assert_put_off,
+    assert_refused,
     assert_waits_until_it_passes,
     give_away,
     program,
+    save,
     take_back,
 )
+from requirements import unavailable
 
 from briter_worker.errors import FailureClass, FailureCode
 

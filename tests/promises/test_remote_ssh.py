@@ -8,14 +8,15 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from outcomes import assert_published, save
-from passing import (
+from outcomes import (
     LAST,
     SOON,
     assert_dead_letter,
     assert_once,
+    assert_published,
     assert_waits_until_it_passes,
     program,
+    save,
 )
 from remotes import SshHost, sshd
 

@@ -168,17 +168,13 @@ def test_entries_are_files_folders_and_submodules_to_the_letter(
     assert repository.blob(found["content/é.md"].blob) == "content/é.md".encode()
 
 
-def test_blobs_come_in_pieces_in_their_order_and_a_missing_one_is_named(
-    site: Site, repository: Repository
-) -> None:
+def test_blobs_come_in_their_order_and_a_missing_one_is_named(site: Site, repository: Repository) -> None:
     contents = [b"", b"a" * 200_000, b"b\n"]
     shas = []
     for n, content in enumerate(contents):
         (site.root / str(n)).write_bytes(content)
         shas.append(site.git("hash-object", "-w", str(site.root / str(n))))
-    found = repository.blobs(shas)
-    assert [sha for sha, _ in found] == shas, "also where nobody reads them"
-    assert [b"".join(pieces) for _, pieces in repository.blobs(shas * 100)] == contents * 100
+    assert repository.blobs(shas * 100) == contents * 100
     missing = failure_of(lambda: repository.blob("1" * 40))
     assert missing.code is FailureCode.CORRUPT
     assert "1" * 40 in missing.message
@@ -327,8 +323,7 @@ def test_a_lock_that_comes_during_a_publication_and_stays_is_nobodys(site: Site,
     assert result.of("published")
     assert not lock.exists()
     assert not (site.worktree / ".git/briter/busy").exists()
-    site.run_once()
-    assert site.git("rev-parse", "main", "origin/main").split() == [site.remote_log()[0][0]] * 2
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
     assert site.git("status", "--porcelain") == ""
 
 

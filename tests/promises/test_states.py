@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from machine import provide, unavailable
 from outcomes import assert_published, assert_put_off, assert_sound, save
+from requirements import provide, unavailable
 from sites import PERSON, Result, eventually
 
 from briter_worker.errors import FailureCode

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from machine import provide, unavailable
+from requirements import provide, unavailable
 from soak import sweep
 from soak.report import Options
-from soak.tracing import may_trace
+from soak.strace import may_trace
 
 
 @pytest.mark.slow

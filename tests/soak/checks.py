@@ -9,23 +9,28 @@ from typing import TYPE_CHECKING, Any
 from hypothesis.stateful import RuleBasedStateMachine
 
 from briter_worker import events as seen
-from soak.model import REFUSED, Fate, Model, Save
-from soak.place import DELAYS, MAX_ATTEMPTS, WORKER, Place
-from soak.surroundings import LINK, Cms, Elsewhere, Operator, first_line, iso, last_line
+from soak.model import LINK, POSTS, REFUSED, Fate, Model, Save, first_line, iso, last_line
+from soak.repository import git, read_blobs, read_files, read_history
+from soak.worker import DELAYS, MAX_ATTEMPTS, WORKER, LocalSite
 
 if TYPE_CHECKING:
     from collections import Counter
 
-_OUTCOMES = (seen.Published, seen.NoChange, seen.NoPaths, seen.Failed, seen.DeadLettered, seen.Snoozed)
+    from soak.ledger import Ledger
+    from soak.repository import Commit
+    from soak.users import RemoteFaults
+
+_OUTCOMES = (seen.Published, seen.NoChange, seen.NoPaths, seen.Failed, seen.DeadLettered)
 
 
 class CheckedHistory(RuleBasedStateMachine):
     """A history that is held against its model."""
 
-    place: Place
+    site: LocalSite
     model: Model
-    operator: Operator
-    elsewhere: Elsewhere
+    remote: RemoteFaults
+    ledger: Ledger
+    """What people have committed."""
     now: float
     events: list[seen.Event]
     torn: dict[str, bytes]
@@ -37,7 +42,6 @@ class CheckedHistory(RuleBasedStateMachine):
     messages: Counter[str]
     """Commits on the remote's branch, by message."""
     figures: Counter[str]
-    cms: Cms
 
     def check_events(self, *, died: bool) -> None:
         """Check that each attempt has one outcome, with the right attempts, delays and reasons."""
@@ -91,7 +95,7 @@ class CheckedHistory(RuleBasedStateMachine):
                 save.fate = Fate.DONE
             return
         assert event.error, f"no reason: {event}"
-        if isinstance(event, seen.Snoozed):
+        if isinstance(event, seen.Failed) and "belongs to a scheduled post" in event.error:
             assert any(each.until > self.now for each in self.model.saves.values()), f"for nothing: {event}"
             return
         save.attempts = event.attempt
@@ -109,8 +113,12 @@ class CheckedHistory(RuleBasedStateMachine):
 
     def _asks_for_nothing(self, save: Save) -> bool:
         """Return True if the folder has no post, here or in git: a link is left, which is refused."""
-        tracked = self.place.git("ls-tree", "-r", "--name-only", "main", "content/posts/").splitlines()
-        return save.paths == (str(PurePosixPath(LINK).parent),) and not self.cms.existing() and not tracked
+        tracked = self.site.git("ls-tree", "-r", "--name-only", "main", "content/posts/").splitlines()
+        return save.paths == (str(PurePosixPath(LINK).parent),) and not self.existing_posts() and not tracked
+
+    def existing_posts(self) -> list[str]:
+        """Return the posts that there are."""
+        return [path for path in POSTS if (self.site.worktree / path).exists()]
 
     def _check_files(self, files: dict[str, dict[str, Any]], *, died: bool) -> None:
         flying = self.in_flight()
@@ -146,55 +154,50 @@ class CheckedHistory(RuleBasedStateMachine):
 
     def check_commits(self, secrets: set[str]) -> None:
         """Check that no commit is there twice, with anything extra, or early."""
-        for repository in (self.place.site, self.elsewhere.repository):
-            is_remote = repository != self.place.site
+        for repository in (self.site.worktree, self.remote.repository):
+            is_remote = repository != self.site.worktree
             # Not `--not`: git goes by dates there, and in these histories the clock goes backwards.
-            new = set(self.place.git("rev-list", "--all", cwd=repository).split()) - self.known[is_remote]
+            new = set(git(repository, "rev-list", "--all").split()) - self.known[is_remote]
             if not new:
                 continue
             self.known[is_remote] |= new
-            out = self.place.git(
-                *("log", "--no-walk", "--stdin", "--no-color", "--unified=0", "--patch", "--no-renames"),
-                "--format=%x01%H%x02%P%x02%an%x02%cn%x02%B%x02",
-                cwd=repository,
-                stdin="\n".join(sorted(new)).encode(),
+            commits = list(
+                read_history(repository, "--no-walk", "--stdin", stdin="\n".join(sorted(new)).encode())
             )
-            on_branch = set(self.place.git("rev-list", "main", cwd=repository).split())
-            for entry in out.split("\x01")[1:]:
-                sha, parents, _author, committer, message, patch = entry.split("\x02", 5)
-                lines = {line[1:] for line in patch.splitlines() if line.startswith("+")}
+            on_branch = set(git(repository, "rev-list", "main").split())
+            for commit in commits:
+                written = {sha for mode, sha in commit.touched.values() if mode.startswith("100")}
+                blobs = read_blobs(repository, written) if written else {}
+                lines = {line for content in blobs.values() for line in content.decode().splitlines()}
                 early = lines & secrets
-                assert not early, f"in git before its time: {early} ({message.strip()})"
+                assert not early, f"in git before its time: {early} ({commit.message.strip()})"
                 self.model.seen |= lines
-                if committer == WORKER[0]:
-                    self._check_own(parents, message, patch)
-                    if sha in on_branch and is_remote:
-                        self.messages[message] += 1
-                        assert self.messages[message] == 1, f"twice on the remote: {message}"
+                if commit.committer == "{} <{}>".format(*WORKER):
+                    self._check_own(commit)
+                    if commit.sha in on_branch and is_remote:
+                        self.messages[commit.message] += 1
+                        assert self.messages[commit.message] == 1, f"twice on the remote: {commit.message}"
                         self.figures["commits"] += 1
                 else:
-                    is_known = sha in self.elsewhere.commits or "by hand" in message or message == "x"
-                    assert is_known, f"a commit of nobody: {sha} {committer} {message!r}"
+                    is_known = commit.message.strip() in self.ledger.persons
+                    assert is_known, f"a commit of nobody: {commit}"
 
-    def _check_own(self, parents: str, message: str, patch: str) -> None:
-        assert len(parents.split()) == 1, "a commit of the worker has one parent"
-        job_id = message.strip().removeprefix("save ")
-        assert message.strip() == f"save {job_id}", f"not the declared message: {message!r}"
+    def _check_own(self, commit: Commit) -> None:
+        assert len(commit.parents) == 1, "a commit of the worker has one parent"
+        job_id = commit.message.strip().removeprefix("save ")
+        assert commit.message.strip() == f"save {job_id}", f"not the declared message: {commit.message!r}"
         save = self.model.saves[job_id]
         declared = {
             path for each in self.model.saves.values() if each.slug == save.slug for path in each.paths
         }
-        for line in patch.splitlines():
-            if not line.startswith("diff --git a/"):
-                continue
-            path = line.removeprefix("diff --git a/").partition(" b/")[0]
+        for path in commit.touched:
             inside = any(path == each or path.startswith(each.rstrip("/") + "/") for each in declared)
-            assert inside, f"{message.strip()} touches {path}, which it does not declare"
+            assert inside, f"{commit.message.strip()} touches {path}, which it does not declare"
             assert path != LINK, "a link was published"
 
     def check_end(self) -> None:
         """Check that everything that was asked for is on the remote."""
-        there = self.elsewhere.files()
+        there = read_files(self.remote.repository)
         letters = {
             document["slug"]: document.get("failure")
             for document in self.files().values()
@@ -203,32 +206,31 @@ class CheckedHistory(RuleBasedStateMachine):
         for (slug, path), number in self.model.owed.items():
             if self.model.is_contested(path):
                 continue
-            line = first_line(self.elsewhere.file(path)) if path in there else None
+            line = first_line(there.get(path))
             assert self.model.is_settled(path, number, line), (
                 f"lost: {slug} owes {self.model.versions[path][number:]} in {path}, "
                 f"the remote has {line}; dead letters: {letters}"
             )
             if path in self.model.feet and line is not None:
-                foot = last_line(self.elsewhere.file(path) or b"")
+                foot = last_line(there[path])
                 assert foot == self.model.feet[path], f"somebody else's edit of {path} was reverted"
         for slug, code in letters.items():
             assert code in REFUSED, f"{slug} is still a dead letter: {code}"
-        kept = [file.read_bytes() for file in self.place.quarantine.glob("*")]
+        kept = [file.read_bytes() for file in self.site.quarantine.glob("*")]
         for name, content in self.torn.items():
             assert content in kept, f"a quarantined file is gone: {name}"
-            assert not (self.place.queue / f"{name}.json").exists() or letters
-        assert self.place.git("rev-parse", "main") == self.elsewhere.tip(), "the branch is behind for good"
-        on_remote = self.place.git("log", "--format=%s", "main").splitlines()
-        for message in self.operator.commits:
-            assert on_remote.count(message) == 1, (
-                f"the operator's {message!r}: {on_remote.count(message)} times"
-            )
+            assert not (self.site.queue / f"{name}.json").exists() or letters
+        tip = git(self.remote.repository, "rev-parse", "main")
+        assert self.site.git("rev-parse", "main") == tip, "the branch is behind for good"
+        on_remote = self.site.git("log", "--format=%s", "main").splitlines()
+        for message in self.ledger.committed:
+            assert on_remote.count(message) == 1, f"{message!r}: {on_remote.count(message)} times"
         self.figures["saves"] += len(self.model.saves)
 
     def files(self) -> dict[str, dict[str, Any]]:
         """Return every job that there is, in the queue's folder or in flight, by its id."""
         found = {}
-        for folder in (self.place.queue, self.place.queue / ".claimed"):
+        for folder in (self.site.queue, self.site.queue / ".claimed"):
             for file in folder.glob("[!.]*.json") if folder.is_dir() else ():
                 try:
                     document = json.loads(file.read_bytes())
@@ -240,5 +242,5 @@ class CheckedHistory(RuleBasedStateMachine):
 
     def in_flight(self) -> set[str]:
         """Return the saves in flight."""
-        claimed = self.place.queue / ".claimed"
+        claimed = self.site.queue / ".claimed"
         return {json.loads(file.read_bytes())["id"] for file in claimed.glob("[!.]*.json")}

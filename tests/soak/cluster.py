@@ -7,35 +7,43 @@ import os
 import random
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 import time
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
-from postgres import Server
+from postgres import Server, free_port
 from sites import Site as DiskSite
 from sites import events_in
 
+from briter_worker.allowlist import Allowlist
+from briter_worker.client import compose
 from briter_worker.cluster import sites
-from briter_worker.queues.postgres.blobs import collect_blobs
+from briter_worker.cluster.submit import send
+from briter_worker.errors import UnavailableError
+from briter_worker.git.payloads import gather
+from briter_worker.job import parse_time
 from briter_worker.queues.postgres.database import Database
+from briter_worker.queues.postgres.payloads import PayloadSource, collect_blobs, submit
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_database, open_queue
-from soak import ledger
-from soak.cluster_cms import ClusterCms
 from soak.cluster_nodes import Incidents, Node
-from soak.ledger import PROMISES, Found
-from soak.networks import HUB, Daemon, Network
-from soak.people import Colleague
+from soak.cms import AUTHOR, FLEETING, TITLED
+from soak.ledger import PROMISES, Found, Ledger, Save, judge
+from soak.networks import HUB, Network, git_daemon
 from soak.report import IN_MEMORY, Report
+from soak.repository import fsck, read_files, read_history
+from soak.users import FILLER, Colleague, post_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections import Counter
+    from collections.abc import Callable, Iterator, Mapping
 
+    from briter_worker.settings import Settings
     from soak.report import Options
 
 _ENVIRONMENT = {
@@ -82,6 +90,97 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
     else:
         shutil.rmtree(root)
     return Report("cluster", {**found.counts(), "sites": count, **cluster.about}, failures)
+
+
+_LOGO = bytes(range(256)) * 64
+"""A picture that many posts of many sites have."""
+
+
+class ClusterCms:
+    """One site's CMS. Its copies of the posts never see what a colleague pushes."""
+
+    def __init__(self, settings: Settings, root: Path, dice: random.Random, figures: Counter[str]) -> None:
+        self.name = settings.site
+        self.ledger = Ledger()
+        self.settings = settings
+        self._root = root
+        self._dice = dice
+        self._figures = figures
+        self._count = 0
+
+    def save(self, *, given_up: Callable[[], bool]) -> None:
+        """Save any post, in one of three ways."""
+        self._count += 1
+        marker = f"m{self._count}"
+        slug = self._dice.choice([*TITLED, *TITLED, *FLEETING, "new", "new"])
+        slug = f"new-{marker}" if slug == "new" else slug
+        held = time.time() + self._dice.uniform(1, 12) if self._dice.random() < 0.12 else 0.0
+        files = self._files(slug, marker, held=bool(held))
+        author = AUTHOR if self._dice.random() < 0.3 else None
+        save = Save(marker, slug, tuple(files), files, f"{marker}: save {slug}", author, held)
+        at = datetime.fromtimestamp(held, UTC) if held else None
+        document = compose(slug, save.paths, message=save.message, at=at, author=author)
+        way = self._dice.choices([self._by_values, self._by_folder, self._without_waking], [70, 20, 10])[0]
+        if self._insist(lambda: way(document, files), given_up):
+            self.ledger.saves.append(save)
+            self._figures["saves"] += 1
+
+    def _files(self, slug: str, marker: str, *, held: bool) -> dict[str, bytes | None]:
+        path = post_path(slug)
+        if slug in FLEETING and self._dice.random() < 0.3:
+            self._figures["deletions"] += 1
+            return {path: None}
+        lines = ["title: -", *FILLER, f"body: {slug} {marker}"]
+        files: dict[str, bytes | None] = {path: ("\n".join(lines) + "\n").encode()}
+        luck = self._dice.random()
+        if not held and luck < 0.1:
+            files[f"content/posts/{slug}.png"] = _LOGO
+        elif not held and luck < 0.12:
+            files[f"content/posts/{slug}.bin"] = self._dice.randbytes(1_300_000) + f"\n{marker}".encode()
+        return files
+
+    def _insist(self, ask: Callable[[], object], given_up: Callable[[], bool]) -> bool:
+        """Ask until there is an answer. A request without an answer may have been carried out."""
+        while not given_up():
+            try:
+                ask()
+            except UnavailableError:
+                self._figures["saves asked for again"] += 1
+                time.sleep(0.2)
+            else:
+                return True
+        return False
+
+    def _by_values(self, document: dict[str, Any], files: Mapping[str, bytes | None]) -> None:
+        send(self.settings, document, files=files)
+
+    def _by_folder(self, document: dict[str, Any], files: Mapping[str, bytes | None]) -> None:
+        self._write(files)
+        send(self.settings, document, root=self._root)
+
+    def _without_waking(self, document: dict[str, Any], files: Mapping[str, bytes | None]) -> None:
+        """Die, as it were, between the commit and the waking of a node: the sweep has to find the job."""
+        self._write(files)
+        found = gather(
+            self._root,
+            document["paths"],
+            allowlist=Allowlist(self.settings.folders),
+            max_bytes=self.settings.worker_max_file_bytes,
+            saved_at=parse_time(document["createdAt"]),
+        )
+        with open_database(self.settings).transaction() as connection:
+            submit(
+                connection, self.name, document, PayloadSource(found.payload, found.content), now=time.time()
+            )
+
+    def _write(self, files: Mapping[str, bytes | None]) -> None:
+        for path, content in files.items():
+            file = self._root / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                file.unlink(missing_ok=True)
+            else:
+                file.write_bytes(content)
 
 
 class Cluster:
@@ -133,7 +232,7 @@ class Cluster:
             database.upgrade()
         remotes = self._root / "remotes"
         remotes.mkdir()
-        address = stack.enter_context(Daemon(network.hub, remotes, _free_port()))
+        address = stack.enter_context(git_daemon(network.hub, remotes, free_port()))
         base = {key: value for key, value in os.environ.items() if not key.startswith(("BRITER_", "PG"))}
         environment = {**base, **_ENVIRONMENT, "BRITER_DATABASE_URL": self._server.url("soak", host=HUB)}
         self._nodes = []
@@ -170,10 +269,9 @@ class Cluster:
             sites.add(database, site, self._settings)
             settings = sites.settings_of(sites.get(database, name), self._settings)
             cms = ClusterCms(settings, self._root / "cms" / name, self._new_dice(), self.found.figures)
-            clone = self._root / "colleagues" / name
             self._remotes.append(remote)
             self._cms.append(cms)
-            self._colleagues.append(Colleague(remote, clone, cms.ledger, self._new_dice()))
+            self._colleagues.append(Colleague(remote, cms.ledger, self._new_dice(), TITLED))
 
     def _new_dice(self) -> random.Random:
         return random.Random(self._dice.random())
@@ -312,9 +410,9 @@ class Cluster:
         found.figures.update(self._incidents.figures)
         found.wedged += self._incidents.surprises
         for cms, remote in zip(self._cms, self._remotes, strict=True):
-            commits = ledger.history(remote)
-            there = ledger.judge(cms.ledger, commits, ledger.contents(remote), ())
-            there.unsound += ledger.fsck(remote)
+            commits = list(read_history(remote, "main"))
+            there = judge(cms.ledger, commits, read_files(remote), ())
+            there.unsound += fsck(remote)
             for name in PROMISES:
                 getattr(found, name).extend(f"{cms.name}: {line}" for line in getattr(there, name))
             # For whoever has to find out what happened, should a promise be broken.
@@ -349,10 +447,3 @@ class Cluster:
 def _one(connection: psycopg.Connection, query: str) -> int:
     row = connection.execute(query.encode()).fetchone()
     return int(row[0]) if row else 0
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port

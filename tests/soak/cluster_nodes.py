@@ -10,9 +10,12 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
+
+from soak.processes import send, tree_of
 
 if TYPE_CHECKING:
     import random
@@ -89,24 +92,24 @@ class Node:
             return
         self.is_stopped = False
         if whole:
-            _send(_tree(process.pid), signal.SIGKILL)
+            send(tree_of(process.pid), signal.SIGKILL)
         process.kill()
         process.wait()
         if not whole:
-            _send(self._frozen, signal.SIGCONT)
+            send(self._frozen, signal.SIGCONT)
         self._frozen = []
 
     def freeze(self, *, whole: bool) -> None:
         """Stop the worker, or all that it has started too."""
         if self._process is not None:
             self.is_stopped = True
-            self._frozen = _tree(self._process.pid) if whole else [psutil.Process(self._process.pid)]
-            _send(self._frozen, signal.SIGSTOP)
+            self._frozen = tree_of(self._process.pid) if whole else [psutil.Process(self._process.pid)]
+            send(self._frozen, signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Let what was stopped go on."""
         self.is_stopped = False
-        _send(self._frozen, signal.SIGCONT)
+        send(self._frozen, signal.SIGCONT)
         self._frozen = []
 
     def cut(self, *, noticed: bool) -> None:
@@ -174,11 +177,20 @@ class Incidents:
         self._ends: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._next = time.monotonic() + pause
-        great = [self._kill, self._stop_long, self._cut_long, self._restart_database, self._lose]
+        great: list[Callable[[], bool]] = [
+            self._kill,
+            partial(self._freeze, "SIGSTOP, longer than the silence", *_SILENCE_S),
+            partial(self._disconnect, "networks cut, longer than the silence", *_SILENCE_S),
+            self._restart_database,
+            self._lose,
+        ]
         self._due = dice.sample(great, len(great))
         """What has to happen at least once."""
-        short = [self._kill, self._stop_briefly, self._cut_briefly, self._retire, self._lose_power]
-        self._any = [*great, *short]
+        self._any: list[Callable[[], bool]] = [
+            *(*great, self._kill, self._retire, self._lose_power),
+            partial(self._freeze, "SIGSTOP, for a moment", 0.1, 3),
+            partial(self._disconnect, "networks cut, for a moment", 0.1, 5),
+        ]
 
     @property
     def is_done(self) -> bool:
@@ -252,12 +264,6 @@ class Incidents:
         self._after(later + 0.1, node.start)
         return True
 
-    def _stop_long(self) -> bool:
-        return self._freeze("SIGSTOP, longer than the silence", *_SILENCE_S)
-
-    def _stop_briefly(self) -> bool:
-        return self._freeze("SIGSTOP, for a moment", 0.1, 3)
-
     def _freeze(self, name: str, shortest: float, longest: float) -> bool:
         if (node := self._pick(leave=1)) is None:
             return False
@@ -273,12 +279,6 @@ class Incidents:
         node.kill(whole=True)
         self.figures["SIGKILL while stopped"] += 1
         node.start()
-
-    def _cut_long(self) -> bool:
-        return self._disconnect("networks cut, longer than the silence", *_SILENCE_S)
-
-    def _cut_briefly(self) -> bool:
-        return self._disconnect("networks cut, for a moment", 0.1, 5)
 
     def _disconnect(self, name: str, shortest: float, longest: float) -> bool:
         if (node := self._pick(leave=1)) is None:
@@ -315,19 +315,3 @@ class Incidents:
         self._dice.choice(self._nodes).lose_clones(self._dice)
         self.figures["clones deleted"] += 1
         return True
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    """Return a process, stopped, and all that it has started."""
-    found: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        found = [psutil.Process(pid)]
-        _send(found, signal.SIGSTOP)
-        found += found[0].children(recursive=True)
-    return found
-
-
-def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(number)

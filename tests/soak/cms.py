@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from soak.ledger import Save
+from soak.users import FILLER, post_path
 
 if TYPE_CHECKING:
     import random
@@ -25,12 +26,6 @@ FLEETING = [f"fleeting{number}" for number in range(4)]
 """Posts that are deleted and written again."""
 BUNDLES = [f"bundle{number}" for number in range(2)]
 """Folders, declared as such."""
-FILLER = [f"line {number}" for number in range(8)]
-
-
-def post_path(slug: str) -> str:
-    """Where a post of one file is."""
-    return f"content/posts/{slug}.md"
 
 
 class Cms:
@@ -42,7 +37,7 @@ class Cms:
         self._dice = dice
         self._count = 0
 
-    def act(self) -> None:
+    def act(self, _: random.Random) -> None:
         """One save."""
         self.save(self._dice.choice([*TITLED, *TITLED, CONTESTED, *FLEETING, *BUNDLES, "new", "new"]))
         time.sleep(self._dice.choice([0, 0.02, 0.1, 0.4]))

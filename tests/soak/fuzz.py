@@ -1,10 +1,13 @@
 """Atheris: random bytes, guided by coverage, as job files, as texts of git, and as declared paths.
 
-Each share of a target is a process of its own (`fuzz_target`), as libFuzzer ends the process it runs in.
+Each share of a target is a process of its own, as libFuzzer ends the process it runs in:
+`python -m soak.fuzz TARGET FOLDER [libFuzzer's options]`. `FOLDER` is for the corpus, which begins with our
+seeds, and for the input that broke a promise (`found-*`).
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -15,7 +18,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from soak.report import IN_MEMORY, Report
 
@@ -71,7 +74,7 @@ def fuzz(target: str, runs: int, seed: int) -> tuple[str, int, float, str]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="briter-fuzz-", dir=IN_MEMORY) as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "soak.fuzz_target", target, folder, f"-runs={runs}", f"-seed={seed or 1}"],
+            [sys.executable, "-m", "soak.fuzz", target, folder, f"-runs={runs}", f"-seed={seed or 1}"],
             capture_output=True,
             text=True,
             errors="replace",
@@ -87,3 +90,28 @@ def fuzz(target: str, runs: int, seed: int) -> tuple[str, int, float, str]:
             trouble = f"{target}: {' | '.join(cause) or said[-2000:]}; input {inputs!r}"[:6000]
         made = int(counted[1]) if counted else 0
         return target, made, time.monotonic() - began, trouble
+
+
+def main() -> None:
+    """Fuzz until the runs are made; the process ends inside."""
+    atheris: Any = importlib.import_module("atheris")  # it has no types, and is not everywhere
+    with atheris.instrument_imports(include=["briter_worker"], enable_loader_override=False):
+        checks: Any = importlib.import_module("soak.fuzz_checks")
+    checks.dice_of = atheris.FuzzedDataProvider
+    name, place, *options = sys.argv[1:]
+    folder = Path(place)
+    longest, seeds = checks.TARGETS[name]
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for number, seed in enumerate(seeds):
+        (corpus / str(number)).write_bytes(seed)
+    words = folder / "words"
+    words.write_text("".join(f'"{word}"\n' for word in checks.WORDS), encoding="utf-8")
+    options += [f"-max_len={longest}", "-timeout=20", "-rss_limit_mb=1024", f"-dict={words}"]
+    options += [f"-artifact_prefix={folder}/found-", str(corpus)]
+    atheris.Setup([sys.argv[0], *options], checks.check_of(name, folder))
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

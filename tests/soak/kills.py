@@ -14,20 +14,20 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
 
 import psutil
 from sites import Site, events_in, eventually
 
-from soak import ledger
-from soak.cms import CONTESTED, Cms
-from soak.ledger import PROMISES, Found, Ledger
-from soak.outages import Outages
-from soak.people import Colleague, Operator
+from soak.cms import CONTESTED, TITLED, Cms
+from soak.ledger import PROMISES, Found, Ledger, judge
+from soak.processes import send, tree_of
 from soak.report import IN_MEMORY, Report
+from soak.repository import fsck, read_files, read_history
+from soak.users import NOTES, Colleague, Operator, RemoteFaults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from soak.report import Options
 
@@ -37,6 +37,7 @@ _FAST = {"BRITER_WORKER_BACKOFF_MS": "50", "BRITER_WORKER_POLL_INTERVAL_MS": "10
 _RUNS = 8
 """This many undisturbed runs must empty the queue."""
 _MOMENT_S = 2.0
+_PATIENCE_S = 30.0
 
 
 def run(options: Options, tell: Callable[[str], None]) -> Report:
@@ -78,14 +79,6 @@ def _plan(options: Options) -> list[tuple[int, int, list[bool]]]:
     return [(number, dice.randrange(2**32), kills[number::count]) for number in range(count)]
 
 
-class Actor(Protocol):
-    """Somebody or something around the worker."""
-
-    def act(self) -> None:
-        """Do one small thing."""
-        ...
-
-
 class World:
     """One site with everybody around it. `kills`: for each worker, whether its process group dies too."""
 
@@ -100,26 +93,23 @@ class World:
         self._log = root / "worker.log"
         self.found = Found()
         self._site = site = Site.make(root)
-        notes = {f"notes/{name}.txt": f"{name}\n" for name in ("a", "b", "c", "unstaged")}
-        for path, text in notes.items():
+        for path, text in NOTES.items():
             site.write_post(path, text)
         site.git("add", "notes")
         site.git("commit", "--quiet", "--message=Start the notes")
         site.git("push", "--quiet", "origin", "main")
-        self._ledger.persons["Start the notes"] = frozenset(notes)
+        self._ledger.persons["Start the notes"] = frozenset(NOTES)
         self._cms = Cms(site, self._ledger, self._new_dice())
-        self._operator = Operator(site, self._ledger, self._new_dice(), self._no_worker)
+        self._operator = Operator(site, self._ledger, self._new_dice())
         # Some sites begin with dry runs, and go live in the middle of it all.
         self._dry_until = len(kills) // 2 if self._dice.random() < 0.4 else 0
 
     def live(self) -> Found:
         """Kill every worker, come to rest, and return which promises were broken."""
         site = self._site
-        colleague = Colleague(
-            site.remote, site.root / "colleague", self._ledger, self._new_dice(), contest=True
-        )
-        outages = Outages(site, self._new_dice())
-        with self._acting(self._cms, self._operator, colleague, outages):
+        self._colleague = Colleague(site.remote, self._ledger, self._new_dice(), TITLED, CONTESTED)
+        self._faults = RemoteFaults(site)
+        with self._acting(self._cms.act, self._operate, self._collaborate, self._fail_remote):
             for number, whole_group in enumerate(self._kills):
                 mode = {"BRITER_WORKER_DRY_RUN": "true" if number < self._dry_until else "false"}
                 self._kill_one(mode, whole_group=whole_group)
@@ -134,9 +124,11 @@ class World:
     def _new_dice(self) -> random.Random:
         return random.Random(self._dice.random())
 
+    # What happens around the worker
+
     @contextmanager
-    def _acting(self, *actors: Actor) -> Iterator[None]:
-        threads = [threading.Thread(target=self._repeat, args=(actor,)) for actor in actors]
+    def _acting(self, *acts: Callable[[random.Random], None]) -> Iterator[None]:
+        threads = [threading.Thread(target=self._repeat, args=(act, self._new_dice())) for act in acts]
         for thread in threads:
             thread.start()
         try:
@@ -151,12 +143,81 @@ class World:
                         self._site.run_once(**_FAST)
                     thread.join(_MOMENT_S)
 
-    def _repeat(self, actor: Actor) -> None:
+    def _repeat(self, act: Callable[[random.Random], None], dice: random.Random) -> None:
         try:
             while not self._over.is_set():
-                actor.act()
+                act(dice)
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits for this one
             self._errors.append(error)
+
+    def _collaborate(self, dice: random.Random) -> None:
+        self._colleague.push()
+        time.sleep(dice.uniform(0.05, 1.0))
+
+    def _fail_remote(self, dice: random.Random) -> None:
+        """Cause one kind of trouble, then none."""
+        faults = self._faults
+        slow = "cat >/dev/null; sleep 0.3"
+        trouble: list[Callable[[], None]] = [
+            faults.vanish,
+            faults.lock,
+            lambda: faults.refuse(".*"),
+            lambda: faults.refuse("save titled[01]"),
+            lambda: faults.hook("pre-receive", slow),
+            lambda: faults.hook("post-receive", slow),
+        ]
+        dice.choice(trouble)()
+        time.sleep(dice.uniform(0.2, 1.2))
+        faults.recover()
+        time.sleep(dice.uniform(0.2, 1.5))
+
+    def _operate(self, dice: random.Random) -> None:
+        """Commit, push, pull, switch or merge, or leave files edited and staged; then pause."""
+        operator = self._operator
+        often = [self._commit_and_push, operator.stage, operator.edit, operator.commit]
+        dice.choice([*often, *often, self._merge, self._draft, self._pull])()
+        time.sleep(dice.uniform(0.05, 1.0))
+
+    def _commit_and_push(self) -> None:
+        if self._operator.commit():
+            self._operator.push()
+
+    def _draft(self) -> None:
+        """Be on another branch for a while, perhaps commit there, and come back."""
+        if self._operator.leave():
+            time.sleep(self._dice.uniform(0, 0.5))
+            if self._dice.random() < 0.5:
+                self._operator.commit_draft()
+            self._insist(self._operator.come_back)
+
+    def _merge(self) -> None:
+        """Begin a merge, and end it some time later."""
+        self._operator.begin_merge()
+        time.sleep(self._dice.uniform(0, 0.6))
+        keep = self._dice.random() < 0.5
+        self._insist(lambda: self._operator.end_merge(keep=keep))
+
+    def _pull(self) -> None:
+        """Put local commits onto the remote's tip with the worker's command; now and then it is killed."""
+        with self._no_worker:
+            push = ["--push"] if self._dice.random() < 0.7 else []
+            if self._dice.random() < 0.3:
+                command = ["timeout", "--signal=KILL", f"{self._dice.uniform(0.2, 1.2)}"]
+                command += [sys.executable, "-m", "briter_worker", "pull", "--rebase", *push]
+                environment = self._site.environment()
+                subprocess.run(command, env=environment, capture_output=True, check=False)
+            else:
+                self._site.command("pull", "--rebase", *push)
+
+    def _insist(self, act: Callable[[], bool]) -> None:
+        """Repeat the step: a killed worker's stale index lock goes when the next worker starts."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not act():
+            if time.monotonic() > deadline:
+                status = self._operator.git("status", "--short", "--branch")
+                self._operator.surprises.append(f"{act} does not end: {status}")
+                return
+            time.sleep(0.05)
 
     # Kills
 
@@ -169,7 +230,7 @@ class World:
                     self.found.figures["kills while work was in flight"] += self._is_in_flight()
                     self.found.figures["kills while a push was planned"] += self._is_planned()
                     if whole_group:
-                        _send(_everything_of(worker), signal.SIGKILL)
+                        send(_all_of(worker), signal.SIGKILL)
                     else:
                         worker.kill()
                     worker.wait()
@@ -212,8 +273,8 @@ class World:
     def _stall(self, worker: subprocess.Popen[bytes], log: IO[bytes], mode: dict[str, str]) -> bool:
         """Now and then stop the worker for a while, and start a second one. Return True if it still runs."""
         if self._dice.random() < 0.15:
-            stopped = _everything_of(worker) if self._dice.random() < 0.5 else [psutil.Process(worker.pid)]
-            _send(stopped, signal.SIGSTOP)
+            stopped = _all_of(worker) if self._dice.random() < 0.5 else [psutil.Process(worker.pid)]
+            send(stopped, signal.SIGSTOP)
             if self._dice.random() < 0.3:
                 with self._worker(log, mode, "--once") as second:
                     # The lock keeps it out; or it was quicker than the first, and is killed at work.
@@ -222,7 +283,7 @@ class World:
                 time.sleep(self._dice.uniform(0, 0.3))
             self.found.figures["stopped for a while"] += 1
             goes_on = self._dice.random() < 0.5
-            _send(stopped if goes_on else stopped[1:], signal.SIGCONT)
+            send(stopped if goes_on else stopped[1:], signal.SIGCONT)
             if goes_on:
                 return self._lasts(worker, self._dice.uniform(0, 0.2))
         return True
@@ -245,7 +306,11 @@ class World:
         if any(job.get("status") == "failed" for job in site.jobs()):
             site.command("retry", "--all")
             self._drain()
-        self._operator.finish()
+        self._insist(self._operator.end_merge)
+        self._insist(self._operator.come_back)
+        done = site.command("pull", "--rebase", "--push")
+        if done.returncode:
+            self.found.wedged.append(f"pull --rebase --push exits with {done.returncode}: {done.stderr}")
         # A last post brings the site up to the remote. What is removed by its age only, is old by then.
         for path in self._debris():
             os.utime(path, (0, 0))
@@ -278,12 +343,12 @@ class World:
         # For whoever has to find out what happened, should a promise be broken.
         notes = [*map(str, self._ledger.saves), str(self._ledger.titles), str(dead)]
         (site.root / "ledger.txt").write_text("\n".join(notes))
-        commits = ledger.history(site.remote)
-        found.add(ledger.judge(self._ledger, commits, ledger.contents(site.remote), dead))
+        commits = list(read_history(site.remote, "main"))
+        found.add(judge(self._ledger, commits, read_files(site.remote), dead))
         found.extra += self._operator.disturbed()
         if site.git("rev-parse", "main") != site.git("rev-parse", "main", cwd=site.remote):
             found.wedged.append("the site is not where the remote is")
-        found.unsound += ledger.fsck(site.worktree) + ledger.fsck(site.remote)
+        found.unsound += fsck(site.worktree) + fsck(site.remote)
         found.unsound += self._left_over()
         figures = found.figures
         figures["sites"] += 1
@@ -303,7 +368,7 @@ class World:
 
     def _left_over(self) -> Iterator[str]:
         site = self._site
-        left = [path for path in self._debris() if path.name != "conflicts.json"]
+        left = [path for path in self._debris() if path.name not in {"conflicts.json", "scheduled", "lock"}]
         left += [*(site.worktree / ".git").rglob("*.lock"), *(site.worktree / ".git").glob("worktrees/*")]
         left += [*(site.remote / "refs").rglob("*.lock"), *site.storage.rglob("*.tmp")]
         for each in left:
@@ -318,30 +383,12 @@ class World:
         yield from (f"{ref} is left over" for ref in private if "/batch/" in ref)
 
 
-def _everything_of(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def _all_of(worker: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Stop the worker, and return it with all it has started, as a container has them.
 
     The processes that serve the remote are another machine's, though here git started them.
     """
-    found = [psutil.Process(worker.pid)]
-    _send(found, signal.SIGSTOP)
-    for process in found:  # it grows
-        with suppress(psutil.NoSuchProcess):
-            if not _serves_remote(process):
-                found += process.children()
-    return [each for each in found if not _serves_remote(each)]
-
-
-def _serves_remote(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return any("receive-pack" in word for word in process.cmdline()[:3])
-    return False
-
-
-def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
+    return tree_of(worker.pid, without="receive-pack")
 
 
 def _names(folder: Path) -> list[str]:

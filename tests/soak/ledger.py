@@ -1,20 +1,20 @@
-"""The independent model: what the CMS saved and the person did, and what must be true of the remote then.
+"""What the CMS saved and people committed, and what must be true of the remote then.
 
-It knows nothing of how the worker works: it reads the remote's history with git's plumbing, and the queue's
-folder as JSON.
+The ledger knows nothing of how the worker works.
 """
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
 from dataclasses import dataclass, field
-from hashlib import sha1
 from typing import TYPE_CHECKING, Any
+
+from soak.repository import blob_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
+
+    from soak.repository import Commit
 
 WORKER = "Briter Worker <briter-worker@localhost>"
 PROMISES = ("lost", "twice", "extra", "wedged", "unsound")
@@ -58,20 +58,6 @@ class Ledger:
         return {path: (save, content) for save in self.saves for path, content in save.files.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A commit, as it is stored."""
-
-    sha: str
-    parents: tuple[str, ...]
-    author: str
-    committer: str
-    when: int
-    message: str
-    touched: Mapping[str, tuple[str, str]]
-    """Mode and blob after it, by path; of a merge, nothing."""
-
-
 @dataclass(slots=True)
 class Found:
     """What broke which promise."""
@@ -97,35 +83,6 @@ class Found:
     def lines(self) -> list[str]:
         """Return one line for each broken promise."""
         return [f"{name}: {line}" for name in PROMISES for line in getattr(self, name)]
-
-
-def history(repository: Path, branch: str = "main") -> list[Commit]:
-    """All commits of a branch, newest first, to the letter."""
-    shas = _git(repository, "rev-list", f"refs/heads/{branch}").split()
-    raw = _git(repository, "cat-file", "--batch", stdin=b"\n".join(shas) + b"\n")
-    diffs = _git(
-        repository,
-        *("diff-tree", "--stdin", "--root", "-r", "-z", "--raw", "--no-renames", "--no-abbrev"),
-        stdin=b"\n".join(shas) + b"\n",
-    )
-    touched = _touched(diffs)
-    return [_commit(sha, body, touched.get(sha, {})) for sha, body in _objects(raw)]
-
-
-def contents(repository: Path, branch: str = "main") -> dict[str, bytes]:
-    """Every file of a branch."""
-    listed = _git(repository, "ls-tree", "-r", "-z", f"refs/heads/{branch}").split(b"\0")[:-1]
-    pairs = [line.partition(b"\t") for line in listed]
-    shas = [head.split()[2] for head, _, _ in pairs]
-    blobs = dict(_objects(_git(repository, "cat-file", "--batch", stdin=b"\n".join(shas) + b"\n")))
-    return {path.decode(): blobs[sha.decode()] for (_, _, path), sha in zip(pairs, shas, strict=True)}
-
-
-def fsck(repository: Path) -> list[str]:
-    """Return what git finds wrong with a repository."""
-    command = ["git", "fsck", "--strict", "--no-dangling"]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
-    return [f"fsck of {repository.name}: {done.stdout} {done.stderr}"] if done.returncode else []
 
 
 def judge(
@@ -236,51 +193,3 @@ def _judge_ours(commit: Commit, save: Save, ledger: Ledger) -> Iterator[str]:
         yield f"{name} was committed by {commit.committer}"
     if commit.author != (save.author or WORKER):
         yield f"{name} says that {commit.author} wrote it"
-
-
-def blob_of(content: bytes) -> str:
-    """The name that git gives this content."""
-    return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def _touched(raw: bytes) -> dict[str, dict[str, tuple[str, str]]]:
-    found: dict[str, dict[str, tuple[str, str]]] = {}
-    here: dict[str, tuple[str, str]] = {}
-    fields = iter(raw.split(b"\0"))
-    for each in fields:
-        if each.startswith(b":"):
-            _, mode, _, blob, _ = each[1:].decode().split(" ")
-            here[next(fields).decode()] = (mode, blob)
-        elif each.strip():
-            here = found.setdefault(each.strip().decode(), {})
-    return found
-
-
-def _objects(raw: bytes) -> Iterator[tuple[str, bytes]]:
-    at = 0
-    while at < len(raw):
-        head, _, _ = raw[at:].partition(b"\n")
-        sha, _, size = head.decode().split(" ")
-        start = at + len(head) + 1
-        yield sha, raw[start : start + int(size)]
-        at = start + int(size) + 1
-
-
-def _commit(sha: str, body: bytes, touched: Mapping[str, tuple[str, str]]) -> Commit:
-    head, _, message = body.partition(b"\n\n")
-    lines = [line.partition(" ") for line in head.decode().splitlines()]
-    named = {key: value for key, _, value in lines}
-    author, committer = (named[key].rsplit(" ", 2)[0] for key in ("author", "committer"))
-    return Commit(
-        sha,
-        tuple(value for key, _, value in lines if key == "parent"),
-        author,
-        committer,
-        int(named["committer"].rsplit(" ", 2)[1]),
-        message.decode(),
-        touched,
-    )
-
-
-def _git(repository: Path, *args: str, stdin: bytes = b"") -> bytes:
-    return subprocess.run(["git", *args], cwd=repository, input=stdin, capture_output=True, check=True).stdout

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+from sites import eventually
 
 from briter_worker.lock import AnotherWorkerError, SiteLock
 from soak.report import Report
@@ -76,7 +77,7 @@ class Racer:
         )
         self.pid = self._process.pid
         if namespace:
-            eventually(lambda: psutil.Process(self._process.pid).children(), "a process in its namespace")
+            wait_for(lambda: psutil.Process(self._process.pid).children())
             self.pid = psutil.Process(self._process.pid).children()[0].pid
 
     def says(self) -> str:
@@ -87,7 +88,7 @@ class Racer:
     def stop(self) -> None:
         """Stopped at return."""
         os.kill(self.pid, signal.SIGSTOP)
-        eventually(lambda: psutil.Process(self.pid).status() == psutil.STATUS_STOPPED, "stopped")
+        wait_for(lambda: psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
 
     def go_on(self) -> None:
         """No longer stopped."""
@@ -103,13 +104,9 @@ class Racer:
         self._process.stdout.close()
 
 
-def eventually(happens: Callable[[], object], what: str) -> float:
-    """How long it took until it happened; an assertion error when it never does."""
-    begun = time.monotonic()
-    while not happens():
-        assert time.monotonic() - begun < _WEDGED, f"not within {_WEDGED} s: {what}"
-        time.sleep(0.0005)
-    return time.monotonic() - begun
+def wait_for(happens: Callable[[], object]) -> float:
+    """Wait, looking very often; return the seconds. Raises AssertionError when it never happens."""
+    return eventually(happens, within=_WEDGED, pause=0.0005)
 
 
 @contextmanager
@@ -203,7 +200,7 @@ class Race:
 
     def _go_on(self, times: int) -> None:
         before = len(self._log("taken"))
-        eventually(lambda: len(self._log("taken")) >= before + times, "the race goes on")
+        wait_for(lambda: len(self._log("taken")) >= before + times)
 
     def _holder(self) -> Racer:
         """Who has marked the lock at this moment."""
@@ -214,7 +211,7 @@ class Race:
                 found.append((self._folder / "marker").read_text())
             return bool(found)
 
-        eventually(look, "somebody has the lock")
+        wait_for(look)
         return self._racers[found[-1]]
 
     def _has_marked(self, racer: Racer) -> bool:
@@ -226,7 +223,7 @@ class Race:
         victim.kill()
         del self._racers[victim.name]
         before = self._taken()
-        self._takeovers.append(eventually(lambda: self._taken() > before, "the lock is taken over"))
+        self._takeovers.append(wait_for(lambda: self._taken() > before))
         self._join(namespace=victim.namespace)
 
     def _round(self) -> None:

@@ -7,10 +7,9 @@ way out is not done either. `model` says what must be true, independent of how t
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import random
 import shutil
-import time
 import traceback
 from collections import Counter
 from contextlib import suppress
@@ -22,22 +21,24 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 
 from briter_worker.errors import DeclinedError, PublishError
 from soak.checks import CheckedHistory
-from soak.model import FOLDER_SLUG, Fate, Model, Save
-from soak.place import DiedError, Fuse, Place, in_memory
-from soak.report import Report
-from soak.surroundings import (
+from soak.ledger import Ledger
+from soak.model import (
+    FOLDER_SLUG,
     LINK,
     MEDIA,
     POSTS,
-    Cms,
-    Elsewhere,
-    Operator,
+    Fate,
+    Model,
+    Save,
     first_line,
     iso,
     last_line,
-    template_files,
-    text,
+    post_text,
 )
+from soak.report import Report, share_out
+from soak.repository import git, read_files
+from soak.users import NOTES, Operator, RemoteFaults, commit_files
+from soak.worker import CrashedError, CrashPoint, LocalSite, memory_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,50 +58,45 @@ _SLUGS = range(len(POSTS))
 class Machine(CheckedHistory):
     """One history."""
 
-    template: Place
+    template: LocalSite
     folder: Path
 
     @initialize()
     def begin(self) -> None:
         """A fresh site, and a worker."""
         self.figures["examples"] += 1
-        root = self.folder / "place"
+        root = self.folder / "site"
         shutil.rmtree(root, ignore_errors=True)
-        self.place = self.template.copy(root)
-        (self.place.site / LINK).symlink_to("../../config.toml")
-        self.cms, self.operator = Cms(self.place), Operator(self.place)
-        self.elsewhere = Elsewhere(self.place)
+        self.site = self.template.copy(root)
+        (self.site.worktree / LINK).symlink_to("../../config.toml")
+        self.ledger = Ledger()
+        self.operator = Operator(self.site, self.ledger, random.Random(0))
+        self.remote = RemoteFaults(self.site)
         self.model = Model()
-        self.first = self.elsewhere.tip()
-        self.now = _START
-        self.latest = _START
+        self.now = self.latest = _START
         self.number = 0
         self.live = True
         self.worker: Worker | None = None
-        self.fuse = Fuse()
+        self.crash = CrashPoint()
         self.events = []
         self.torn = {}
         self.flying = set()
-        self.known = {True: {self.first}, False: {self.first}}
+        before = set(self.site.git("rev-list", "main").split())
+        self.known = {True: before, False: set(before)}
         self.messages = Counter()
 
     def teardown(self) -> None:
         """Calm comes, and everything that was promised is there."""
-        if hasattr(self, "place"):
+        if hasattr(self, "site"):
             self._calm()
             self.check_end()
 
     # What the CMS does.
 
-    @rule(slug=st.sampled_from(_SLUGS))
-    def save_plainly(self, slug: int) -> None:
-        """Most saves are like this."""
-        self._save(f"p{slug}", [POSTS[slug]])
-
     @rule(
         slug=st.sampled_from(_SLUGS),
         media=st.booleans(),
-        hold=st.sampled_from([0.0, 0.0, 0.0, 600.0, 7 * _HOUR]),
+        hold=st.sampled_from([0.0, 0.0, 0.0, 0.0, 600.0, 7 * _HOUR]),
         older=st.sampled_from([0.0, 0.0, 0.0, 900.0]),
     )
     def save(self, slug: int, media: bool, hold: float, older: float) -> None:  # noqa: FBT001
@@ -139,7 +135,9 @@ class Machine(CheckedHistory):
         """A file that is no JSON."""
         self.number += 1
         name = f"torn{self.number}"
-        self.cms.tear(name, content, self.now)
+        file = self.site.queue / f"{name}.json"
+        file.write_bytes(content)
+        os.utime(file, (self.now, self.now))
         self.torn[name] = content
 
     def _save(
@@ -148,12 +146,19 @@ class Machine(CheckedHistory):
         if slug != FOLDER_SLUG:
             for path in (p for p in paths if p in POSTS or p in MEDIA):
                 version = f"{path.rpartition('/')[2]} {self.number}"
-                if gone:
-                    self.cms.delete(path)
-                else:
-                    self.cms.write(path, version)
-                self.model.write(path, None if gone else version)
+                self._write(path, None if gone else version)
         self._job(slug, paths, hold=hold, older=older)
+
+    def _write(self, path: str, version: str | None) -> None:
+        """Edit the file that is there: only the first line changes."""
+        file = self.site.worktree / path
+        if version is None:
+            file.unlink(missing_ok=True)
+        else:
+            last = last_line(file.read_bytes()) if file.exists() else "-"
+            temp = self.site.write_post(f"{path}.tmp", post_text(version, last))
+            temp.rename(file)
+        self.model.write(path, version)
 
     def _job(
         self,
@@ -170,16 +175,10 @@ class Machine(CheckedHistory):
         until = round(self.now + hold, 3) if hold else 0.0
         self.latest = max(self.latest, until, self.now)
         save = Save(f"{slug}-{self.number}", slug, tuple(paths), created, until, refused)
-        self.model.save(save, self.now, self.cms.existing())
-        self.cms.save(
-            save.id,
-            slug,
-            paths,
-            createdAt=iso(created),
-            scheduledFor=iso(until) if until else None,
-            kept=self.number,
-            **keys,
-        )
+        self.model.save(save, self.now, self.existing_posts())
+        schedule = {"scheduledFor": iso(until)} if until else {}
+        job = {"id": save.id, "message": f"save {save.id}", "createdAt": iso(created), "kept": self.number}
+        self.site.save(slug, paths, **{**job, **schedule, **keys})
 
     # What a person does at the queue.
 
@@ -188,7 +187,7 @@ class Machine(CheckedHistory):
         """What waits or has failed is taken out; what is in flight is not."""
         before = self.files()
         try:
-            self.place.open_queue(lambda: self.now).cancel(slug, self.now)
+            self.site.open_queue(lambda: self.now).cancel(slug, self.now)
         except DeclinedError:
             return
         after, flying = self.files(), self.in_flight()
@@ -203,7 +202,7 @@ class Machine(CheckedHistory):
     def retry(self, slug: str) -> None:
         """What failed is due at once, as if never tried."""
         try:
-            jobs = self.place.open_queue(lambda: self.now).retry(slug, self.now)
+            jobs = self.site.open_queue(lambda: self.now).retry(slug, self.now)
         except DeclinedError:
             return
         for job in jobs:
@@ -254,131 +253,134 @@ class Machine(CheckedHistory):
         secrets = self.model.secrets(self.now, before.keys() & self.model.saves.keys())
         mine = self.operator.state()
         if self.worker is None:
-            self.fuse = Fuse()
-            self.worker = self.place.worker(
-                clock=lambda: self.now, emit=self.events.append, dry_run=not self.live, fuse=self.fuse
+            self.crash = CrashPoint()
+            self.worker = self.site.worker(
+                clock=lambda: self.now, emit=self.events.append, dry_run=not self.live, crash=self.crash
             )
-        self.fuse.left = steps
+        self.crash.left = steps
         self.events.clear()
         self.figures["drains"] += 1
         died = False
         try:
             self.worker.run_once()
-        except DiedError:
+        except CrashedError:
             died = True
             self.worker = None
-            self.fuse.restore()
+            self.crash.restore()
             self.figures["deaths"] += 1
-        self.fuse.left = None
+        self.crash.left = None
         self.check_events(died=died)
         self.check_commits(secrets)
         assert self.operator.state() == mine, "the worker touched the operator's files"
 
     # What the operator does in the repository.
 
+    def is_locked(self) -> bool:
+        """Return True if a dead worker has the index: git lets nobody change it until the next worker ran."""
+        return (self.site.worktree / ".git/index.lock").exists()
+
     @rule()
     def operator_edits(self) -> None:
         """Change a file, and leave it unstaged."""
-        self.operator.edits()
+        self.operator.edit()
 
-    @precondition(lambda self: not self.operator.is_merging() and not self.operator.is_locked_out())
+    @precondition(lambda self: not self.operator.is_merging() and not self.is_locked())
     @rule(stages=st.booleans())
     def operator_stages(self, stages: bool) -> None:  # noqa: FBT001
-        """Stage a change, or unstage it."""
-        (self.operator.stages if stages else self.operator.unstages)()
+        """Stage a change, or unstage all."""
+        (self.operator.stage if stages else self.operator.unstage)()
 
     @precondition(lambda self: not self.operator.is_merging() and not self.operator.is_away())
     @rule(pushes=st.booleans())
     def operator_commits(self, pushes: bool) -> None:  # noqa: FBT001
         """Commit on the branch; push it, unless the remote has moved on."""
-        if self.operator.is_locked_out():
+        if self.is_locked():
             return
-        self.operator.commits_something()
-        if pushes and not self.elsewhere.is_gone():
-            self.elsewhere.is_well_again()
-            with suppress(AssertionError):
-                self.place.git("push", "--quiet", "origin", "main")
+        assert self.operator.commit()
+        if pushes and not self.remote.is_away():
+            self.remote.recover()
+            self.operator.push()
 
     @rule(pushes=st.booleans(), steps=st.one_of(st.none(), st.integers(1, 30)))
     def operator_pulls(self, pushes: bool, steps: int | None) -> None:  # noqa: FBT001
         """Run `pull --rebase`; the command may die."""
         mine = self.operator.state()
-        fuse = Fuse()
-        fuse.left = steps
+        crash = CrashPoint(steps)
         self.worker = None
         try:
             with suppress(DeclinedError, PublishError):
-                self.place.pull(fuse, push=pushes)
-        except DiedError:
-            fuse.restore()
+                self.site.pull(crash, push=pushes)
+        except CrashedError:
+            crash.restore()
             self.figures["deaths"] += 1
         assert self.operator.state() == mine, "the pull touched the operator's files"
 
-    @precondition(lambda self: not self.operator.is_merging() and not self.operator.is_locked_out())
+    @precondition(lambda self: not self.operator.is_merging() and not self.is_locked())
     @rule()
     def operator_switches(self) -> None:
         """Switch to another branch, or back."""
-        (self.operator.comes_back if self.operator.is_away() else self.operator.leaves)()
+        assert (self.operator.come_back if self.operator.is_away() else self.operator.leave)()
 
-    @precondition(lambda self: not self.operator.is_away() and not self.operator.is_locked_out())
+    @precondition(lambda self: not self.operator.is_away() and not self.is_locked())
     @rule()
     def operator_merges(self) -> None:
         """Begin a merge, or abort it."""
         if self.operator.is_merging():
-            self.operator.aborts_the_merge()
+            assert self.operator.end_merge()
         else:
-            self.operator.unstages()
-            self.operator.begins_a_merge()
+            self.operator.unstage()
+            self.operator.begin_merge()
 
-    # What happens elsewhere.
+    # What happens at the remote.
 
     @rule(slug=st.sampled_from(_SLUGS), what=st.sampled_from(["foot", "foot", "other", "head", "gone"]))
-    def somebody_else_pushes(self, slug: int, what: str) -> None:
+    def colleague_pushes(self, slug: int, what: str) -> None:
         """A commit on the remote: to another file, to another line, or to what the CMS writes, too."""
-        path = POSTS[slug]
+        path: str = POSTS[slug]
         self.number += 1
         version = f"o{self.number}"
-        content = self.elsewhere.file(path)
+        content = read_files(self.remote.repository).get(path)
+        text: str | None = version
         if what == "other" or content is None:
-            self.elsewhere.changes(f"others/{self.number}.txt", version)
-            return
-        self.model.touched.add(path)
-        if what == "foot":
+            path = f"others/{self.number}.txt"
+        elif what == "foot":
+            self.model.touched.add(path)
             self.model.feet[path] = version
-            self.elsewhere.changes(path, text(first_line(content) or "", version))
-            return
-        self.model.disputed.add(path)
-        self.elsewhere.changes(path, text(version, last_line(content)) if what == "head" else None)
+            text = post_text(first_line(content) or "", version)
+        else:
+            self.model.touched.add(path)
+            self.model.disputed.add(path)
+            text = post_text(version, last_line(content)) if what == "head" else None
+        repository, message = self.remote.repository, f"colleague {self.number}"
+        self.ledger.persons[message] = frozenset({path})
+        assert commit_files(repository, git(repository, "rev-parse", "main"), {path: text}, message)
 
     @rule(how=st.sampled_from(["gone", "all", "p1", "well", "well"]))
-    def remote_changes_its_mood(self, how: str) -> None:
+    def remote_fails(self, how: str) -> None:
         """It cannot be reached, or refuses all or some, or is well again."""
-        self.elsewhere.is_well_again()
+        self.remote.recover()
         if how == "gone":
-            self.elsewhere.vanishes()
+            self.remote.vanish()
         elif how != "well":
             self.model.refusing = True
-            self.elsewhere.refuses(".*" if how == "all" else f"save {how}-")
+            self.remote.refuse(".*" if how == "all" else f"save {how}-")
 
     # How it ends.
 
     def _calm(self) -> None:
         """Everything is as it should be again, and all the time there is has passed."""
-        self.elsewhere.is_well_again()
+        self.remote.recover()
         self.live, self.worker = True, None
-        if self.operator.is_locked_out():
+        if self.is_locked():
             self._drain(None)
-        if self.operator.is_merging():
-            self.operator.aborts_the_merge()
-        if self.operator.is_away():
-            self.operator.comes_back()
+        assert self.operator.end_merge()
+        assert self.operator.come_back()
         self._until_nothing_is_due()
-        self.place.pull(Fuse(), push=True)
-        self.cms.write("content/last.md", "the last one")
-        self.model.write("content/last.md", "the last one")
+        self.site.pull(CrashPoint(), push=True)
+        self._write("content/last.md", "the last one")
         self._job("last", ["content/last.md"])
         self._until_nothing_is_due()
-        for job in self.place.open_queue(lambda: self.now).retry_all(self.now):
+        for job in self.site.open_queue(lambda: self.now).retry_all(self.now):
             self.model.saves[job.id].attempts = 0
         self._until_nothing_is_due()
 
@@ -392,38 +394,38 @@ class Machine(CheckedHistory):
         raise AssertionError(f"it never ends: {waiting}")
 
 
-def histories(
-    examples: int, dice: int, *, steps: int = STEPS, shrink: bool = False
-) -> tuple[Counter[str], str]:
-    """So many histories; how often what happened, and what went wrong, with the history in which it did.
+def histories(examples: int, dice: int, *, shrink: bool = False) -> tuple[Counter[str], str]:
+    """Run histories; return how often what happened, and what went wrong, with the steps that lead to it.
 
     To shrink that takes minutes, and is for whoever looks into it.
     """
+    os.environ["LC_ALL"] = "C.UTF-8"
     figures: Counter[str] = Counter()
-    folder = in_memory()
+    folder = memory_folder()
+
+    @seed(dice)
+    class ThisMachine(Machine):
+        pass
+
+    profile = settings(
+        max_examples=examples,
+        stateful_step_count=STEPS,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        phases=(Phase.generate, *([Phase.shrink] if shrink else [])),
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
     try:
-
-        @seed(dice)
-        class ThisMachine(Machine):
-            pass
-
-        ThisMachine.template = Place.make(folder / "template", template_files())
-        ThisMachine.folder = folder
-        ThisMachine.figures = figures
-        profile = settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            database=None,
-            print_blob=False,
-            phases=(Phase.generate, *([Phase.shrink] if shrink else [])),
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        )
-        try:
-            run_state_machine_as_test(ThisMachine, settings=profile)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
-            return figures, f"seed {dice}: " + "".join(traceback.format_exception(error))[-6000:]
+        files = {path: post_text("start", "start") for path in (*POSTS[:2], *MEDIA[:2])}
+        files |= {"config.toml": "x = 1\n", **NOTES}
+        ThisMachine.template = LocalSite.with_files(folder / "template", files)
+        ThisMachine.folder, ThisMachine.figures = folder, figures
+        run_state_machine_as_test(ThisMachine, settings=profile)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
+        return figures, f"seed {dice}: " + "".join(traceback.format_exception(error))[-6000:]
+    else:
         return figures, ""
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -432,34 +434,7 @@ def histories(
 def run(options: Options, tell: Callable[[str], None]) -> Report:
     """All histories, in several processes; a failing one is told with the steps that lead to it."""
     examples = options.of(5_000, 20)
-    chunks = [min(_CHUNK, examples - done) for done in range(0, examples, _CHUNK)]
-    began = time.monotonic()
-    figures: Counter[str] = Counter()
-    failures: list[str] = []
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(options.processes, maxtasksperchild=1) as pool:
-        work = [(count, options.seed + number) for number, count in enumerate(chunks)]
-        for found, trouble in pool.imap_unordered(_chunk, work):
-            figures += found
-            tell(f"{figures['examples']:,} histories, {figures['drains']:,} drains")
-            if trouble:
-                failures.append(trouble)
-    seconds = time.monotonic() - began
-    return Report(
-        "machine",
-        {
-            "histories": figures["examples"],
-            "steps in each, at most": STEPS,
-            **{
-                name: figures[name]
-                for name in ("saves", "drains", "deaths", "published", "commits", "failed")
-            },
-            "histories/s": figures["examples"] / seconds,
-        },
-        failures,
-    )
-
-
-def _chunk(work: tuple[int, int]) -> tuple[Counter[str], str]:
-    os.environ["LC_ALL"] = "C.UTF-8"
-    return histories(*work)
+    figures, failures = share_out(histories, "examples", examples, _CHUNK, options, tell)
+    names = ("examples", "saves", "drains", "deaths", "published", "commits", "failed", "examples/s")
+    shown = {name: figures.get(name, 0) for name in names}
+    return Report("machine", {"steps in each, at most": STEPS, **shown}, failures)

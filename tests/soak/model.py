@@ -7,9 +7,15 @@ and cancelled, and what others did on the remote. It knows nothing of batches an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 
+from soak.users import FILLER, post_path
+
 FOLDER_SLUG = "all"
+POSTS = tuple(post_path(f"p{number}") for number in range(4))
+MEDIA = tuple(f"content/media/p{number}.txt" for number in range(4))
+LINK = "content/posts/link.md"
 REFUSED = frozenset(
     {"nopaths", "malformed", "unreadable", "unknown-type", "too-large", "rejected", "conflict"}
 )
@@ -17,6 +23,26 @@ ENVIRONMENT = frozenset(
     {"network", "timeout", "remote-missing", "remote-refused", "wrong-branch", "unfinished-operation"}
 )
 """Failures of what is around these sites; any other failure is a defect, here or there."""
+
+
+def post_text(first: str, last: str) -> str:
+    """Return a post: the CMS writes its first line, a colleague its last one."""
+    return "\n".join([first, *FILLER, last, ""])
+
+
+def first_line(content: bytes | None) -> str | None:
+    """Return the CMS's line; None where there is no file."""
+    return None if content is None else content.decode().split("\n", 1)[0]
+
+
+def last_line(content: bytes) -> str:
+    """Return the colleague's line."""
+    return content.decode().splitlines()[-1]
+
+
+def iso(moment: float) -> str:
+    """Return the time as JavaScript writes it."""
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Fate(Enum):

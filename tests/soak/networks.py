@@ -11,9 +11,13 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HUB = "198.18.0.1"  # of a range that is set aside for such tests
 _PROGRAMS = ("ip", "nsenter", "setpriv", "unshare")
@@ -116,32 +120,26 @@ class Link:
         self.node.ip("link", "set", "eth0", "up")
 
 
-@dataclass
-class Daemon:
-    """`git daemon` over the repositories in a folder, at the hub."""
-
-    hub: Namespace
-    folder: Path
-    port: int
-
-    def __enter__(self) -> str:
-        with (self.folder / "daemon.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(*self.hub.within, "setpriv", "--pdeathsig", "TERM", "git", "daemon"),
-                    *("--export-all", "--enable=receive-pack", "--reuseaddr", "--max-connections=0"),
-                    *("--init-timeout=10", "--timeout=20", f"--base-path={self.folder}"),
-                    *(f"--listen={HUB}", f"--port={self.port}"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        return f"git://{HUB}:{self.port}"
-
-    def __exit__(self, *_: object) -> None:
+@contextmanager
+def git_daemon(hub: Namespace, folder: Path, port: int) -> Iterator[str]:
+    """Serve the repositories in a folder at the hub; yield the address."""
+    with (folder / "daemon.log").open("ab") as log:
+        process = subprocess.Popen(
+            [
+                *(*hub.within, "setpriv", "--pdeathsig", "TERM", "git", "daemon"),
+                *("--export-all", "--enable=receive-pack", "--reuseaddr", "--max-connections=0"),
+                *("--init-timeout=10", "--timeout=20", f"--base-path={folder}"),
+                *(f"--listen={HUB}", f"--port={port}"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield f"git://{HUB}:{port}"
+    finally:
         # With its processes that still wait for a client that was cut off.
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

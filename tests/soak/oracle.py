@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 import random
 import shutil
 import stat
-import time
 import traceback
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from briter_worker import events as seen
-from soak.bystander import (
-    GITLINK,
-    LAX,
-    Blob,
-    Oracle,
-    Tree,
-    Wanted,
-    above,
-    lines,
-    proper,
-    tree_of,
-)
-from soak.grove import ATTRIBUTES, BAD, FOLDERS, IGNORE, LARGE, Grove
-from soak.overtaking import Colleague, put
-from soak.place import Place, in_memory
-from soak.report import Report
-from soak.surroundings import Cms, iso
+from soak.expected_tree import Oracle, Wanted, above, proper, put
+from soak.model import iso
+from soak.random_tree import ATTRIBUTES, BAD, FOLDERS, IGNORE, LARGE, RandomCommit, RandomTree
+from soak.report import Report, share_out
+from soak.repository import GITLINK, LAX, Blob, Tree, git, join, read_history, read_tree
+from soak.worker import LocalSite, memory_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from soak.report import Options
 
@@ -49,27 +37,26 @@ _START = 1_800_000_000.0
 class Trial:
     """One site: random lists are published, and each commit is compared with what the oracle says."""
 
-    def __init__(self, place: Place, dice: random.Random, figures: Counter[str]) -> None:
-        self._place = place
+    def __init__(self, site: LocalSite, dice: random.Random, figures: Counter[str]) -> None:
+        self._site = site
+        self._root = site.worktree
         self._dice = dice
         self._figures = figures
-        self._grove = Grove(place, dice)
-        self._cms = Cms(place)
+        self._tree = RandomTree(site.worktree, dice)
         self._number = 0
 
     def prepare(self) -> None:
         """A commit with some of all that is there, and with a submodule."""
-        self._grove.grow(45)
-        place = self._place
+        self._tree.grow(45)
         for key, value, often in (("core.fileMode", "false", 0.25), ("core.ignoreCase", "true", 0.15)):
             if self._dice.random() < often:  # a clone that was made on another system
-                place.git("config", key, value)
+                git(self._root, "config", key, value)
         chosen = []
-        for path in self._grove.everything():
-            name = os.fspath(path.relative_to(place.site))
+        for path in self._tree.everything():
+            name = os.fspath(path.relative_to(self._root))
             kind = os.lstat(path).st_mode
             nested = any(
-                (place.site / each / ".git").exists() or (place.site / each / "refs").exists()
+                (self._root / each / ".git").exists() or (self._root / each / "refs").exists()
                 for each in above(name)
             )
             if (
@@ -80,67 +67,70 @@ class Trial:
             ):
                 chosen.append(name)
         fine = [name for name in chosen if ".git" not in name.lower().split("/")]
-        place.git(*LAX, "update-index", "--add", "-z", "--stdin", stdin=lines(fine))
+        git(self._root, *LAX, "update-index", "--add", "-z", "--stdin", stdin=join(fine))
         folder = self._dice.choice(["content/module", "content/a/module"])
         if not any(each in fine for each in above(folder)):
-            place.git("update-index", "--add", "--cacheinfo", f"{GITLINK},{'1' * 40},{folder}")
-        place.git("commit", "--quiet", "--message=Some of it")
-        place.git("push", "--quiet", "origin", "main")
+            git(self._root, "update-index", "--add", "--cacheinfo", f"{GITLINK},{'1' * 40},{folder}")
+        git(self._root, "commit", "--quiet", "--message=Some of it")
+        git(self._root, "push", "--quiet", "origin", "main")
+
+    def _save(self, name: str, paths: list[str], **keys: object) -> None:
+        self._site.save(name, paths, id=name, message=f"save {name}", **keys)
 
     def drain(self, *, overtaken: bool = False) -> None:
         """The work tree changes; then lists are published, and compared.
 
         Where they are overtaken, somebody has pushed meanwhile.
         """
-        self._grove.change(self._dice.randrange(25))
-        self._grove.grow(self._dice.randrange(8))
-        tracked = [path for path in tree_of(self._place, "main", self._place.site) if "\udcff" not in path]
+        self._tree.change(self._dice.randrange(25))
+        self._tree.grow(self._dice.randrange(8))
+        tracked = [path for path in read_tree(self._root) if "\udcff" not in path]
         self._leave_out(tracked)
-        held = [path for _ in range(self._dice.randrange(3)) for path in self._grove.declared(tracked)]
+        held = [path for _ in range(self._dice.randrange(3)) for path in self._tree.declared(tracked)]
         if held and self._dice.random() < 0.7:
             self._number += 1
-            self._cms.save(f"held{self._number}", "held", held, scheduledFor=iso(_START * 2))
+            self._save(f"held{self._number}", held, scheduledFor=iso(_START * 2))
         else:
             held = []
         lists: dict[str, list[str]] = {}
         for _ in range(LISTS):
             self._number += 1
-            lists[f"job{self._number}"] = self._grove.declared(tracked)
+            lists[f"job{self._number}"] = self._tree.declared(tracked)
         for order, (name, paths) in enumerate(lists.items()):
-            self._cms.save(name, name, paths, createdAt=iso(_START + self._number + order / 1000))
-        oracle = Oracle(self._place, held)
+            self._save(name, paths, createdAt=iso(_START + self._number + order / 1000))
+        oracle = Oracle(self._site, held)
         expected = self._expected(oracle, lists)
         every = {path for each in expected.values() if isinstance(each, Wanted) for path in each.files}
         blobs = oracle.blobs(every)
-        before = _snapshot(self._place)
+        before = _snapshot(self._root)
         ground = self._overtake(oracle.tip) if overtaken else oracle.tip
         events: list[seen.Event] = []
-        self._place.worker(clock=lambda: _START * 1.5, emit=events.append, folders=FOLDERS).run_once()
+        self._site.worker(clock=lambda: _START * 1.5, emit=events.append, folders=FOLDERS).run_once()
         self._compare(expected, events, ground, blobs, tip=oracle.tip)
         if not overtaken:
-            assert _snapshot(self._place) == before, "the work tree was changed"
-        staged = self._place.ask("diff-index", "--cached", "--name-only", "-z", "HEAD")
+            assert _snapshot(self._root) == before, "the work tree was changed"
+        staged = git(self._root, "diff-index", "--cached", "--name-only", "-z", "HEAD")
         # Git puts none of its own names into an index, from where they would be checked out unasked.
         own = {name.lower() for name in BAD}
-        left = os.fsdecode(staged).split("\0")[:-1]
+        left = staged.split("\0")[:-1]
         kept_out = [path for path in left if not own.isdisjoint(path.lower().split("/"))]
         assert left == kept_out, f"left in the index: {staged!r}"
         self._figures["lists"] += len(lists)
-        for file in self._place.queue.glob("*.json"):
+        for file in self._site.queue.glob("*.json"):
             file.unlink()
 
     def _overtake(self, tip: Tree) -> Tree:
-        here = [os.fspath(path.relative_to(self._place.site)) for path in self._grove.everything()]
-        Colleague(self._place, self._dice).push(tip, sorted(here))
+        here = [os.fspath(path.relative_to(self._root)) for path in self._tree.everything()]
+        RandomCommit(self._site.remote, self._dice).push(tip, sorted(here))
         self._figures["overtaken"] += 1
-        return tree_of(self._place, "main", self._place.remote)
+        return read_tree(self._site.remote)
 
     def swap(self) -> None:
         """While it is published, files and folders become links to what no job may publish."""
-        tracked = tree_of(self._place, "main", self._place.site)
+        tracked = read_tree(self._root)
         for _ in range(5):
             self._number += 1
-            self._cms.save(f"job{self._number}", f"job{self._number}", self._grove.declared(list(FOLDERS)))
+            self._save(f"job{self._number}", self._tree.declared(list(FOLDERS)))
         swapped = False
 
         def progress(_phase: str, _done: int, _total: int) -> None:
@@ -148,20 +138,20 @@ class Trial:
             nonlocal swapped
             if not swapped:
                 swapped = True
-                self._grove.swap_for_links(f"{self._place.site}/{SECRETS}")
+                self._tree.swap_for_links(f"{self._root}/{SECRETS}")
                 self._figures["swaps"] += 1
 
-        self._place.worker(
+        self._site.worker(
             clock=lambda: _START * 1.5, emit=lambda _: None, folders=FOLDERS, progress=progress
         ).run_once()
-        there = tree_of(self._place, "main", self._place.remote)
+        there = read_tree(self._site.remote)
         for path in there.keys() - tracked.keys():
             assert there[path][0] in {"100644", "100755"}, f"published: {path}, {there[path]}"
-        secret = self._place.git("hash-object", "--no-filters", f"{SECRETS}/secret")
+        secret = git(self._root, "hash-object", "--no-filters", f"{SECRETS}/secret")
         assert secret not in {sha for path, (_, sha) in there.items() if not path.startswith(SECRETS)}, (
             "what a link points to was published"
         )
-        for file in self._place.queue.glob("*.json"):
+        for file in self._site.queue.glob("*.json"):
             file.unlink()
 
     def _leave_out(self, tracked: list[str]) -> None:
@@ -169,7 +159,7 @@ class Trial:
         fine = [path for path in tracked if "/" in path and not path.startswith(SECRETS)]
         if fine and self._dice.random() < 0.1:
             shut = f"!/{self._dice.choice(fine)}"
-            self._place.git(*LAX, "sparse-checkout", "set", "--no-cone", "/*", shut)
+            git(self._root, *LAX, "sparse-checkout", "set", "--no-cone", "/*", shut)
         elif fine and self._dice.random() < 0.05:
             # Git reads no such index that has names of its own in it.
             kind = (
@@ -180,18 +170,18 @@ class Trial:
             # In a cone, git takes no folder whose name it could mistake for a pattern.
             folders = [each for path in fine for each in above(path) if not set(each) & set('*?[]!#"\\')]
             folder = self._dice.choice(folders or ["content"])
-            self._place.git(*LAX, "sparse-checkout", "set", "--cone", kind, folder, SECRETS)
+            git(self._root, *LAX, "sparse-checkout", "set", "--cone", kind, folder, SECRETS)
         # `git hash-object` does not know a .gitattributes that is not in the work tree.
         tracked = [path for path in tracked if path != ".gitattributes" and not path.startswith(SECRETS)]
         if self._dice.random() < 0.3:
             chosen = self._dice.sample(tracked, min(len(tracked), 3))
-            modes = self._place.ask("ls-files", "--stage", "-z").split(b"\0")
-            modules = {os.fsdecode(line.partition(b"\t")[2]) for line in modes if line.startswith(b"160000")}
+            modes = git(self._root, "ls-files", "--stage", "-z").split("\0")
+            modules = {line.partition("\t")[2] for line in modes if line.startswith(GITLINK)}
             chosen = [path for path in chosen if path not in modules]
-            self._place.git("update-index", "--skip-worktree", "-z", "--stdin", stdin=lines(chosen))
+            git(self._root, "update-index", "--skip-worktree", "-z", "--stdin", stdin=join(chosen))
             for path in chosen:
-                file = self._place.site / path
-                if not any((self._place.site / each).is_symlink() for each in above(path)) and (
+                file = self._root / path
+                if not any((self._root / each).is_symlink() for each in above(path)) and (
                     file.is_symlink() or file.is_file()
                 ):
                     file.unlink()
@@ -215,7 +205,7 @@ class Trial:
                 or (proper(declared) in each.folders and oracle.is_barren(str(proper(declared)), wanted))
                 for declared, each in looked[name].items()
             ]
-            sizes = [os.lstat(self._place.site / path).st_size for path in wanted.files]
+            sizes = [os.lstat(self._root / path).st_size for path in wanted.files]
             if any(size >= LARGE for size in sizes):
                 expected[name] = "too-large"
                 continue
@@ -240,10 +230,7 @@ class Trial:
             for event in events
             if isinstance(
                 event,
-                (
-                    *(seen.Published, seen.NoChange, seen.NoPaths, seen.DeadLettered, seen.Failed),
-                    seen.Snoozed,
-                ),
+                (seen.Published, seen.NoChange, seen.NoPaths, seen.DeadLettered, seen.Failed),
             )
         }
         commits = self._commits()
@@ -256,7 +243,7 @@ class Trial:
                 assert name not in commits, f"refused, and yet a commit: {about}"
                 self._figures[wanted] += 1
                 continue
-            after = put(self._place, tree, wanted, blobs, tip)
+            after = put(self._root, tree, wanted, blobs, tip)
             if after is None:
                 assert getattr(outcome, "failure", None) == "conflict", f"expected a conflict: {about}"
                 assert name not in commits, f"a conflict, and yet a commit: {about}"
@@ -267,46 +254,36 @@ class Trial:
                 for path in tree.keys() | after.keys()
                 if tree.get(path) != after.get(path)
             }
-            snoozed = bool(wanted.on_hold) and not changed
+            deferred = bool(wanted.on_hold) and not changed
             # Another job of the batch may have published the same: then there is a commit.
-            kinds = (seen.Snoozed if snoozed else seen.NoChange, seen.Published)
+            kinds = (seen.Failed if deferred else seen.NoChange, seen.Published)
             assert isinstance(outcome, kinds), f"expected {wanted}: {about}"
             found = commits.pop(name, {})
             assert found == changed, f"expected {changed}, found {found}: {about}"
-            self._figures["commits" if changed else "snoozed" if snoozed else "nothing to publish"] += 1
+            self._figures["commits" if changed else "deferred" if deferred else "nothing to publish"] += 1
             tree = after
         assert not commits, f"commits of nobody: {commits}"
-        assert tree_of(self._place, "main", self._place.remote) == tree, "the remote has another tree"
+        assert read_tree(self._site.remote) == tree, "the remote has another tree"
 
     def _commits(self) -> dict[str, dict[str, Blob | None]]:
-        """What each new commit on the remote changed, by its job."""
-        out = os.fsdecode(
-            self._place.ask(
-                *("log", "--raw", "-z", "--no-renames", "--no-abbrev", "--format=%x01%s%x02", "main"),
-                cwd=self._place.remote,
-            )
-        )
-        found: dict[str, dict[str, Blob | None]] = {}
-        for entry in out.split("\x01")[1:]:
-            subject, _, raw = entry.partition("\x02")
-            name = subject.removeprefix("save ")
-            parts = raw.lstrip("\0\n").split("\0")
-            changes: dict[str, Blob | None] = {}
-            for about, path in zip(parts[::2], parts[1::2], strict=False):
-                _, mode, _, sha, kind = about.lstrip(":").split()
-                changes[path] = None if kind == "D" else (mode, sha)
-            found[name] = changes
+        """Return what each new commit on the remote changed, by its job."""
         first = self._number - LISTS
-        return {
-            name: each for name, each in found.items() if name.startswith("job") and int(name[3:]) > first
-        }
+        found: dict[str, dict[str, Blob | None]] = {}
+        for commit in read_history(self._site.remote, "main"):
+            name = commit.message.strip().removeprefix("save ")
+            if name.startswith("job") and int(name[3:]) > first:
+                gone = "000000"
+                found[name] = {
+                    path: None if blob[0] == gone else blob for path, blob in commit.touched.items()
+                }
+        return found
 
 
-def _snapshot(place: Place) -> dict[str, tuple[int, str]]:
+def _snapshot(worktree: Path) -> dict[str, tuple[int, str]]:
     """The work tree, without git's own folder."""
     found = {}
-    for current, folders, files in os.walk(place.site):
-        folders[:] = [name for name in folders if os.path.join(current, name) != str(place.site / ".git")]  # noqa: PTH118
+    for current, folders, files in os.walk(worktree):
+        folders[:] = [name for name in folders if os.path.join(current, name) != str(worktree / ".git")]  # noqa: PTH118
         for name in (*folders, *files):
             path = os.path.join(current, name)  # noqa: PTH118
             mode = os.lstat(path).st_mode
@@ -321,7 +298,7 @@ def _snapshot(place: Place) -> dict[str, tuple[int, str]]:
 def trials(lists: int, dice: int) -> tuple[Counter[str], str]:
     """So many lists, on several sites; what was found, and what was not as it should be."""
     figures: Counter[str] = Counter()
-    folder = in_memory()
+    folder = memory_folder()
     number = 0
     try:
         files = {
@@ -332,7 +309,7 @@ def trials(lists: int, dice: int) -> tuple[Counter[str], str]:
             "config.toml": "c\n",
         }
         files |= {f"{each}/start.txt": "start\n" for each in FOLDERS}
-        template = Place.make(folder / "template", files)
+        template = LocalSite.with_files(folder / "template", files)
         while figures["lists"] < lists:
             number += 1
             root = folder / f"site{number}"
@@ -354,22 +331,6 @@ def trials(lists: int, dice: int) -> tuple[Counter[str], str]:
 
 def run(options: Options, tell: Callable[[str], None]) -> Report:
     """All lists, in several processes."""
-    wanted = options.of(10_000, 200)
-    share = LISTS * DRAINS
-    began = time.monotonic()
-    figures: Counter[str] = Counter()
-    failures: list[str] = []
-    work = [(min(share, wanted - done), options.seed + done) for done in range(0, wanted, share)]
-    with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=10) as pool:
-        for found, trouble in pool.imap_unordered(_share, work):
-            figures += found
-            if trouble:
-                failures.append(trouble)
-            if figures["lists"] % 1000 == 0:
-                tell(f"{figures['lists']:,} lists")
-    seconds = time.monotonic() - began
-    return Report("oracle", {**figures, "lists/s": figures["lists"] / seconds}, failures)
-
-
-def _share(work: tuple[int, int]) -> tuple[Counter[str], str]:
-    return trials(*work)
+    return Report(
+        "oracle", *share_out(trials, "lists", options.of(10_000, 200), LISTS * DRAINS, options, tell)
+    )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import platform
 import subprocess
+import time
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).with_name("results")
@@ -45,6 +48,28 @@ class Report:
     name: str
     figures: Mapping[str, float | int | str] = field(default_factory=dict)
     failures: Sequence[str] = ()
+
+
+def share_out(
+    function: Callable[[int, int], tuple[Counter[str], str]],
+    what: str,
+    wanted: int,
+    share: int,
+    options: Options,
+    tell: Callable[[str], None],
+) -> tuple[dict[str, float], list[str]]:
+    """Call `function(number, seed)` for each share in a process of its own; return sums and failures."""
+    began = time.monotonic()
+    figures: Counter[str] = Counter()
+    failures: list[str] = []
+    work = [(min(share, wanted - done), options.seed + done) for done in range(0, wanted, share)]
+    with multiprocessing.get_context("spawn").Pool(options.processes, maxtasksperchild=1) as pool:
+        for result in [pool.apply_async(function, each) for each in work]:
+            found, trouble = result.get()
+            figures += found
+            tell(f"{figures[what]:,} {what}")
+            failures += [trouble] if trouble else []
+    return {**figures, f"{what}/s": figures[what] / (time.monotonic() - began)}, failures
 
 
 def table(reports: Sequence[Report]) -> Iterator[str]:

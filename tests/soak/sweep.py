@@ -7,7 +7,7 @@ the call (KILL), the whole session is killed after it (KILL-ALL), or it fails wi
 worker then runs at most twice, undisturbed, and everything must be as if nothing had happened: each post on
 the remote exactly once with its own content and nothing else, and what a person was doing untouched.
 
-How a call is reached among several processes is told in `tracing`. A case counts only if the log says that
+How a call is reached among several processes is told in `strace`. A case counts only if the log says that
 the fault came over that very call; otherwise it is repeated, and at last reported as not reached. How many
 folders git makes for its objects depends on their names, which the time changes: calls that are not in each
 of three traces are left out. The history, a sink that writes in a thread of its own, is not swept.
@@ -18,19 +18,25 @@ from __future__ import annotations
 import random
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from soak.report import Options, Report
+from remotes import git_daemon
+from sites import eventually
+
+from soak.processes import end_session, send, session_of, tree_of
+from soak.report import IN_MEMORY, Options, Report
+from soak.strace import ERRORS, FAULTS, KILL_ALL, Tracer
 from soak.sweep_site import (
-    Server,
     copy_of,
     is_settled,
     leftovers,
@@ -39,14 +45,13 @@ from soak.sweep_site import (
     tidy_later,
     wait_for_lock,
 )
-from soak.tracing import ERRORS, FAULTS, KILL_ALL, Tracer, alone, end_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sites import Site
 
-    from soak.tracing import Call, Fault
+    from soak.strace import Call, Fault
 
 _TRIES = 30
 _HISTORY = "storage/history"
@@ -88,15 +93,15 @@ class Verdict:
 
 
 class Lab:
-    """Copies of the two sites, for one case after the other; several threads may use it."""
+    """Copies of the two sites, for one case after the other; several threads may use it.
 
-    def __init__(self, base: Path, *, processes: int) -> None:
+    The remotes are served by processes of their own, as a host elsewhere would be: no fault reaches them.
+    """
+
+    def __init__(self, base: Path) -> None:
         self._base = base
         self._numbers = count(1)
         self.templates: dict[bool, Site] = {}
-        self._servers: SimpleQueue[Server] = SimpleQueue()
-        for _ in range(processes):
-            self._servers.put(Server(base))
 
     def prepare(self, *, moved: bool) -> list[Call]:
         """Make the site and trace its publication: the calls that change a file, process by process."""
@@ -106,51 +111,51 @@ class Lab:
         return [call for call in traces[0] if _identity(call) in everywhere]
 
     def _trace(self, *, moved: bool) -> list[Call]:
-        server = self._servers.get()
-        site, at = self._copy(server, moved=moved)
-        try:
-            tracer = Tracer(at, site.root)
+        with self._copy(moved=moved) as (site, tracer, settle):
             process = tracer.start("run", "--once", env=site.environment())
             out, err = process.communicate(timeout=120)
             wait_for_lock(site)
-            server.settle()
+            settle()
             wrong = [*problems(site, moved=moved), *leftovers(site)]
             assert process.returncode == 0 and not wrong, f"no fault, and yet: {wrong}\n{out}{err}"  # noqa: PT018
             return [call for call in tracer.calls() if call.changes and _HISTORY not in call.does]
-        finally:
-            self._servers.put(server)
-            shutil.rmtree(site.root)
-            shutil.rmtree(at)
 
-    def _copy(self, server: Server, *, moved: bool) -> tuple[Site, Path]:
-        name = f"s{next(self._numbers)}"
-        return copy_of(self.templates[moved], self._base / name, server), self._base / f"{name}-trace"
+    @contextmanager
+    def _copy(self, *, moved: bool) -> Iterator[tuple[Site, Tracer, Callable[[], None]]]:
+        """Yield a site, its tracer, and a wait until all connections to its remote have ended."""
+        connections: list[subprocess.Popen[bytes]] = []
+
+        def settle() -> None:
+            for each in tuple(connections):
+                each.wait(30)
+
+        root = self._base / f"s{next(self._numbers)}"
+        trace = root.with_name(f"{root.name}-trace")
+        try:
+            with git_daemon(self._base, "--enable=receive-pack", started=connections) as address:
+                site = copy_of(self.templates[moved], root, address)
+                yield site, Tracer(trace, site.root), settle
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+            shutil.rmtree(trace, ignore_errors=True)
 
     def examine(self, case: Case) -> Verdict:
         """Have the fault happen, run the worker again, and look; again if the call was not reached."""
-        server = self._servers.get()
         verdict = Verdict()
-        try:
-            asked = case
-            for _ in range(_TRIES):
-                site, at = self._copy(server, moved=case.moved)
+        asked = case
+        for _ in range(_TRIES):
+            with self._copy(moved=case.moved) as (site, tracer, settle):
                 try:
-                    tracer = Tracer(at, site.root)
-                    verdict = self._examine(asked, site, tracer, server)
+                    verdict = self._examine(asked, site, tracer, settle)
                     # Its number varies where git tells its progress, as often as time allows.
                     asked = replace(case, call=tracer.like(case.call))
                 except (AssertionError, OSError, ValueError, subprocess.TimeoutExpired) as error:
                     verdict = Verdict(reached=True, problems=[f"{type(error).__name__}: {error}"])
-                finally:
-                    shutil.rmtree(site.root, ignore_errors=True)
-                    shutil.rmtree(at, ignore_errors=True)
-                if verdict.reached:
-                    break
-        finally:
-            self._servers.put(server)
+            if verdict.reached:
+                break
         return verdict
 
-    def _examine(self, case: Case, site: Site, tracer: Tracer, server: Server) -> Verdict:
+    def _examine(self, case: Case, site: Site, tracer: Tracer, settle: Callable[[], None]) -> Verdict:
         out, err = _strike(case, site, tracer)
         wait_for_lock(site)
         verdict = Verdict(reached=tracer.reached(case.call, case.fault))
@@ -169,7 +174,7 @@ class Lab:
             if is_settled(site):
                 break
         verdict.seconds = time.monotonic() - began
-        server.settle()
+        settle()
         wrong = list(problems(site, moved=case.moved))
         if not wrong and (left := leftovers(site)):
             site.save("next", ["content/posts/welcome.md"])
@@ -200,27 +205,22 @@ def _identity(call: Call) -> tuple[str, str, int]:
 def _strike(case: Case, site: Site, tracer: Tracer) -> tuple[str, str]:
     process = tracer.start("run", "--once", env=site.environment(), call=case.call, fault=case.fault)
     if case.fault is KILL_ALL:
-        deadline = time.monotonic() + 60
-        while process.poll() is None and KILL_ALL.sign not in tracer.said(case.call.process):
-            assert time.monotonic() < deadline, "neither stopped nor done"
-            time.sleep(0.005)
+        name, sign = case.call.process, KILL_ALL.sign
+        eventually(lambda: process.poll() is not None or sign in tracer.said(name), within=60)
+        send(tree_of(process.pid), signal.SIGKILL)  # git runs in a session of its own
         end_session(process.pid)
     out, err = process.communicate(timeout=120)
-    deadline = time.monotonic() + 30
-    while not alone(process.pid):
-        assert time.monotonic() < deadline, "processes of the worker's are left"
-        time.sleep(0.005)
+    eventually(lambda: not session_of(process.pid), within=30)
     return out, err
 
 
 def run(options: Options, tell: Callable[[str], None]) -> Report:
     """Every call and every fault; else a sample, with an odd seed of the publication that is behind."""
-    memory = Path("/dev/shm")
     chance = random.Random(options.seed)
     with tempfile.TemporaryDirectory(
-        prefix="briter-sweep-", dir=memory if memory.is_dir() else None, ignore_cleanup_errors=True
+        prefix="briter-sweep-", dir=IN_MEMORY, ignore_cleanup_errors=True
     ) as folder:
-        lab = Lab(Path(folder), processes=options.processes)
+        lab = Lab(Path(folder))
         cases: list[Case] = []
         calls = 0
         for moved in (False, True):
@@ -228,53 +228,41 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
                 continue
             found = lab.prepare(moved=moved)
             calls += len(found)
-            tell(f"{len(found)} calls{' where the remote is ahead' * moved}: {_by_process(found)}")
+            where = " where the remote is ahead" * moved
+            tell(f"{len(found)} calls{where}: {dict(Counter(call.process for call in found))}")
             cases += [Case(call, fault, moved) for call in found for fault in FAULTS]
         size = options.of(len(cases), 14)
         if size < len(cases):
             cases = sample(cases, size, chance)
         else:
             chance.shuffle(cases)  # so that what takes long is spread
-        return _report(options, cases, calls, lab, tell)
-
-
-def _report(
-    options: Options, cases: Sequence[Case], calls: int, lab: Lab, tell: Callable[[str], None]
-) -> Report:
-    failures: list[str] = []
-    recovered = missed = 0
-    runs = {1: 0, 2: 0}
-    slowest = 0.0
-    with ThreadPoolExecutor(options.processes) as pool:
-        for done, (case, verdict) in enumerate(
-            zip(cases, pool.map(lab.examine, cases), strict=True), start=1
-        ):
-            if not verdict.reached:
-                missed += 1
-                failures.append(f"not reached: {case}")
-            elif verdict.problems:
-                failures.append(f"{case}: " + "\n        ".join(verdict.problems))
-                tell(f"FAILED {case}: {verdict.problems[0]}")
-            else:
-                recovered += 1
-                runs[verdict.runs] += 1
-                slowest = max(slowest, verdict.seconds)
-            if done % 200 == 0:
-                tell(f"{done} of {len(cases)}, {recovered} recovered, {missed} not reached")
-    return Report(
-        "sweep",
-        {
-            "calls": calls,
-            "faults each": len(FAULTS),
-            "cases": len(cases),
-            "recovered": recovered,
-            "recovered by the first run": runs[1],
-            "not recovered": len(cases) - recovered - missed,
-            "not reached": missed,
-            "slowest recovery, seconds": round(slowest, 2),
-        },
-        failures,
-    )
+        failures: list[str] = []
+        runs: Counter[int] = Counter()
+        slowest = 0.0
+        with ThreadPoolExecutor(options.processes) as pool:
+            for done, (case, verdict) in enumerate(zip(cases, pool.map(lab.examine, cases), strict=True), 1):
+                if not verdict.reached:
+                    failures.append(f"not reached: {case}")
+                elif verdict.problems:
+                    failures.append(f"{case}: " + "\n        ".join(verdict.problems))
+                    tell(f"FAILED {case}: {verdict.problems[0]}")
+                else:
+                    slowest = max(slowest, verdict.seconds)
+                    runs[verdict.runs] += 1
+                if done % 200 == 0:
+                    tell(f"{done} of {len(cases)}, {runs.total()} recovered")
+    missed = sum(failure.startswith("not reached") for failure in failures)
+    figures = {
+        "calls": calls,
+        "faults each": len(FAULTS),
+        "cases": len(cases),
+        "recovered": runs.total(),
+        "recovered by the first run": runs[1],
+        "not recovered": len(failures) - missed,
+        "not reached": missed,
+        "slowest recovery, seconds": round(slowest, 2),
+    }
+    return Report("sweep", figures, failures)
 
 
 def sample(cases: Sequence[Case], size: int, chance: random.Random) -> list[Case]:
@@ -291,12 +279,3 @@ def sample(cases: Sequence[Case], size: int, chance: random.Random) -> list[Case
     rest = [case for case in cases if case not in chosen]
     chosen += chance.sample(rest, min(len(rest), max(0, size - len(chosen))))
     return chosen
-
-
-def _by_process(calls: Sequence[Call]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in _counted(calls))
-
-
-def _counted(calls: Sequence[Call]) -> Iterator[tuple[str, int]]:
-    for name in dict.fromkeys(call.process for call in calls):
-        yield name, sum(1 for call in calls if call.process == name)

@@ -1,24 +1,19 @@
-"""The site that the sweep publishes from, as cheap copies of one template, and what must come of it.
-
-The remote is served by a process of its own, as a host elsewhere would be: no fault ever reaches it.
-"""
+"""The site that the sweep publishes from, as cheap copies of one template, and what must come of it."""
 
 from __future__ import annotations
 
 import fcntl
-import shutil
-import socket
-import subprocess
-import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sites import Site
+from sites import Site, eventually
 
-from briter_worker.git.maintenance import tidy_repository
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
+from soak.repository import fsck, read_files, read_history
+from soak.users import commit_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,14 +24,13 @@ _BASES = "refs/briter/branches/main/mirror"
 _DAYS = 3 * 24 * 3600.0
 """Longer than any file is kept because of its age."""
 _POSTS = "content/posts"
-BEFORE = {
+_PERSONS = {"notes.txt": "a person's\n", "readme.md": "a person's\n"}
+BEFORE = _PERSONS | {
     f"{_POSTS}/welcome.md": "# Welcome\n",
     f"{_POSTS}/change.md": "before\n",
     f"{_POSTS}/gone.md": "to be deleted\n",
     f"{_POSTS}/gallery/one.md": "one\n",
     f"{_POSTS}/gallery/two.md": "two\n",
-    "notes.txt": "a person's\n",
-    "readme.md": "a person's\n",
 }
 COMMITS = {
     "Publish add": {f"{_POSTS}/add.md"},
@@ -44,14 +38,12 @@ COMMITS = {
     "Publish gone": {f"{_POSTS}/gone.md"},
     "Publish gallery": {f"{_POSTS}/gallery/one.md", f"{_POSTS}/gallery/two.md", f"{_POSTS}/gallery/three.md"},
 }
-AFTER = {
+AFTER = _PERSONS | {
     f"{_POSTS}/welcome.md": "# Welcome\n",
     f"{_POSTS}/add.md": "added\n",
     f"{_POSTS}/change.md": "after\n",
     f"{_POSTS}/gallery/one.md": "one, again\n",
     f"{_POSTS}/gallery/three.md": "three\n",
-    "notes.txt": "a person's\n",
-    "readme.md": "a person's\n",
 }
 _HUMAN = ["M  notes.txt", " M readme.md", "?? scratch.txt"]
 ELSEWHERE = {f"{_POSTS}/welcome.md": "# Welcome, from elsewhere\n", f"{_POSTS}/theirs.md": "theirs\n"}
@@ -71,19 +63,11 @@ def make_template(root: Path, *, moved: bool) -> Site:
     site.git("commit", "--quiet", "--message=Fill the site")
     site.git("push", "--quiet", "origin", "main")
     if moved:
-        other = root / "other"
-        site.git("clone", "--quiet", str(site.remote), str(other), cwd=root)
-        for path, text in ELSEWHERE.items():
-            (other / path).write_text(text)
-        site.git("add", "--all", cwd=other)
-        site.git("commit", "--quiet", "--message=From elsewhere", cwd=other)
-        site.git("push", "--quiet", "origin", "main", cwd=other)
-        shutil.rmtree(other)
-    for path, text in {
-        **AFTER,
-        "notes.txt": "staged by a person\n",
-        "scratch.txt": "of no concern\n",
-    }.items():
+        tip = site.git("rev-parse", "main")
+        assert commit_files(site.remote, tip, ELSEWHERE, "From elsewhere")
+    for path, text in (
+        AFTER | {"notes.txt": "staged by a person\n", "scratch.txt": "of no concern\n"}
+    ).items():
         site.write_post(path, text)
     site.git("add", "notes.txt")
     site.write_post("readme.md", "changed by a person\n")
@@ -103,72 +87,28 @@ def make_template(root: Path, *, moved: bool) -> Site:
     return site
 
 
-class Server:
-    """Serves every repository below a folder for reading and pushing, on a port of its own."""
-
-    def __init__(self, base: Path) -> None:
-        self._base = base
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._running: list[subprocess.Popen[bytes]] = []
-        self.address = f"git://127.0.0.1:{self._listener.getsockname()[1]}/"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection:
-                self._running = [each for each in self._running if each.poll() is None]
-                self._running.append(
-                    subprocess.Popen(
-                        [
-                            *("git", "daemon", "--inetd", "--export-all", "--enable=receive-pack"),
-                            f"--base-path={self._base}",
-                            str(self._base),
-                        ],
-                        stdin=connection.fileno(),
-                        stdout=connection.fileno(),
-                        stderr=subprocess.DEVNULL,
-                        start_new_session=True,
-                    )
-                )
-
-    def settle(self) -> None:
-        """Wait until every connection has come to its end."""
-        for each in list(self._running):
-            each.wait(30)
-
-    def close(self) -> None:
-        """Serve no more."""
-        self._listener.close()
-
-
-def copy_of(template: Site, root: Path, server: Server) -> Site:
-    """A site of its own, like the template to the time stamp."""
-    subprocess.run(["cp", "-a", str(template.root), str(root)], check=True)
-    site = Site(root, {**FAST, "PYTHONDONTWRITEBYTECODE": "1"})
+def copy_of(template: Site, root: Path, address: str) -> Site:
+    """A site of its own, like the template to the time stamp, whose remote is served at an address."""
+    site = replace(template.copy(root), env={**FAST, "PYTHONDONTWRITEBYTECODE": "1"})
     config = site.worktree / ".git" / "config"
-    config.write_text(config.read_text().replace(_NOWHERE, f"{server.address}{root.name}/remote.git"))
+    config.write_text(config.read_text().replace(_NOWHERE, f"{address}/{root.name}/remote.git"))
     return site
 
 
 def wait_for_lock(site: Site) -> None:
     """Until no process holds the site's lock: one that outlives its worker keeps the next one out."""
-    lock = site.storage / "worker.lock"
-    if not lock.exists():
-        return
-    deadline = time.monotonic() + 30
-    with lock.open("rb") as file:
-        while True:
+
+    def is_free() -> bool:
+        with lock.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                assert time.monotonic() < deadline, "somebody holds the lock for good"
-                time.sleep(0.005)
-            else:
-                return
+                return False
+            return True
+
+    lock = site.storage / "worker.lock"
+    if lock.exists():
+        eventually(is_free, within=30)
 
 
 def is_settled(site: Site) -> bool:
@@ -189,25 +129,18 @@ def problems(site: Site, *, moved: bool) -> Iterator[str]:
 
 def _remote(site: Site, moved: bool) -> Iterator[str]:  # noqa: FBT001
     expected = Counter(["Start the site", "Fill the site", *COMMITS, *(["From elsewhere"] if moved else [])])
-    log = site.git("log", "--format=%x01%s", "--name-only", "--no-renames", "main", cwd=site.remote)
-    entries = [entry.split("\n") for entry in log.split("\x01")[1:]]
-    if (found := Counter(subject for subject, *_ in entries)) != expected:
+    commits = [(commit.message.strip(), commit.touched) for commit in read_history(site.remote, "main")]
+    if (found := Counter(subject for subject, _ in commits)) != expected:
         yield f"on the remote: {dict(found - expected)} too many, {dict(expected - found)} missing"
-    for subject, *paths in entries:
-        if subject in COMMITS and {path for path in paths if path} != COMMITS[subject]:
-            yield f"{subject!r} touches {paths}"
-    tree = site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote).split("\n")
-    wanted = {**AFTER, **(ELSEWHERE if moved else {})}
-    if set(tree) != wanted.keys():
-        yield f"the remote has {sorted(set(tree) ^ wanted.keys())} too much or too little"
-    for path, text in wanted.items():
-        if (there := site.remote_file(path)) != text:
-            yield f"{path} on the remote is {there!r}"
-    if refs := set(site.git("for-each-ref", "--format=%(refname)", cwd=site.remote).split()) - {
-        "refs/heads/main"
-    }:
+    for subject, touched in commits:
+        if subject in COMMITS and touched.keys() != COMMITS[subject]:
+            yield f"{subject!r} touches {sorted(touched)}"
+    there = {path: content.decode() for path, content in read_files(site.remote).items()}
+    if there != (wanted := {**AFTER, **(ELSEWHERE if moved else {})}):
+        yield f"the remote has {there}, not {wanted}"
+    if (refs := site.git("for-each-ref", "--format=%(refname)", cwd=site.remote)) != "refs/heads/main":
         yield f"the remote has {refs}"
-    site.git("fsck", "--strict", "--no-dangling", cwd=site.remote)
+    yield from fsck(site.remote)
 
 
 def _local(site: Site, moved: bool) -> Iterator[str]:  # noqa: FBT001
@@ -235,7 +168,7 @@ def _local(site: Site, moved: bool) -> Iterator[str]:  # noqa: FBT001
         file = site.worktree / path
         if not file.exists() or file.read_text() != text:
             yield f"{path} in the work tree is not {text!r}"
-    site.git("fsck", "--strict", "--no-dangling")
+    yield from fsck(site.worktree)
 
 
 def _queue(site: Site, moved: bool) -> Iterator[str]:  # noqa: ARG001, FBT001
@@ -259,7 +192,8 @@ def leftovers(site: Site) -> list[str]:
     return sorted(
         name
         for name in names
-        if any(mark in name for mark in marks) and not name.startswith((*kept, "logs/"))
+        if any(mark in name for mark in marks)
+        and not name.startswith((*kept, "logs/", "briter/lock", "briter/scheduled"))
     )
 
 
@@ -267,4 +201,4 @@ def tidy_later(site: Site) -> None:
     """Tidy as an idle worker does, days from now: some files might be a living process's."""
     repository = Repository(Git(site.worktree, remote="origin", timeout=60.0), branch="main", remote="origin")
     with repository.working():
-        tidy_repository(repository, time.time() + _DAYS)
+        repository.tidy(time.time() + _DAYS)

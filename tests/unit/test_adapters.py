@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from briter_worker.adapters import FOLDERS
-from briter_worker.allowlist import Allowlist, PathRefusedError
+from briter_worker.allowlist import (
+    ADAPTER_EXCLUDED,
+    EXCLUDED,
+    FOLDERS,
+    Allowlist,
+    PathRefusedError,
+    compile_patterns,
+)
 
 CONTRACT = "local-mdx git-target hugo jekyll astro eleventy mkdocs kirby grav statamic custom"
 
@@ -23,6 +29,12 @@ def test_the_first_two_have_the_folders_of_the_contract() -> None:
     assert FOLDERS["local-mdx"] == ("content",)
     assert FOLDERS["git-target"] == ("content", "public/uploads")
     assert FOLDERS["custom"] == ()
+
+
+def test_the_patterns_of_adapters_are_patterns() -> None:
+    assert ADAPTER_EXCLUDED.keys() <= FOLDERS.keys()
+    every = [*EXCLUDED, *(pattern for patterns in ADAPTER_EXCLUDED.values() for pattern in patterns)]
+    assert len(compile_patterns(every).patterns) == len(every)
 
 
 POSTS = """

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from queue_engines import NOW, Disk
-from sites import eventually
+from queue_backends import Disk
 
-from briter_worker import client
-from briter_worker.client import compose, enqueue, submit
+from briter_worker.client import enqueue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,24 +66,6 @@ def test_of_many_calls_in_one_moment_the_last_one_wins_with_the_paths_of_all(tmp
     assert sorted(job.id for job in asked) == [job.id for job in asked]
 
 
-def test_no_two_threads_get_the_same_moment_for_a_slug(queue: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        asked = list(pool.map(lambda _: enqueue("a", ["x"], queue=queue), range(40)))
-    assert len({json.loads(job.path.read_bytes())["createdAt"] for job in asked}) == 40
-
-
-def test_slugs_of_the_past_are_forgotten_when_there_are_many(
-    queue: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_MAX_REMEMBERED_SLUGS", 2)
-    monkeypatch.setattr(client, "_last_milliseconds", {})
-    enqueue("a", ["x"], queue=queue)
-    latest = json.loads(enqueue("b", ["x"], queue=queue).path.read_bytes())["createdAt"]
-    eventually(lambda: datetime.now(UTC) > datetime.fromisoformat(latest) + timedelta(milliseconds=2))
-    enqueue("c", ["x"], queue=queue)
-    assert set(client._last_milliseconds) == {"c"}  # noqa: SLF001 - memory is not to be seen from outside
-
-
 @pytest.mark.parametrize(
     ("at", "written"),
     [
@@ -117,10 +94,6 @@ def test_an_author_is_written_as_a_name_and_an_address(
     queue: Path, author: str | tuple[str, str], name: str
 ) -> None:
     assert document(queue, author=author)["author"] == {"name": name, "email": "ada@example.org"}
-
-
-def test_keys_that_the_worker_does_not_know_are_kept(queue: Path) -> None:
-    assert document(queue, desk=7, tags=["x"])["tags"] == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -153,32 +126,6 @@ def test_what_the_worker_would_refuse_is_refused_at_once_and_leaves_nothing(
     assert not queue.exists() or not list(queue.iterdir())
 
 
-def test_a_job_that_cannot_take_its_place_leaves_nothing(
-    queue: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_sortable_id", lambda _: "known")
-    (queue / "known.json").mkdir(parents=True)
-    with pytest.raises(OSError, match="known"):
-        enqueue("a", ["x"], queue=queue)
-    assert [path.name for path in queue.iterdir()] == ["known.json"]
-
-
-def test_a_queue_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        enqueue("a", ["x"], queue=tmp_path / "file" / "queue")
-
-
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
-def test_who_may_read_the_job_is_the_umasks_to_say(queue: Path, umask: int, mode: int) -> None:
-    before = os.umask(umask)
-    try:
-        job = enqueue("a", ["x"], queue=queue)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(job.path.stat().st_mode) == mode
-
-
 @pytest.mark.parametrize(
     ("env", "folder"),
     [
@@ -201,21 +148,6 @@ def test_the_queue_is_found_as_the_worker_finds_it(
     job = enqueue("a", ["x"])
     assert job.path.is_absolute()
     assert job.path.parent.resolve() == tmp_path / folder
-
-
-def test_a_job_for_later_is_not_claimed_now(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    enqueue("a", ["x"], at=datetime.fromtimestamp(NOW + 60, UTC), queue=disk.root)
-    assert disk.queue.claim(NOW).claims == ()
-    assert disk.queue.next_due(NOW) == NOW + 60
-
-
-def test_a_job_that_was_composed_before_is_the_one_that_is_submitted(queue: Path) -> None:
-    job = compose("a", ["content/a.md"], message="Say it", origin="the shop")
-    assert not queue.exists()
-    asked = submit(job, queue=queue)
-    assert (asked.id, asked.path) == (job["id"], queue / f"{job['id']}.json")
-    assert json.loads(asked.path.read_bytes()) == job
 
 
 def test_no_job_is_written_where_nobody_would_read_it(

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
-import stat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from mounts import read_only
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 
 from briter_worker.errors import DeclinedError, Failure, FailureCode
 from briter_worker.job import State, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from briter_worker.ports import Claim, QuarantinedFile
+    from briter_worker.events import Quarantined
+    from briter_worker.ports import Claim
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def put(disk: Disk, name: str | bytes, data: bytes, *, age: float = 10.0) -> Pat
     return path
 
 
-def quarantined(disk: Disk, now: float = NOW) -> QuarantinedFile:
+def quarantined(disk: Disk, now: float = NOW) -> Quarantined:
     (one,) = disk.queue.claim(now).quarantined
     return one
 
@@ -66,108 +64,6 @@ def test_a_job_that_is_nearly_too_large_stays_a_job_however_often_it_is_written_
     assert [job.status.value for job in disk.queue.retry_all(NOW + 2)] == ["pending"]
     (claim,) = claimed(disk, NOW + 3)
     assert claim.job.id == "a1000000"
-
-
-@pytest.mark.parametrize("data", [b"", b"{", b'{"slug": "a"', b"\xff\xfe{}", b"hello"])
-def test_what_does_not_parse_is_left_alone_for_two_seconds_and_then_put_aside(
-    disk: Disk, data: bytes
-) -> None:
-    put(disk, "torn.json", data, age=0.0)
-    disk.save("other", ["x"])
-    found = disk.queue.claim(NOW + 1.9)
-    assert found.quarantined == ()
-    assert found.claims
-    assert disk.queue.next_due(NOW + 1.9) == NOW + 2
-    one = quarantined(disk, NOW + 2)
-    assert (one.job_id, one.slug) == ("torn", "torn")
-    assert Path(one.file).read_bytes() == data
-    document = json.loads((disk.root / "torn.json").read_bytes())
-    assert (document["status"], document["failure"]) == ("failed", "unreadable")
-    assert one.file in document["lastError"]
-    assert disk.queue.next_due(NOW + 2) is None
-    assert [kept.file for kept in disk.queue.quarantined()] == [one.file]
-
-
-def test_a_torn_file_from_the_future_is_not_waited_for_forever(disk: Disk) -> None:
-    put(disk, "torn.json", b"{", age=-9_999_999.0)
-    assert disk.queue.claim(NOW).quarantined == ()
-    quarantined(disk, NOW + 2)
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b'{"slug": "a", "paths": "x"}', "paths"),
-        (b'{"slug": "a"}', "paths"),
-        (b'{"paths": []}', "slug"),
-        (b'{"slug": "a", "paths": [], "slug": "b"}', "twice"),
-        (b'{"slug": "a", "paths": [], "n": NaN}', "NaN"),
-        (b'{"slug": "a\\u0000", "paths": []}', "NUL"),
-        (b'{"slug": "\\ud800", "paths": []}', "surrogate"),
-        (b'{"slug": "a", "paths": [], "scheduledFor": "soon"}', "soon"),
-        (b'{"slug": "a", "paths": [], "attempts": -1}', "attempts"),
-        (b"[]", "JSON object"),
-        (b"null", "JSON object"),
-        (b'{"slug": "a", "paths": [], "n": ' + b"[" * 100 + b"]" * 100 + b"}", "deep"),
-        (b"[" * 100_000, "deep"),
-        (b'{"slug": "a", "paths": []}' + b" " * (1 << 20), "bytes"),
-    ],
-)
-def test_what_breaks_the_table_is_put_aside_at_once(disk: Disk, data: bytes, reason: str) -> None:
-    put(disk, "bad.json", data, age=0.0)
-    disk.save("other", ["x"])
-    found = disk.queue.claim(NOW)
-    assert found.claims
-    (one,) = found.quarantined
-    assert reason in one.reason
-    assert Path(one.file).read_bytes() == data
-    (row,) = disk.queue.find(one.job_id, NOW)
-    assert (row.state, row.job.failure) == (State.FAILED, "malformed")
-    disk.restart()
-    assert disk.queue.claim(NOW).quarantined == ()
-
-
-def test_what_is_usable_of_a_malformed_job_is_kept_so_that_a_person_knows_it(disk: Disk) -> None:
-    data = {
-        "id": "job-7", "slug": "post", "paths": ["a", 3], "attempts": 2, "createdAt": "2026-01-01T00:00:00Z",
-        "author": {"name": "", "email": "x"}, "editor": "Ada", "commitMessage": 7, "scheduledFor": None,
-    }  # fmt: skip
-    put(disk, "bad.json", json.dumps(data).encode())
-    one = quarantined(disk)
-    assert (one.job_id, one.slug) == ("job-7", "post")
-    document = json.loads((disk.root / "bad.json").read_bytes())
-    assert (document["editor"], document["paths"], document["createdAt"]) == ("Ada", [], data["createdAt"])
-    assert not {"author", "commitMessage", "message"} & document.keys()
-    disk.save("post", ["a"])
-    claims = claimed(disk)
-    disk.queue.acknowledge(claims, {})
-    assert disk.rows("post") == []
-
-
-def test_what_is_no_file_is_moved_aside_unopened(disk: Disk, tmp_path: Path) -> None:
-    secret = tmp_path / "secret.json"
-    secret.write_text('{"slug": "stolen", "paths": ["x"]}')
-    (disk.root / "link.json").symlink_to(secret)
-    (disk.root / "dangling.json").symlink_to("nowhere")
-    (disk.root / "folder.json").mkdir()
-    (disk.root / "folder.json" / "inside").write_text("kept")
-    os.mkfifo(disk.root / "pipe.json")
-    # The path of a socket is short.
-    with socket.socket(socket.AF_UNIX) as sock, contextlib.chdir(disk.root):
-        sock.bind("sock.json")
-    disk.save("other", ["x"])
-    found = disk.queue.claim(NOW)
-    assert found.claims
-    assert [claim.job.slug for claim in found.claims] == ["other"]
-    kept = {one.slug: Path(one.file) for one in found.quarantined}
-    assert set(kept) == {"link", "dangling", "folder", "pipe", "sock"}
-    assert kept["link"].is_symlink()
-    assert stat.S_ISFIFO(kept["pipe"].lstat().st_mode)
-    assert (kept["folder"] / "inside").read_text() == "kept"
-    assert secret.exists()
-    assert {row.job.slug for row in disk.queue.jobs(NOW) if row.state is State.FAILED} == set(kept)
-    disk.restart()
-    assert disk.queue.claim(NOW).quarantined == ()
 
 
 @pytest.mark.parametrize(
@@ -214,16 +110,6 @@ def test_a_rewritten_file_stays_as_open_to_the_cms_as_it_was(disk: Disk) -> None
     assert after.st_mtime == before.st_mtime  # which orders it, as it says not when it was created
 
 
-def test_a_writer_that_had_the_file_open_when_it_was_claimed_loses_nothing(disk: Disk) -> None:
-    path = put(disk, "a.json", b'{"slug": "a", "paths": ["old"]}')
-    with path.open("r+b") as file:
-        claims = claimed(disk)
-        file.truncate()
-        file.write(b'{"slug": "a", "paths": ["newer"]}')
-    disk.queue.acknowledge(claims, {})
-    assert disk.rows("a") == [(State.PENDING, ("newer",))]
-
-
 def test_a_writer_that_is_half_way_through_when_it_is_settled_loses_nothing(disk: Disk) -> None:
     path = put(disk, "a.json", b'{"slug": "a", "paths": ["old"]}')
     with path.open("r+b") as file:
@@ -235,24 +121,6 @@ def test_a_writer_that_is_half_way_through_when_it_is_settled_loses_nothing(disk
         file.truncate(0)
         file.write(b'{"slug": "a", "paths": ["newer"]}')
     assert [claim.job.paths for claim in claimed(disk)] == [("newer",)]
-
-
-def test_what_cannot_be_put_aside_is_shown_and_stops_nobody(disk: Disk) -> None:
-    put(disk, "torn.json", b"{")
-    (disk.folder / "quarantine").write_text("in the way")
-    disk.save("other", ["x"])
-    found = disk.queue.claim(NOW)
-    assert found.quarantined == ()
-    assert found.claims
-    assert (disk.root / "torn.json").read_bytes() == b"{"
-    assert set(disk.queue.unusable_files(NOW + 5)) == {"torn.json"}
-    assert "is not a folder" in disk.queue.stuck_files()["torn.json"]
-    assert disk.queue.claim(NOW + 5).quarantined == ()
-    due = disk.queue.next_due(NOW + 5)
-    assert due is not None
-    assert due > NOW + 30  # not in a busy loop
-    (disk.folder / "quarantine").unlink()
-    quarantined(disk, NOW + 120)
 
 
 def test_each_try_to_put_a_file_aside_leaves_no_dead_letter_more(disk: Disk) -> None:
@@ -271,55 +139,7 @@ def test_bytes_kept_earlier_are_never_overwritten(disk: Disk) -> None:
         put(disk, "bad.json", b"[%d]" % number)
         quarantined(disk)
         (disk.root / "bad.json").unlink()
-    assert sorted(Path(kept.file).read_bytes() for kept in disk.queue.quarantined()) == [
-        b"[%d]" % n for n in range(5)
-    ]
-
-
-def test_a_quarantine_on_another_file_system_gets_the_bytes_too(tmp_path: Path) -> None:
-    places = [place for place in map(Path, ("/dev/shm", "/tmp", "/var/tmp")) if os.access(place, os.W_OK)]
-    elsewhere = next((p for p in places if p.stat().st_dev != tmp_path.stat().st_dev), None)
-    if elsewhere is None:
-        pytest.skip("one file system only")
-    other = elsewhere / f"briter-{os.getpid()}"
-    disk = Disk(tmp_path)
-    (tmp_path / "quarantine").symlink_to(other)
-    other.mkdir()
-    try:
-        put(disk, "torn.json", b"{")
-        os.mkfifo(disk.root / "pipe.json")
-        torn = Path(quarantined(disk).file)
-        assert torn.read_bytes() == b"{"
-        assert torn.parent.resolve() == other
-        assert set(disk.queue.stuck_files()) == {"pipe.json"}  # which has no bytes to copy
-    finally:
-        for path in other.iterdir():
-            path.unlink()
-        other.rmdir()
-
-
-def test_a_folder_that_is_not_there_yet_is_an_empty_queue(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    disk.root.rmdir()
-    assert disk.queue.claim(NOW).claims == ()
-    assert disk.queue.next_due(NOW) is None
-    assert disk.queue.jobs(NOW) == []
-    assert list(disk.queue.recover(NOW)) == []
-    disk.root.mkdir()
-    disk.save("a", ["x"])
-    assert claimed(disk)
-
-
-def test_files_with_the_same_name_as_one_in_flight_are_both_kept(disk: Disk) -> None:
-    disk.save("a", ["one"], created=NOW - 3, name="same")
-    first = claimed(disk)
-    disk.save("a", ["two"], created=NOW - 2, name="same")
-    second = claimed(disk)
-    disk.save("a", ["three"], created=NOW - 1, name="same")
-    for claims in (first, second):
-        disk.queue.release(claims)
-    (claim,) = claimed(disk)
-    assert claim.job.paths == ("three", "two", "one")
+    assert sorted(path.read_bytes() for path in disk.queue.quarantined()) == [b"[%d]" % n for n in range(5)]
 
 
 @pytest.mark.parametrize("command", ["cancel", "retry"])

@@ -10,9 +10,12 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 
+from briter_worker.errors import os_error_fix
+from briter_worker.git.push import FilePlans
 from briter_worker.job import State
+from briter_worker.ports import Plan
 from briter_worker.queues.disk import files
 
 if TYPE_CHECKING:
@@ -45,15 +48,14 @@ def refuse_links(monkeypatch: pytest.MonkeyPatch, code: int, when: Callable[[str
     monkeypatch.setattr(os, "link", refusing)
 
 
-@pytest.mark.parametrize("which", ["of-others", "any"])
-def test_a_job_is_given_back_where_links_are_refused(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, which: str
+def test_a_job_is_given_back_where_links_of_anothers_file_are_refused(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another's file, as under fs.protected_hardlinks; or of any, as on a file system without links."""
+    """As under fs.protected_hardlinks."""
     claims = in_flight(disk)
     (held,) = (path for path in (disk.root / ".claimed").glob("*.json") if "job0" in path.name)
     held.chmod(0o604)
-    refuse_links(monkeypatch, errno.EPERM, lambda name: which == "any" or not name.endswith(".tmp"))
+    refuse_links(monkeypatch, errno.EPERM, lambda name: not name.endswith(".tmp"))
     disk.queue.release(claims)
     monkeypatch.undo()
     assert disk.rows("a") == [(State.PENDING, ("content/a.md",))]
@@ -63,13 +65,10 @@ def test_a_job_is_given_back_where_links_are_refused(
     assert [path.name for path in (disk.root / ".claimed").iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("which", ["of-others", "any"])
-def test_a_copy_overwrites_no_newer_save_either(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, which: str
-) -> None:
+def test_a_copy_overwrites_no_newer_save_either(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     claims = in_flight(disk)
     disk.save("a", ["content/b.md"], created=NOW + 1, name="job00001")
-    refuse_links(monkeypatch, errno.EPERM, lambda name: which == "any" or not name.endswith(".tmp"))
+    refuse_links(monkeypatch, errno.EPERM, lambda name: not name.endswith(".tmp"))
     disk.queue.release(claims)
     monkeypatch.undo()
     assert len(list(disk.root.glob("*.json"))) == 2
@@ -77,7 +76,23 @@ def test_a_copy_overwrites_no_newer_save_either(
     assert {path for claim in found.claims for path in claim.job.paths} == {"content/a.md", "content/b.md"}
 
 
-def refuse_flushes_of_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_file_system_without_hard_links_is_an_error_with_its_fix(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = in_flight(disk)
+    refuse_links(monkeypatch, errno.EPERM, lambda _: True)
+    with pytest.raises(OSError, match="the file system has no hard links") as refused:
+        disk.queue.release(claims)
+    assert "BRITER_QUEUE_ROOT" in os_error_fix(refused.value)
+    monkeypatch.undo()
+    assert [state for state, _ in disk.rows("a")] == [State.CLAIMED]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_does_not_sync_folders_will_do(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As mounts of a container's host may."""
     fsync = os.fsync
 
     def refusing(descriptor: int) -> None:
@@ -86,16 +101,11 @@ def refuse_flushes_of_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> Non
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", refusing)
-
-
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
-def test_a_file_system_that_flushes_its_folders_by_itself_will_do(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    refuse_flushes_of_folders(monkeypatch, code)
-    claims = in_flight(disk)
-    disk.queue.acknowledge(claims, {})
+    disk.queue.acknowledge(in_flight(disk), {})
     assert disk.rows("a") == []
+    plans, plan = FilePlans(tmp_path / "state", "main"), Plan("1", None, "a" * 40, {}, {})
+    plans.record(plan)
+    assert plans.plans() == [plan]
 
 
 def test_a_queue_that_another_process_keeps_to_itself_is_an_error_that_says_so(

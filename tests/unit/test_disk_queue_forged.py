@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import State, format_time
@@ -123,16 +123,6 @@ def test_what_was_written_to_a_claim_in_place_is_not_marked_with_the_older_saves
     assert disk.document("a").get("lastError") is None
 
 
-def test_two_saves_with_the_same_words_have_two_keys(disk: Disk) -> None:
-    keys = set()
-    for age in (20, 10):
-        put(disk.root / "a.json", b'{"slug": "a", "paths": ["a.md"]}', age=age)
-        (claim,) = disk.queue.claim(NOW).claims
-        keys.add(claim.key)
-        disk.queue.acknowledge([claim], {})
-    assert len(keys) == 2
-
-
 # Files that cannot be moved
 
 
@@ -207,25 +197,6 @@ def test_what_a_scheduled_job_declared_stays_withheld_while_its_file_is_damaged(
         disk.restart()
     put(path, json.dumps({"slug": "a", "paths": ["c.md"]}).encode())
     assert dict(disk.queue.scheduled_paths(NOW + 5)) == {}
-
-
-@pytest.mark.parametrize("way", ["saved again", "cancelled"])
-def test_withheld_paths_are_free_when_the_damaged_post_is_settled(disk: Disk, way: str) -> None:
-    put(schedule(disk), b"{")
-    disk.queue.claim(NOW + 3)
-    if way == "cancelled":
-        disk.queue.cancel("a", NOW)
-    else:
-        disk.save("a", ["a.md"], name="again")
-    assert dict(disk.queue.scheduled_paths(NOW + 4)) == {}
-
-
-def test_damage_that_cannot_be_quarantined_keeps_paths_withheld_too(disk: Disk) -> None:
-    put(schedule(disk), b"{")
-    (disk.folder / "quarantine").write_text("in the way")
-    for now in (NOW, NOW + 70, NOW + 140):
-        disk.queue.claim(now)
-        assert set(disk.queue.scheduled_paths(now)) == {"a.md", "b.png"}
 
 
 # The pause

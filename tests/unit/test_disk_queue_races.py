@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from queue_engines import NOW, Disk
+from queue_backends import NOW, Disk
 
 from briter_worker.errors import DeclinedError, Failure, FailureCode
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from briter_worker.adapters import FOLDERS
-from briter_worker.allowlist import Allowlist
+from briter_worker.allowlist import FOLDERS, Allowlist
 from briter_worker.errors import FailureCode
 
 ROOT = Path(__file__).parents[2]

@@ -6,22 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from briter_worker.errors import UsageError
-from briter_worker.events import Cancelled, Event, Warned, WorkerStarted, WorkerStopped
-from briter_worker.sinks.fanout import FanOut, OpenedAtStart
+from briter_worker.events import Cancelled, Event
+from briter_worker.sinks.recorder import FanOut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 JOB = Cancelled(job_id="1", slug="a")
 OTHER_JOB = Cancelled(job_id="2", slug="b")
-START = WorkerStarted(pid=1, dry_run=False)
-END = WorkerStopped(drained=0)
 Told = list[tuple[str, Event | str]]
 
 
 class Sink:
-    """A sink of either kind that notes what it gets, or fails."""
+    """A sink or log that notes what it gets, or fails."""
 
     def __init__(self, told: Told, name: str, error: Exception | None = None) -> None:
         self.told, self.name, self.error = told, name, error
@@ -40,20 +37,6 @@ class Sink:
         if self.error is not None:
             raise self.error
         self.told.append((self.name, what))
-
-
-def test_an_event_is_stored_then_counted_then_logged() -> None:
-    told: Told = []
-    fan_out = FanOut([Sink(told, "history")], Sink(told, "log"), [Sink(told, "metrics")])
-    fan_out(JOB)
-    fan_out.close()
-    assert told == [
-        ("history", JOB),
-        ("metrics", JOB),
-        ("log", JOB),
-        ("history", "closed"),
-        ("metrics", "closed"),
-    ]
 
 
 def test_jobs_are_acknowledged_after_their_receipts_and_before_their_log_lines() -> None:
@@ -78,36 +61,3 @@ def test_an_outcome_that_cannot_be_acknowledged_is_not_announced() -> None:
     with pytest.raises(OSError, match="no space"):
         FanOut([Sink(told, "history")], Sink(told, "log")).deliver([JOB], fail)
     assert told == [("history", JOB)]
-
-
-def test_a_failing_sink_is_reported_once_until_it_works_again_and_the_others_go_on() -> None:
-    told: Told = []
-    broken = Sink(told, "broken", RuntimeError("no ink"))
-    fan_out = FanOut([broken, Sink(told, "history")], Sink(told, "log"))
-    fan_out(JOB)
-    fan_out(END)
-    assert len(_warnings(told)) == 1
-    assert "no ink; publishing goes on" in _warnings(told)[0].error
-    assert [event for name, event in told if name == "history"] == [JOB, END]
-    broken.error = None
-    fan_out(JOB)
-    broken.error = UsageError("the pen is gone", "buy a pen")
-    fan_out(JOB)
-    assert [(each.error, each.fix) for each in _warnings(told)[1:]] == [
-        ("the pen is gone; publishing goes on without it", "buy a pen")
-    ]
-
-
-def test_metrics_are_opened_by_a_worker_that_starts() -> None:
-    told: Told = []
-    sink = OpenedAtStart(lambda: Sink(told, "metrics"))
-    sink(JOB)
-    assert told == []
-    sink(START)
-    sink(JOB)
-    sink.close()
-    assert told == [("metrics", START), ("metrics", JOB), ("metrics", "closed")]
-
-
-def _warnings(told: Told) -> list[Warned]:
-    return [event for name, event in told if name == "log" and isinstance(event, Warned)]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import io
 import json
 import os
 import threading
 import time
+from inspect import get_annotations
 from typing import Any
 
 import pytest
 
 from briter_worker import events
-from briter_worker.redaction import MAX_TEXT
 from briter_worker.sinks.log import PREFIX, LogSink, log_line
 
 NOW = 1769850000.4125
@@ -38,7 +37,15 @@ def every_event() -> list[events.Event]:
         for value in vars(events).values()
         if isinstance(value, type) and issubclass(value, events.Event) and "name" in vars(value)
     ]
-    return [kind(**{f.name: SAMPLES[str(f.type)] for f in dataclasses.fields(kind)}) for kind in kinds]
+    found = []
+    for kind in kinds:
+        types = {name: text for base in kind.__mro__ for name, text in get_annotations(base).items()}
+        found.append(kind(**{name: SAMPLES[types[name]] for name in kind.fields}))
+    return found
+
+
+def changed(event: events.Event, **facts: object) -> events.Event:
+    return type(event)(**{**vars(event), **facts})
 
 
 def published(**changed: Any) -> events.Published:  # noqa: ANN401 - any field
@@ -72,39 +79,17 @@ class Pipe:
             return file.read()
 
 
-def test_an_entry_has_exactly_the_keys_of_the_contract() -> None:
-    entry = parsed(log_line(published(rejected_paths=("../x",)), NOW))
-    assert entry == {
-        "time": "2026-01-31T09:00:00.412Z",
-        "level": "info",
-        "event": "published",
-        "jobId": "1",
-        "slug": "hello",
-        "attempt": 1,
-        "commit": "c0ffee",
-        "dryRun": False,
-        "durationMs": 96,
-        "rejectedPaths": ["../x"],
-    }
-
-
-def test_keys_that_do_not_apply_are_left_out() -> None:
-    assert "rejectedPaths" not in parsed(log_line(published(), NOW))
-    skipped = events.WorkerSkipped(message="another worker instance is active, skipping", holder_pid=None)
-    assert set(parsed(log_line(skipped, NOW))) == {"time", "level", "event", "message"}
-
-
 def test_a_failure_has_the_time_of_its_retry_and_its_fix_apart_from_the_error() -> None:
     failed = next(event for event in every_event() if isinstance(event, events.Failed))
-    entry = parsed(log_line(dataclasses.replace(failed, error="no route", fix="plug it in"), NOW))
+    entry = parsed(log_line(changed(failed, error="no route", fix="plug it in"), NOW))
     assert entry["retryAt"] == "2026-01-31T09:00:00.412Z"
     assert (entry["error"], entry["fix"]) == ("no route", "plug it in")
-    assert "fix" not in parsed(log_line(dataclasses.replace(failed, fix=""), NOW))
+    assert "fix" not in parsed(log_line(changed(failed, fix=""), NOW))
 
 
 @pytest.mark.parametrize("event", every_event(), ids=lambda event: event.name)
 def test_no_text_of_any_event_can_forge_a_line_or_show_a_secret(event: events.Event) -> None:
-    fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    fields = {name: getattr(event, name) for name in event.fields}
     for name, value in fields.items():
         if isinstance(value, str):
             fields[name] = HOSTILE
@@ -116,14 +101,6 @@ def test_no_text_of_any_event_can_forge_a_line_or_show_a_secret(event: events.Ev
     assert text.isprintable()
     assert "hunter2" not in text
     assert parsed(text.encode().decode())["event"] == event.name
-
-
-def test_a_text_is_at_most_as_long_as_in_a_job_file() -> None:
-    assert len(parsed(log_line(published(slug="x" * 5000), NOW))["slug"]) == MAX_TEXT
-
-
-def test_other_scripts_stay_readable() -> None:
-    assert "日本語-é" in log_line(published(slug="日本語-é"), NOW)
 
 
 def test_progress_is_not_logged() -> None:
@@ -183,33 +160,6 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_loses_nothing() -> None:
     assert complaints == []
 
 
-def test_a_stalled_reader_is_waited_for_once_and_then_told_how_many_lines_it_missed() -> None:
-    pipe = Pipe()
-    complaints: list[str] = []
-    log = LogSink(pipe.stream, complaints.append, patience=0.05)
-    began = time.monotonic()
-    write_many(log, "x" * 1900, 100)  # more than a pipe holds, twice over
-    assert time.monotonic() - began < 2
-    os.set_blocking(pipe.reader, False)
-    first = b"".join(iter(lambda: _some(pipe.reader), b""))
-    log(published(slug="again"))
-    pipe.stream.close()
-    lines = (first.decode() + read_from(pipe.reader)).splitlines()
-    whole = [parsed(text) for text in lines if text.endswith("}")]
-    kept = [entry["slug"] for entry in whole if entry["event"] == "published"]
-    (missed,) = [entry["error"] for entry in whole if entry["event"] == "warning"]
-    assert kept[-1] == "again"
-    assert missed.startswith(f"{100 - len(kept[:-1])} lines of the log are lost")
-    assert 0 < len(kept) < 100
-
-
-def _some(reader: int) -> bytes:
-    try:
-        return os.read(reader, 1 << 20)
-    except BlockingIOError:
-        return b""
-
-
 def test_a_closed_pipe_is_reported_once_and_stops_nothing() -> None:
     pipe = Pipe()
     os.close(pipe.reader)
@@ -220,18 +170,6 @@ def test_a_closed_pipe_is_reported_once_and_stops_nothing() -> None:
     pipe.stream.close()
     assert len(complaints) == 1
     assert "publishing goes on" in complaints[0]
-
-
-def test_a_stream_that_is_closed_or_missing_stops_nothing() -> None:
-    pipe = Pipe()
-    pipe.stream.close()
-    os.close(pipe.reader)
-    complaints: list[str] = []
-    log = LogSink(pipe.stream, complaints.append)
-    log(published())
-    log(published())
-    LogSink(None, complaints.append)(published())
-    assert len(complaints) == 1
 
 
 class FullDisk(io.BytesIO):

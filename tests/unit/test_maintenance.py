@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from briter_worker.git import maintenance
+from briter_worker.git import repository as repository_module
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 
@@ -42,13 +42,13 @@ def tidy(site: Site, now: float | None = None, keep: Collection[str] = ()) -> Gi
     git = Git(site.worktree, remote="origin", timeout=60)
     repository = Repository(git, branch="main", remote="origin")
     with repository.working():
-        maintenance.tidy_repository(repository, time.time() if now is None else now, keep)
+        repository.tidy(time.time() if now is None else now, keep)
     return git
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "_MAX_PACKS", 4)
+    monkeypatch.setattr(repository_module, "_MAX_PACKS", 4)
 
 
 def test_many_small_packs_become_one_and_no_object_is_dropped(site: Site) -> None:
@@ -66,17 +66,6 @@ def test_few_packs_are_left_alone(site: Site) -> None:
     before = packs(site)
     tidy(site)
     assert packs(site) == before
-
-
-def test_loose_objects_are_packed_when_there_are_many(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "_MAX_LOOSE", 1)
-    for i in range(700):  # two or so in each folder
-        (site.worktree / f"{i}").write_text(f"{i}\n")
-    site.git("hash-object", "-w", "--", *map(str, range(700)))
-    before = objects(site)
-    tidy(site)
-    assert site.git("count-objects").startswith("0 objects")
-    assert objects(site) == before
 
 
 @pytest.mark.parametrize("shared", ["objects/info/alternates", "objects/pack/pack-1.promisor"])
@@ -116,10 +105,6 @@ def test_old_temporary_files_are_removed_and_new_ones_are_not(site: Site) -> Non
     assert all((git_dir / name).exists() for name in names)
     tidy(site, time.time() + 1000)
     assert not any((git_dir / name).exists() for name in names)
-
-
-def test_an_idle_tidy_starts_two_git_commands(site: Site) -> None:
-    assert tidy(site).started == 2, "its configuration, and its refs"
 
 
 def test_a_run_of_cron_leaves_few_packs(site: Site) -> None:

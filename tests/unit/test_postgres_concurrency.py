@@ -3,51 +3,20 @@
 from __future__ import annotations
 
 import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-import pytest
 from postgres import add_site
 from postgres_queues import NOW, control_queue, store, take_queue
 
-from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import format_time
-from briter_worker.ports import Plan
-from briter_worker.queues.postgres.blobs import PayloadValues, collect_blobs
 from briter_worker.queues.postgres.database import Database
-from briter_worker.queues.postgres.fencing import take_site
-from briter_worker.queues.postgres.producer import submit_many
-from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
-
-if TYPE_CHECKING:
-    from briter_worker.ports import Claim
-
-DOWN = Failure(FailureCode.NETWORK, "down", "start it")
+from briter_worker.queues.postgres.payloads import PayloadSource, collect_blobs
 
 
 def save(database: Database, slug: str, path: str, created: float) -> None:
     document = {"id": f"{slug} {path}", "slug": slug, "paths": [path], "createdAt": format_time(created)}
-    store(database, document, PayloadValues.of({path: path.encode()}, saved_at=created))
-
-
-def left_rows(database: Database) -> dict[str, int]:
-    """Return the tables that are not empty although no job is left to publish."""
-    collect_blobs(database)
-    tables = ("publications", "files", "folders", "blobs", "blob_parts", "plans")
-    with database.connection() as connection:
-        return {
-            table: count
-            for table in tables
-            for (count,) in connection.execute(f"SELECT count(*) FROM {table}")  # noqa: S608
-            if count
-        }
+    store(database, document, PayloadSource.of({path: path.encode()}, saved_at=created))
 
 
 def test_many_producers_of_one_post_leave_one_job_with_all_paths(database_url: str) -> None:
@@ -68,69 +37,6 @@ def test_many_producers_of_one_post_leave_one_job_with_all_paths(database_url: s
     assert len(found.superseded) == producers * each - 1
 
 
-@dataclass
-class Drains:
-    """Settles jobs in every way, and dies now and then; the successor recovers."""
-
-    database: Database
-    choice: random.Random = field(default_factory=lambda: random.Random(99))
-    published: set[str] = field(default_factory=set)
-
-    def run(self, producers_are_done: threading.Event) -> None:
-        queue = take_queue(self.database, limit=4)
-        while not producers_are_done.is_set() or queue.jobs(NOW):
-            claims = queue.claim(NOW).claims
-            if self.choice.random() < 0.2:
-                queue = take_queue(self.database, limit=4)
-                claims = tuple(queue.reclaim(claim, NOW) for claim in queue.recover(NOW))
-            for claim in claims:
-                self.settle(queue, claim)
-            queue.requeue(NOW)
-
-    def settle(self, queue: PostgresQueue, claim: Claim) -> None:
-        match self.choice.randrange(5):
-            case 0:
-                queue.retry_later(claim, DOWN, at=NOW)
-            case 1:
-                queue.dead_letter(claim, DOWN)
-            case 2:
-                queue.release([claim])
-            case _:
-                self.published.update(claim.job.paths)
-                queue.acknowledge([claim], {})
-
-
-def test_nothing_is_lost_while_posts_are_saved_claimed_and_settled_at_once(database_url: str) -> None:
-    producers, each = 4, 40
-    done = threading.Event()
-    with Database(database_url, connections=producers + 4) as database:
-        add_site(database)
-        drains = Drains(database)
-
-        def produce(producer: int) -> None:
-            choice = random.Random(producer)
-            for number in range(each):
-                slug = f"s{choice.randrange(6)}"
-                save(database, slug, f"{producer}-{number}", NOW - 1000 + choice.random() * 900)
-
-        def control() -> None:
-            while not done.is_set():
-                control_queue(database).retry_all(NOW)
-                collect_blobs(database)
-                time.sleep(0.005)
-
-        with ThreadPoolExecutor(producers + 2) as pool:
-            producing = [pool.submit(produce, producer) for producer in range(producers)]
-            others = [pool.submit(drains.run, done), pool.submit(control)]
-            for task in producing:
-                task.result(60)
-            done.set()
-            for task in others:
-                task.result(60)
-        assert left_rows(database) == {}
-    assert drains.published == {f"{p}-{n}" for p in range(producers) for n in range(each)}
-
-
 def test_producers_of_the_same_blobs_never_deadlock(database_url: str) -> None:
     sites = ("one", "two", "three")
     done = threading.Event()
@@ -142,15 +48,9 @@ def test_producers_of_the_same_blobs_never_deadlock(database_url: str) -> None:
         def produce(site: str) -> None:
             choice = random.Random(site)
             for number in range(30):
-                saves = [
-                    (
-                        {"slug": f"s{number}", "paths": [name]},
-                        PayloadValues.of({name: files[name]}, saved_at=NOW),
-                    )
-                    for name in choice.sample([*files], 20)
-                ]
-                with database.transaction() as connection:
-                    submit_many(connection, site, saves, now=NOW)
+                names = choice.sample([*files], 20)
+                values = PayloadSource.of({name: files[name] for name in names}, saved_at=NOW)
+                store(database, {"slug": f"s{number}", "paths": names}, values, site=site)
                 if number % 3 == 0:
                     control_queue(database, site).cancel(f"s{number}", NOW)
 
@@ -165,75 +65,3 @@ def test_producers_of_the_same_blobs_never_deadlock(database_url: str) -> None:
             finally:
                 done.set()
             collecting.result(60)
-        with database.connection() as connection:
-            incomplete = connection.execute(
-                "SELECT count(*) FROM files f WHERE NOT EXISTS"
-                " (SELECT FROM blob_parts p WHERE p.blob = f.blob)"
-            ).fetchone()
-        assert incomplete == (0,)
-
-
-_WORKER = """
-import sys
-sys.path[:0] = {paths!r}
-from test_postgres_concurrency import work
-work(sys.argv[1], sys.argv[2])
-"""
-
-
-def work(url: str, log: str) -> None:
-    """Publish by appending each job to a file, until the process is killed."""
-    with Database(url, connections=1) as database, Path(log).open("a", buffering=1) as remote:
-        token = take_site(database, "site", "worker", NOW)["token"]
-        queue = PostgresQueue(database, "site", token=token, longest_delay=1800, dry_run=False, limit=5)
-        plans = PostgresPlans(database, "site", token=token)
-        landed = {line.split()[0] for line in Path(log).read_text().splitlines()}
-        todo = queue.recover(NOW)
-        for plan in plans.plans():
-            queue.acknowledge([c for c in todo if plan.tip in landed and c.key in plan.commits], {})
-            plans.drop(plan)
-        todo = [queue.reclaim(claim, NOW) for claim in queue.recover(NOW)]
-        while True:
-            claims = [todo.pop()] if todo else queue.claim(NOW).claims
-            if not claims:
-                time.sleep(0.001)
-                continue
-            key = f"{token}-{claims[0].key}-{claims[0].attempt}"
-            plan = Plan(key, None, key, {claim.key: key for claim in claims}, {})
-            plans.record(plan)
-            remote.write("".join(f"{key} {claim.job.id}\n" for claim in claims))
-            queue.acknowledge(claims, {})
-            plans.drop(plan)
-
-
-@pytest.mark.slow
-def test_workers_killed_at_any_line_lose_nothing_and_publish_nothing_twice(
-    database: Database, database_url: str, tmp_path: Path
-) -> None:
-    add_site(database)
-    log = tmp_path / "remote"
-    log.touch()
-    choice = random.Random(5)
-    count = 60
-    folder = Path(__file__).parent
-    code = _WORKER.format(paths=[str(folder), str(folder.parent)])
-    saves = list(range(count))
-    kills = 0
-    while saves or left_rows(database):
-        worker = subprocess.Popen([sys.executable, "-c", code, database_url, str(log)])
-        for number in saves[:15]:
-            files = PayloadValues.of({f"{number}.md": str(number).encode()}, saved_at=NOW)
-            document = {"id": str(number), "slug": f"s{number}", "paths": [f"{number}.md"]}
-            store(database, document, files, now=NOW - 1)
-        saves = saves[15:]
-        deadline = time.monotonic() + 20
-        before = log.stat().st_size
-        while log.stat().st_size == before and left_rows(database) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(choice.random() * 0.03)
-        worker.send_signal(signal.SIGKILL)
-        worker.wait()
-        kills += 1
-        assert kills < 100
-    published = [line.split()[1] for line in log.read_text().splitlines()]
-    assert sorted(published, key=int) == [str(n) for n in range(count)]

@@ -11,25 +11,23 @@ import pytest
 from postgres import add_site
 from postgres_queues import LONGEST_DELAY, NOW, control_queue, store, take_queue
 
-from briter_worker.errors import Failure, FailureCode, LockLostError, LossReason
+from briter_worker.errors import Failure, FailureCode, LockLostError
 from briter_worker.ports import BaseVersion, Claim, Plan
-from briter_worker.queues.postgres.blobs import PayloadValues, PostgresBases
 from briter_worker.queues.postgres.database import Database, DatabaseError
-from briter_worker.queues.postgres.fencing import (
+from briter_worker.queues.postgres.payloads import PayloadSource, PostgresBases
+from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
+from briter_worker.queues.postgres.rows import (
     SiteMissingError,
-    check_token,
-    fenced,
     lock_site,
+    locked,
     take_site,
 )
-from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from postgres import Server
 
-TABLES = ("publications", "files", "folders", "blobs", "plans", "published", "base_versions", "superseded")
+TABLES = ("publications", "files", "blobs", "plans", "published", "base_versions", "superseded")
 DOWN = Failure(FailureCode.NETWORK, "down", "start it")
 PLAN = Plan("id", None, "2" * 40, {"1": "2" * 40}, {"a.md": "3" * 40, "gone.md": None, "\udcff": "4" * 40})
 
@@ -39,7 +37,7 @@ def take(database: Database) -> int:
 
 
 def save(database: Database, slug: str) -> None:
-    files = PayloadValues.of({f"{slug}.md": slug.encode()}, saved_at=NOW)
+    files = PayloadSource.of({f"{slug}.md": slug.encode()}, saved_at=NOW)
     store(database, {"slug": slug, "paths": [f"{slug}.md"]}, files)
 
 
@@ -53,14 +51,13 @@ def everything(database: Database) -> dict[str, list[tuple[Any, ...]]]:
 
 ACTIONS: dict[str, Callable[[PostgresQueue, PostgresPlans, PostgresBases, Claim], object]] = {
     "claim": lambda queue, _p, _b, _c: queue.claim(NOW),
-    "recover": lambda queue, _p, _b, _c: queue.recover(NOW),
     "reclaim": lambda queue, _p, _b, claim: queue.reclaim(claim, NOW),
     "acknowledge": lambda queue, _p, _b, claim: queue.acknowledge([claim], {}),
     "mark_tried": lambda queue, _p, _b, claim: queue.mark_tried([claim], NOW),
     "retry_later": lambda queue, _p, _b, claim: queue.retry_later(claim, DOWN, at=NOW + 9),
     "dead_letter": lambda queue, _p, _b, claim: queue.dead_letter(claim, DOWN),
     "release": lambda queue, _p, _b, claim: queue.release([claim]),
-    "drop": lambda queue, _p, _b, claim: queue.drop([claim]),
+    "drop": lambda queue, _p, _b, claim: queue.release([claim]),
     "requeue": lambda queue, _p, _b, _c: queue.requeue(NOW),
     "record a plan": lambda _q, plans, _b, _c: plans.record(Plan("other", None, "5" * 40, {}, {})),
     "drop a plan": lambda _q, plans, _b, _c: plans.drop(PLAN),
@@ -84,25 +81,9 @@ def test_a_worker_that_lost_the_site_changes_nothing(database: Database, action:
 
     take(database)
     before = everything(database)
-    with pytest.raises(LockLostError, match="another worker has the site") as lost:
+    with pytest.raises(LockLostError, match="another worker has the site"):
         ACTIONS[action](sleeper, plans, bases, claim)
-    assert lost.value.reason is LossReason.TAKEN
     assert everything(database) == before
-
-
-def test_a_queue_without_a_token_only_lists_and_controls(database: Database) -> None:
-    add_site(database)
-    save(database, "a")
-    queue = control_queue(database)
-    with pytest.raises(LockLostError):
-        queue.claim(NOW)
-    assert [row.job.slug for row in queue.jobs(NOW)] == ["a"]
-    queue.pause(NOW, reason="maintenance")
-    pause = queue.active_pause(NOW)
-    assert pause is not None
-    assert (pause.since, pause.until, pause.reason) == (NOW, None, "maintenance")
-    assert queue.resume()
-    assert [job.slug for job in queue.cancel("a", NOW).removed] == ["a"]
 
 
 def test_plans_are_kept_in_order_until_they_are_dropped(database: Database) -> None:
@@ -123,33 +104,20 @@ def test_a_recovered_job_that_is_gone_cannot_be_reclaimed(database: Database) ->
     save(database, "a")
     queue = take_queue(database)
     (claim,) = queue.claim(NOW).claims
-    queue.drop([claim])
-    with pytest.raises(LockLostError) as lost:
+    queue.release([claim])
+    with pytest.raises(LockLostError, match="is gone"):
         queue.reclaim(claim, NOW)
-    assert lost.value.reason is LossReason.DONE
 
 
-def test_each_loss_of_a_site_has_its_reason(postgres_server: Server, database_url: str) -> None:
-    with Database(database_url, patience=1) as database:
-        add_site(database)
-        token = take(database)
-        queue = take_queue(database)
-        with pytest.raises(LockLostError) as taken:
-            check_token(database, "site", token)
-        postgres_server.stop()
-        try:
-            with pytest.raises(LockLostError, match="cannot check") as unknown:
-                check_token(database, "site", token)
-        finally:
-            postgres_server.start()
-        with database.connection() as connection:
-            connection.execute("UPDATE sites SET removed = true")
-        with pytest.raises(LockLostError) as removed:
-            queue.claim(NOW)
-        with pytest.raises(LockLostError) as missing:
-            take(database)
-        reasons = [each.value.reason for each in (taken, unknown, removed, missing)]
-        assert reasons == [LossReason.TAKEN, LossReason.ERROR, LossReason.MISSING, LossReason.MISSING]
+def test_a_removed_site_is_lost_to_its_worker(database: Database) -> None:
+    add_site(database)
+    queue = take_queue(database)
+    with database.connection() as connection:
+        connection.execute("UPDATE sites SET removed = true")
+    with pytest.raises(LockLostError, match="there is no site"):
+        queue.claim(NOW)
+    with pytest.raises(LockLostError, match="there is no site"):
+        take(database)
 
 
 def test_a_removed_site_takes_no_jobs_and_no_commands(database: Database) -> None:
@@ -173,7 +141,7 @@ def test_taking_a_site_waits_for_the_running_transaction_of_its_worker(database:
         take(database)
         taken.set()
 
-    with fenced(database, "site", token) as connection:
+    with locked(database, "site", token) as connection:
         thread = threading.Thread(target=take_over)
         thread.start()
         assert not taken.wait(0.3)
@@ -190,7 +158,7 @@ def test_a_worker_suspended_in_a_transaction_does_not_keep_the_site(database_url
         save(database, "a")
 
         def sleep() -> None:
-            with fenced(sleeper, "site", token) as connection:
+            with locked(sleeper, "site", token) as connection:
                 connection.execute("DELETE FROM publications")
                 began = time.monotonic()
                 take(database)  # waits until the server ends the sleeper's session

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 from postgres import add_site
-from postgres_queues import NOW, control_queue, store, take_queue
+from postgres_queues import NOW, store, take_queue
 
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import MalformedJobError, State, format_time
 from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
-from briter_worker.queues.postgres.blobs import (
-    PART_BYTES,
+from briter_worker.queues.postgres.payloads import (
     ContentChangedError,
-    PayloadValues,
+    PayloadSource,
     PostgresBases,
     PostgresPayloads,
     blob_id,
     collect_blobs,
 )
-from briter_worker.queues.postgres.database import Database
-from briter_worker.queues.postgres.fencing import SiteMissingError, take_site
-from briter_worker.queues.postgres.producer import submit, submit_many
+from briter_worker.queues.postgres.rows import take_site
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from postgres import Server
+    from collections.abc import Mapping
 
     from briter_worker.ports import Claim
+    from briter_worker.queues.postgres.database import Database
 
 DOWN = Failure(FailureCode.NETWORK, "the network is down", "start it")
 NOT_UTF8 = b"content/\xff\xfe.md".decode("utf-8", "surrogateescape")
-TABLES = ("publications", "files", "folders", "blobs", "blob_parts")
+TABLES = ("publications", "files", "blobs")
 
 
 @dataclass
@@ -60,7 +56,7 @@ class Bench:
     ) -> None:
         paths = [path for path in files if path != NOT_UTF8]  # a job file cannot declare it
         document = {"slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
-        store(self.database, document, PayloadValues.of(files, saved_at=created, folders=folders))
+        store(self.database, document, PayloadSource.of(files, saved_at=created, folders=folders))
 
     def claim(self, now: float = NOW) -> Claim:
         (claim,) = self.queue.claim(now).claims
@@ -75,7 +71,7 @@ class Bench:
     def files(self, claim: Claim) -> dict[str, bytes | None]:
         """Return the files that come with the claim."""
         return {
-            file.path: None if file.blob is None else b"".join(self.payloads.content(file.blob))
+            file.path: None if file.blob is None else self.payloads.content(file.blob)
             for file in self.payload(claim).files
         }
 
@@ -102,35 +98,19 @@ def test_files_arrive_as_they_were_submitted(bench: Bench) -> None:
         "content/a.md": b"hello",
         "content/empty": b"",
         "content/gone.md": None,
-        "content/large.png": random.randbytes(3 * PART_BYTES + 5),
-        "content/exactly.bin": random.randbytes(2 * PART_BYTES),
-        "content/medium.bin": random.randbytes(PART_BYTES // 2),
+        "content/large.png": random.randbytes(3 << 20),
         NOT_UTF8: b"\0\xff\r\n",
         "content/same.md": b"hello",
     }
     bench.save("a", files, folders=("content/", "other"))
     claim = bench.claim()
     assert bench.files(claim) == files
-    assert set(bench.payload(claim).folders) == {"content/", "other"}
-    with bench.database.connection() as connection:
-        assert connection.execute("SELECT max(length(bytes)) FROM blob_parts").fetchone() == (PART_BYTES,)
+    assert set(bench.payload(claim).folders) == {"content/", "other/"}
     bench.publish(claim)
     assert bench.blobs() == 0
     assert [bench.count(table) for table in TABLES] == [0] * len(TABLES)
     with pytest.raises(LookupError, match="the job that it belonged to is gone"):
-        list(PostgresPayloads(bench.database, "site").content(blob_id(b"hello")))
-
-
-def test_base_versions_of_the_author_come_with_the_files(bench: Bench) -> None:
-    values = PayloadValues.of({"a": b"a", "b": b"b", "c": None}, saved_at=NOW - 5)
-    a, b, c = values.payload.files
-    sent = (
-        replace(a, base="1" * 40, has_base=True, mode="100755"),
-        replace(b, has_base=True),
-        replace(c, base="2" * 40, has_base=True),
-    )
-    store(bench.database, {"slug": "a", "paths": ["a"]}, PayloadValues(Payload(sent), values.contents))
-    assert bench.payload(bench.claim()).files == sent
+        bench.payloads.content(blob_id(b"hello"))
 
 
 def test_a_blob_is_stored_once_and_as_long_as_a_job_needs_it(bench: Bench) -> None:
@@ -173,18 +153,18 @@ def test_a_file_saved_after_its_folder_joins_the_folder(bench: Bench) -> None:
     bench.save("a", {"content/a/y": b"y"}, created=NOW - 1)
     claim = bench.claim()
     assert bench.files(claim) == {"content/a/x": b"x", "content/a/y": b"y"}
-    assert bench.payload(claim).folders == ("content/a",)
+    assert bench.payload(claim).folders == ("content/a/",)
 
 
 def test_a_newer_save_without_a_base_version_keeps_the_older_ones(bench: Bench) -> None:
     for created, content, bases in ((NOW - 2, b"1", ("1", "1")), (NOW - 1, b"2", (None, "2"))):
-        values = PayloadValues.of({"a": content, "b": content}, saved_at=created)
+        values = PayloadSource.of({"a": content, "b": content}, saved_at=created)
         files = tuple(
-            replace(file, base=base and base * 40, has_base=base is not None)
+            file._replace(base=base and base * 40, has_base=base is not None)
             for file, base in zip(values.payload.files, bases, strict=True)
         )
         document = {"slug": "a", "paths": ["a", "b"], "createdAt": format_time(created)}
-        store(bench.database, document, PayloadValues(Payload(files), values.contents))
+        store(bench.database, document, values._replace(payload=Payload(files)))
     found = {file.path: (file.base, file.has_base) for file in bench.payload(bench.claim()).files}
     assert found == {"a": ("1" * 40, True), "b": ("2" * 40, True)}
 
@@ -232,44 +212,6 @@ def test_the_time_of_the_published_version_never_goes_back(bench: Bench) -> None
     assert bench.payloads.published(paths) == {"a.md": NOW - 1, NOT_UTF8: NOW - 1, "b.md": NOW - 9}
 
 
-def test_the_first_live_run_publishes_what_dry_runs_tried(bench: Bench) -> None:
-    bench.queue = take_queue(bench.database, dry_run=True)
-    bench.save("a", {"a.md": b"1", "image.png": b"image"}, created=NOW - 3)
-    bench.queue.mark_tried([bench.claim()], NOW)
-    bench.save("a", {"a.md": b"2"}, created=NOW - 1)
-    bench.queue.mark_tried([bench.claim()], NOW)
-    assert (bench.queue.claim(NOW).claims, bench.queue.next_due(NOW)) == ((), None)
-    assert bench.payloads.published(["a.md"]) == {}
-
-    bench.queue = take_queue(bench.database)
-    assert bench.queue.next_due(NOW) == 0.0
-    claim = bench.claim()
-    assert (claim.attempt, bench.files(claim)) == (1, {"a.md": b"2", "image.png": b"image"})
-
-
-def test_a_tried_job_that_gets_more_paths_is_tried_again(bench: Bench) -> None:
-    bench.queue = take_queue(bench.database, dry_run=True)
-    bench.save("a", {"a.md": b"new"}, created=NOW - 1)
-    bench.queue.mark_tried([bench.claim()], NOW)
-    bench.save("a", {"late.png": b"image"}, created=NOW - 2)
-    assert bench.files(bench.claim()) == {"a.md": b"new", "late.png": b"image"}
-
-
-def test_dead_letters_of_quarantined_files_are_not_joined(bench: Bench) -> None:
-    for number in (1, 2):
-        bench.save("a", {f"{number}.md": b"x"}, created=NOW + number, status="failed", failure="malformed")
-    rows = [(row.state, row.job.paths) for row in bench.queue.jobs(NOW)]
-    assert rows == [(State.FAILED, ("1.md",)), (State.FAILED, ("2.md",))]
-    assert bench.queue.retry_all(NOW) == []
-
-
-def test_a_job_submitted_twice_is_not_reported_as_superseded(bench: Bench) -> None:
-    for _ in range(2):
-        bench.save("a", {"a.md": b"a"}, id="same")
-    found = bench.queue.claim(NOW)
-    assert ([claim.job.id for claim in found.claims], found.superseded) == (["same"], ())
-
-
 def test_a_drain_claims_no_more_than_its_limit_and_the_earliest_first(bench: Bench) -> None:
     for number in range(7):
         bench.save(f"s{number}", {}, created=NOW - number)
@@ -281,58 +223,13 @@ def test_a_drain_claims_no_more_than_its_limit_and_the_earliest_first(bench: Ben
     assert claimed == [(["s6", "s5", "s4"], False), (["s3", "s2", "s1"], False), (["s0"], True)]
 
 
-@pytest.mark.parametrize("count", [3, 60])
-def test_jobs_submitted_together_join_one_another_and_the_pending_ones(bench: Bench, count: int) -> None:
-    bench.save("s1", {"s1.md": b"before", "kept.md": b"kept"}, created=NOW - 99)
-    saves: list[tuple[dict[str, object], PayloadValues | None]] = []
-    for number in range(count):
-        files: dict[str, bytes | None] = {f"s{number}.md": f"content {number}".encode(), "logo.png": b"logo"}
-        created = NOW - 90 + number
-        document = {"slug": f"s{number}", "paths": ["x"], "createdAt": format_time(created)}
-        saves.append(({**document}, PayloadValues.of(files, saved_at=created, folders=["f"])))
-    twice = PayloadValues.of({"s2.md": b"the newest"}, saved_at=NOW - 1)
-    saves.append(({"slug": "s2", "paths": ["y"], "createdAt": format_time(NOW - 1)}, twice))
-    dead = {"slug": "dead", "paths": ["x"], "status": "failed", "failure": "network", "attempts": 8, "own": 1}
-    with bench.database.transaction() as connection:
-        jobs = submit_many(connection, "site", [*saves, (dead, None)], now=NOW)
-    assert [job.slug for job in jobs] == [*(f"s{n}" for n in range(count)), "s2", "dead"]
-    rows = {row.job.slug: row for row in bench.queue.jobs(NOW)}
-    assert len(rows) == count + 1
-    assert (rows["dead"].state, rows["dead"].read()["own"]) == (State.FAILED, 1)
-    found = bench.queue.claim(NOW)
-    assert sorted(each.slug for each in found.superseded) == ["s1", "s2"]
-    claims = {claim.job.slug: claim for claim in found.claims}
-    assert (set(claims["s1"].job.paths), claims["s2"].job.paths) == ({"x", "s1.md", "kept.md"}, ("y", "x"))
-    assert bench.files(claims["s1"]) == {"s1.md": b"content 1", "kept.md": b"kept", "logo.png": b"logo"}
-    bench.queue.acknowledge(found.claims, {})
-    assert bench.blobs() == 0
-
-
-@dataclass
-class ChangingFile:
-    """A source whose file changes between the look and the reading."""
-
-    payload: Payload
-    sizes: dict[str, int]
-
-    def content(self, blob: str) -> Iterator[bytes]:
-        assert blob
-        yield b"changed"
-
-
-@pytest.mark.parametrize("size", [7, 2 * PART_BYTES])
-def test_a_file_that_changes_while_it_is_read_stores_nothing(bench: Bench, size: int) -> None:
-    blob = blob_id(b"x" * size)
-    source = ChangingFile(Payload((SubmittedFile("a.md", "100644", blob, NOW),)), {blob: size})
-    bench_values = PayloadValues.of({"b": b"b"}, saved_at=NOW)
-
-    def send() -> None:
-        with bench.database.transaction() as connection:
-            submit(connection, "site", {"slug": "b", "paths": ["b"]}, bench_values, now=NOW)
-            submit(connection, "site", {"slug": "a", "paths": ["a.md"]}, source, now=NOW)
-
+def test_a_file_that_changes_while_it_is_read_stores_nothing(bench: Bench) -> None:
+    blob = blob_id(b"before")
+    source = PayloadSource(
+        Payload((SubmittedFile("a.md", "100644", blob, NOW),)), {blob: b"after"}.__getitem__
+    )
     with pytest.raises(ContentChangedError):
-        send()
+        store(bench.database, {"slug": "a", "paths": ["a.md"]}, source)
     assert [bench.count(table) for table in TABLES] == [0] * len(TABLES)
 
 
@@ -361,13 +258,7 @@ def test_a_document_that_is_not_a_job_is_refused(bench: Bench, document: dict[st
 def test_a_payload_that_cannot_be_stored_is_refused(bench: Bench, paths: list[str]) -> None:
     payload = Payload(tuple(SubmittedFile(path, "", None, NOW) for path in paths))
     with pytest.raises(MalformedJobError):
-        store(bench.database, {"slug": "a", "paths": ["a"]}, PayloadValues(payload, {}))
-
-
-def test_a_site_that_does_not_exist_is_refused(bench: Bench) -> None:
-    with pytest.raises(SiteMissingError, match="there is no site 'elsewhere'") as refused:
-        store(bench.database, {"slug": "a", "paths": ["a"]}, site="elsewhere")
-    assert "site add" in refused.value.fix
+        store(bench.database, {"slug": "a", "paths": ["a"]}, PayloadSource(payload, lambda _: b""))
 
 
 def test_unusual_text_is_stored_unchanged(bench: Bench) -> None:
@@ -383,57 +274,15 @@ def test_unusual_text_is_stored_unchanged(bench: Bench) -> None:
     assert bench.queue.scheduled_paths(NOW) == dict.fromkeys(row.job.paths, NOW + 9)
 
 
-def test_a_drain_needs_as_many_statements_for_many_jobs_as_for_one(
-    postgres_server: Server, database_url: str
-) -> None:
-    options = "-c%20log_statement%3Dall%20-c%20log_min_messages%3Dlog"
-    counts = []
-    with Database(f"{database_url}?options={options}", connections=1) as database:
-        bench = Bench(database)
-        log = postgres_server.folder / "log"
-        for count in (1, 1, 60):
-            for number in range(count):
-                bench.save(f"s{number}", {f"{number}.md": str(number).encode()})
-            before = log.stat().st_size
-            bench.queue = take_queue(database)
-            assert bench.queue.recover(NOW) == []
-            claims = bench.queue.claim(NOW).claims
-            assert len(claims) == count
-            assert len(bench.payloads.of([claim.key for claim in claims])) == count
-            bench.queue.cancelled(claims)
-            bench.queue.acknowledge(claims, {})
-            bench.queue.requeue(NOW)
-            bench.queue.next_due(NOW)
-            with log.open("rb") as lines:
-                lines.seek(before)
-                counts.append(sum(b"LOG:  " in line for line in lines))
-    assert counts[1] < 50
-    assert counts[2] == counts[1]
-
-
 def test_base_versions_are_remembered_until_they_are_replaced(bench: Bench) -> None:
     token = take_site(bench.database, "site", "worker", NOW)["token"]
     bases = PostgresBases(bench.database, "site", token=token)
-    merged, conflict = blob_id(b"merged"), Conflict("1" * 40, None, "conflict/a", "2" * 40)
-    versions = {"a.md": BaseVersion(merged), NOT_UTF8: BaseVersion(None, conflict)}
+    merged, conflict = blob_id(b"merged"), Conflict("1" * 40, None, "conflict/a", "2" * 40, NOW)
+    versions = {"a.md": BaseVersion(merged), NOT_UTF8: BaseVersion(None, {"a": conflict})}
     bases.remember(versions, {merged: b"merged"})
     assert bases.bases(["a.md", NOT_UTF8, "unknown"]) == versions
     assert bench.blobs() == 1
-    assert b"".join(bench.payloads.content(merged)) == b"merged"
+    assert bench.payloads.content(merged) == b"merged"
     bases.remember({"a.md": BaseVersion("3" * 40)}, {})
     assert bases.bases(["a.md"]) == {"a.md": BaseVersion("3" * 40)}
     assert bench.blobs() == 0
-
-
-def test_a_page_sees_every_change_since_its_last_look(bench: Bench) -> None:
-    for number in range(3):
-        bench.save(f"s{number}", {})
-    page = control_queue(bench.database)
-    before = {row.job.slug: row for row in page.jobs(NOW)}
-    bench.queue.dead_letter(bench.queue.claim(NOW).claims[0], DOWN)
-    after = {row.job.slug: row for row in page.jobs(NOW)}
-    assert sorted(row.state.value for row in after.values()) == ["claimed", "claimed", "failed"]
-    bench.queue.cancel("s0", NOW)
-    bench.save("s9", {})
-    assert before["s1"].where.startswith("site site, row ")
-    assert {row.job.slug for row in page.jobs(NOW)} == {"s1", "s2", "s9"}

@@ -12,7 +12,7 @@ from procrastinate.jobs import Status
 from procrastinate.worker import Worker
 
 from briter_worker.cluster.node import LastingConnector, Outage
-from briter_worker.queues.postgres.producer import DRAIN_QUEUE, wake_sites
+from briter_worker.cluster.sites import DRAIN_QUEUE, wake
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,11 +46,11 @@ def execute(database: Database, statement: str) -> None:
 def test_a_site_runs_once_and_waits_once_at_most(database: Database) -> None:
     async def step(manager: JobManager) -> None:
         one, two = await manager.register_worker(), await manager.register_worker()
-        wake_sites(database, ["a", "b"])
+        wake(database, ["a", "b"])
         first = await fetch(manager, one)
         assert first is not None
         assert first.lock == "a"
-        wake_sites(database, ["a", "a", "b"])
+        wake(database, ["a", "a", "b"])
         second = await fetch(manager, two)
         assert second is not None
         assert second.lock == "b"
@@ -70,7 +70,7 @@ def test_the_jobs_of_a_silent_worker_are_stalled_and_a_freed_number_never_comes_
 ) -> None:
     async def step(manager: JobManager) -> None:
         worker = await manager.register_worker()
-        wake_sites(database, ["a"])
+        wake(database, ["a"])
         job = await fetch(manager, worker)
         assert job is not None
         assert job.id is not None
@@ -79,7 +79,7 @@ def test_the_jobs_of_a_silent_worker_are_stalled_and_a_freed_number_never_comes_
         (stalled,) = await manager.get_stalled_jobs(queue=DRAIN_QUEUE, seconds_since_heartbeat=10)
         assert stalled.id == job.id
         await manager.finish_job_by_id_async(job.id, Status.SUCCEEDED, delete_job=True)
-        wake_sites(database, ["a"])
+        wake(database, ["a"])
         anew = await fetch(manager, worker)
         assert anew is not None
         assert anew.id != job.id
@@ -96,7 +96,7 @@ def test_retrying_a_job_keeps_its_number(database: Database) -> None:
 
     async def step(manager: JobManager) -> None:
         worker = await manager.register_worker()
-        wake_sites(database, ["a"])
+        wake(database, ["a"])
         job = await fetch(manager, worker)
         assert job is not None
         await manager.retry_job(job)
@@ -113,7 +113,7 @@ def test_a_worker_whose_row_was_pruned_cannot_fetch(database: Database) -> None:
     async def step(manager: JobManager) -> None:
         worker = await manager.register_worker()
         execute(database, "DELETE FROM procrastinate_workers")
-        wake_sites(database, ["a"])
+        wake(database, ["a"])
         with pytest.raises(exceptions.ConnectorException):
             await fetch(manager, worker)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from mirror_worker import MirrorWorker
 
-from briter_worker.errors import DeclinedError, LockLostError, PublishError
+from briter_worker.errors import DeclinedError, FailureCode, PublishError
 from briter_worker.git.pull import PullResult, pull
+from briter_worker.git.push import push
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,8 +57,8 @@ def assert_settled(site: Site, worker: MirrorWorker, status: str = "") -> None:
     assert site.git("rev-parse", "main") == worker.tip() == site.git("rev-parse", "origin/main")
     assert site.git("status", "--porcelain") == status
     assert site.git("worktree", "list").count("\n") == 0
-    assert list((site.worktree / ".git/briter").iterdir()) == []
-    assert worker.checkout.bases(["content/posts/0.md"]) == {}
+    assert {path.name for path in (site.worktree / ".git/briter").iterdir()} == {"lock"}
+    assert worker.bases() == {}
 
 
 def test_a_week_without_a_push_ends_with_everything_on_the_remote(site: Site, worker: MirrorWorker) -> None:
@@ -198,29 +199,45 @@ def test_what_is_pushed_and_cannot_follow_now_follows_later(site: Site, worker: 
     assert_settled(site, worker)
 
 
-def test_a_colleague_who_pushes_meanwhile_is_rebased_upon(site: Site, worker: MirrorWorker) -> None:
+def test_a_colleague_who_pushes_meanwhile_is_rebased_upon(
+    site: Site, worker: MirrorWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.write_post("theme.css", "mine\n")
     commit(site)
     worker.push({"content/posts/a.md": "a\n"})
-    asked: list[int] = []
+    pushed: list[bool] = []
 
-    def still_ours() -> bool:
-        if not asked:
+    def push_second(*args: Any, **options: Any) -> bool:  # noqa: ANN401 - as `push`
+        if not pushed:
             worker.push({"content/posts/b.md": "b\n"})
-        asked.append(1)
-        return True
+        pushed.append(push(*args, **options))
+        return pushed[-1]
 
-    result = pull(worker.repository, worker.checkout, rebase=True, push=True, still_ours=still_ours)
-    assert len(asked) == 2
+    monkeypatch.setattr("briter_worker.git.pull.push", push_second)
+    result = rebase(worker)
+    assert pushed == [False, True]
     assert result.is_pushed
     assert site.remote_file("theme.css") == "mine\n"
     assert_settled(site, worker)
 
 
-def test_nothing_is_pushed_without_the_sites_lock(site: Site, worker: MirrorWorker) -> None:
+def test_a_push_whose_answer_is_lost_is_found_by_the_next_pull(
+    site: Site, worker: MirrorWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.write_post("theme.css", "mine\n")
     commit(site)
-    before = worker.tip()
-    with pytest.raises(LockLostError):
-        pull(worker.repository, worker.checkout, rebase=True, push=True, still_ours=lambda: False)
-    assert worker.tip() == before
+    worker.push({"content/posts/a.md": "a\n"})
+
+    def lose_the_answer(*args: object, **options: object) -> bool:
+        push(*args, **options)  # type: ignore[arg-type]
+        raise PublishError(FailureCode.NETWORK, "the answer was lost")
+
+    monkeypatch.setattr("briter_worker.git.pull.push", lose_the_answer)
+    with pytest.raises(PublishError, match="the answer was lost"):
+        rebase(worker)
+    landed = worker.tip()
+    monkeypatch.undo()
+    assert rebase(worker).is_pushed
+    assert worker.tip() == landed
+    assert site.remote_file("theme.css") == "mine\n"
+    assert_settled(site, worker)

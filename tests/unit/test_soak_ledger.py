@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from soak.ledger import Commit, Ledger, Save, _judge_ours, blob_of, judge
+from soak.ledger import Ledger, Save, _judge_ours, judge
+from soak.repository import Commit, blob_of
 
 FOLDER = "content/bundles/one"
 HELD = Save("m1", "one", (FOLDER,), {f"{FOLDER}/a.md": b"a\n"}, "m1: save one", held_until=100.0)

@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 from starlette.responses import Response
 
-from briter_worker.web.access import FAILURES_WITHIN_S, LINK_S, MAX_FAILURES, SESSION_S, Access
-from briter_worker.web.cache import CachedValue, NotReadYetError
-from briter_worker.web.security import COOKIE, Guard, client_address
+from briter_worker.web import snapshot
+from briter_worker.web.responses import ProblemError
+from briter_worker.web.security import (
+    COOKIE,
+    FAILURES_WITHIN_S,
+    LINK_S,
+    MAX_FAILURES,
+    SESSION_S,
+    Access,
+    Guard,
+    client_address,
+)
+from briter_worker.web.snapshot import CachedValue
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -39,24 +49,23 @@ def test_a_link_is_valid_once_and_for_a_quarter_of_an_hour() -> None:
     assert not access.use_link_key(second)
 
 
-def test_each_session_has_its_own_csrf_token() -> None:
-    access = Access("token")
-    one, two = access.open_session(), access.open_session()
-    assert len({access.csrf_token(one), access.csrf_token(two), access.csrf_token(None)}) == 3
-    assert access.csrf_token(one) == access.csrf_token(one)
-    assert Access("token").csrf_token(None) != access.csrf_token(None)
-
-
-def test_after_too_many_failures_an_address_waits_for_a_minute() -> None:
+def test_after_too_many_failures_an_address_waits_for_a_minute_with_the_right_token_too() -> None:
     now = [0.0]
     access = Access("token", clock=lambda: now[0])
-    for _ in range(MAX_FAILURES):
-        assert access.seconds_to_wait("192.0.2.1") == 0
-        access.count_failure("192.0.2.1")
-    assert 0 < access.seconds_to_wait("192.0.2.1") <= FAILURES_WITHIN_S + 1
-    assert access.seconds_to_wait("192.0.2.2") == 0
+
+    def status(token: str, address: str = "192.0.2.1") -> int:
+        try:
+            access.check_token(token, address)
+        except ProblemError as refused:
+            return refused.status
+        return 200
+
+    assert [status("wrong") for _ in range(MAX_FAILURES)] == [401] * MAX_FAILURES
+    now[0] = FAILURES_WITHIN_S - 1
+    assert status("wrong") == status("token") == 429
+    assert status("token", "192.0.2.2") == 200
     now[0] = FAILURES_WITHIN_S
-    assert access.seconds_to_wait("192.0.2.1") == 0
+    assert status("token") == 200
 
 
 def test_failures_are_counted_by_ipv4_address_and_by_ipv6_network() -> None:
@@ -120,18 +129,16 @@ class Source:
 def test_a_cached_value_is_old_rather_than_late_and_new_after_a_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("briter_worker.web.cache._SHARE", 0.0)
+    monkeypatch.setattr(snapshot, "_SHARE", 0.0)
     source = Source()
-    cached = CachedValue(source.read, lifetime=0.0, patience=0.3)
-    with pytest.raises(NotReadYetError):
-        cached.get(first_wait=0.0)
+    cached = CachedValue(source.read, "the queue", lifetime=0.0, patience=0.3)
     source.read_again.set()
     assert cached.get() == 1
     source.read_again.clear()
     assert cached.get() == 1, "the new value takes too long"
     source.read_again.set()
     assert cached.get() == 2
-    with pytest.raises(OSError, match="gone"):
+    with pytest.raises(ProblemError, match="the queue cannot be read: gone"):
         cached.get()
     cached.renew()
 
@@ -139,7 +146,7 @@ def test_a_cached_value_is_old_rather_than_late_and_new_after_a_change(
 def test_a_value_that_is_new_enough_is_not_read_again() -> None:
     source = Source()
     source.read_again.set()
-    cached = CachedValue(source.read, lifetime=60.0)
+    cached = CachedValue(source.read, "the queue", lifetime=60.0)
     assert [cached.get() for _ in range(5)] == [1] * 5
     cached.renew()
     assert cached.get() == 2

@@ -1,4 +1,4 @@
-"""The words, times and figures of the pages."""
+"""The words and times of the pages."""
 
 from __future__ import annotations
 
@@ -9,28 +9,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 from briter_worker.errors import FailureCode
-from briter_worker.events import Published
-from briter_worker.sinks.history import History
-from briter_worker.sinks.recorder import HistorySink, Target
-from briter_worker.sinks.store import HISTORY_TABLES, SqliteStore
-from briter_worker.web import charts, labels
+from briter_worker.status import FAILURE_TEXTS, Headline
+from briter_worker.web import labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 def test_every_failure_has_words_for_an_editor() -> None:
-    assert set(labels.HEADLINES) == set(FailureCode)
+    assert set(FAILURE_TEXTS) == set(FailureCode)
 
 
 def test_a_reason_is_a_headline_the_message_and_the_fix_verbatim() -> None:
     why = labels.reason("auth", "the remote said no.", "git remote set-url origin ...")
-    assert why == labels.Reason(
-        "the remote refused the password or key", "The remote said no", "git remote set-url origin ..."
+    assert why == Headline(
+        "bad", "the remote refused the password or key", "The remote said no", "git remote set-url origin ..."
     )
-    assert labels.reason("a-word-from-later", "it broke.").headline == "it broke"
-    assert labels.reason(None, None).headline == "it failed"
+    assert labels.reason("a-word-from-later", "it broke.").text == "it broke"
+    assert labels.reason(None, None).text == "it failed"
 
 
 @pytest.mark.parametrize("commit", [None, "", "x", "abc", "a" * 40 + "/../..", "<script>", "A" * 40])
@@ -43,7 +39,7 @@ def test_only_a_commit_becomes_a_link(commit: str | None) -> None:
 @pytest.mark.parametrize("seconds", [-1e30, 0.0, 1e30, float("inf")])
 def test_no_time_is_beyond_words(seconds: float) -> None:
     assert labels.moment(seconds)
-    assert labels.day_of(seconds)
+    assert labels.day_ahead(seconds)
 
 
 @pytest.fixture
@@ -73,16 +69,3 @@ def test_a_calendar_says_which_day_is_today_and_which_tomorrow(zone: str) -> Non
     assert labels.day_ahead(eve + 60, eve) == "Today, Thursday, 19 November 2026", zone
     assert labels.day_ahead(eve + 3600, eve) == "Tomorrow, Friday, 20 November 2026"
     assert labels.day_ahead(eve + 2 * 86400, eve) == "Saturday, 21 November 2026"
-
-
-@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata", "Pacific/Auckland"], indirect=True)
-def test_figures_count_by_the_days_of_the_servers_zone(zone: str, tmp_path: Path) -> None:
-    late = datetime.fromisoformat("2026-01-15T22:10").astimezone().timestamp()
-    store = SqliteStore(tmp_path / "history.db", HISTORY_TABLES)
-    sink = HistorySink(store, Target("main", "origin"), clock=lambda: late)
-    sink.store([Published(job_id="1", slug="a", attempt=1, dry_run=False, duration_ms=1, commit="c")])
-    history = History(store)
-    figures = charts.read_figures(history, late + 3 * 3600)
-    history.close()
-    assert [each.label for each in figures if each.published] == ["15 Jan"], zone
-    assert [each.label for each in figures][-2:] == ["15 Jan", "16 Jan"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from briter_worker.sinks.history import Moment
-from briter_worker.web.live import MAX_MISSED, Feed, News
-from briter_worker.web.problems import ProblemError
+from briter_worker.web.live import MAX_KEPT, MAX_READERS_PER_SESSION, Feed, News
+from briter_worker.web.responses import ProblemError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,12 +30,12 @@ class Past:
         first = len(self.moments) + 1
         self.moments += [Moment(first + each, 0.0, "published", {}) for each in range(number)]
 
-    def read(self, after: int | None) -> News:
-        new = [] if after is None else [each for each in self.moments if each.id > after][:MAX_MISSED]
-        return News({"jobs": 1}, len(self.moments), new)
+    def read(self, after: int) -> News:
+        since = max(after, len(self.moments) - MAX_KEPT)
+        return News({"jobs": 1}, len(self.moments), since, self.moments[since:])
 
     def feed(self, **options: Any) -> Feed:  # noqa: ANN401 - any option of a Feed
-        return Feed(self.read, lambda: {"jobs": 1}, **{"poll": 0.01, **options})
+        return Feed(self.read, **{"poll": 0.01, **options})
 
 
 async def chunks(answer: EventSourceResponse) -> AsyncIterator[bytes]:
@@ -46,21 +46,6 @@ async def chunks(answer: EventSourceResponse) -> AsyncIterator[bytes]:
 
 def ids(data: bytes) -> list[int]:
     return [int(number) for number in re.findall(rb"^id: (\d+)$", data, re.MULTILINE)]
-
-
-def test_readers_get_what_comes_together_in_one_chunk() -> None:
-    past = Past()
-
-    async def follow() -> list[bytes]:
-        feed = past.feed()
-        streams = [chunks(feed.stream()) for _ in range(50)]
-        for stream in streams:
-            assert b"retry" in await anext(stream)
-            assert b"snapshot" in await anext(stream)
-        past.happen(6)
-        return [await anext(stream) for stream in streams]
-
-    assert [ids(chunk) for chunk in asyncio.run(follow())] == [[1, 2, 3, 4, 5, 6]] * 50
 
 
 @pytest.mark.parametrize(
@@ -79,22 +64,44 @@ def test_a_reader_gets_the_events_that_it_missed_or_a_snapshot(last: str | None,
     assert (b"event: status" in first) == (expected != [10])
 
 
-def test_a_reader_that_does_not_read_is_dropped() -> None:
+def test_a_late_reader_gets_what_is_kept_or_a_snapshot() -> None:
     past = Past()
 
-    async def follow() -> int:
-        feed = past.feed(poll=0.0)
-        slow = chunks(feed.stream())
-        await anext(slow)
-        await anext(slow)
-        for _ in range(1000):
-            if not len(feed):
-                return len([chunk async for chunk in slow])
-            past.happen(1)
-            await asyncio.sleep(0.002)
-        raise AssertionError("the reader is still there")
+    async def follow(number: int) -> bytes:
+        feed = past.feed()
+        quick, slow = chunks(feed.stream()), chunks(feed.stream())
+        for stream in (quick, slow):
+            await anext(stream)
+            await anext(stream)
+        for _ in range(2):
+            past.happen(number)
+            await anext(quick)
+        return await anext(slow)
 
-    assert asyncio.run(asyncio.wait_for(follow(), 20)) == 0
+    late = asyncio.run(follow(2))
+    assert ids(late) == [1, 2, 3, 4]
+    assert b"event: snapshot" in asyncio.run(follow(MAX_KEPT))
+
+
+def test_a_stream_ends_with_its_session_and_a_session_has_few_streams() -> None:
+    is_open = [True]
+
+    async def follow() -> list[bytes]:
+        feed = Past().feed()
+        streams = [
+            chunks(feed.stream(session="one", is_open=lambda: is_open[0]))
+            for _ in range(MAX_READERS_PER_SESSION)
+        ]
+        for stream in streams:
+            await anext(stream)
+        with pytest.raises(ProblemError, match="has 20 readers already"):
+            feed.stream(session="one")
+        feed.stream(session="another")
+        await anext(streams[0])
+        is_open[0] = False
+        return [chunk async for chunk in streams[0]]
+
+    assert asyncio.run(asyncio.wait_for(follow(), 20)) == []
 
 
 def test_a_quiet_stream_is_pinged_and_a_reader_that_leaves_is_forgotten() -> None:
@@ -110,7 +117,7 @@ def test_a_quiet_stream_is_pinged_and_a_reader_that_leaves_is_forgotten() -> Non
         async def send(message: Message) -> None:
             nonlocal sent
             sent += message.get("body", b"")
-            if sent.count(b"event: ping") == 2:
+            if sent.count(b"event: ping") >= 2 and b"event: snapshot" in sent:
                 gone.set()
 
         await feed.stream()({"type": "http", "method": "GET"}, receive, send)
@@ -118,10 +125,4 @@ def test_a_quiet_stream_is_pinged_and_a_reader_that_leaves_is_forgotten() -> Non
         return sent
 
     sent = asyncio.run(asyncio.wait_for(follow(), 20))
-    assert sent.index(b"event: snapshot") < sent.index(b"event: ping\ndata: {}\n\n")
-
-
-def test_a_full_stream_takes_no_more_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("briter_worker.web.live.MAX_READERS", 0)
-    with pytest.raises(ProblemError, match="has 0 readers already"):
-        Past().feed().stream()
+    assert b"event: ping\ndata: {}\n\n" in sent

@@ -11,74 +11,52 @@ claim, in flight; `<claim>.alone` and `<claim>.cancel` are marks of a claim.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import re
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
+from briter_worker.errors import Failure
+from briter_worker.events import Quarantined
 from briter_worker.job import (
-    MAX_FILE_BYTES,
     SUFFIX,
     WORKERS_KEYS,
     Document,
     Job,
+    MalformedJobError,
+    Status,
     encode_document,
     format_time,
+    with_state,
 )
 from briter_worker.queues.disk.files import (
+    BadFile,
     Folder,
-    QueueFile,
+    JobFile,
     is_job_name,
+    printable,
     read_queue_file,
     stem,
     temporary_name,
-    variants,
+    unused_name,
 )
+from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
+    from briter_worker.queues.disk.index import Entry
+
 CANCEL, ALONE = ".cancel", ".alone"
 _FOLDER = ".claimed"
-_LOCK = ".lock"
 _LONGEST_NAME = 220
 """In bytes: leaves room for a digest and a mark."""
-_DIGEST = re.compile(r"\.[0-9a-f]{16}(-\d+)?(?=\.json$)")
-_NOT_THE_PRODUCERS = frozenset({*WORKERS_KEYS, "id", "message", "commitMessage"})
-"""The worker writes these keys, or adds them, or spells them anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakenJob:
-    """A job in `.claimed/`, as it was when it was read there."""
-
-    name: str
-    job: Job
-    document: Document
-    stat: os.stat_result
-
-    @property
-    def order(self) -> tuple[float, float, str]:
-        """Return the key by which the newest save of a slug is the greatest."""
-        return (self.job.created_at, self.stat.st_mtime_ns / 1e9, self.name)
-
-    @property
-    def save(self) -> str:
-        """Return the digest of this save: the same however often the worker writes the file anew."""
-        own = {key: value for key, value in self.document.items() if key not in _NOT_THE_PRODUCERS}
-        message = self.document.get("message", self.document.get("commitMessage"))
-        text = json.dumps([own, message, self.stat.st_mtime_ns], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    @property
-    def is_intact(self) -> bool:
-        """Return False if a producer that had the claimed file open has written a newer save into it."""
-        return f".{self.save}" in self.name
+_DIGEST = re.compile(r"\.[0-9a-f]{16}(?=\.json$)")
+_FIX = "correct what wrote the file, save the post again, then cancel this job"
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_MAX_REASON = 400
+"""Leaves room for the names of the files."""
 
 
 class ClaimFolder:
@@ -89,9 +67,9 @@ class ClaimFolder:
     claimed: Folder
     """`.claimed/`; only under the lock."""
 
-    def __init__(self, root: Path) -> None:
-        self.path = root / _FOLDER
+    def __init__(self, root: Path, quarantine: Path) -> None:
         self._root_path = root
+        self._quarantine_path = quarantine
 
     @contextlib.contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -99,17 +77,13 @@ class ClaimFolder:
         self._root_path.mkdir(parents=True, exist_ok=True)
         with Folder.open(self._root_path) as self.root:
             self.root.make_child(_FOLDER)
-            with self.root.open_child(_FOLDER) as self.claimed, self.claimed.locked(_LOCK):
+            with self.root.open_child(_FOLDER) as self.claimed, self.claimed.locked(".lock"):
                 yield
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Folder | None]:
-        """Open `.claimed/` for reading, with or without the lock; None if there is none."""
-        with contextlib.ExitStack() as stack:
-            claimed: Folder | None = None
-            with contextlib.suppress(FileNotFoundError):
-                root = stack.enter_context(Folder.open(self._root_path))
-                claimed = stack.enter_context(root.open_child(_FOLDER))
+    def opened(self) -> Iterator[Folder]:
+        """Open `.claimed/` for reading, without the lock. Raises FileNotFoundError if there is none."""
+        with Folder.open(self._root_path) as root, root.open_child(_FOLDER) as claimed:
             yield claimed
 
     # Out of the queue folder, and back
@@ -118,7 +92,7 @@ class ClaimFolder:
         """Move a waiting file out of other programs' reach; return the new name, or None if it is gone."""
         taken = f".{name}"
         if not name.isprintable() or len(os.fsencode(name)) > _LONGEST_NAME or self.claimed.has(taken):
-            taken = f".{uuid4().hex}{SUFFIX}"
+            taken = f".{unused_name()}"
         try:
             self.root.rename(name, self.claimed, taken)
         except FileNotFoundError:
@@ -127,21 +101,17 @@ class ClaimFolder:
             self._keep_id(taken, stem(name))
         return taken
 
-    def look(self, name: str) -> QueueFile:
-        """Read a file in `.claimed/`. Raises FileNotFoundError."""
-        return read_queue_file(self.claimed, name, original_name(name))
-
-    def read(self, name: str) -> TakenJob | None:
+    def read(self, name: str) -> JobFile | None:
         """Return the job in `.claimed/`; None if it is gone, or not a job."""
-        return read_job(self.claimed, name)
+        return read_claimed(self.claimed, name)
 
-    def rewrite(self, taken: TakenJob, document: Document) -> TakenJob:
+    def rewrite(self, file: JobFile, document: Document) -> JobFile:
         """Replace the document of a job in `.claimed/`; durable once the folder is synced."""
-        self.claimed.replace(taken.name, _encode(document, taken.stat), taken.stat)
-        return self.read(taken.name) or taken
+        self.claimed.replace(file.name, encode_document(document), file.stat)
+        return self.read(file.name) or file
 
     def give_back(self, names: Iterable[str]) -> None:
-        """Let these files wait again, under their own names or, where a producer has used those, like ones.
+        """Let these files wait again, under their own names or, where a producer has used those, others.
 
         If some of them cannot be given back, the others are, and the first OSError is raised.
         """
@@ -149,7 +119,7 @@ class ClaimFolder:
         placed = []
         for name in names:
             try:
-                if self._place(name, name):
+                if self._place(name, original_name(name)):
                     placed.append(name)
             except OSError as error:
                 failed = failed or error
@@ -159,57 +129,53 @@ class ClaimFolder:
         if failed is not None:
             raise failed
 
-    def put_back(self, taken: TakenJob, document: Document) -> None:
+    def put_back(self, file: JobFile, document: Document) -> None:
         """Let a job in flight wait again with another document.
 
         The new file is complete before it gets its name, so that a crash leaves the job in flight, or in both
         places.
         """
         temporary = temporary_name()
-        self.claimed.write_new(temporary, _encode(document, taken.stat), taken.stat)
+        self.claimed.write_new(temporary, encode_document(document), file.stat)
         try:
-            self._place(temporary, taken.name)
+            self._place(temporary, original_name(file.name))
             self.root.sync()
         finally:
             self.claimed.unlink(temporary)
-        self.drop([taken.name])
+        self.drop([file.name])
 
     def _place(self, source: str, name: str) -> bool:
-        """Link `source` into the queue folder under the name that `name` had there. Return True if it is."""
-        original = original_name(name)
-        for candidate in variants(original):
-            if candidate != original:
-                self._keep_id(source, stem(original))
-            try:
-                if stat.S_ISDIR(self.claimed.stat(source).st_mode):  # which no producer of jobs creates
-                    if not self.root.has(candidate):
-                        self.claimed.rename(source, self.root, candidate)
-                        return False
-                    continue
-                self.claimed.link(source, self.root, candidate)
-            except (FileExistsError, NotADirectoryError):
-                if self._is_same_file(source, candidate):
-                    return True  # a crash came between the link and the removal
-            except FileNotFoundError:
-                return False
-            else:
-                return True
-        raise AssertionError  # variants never end
-
-    def _is_same_file(self, taken: str, name: str) -> bool:
+        """Link `source` into the queue folder as `name`, if that is free. Return True if it is there."""
         try:
-            return os.path.samestat(self.claimed.stat(taken), self.root.stat(name))
+            if stat.S_ISDIR(self.claimed.stat(source).st_mode):  # which no producer of jobs creates
+                try:
+                    self.claimed.rename(source, self.root, name)
+                except OSError:
+                    self.claimed.rename(source, self.root, unused_name())
+                return False
+            try:
+                self.claimed.link(source, self.root, name)
+            except FileExistsError:
+                if not os.path.samestat(self.claimed.stat(source), self.root.stat(name)):
+                    self._keep_id(source, stem(name))
+                    self.claimed.link(source, self.root, unused_name())
+                # else a crash came between the link and the removal
         except FileNotFoundError:
             return False
+        return True
 
     def _keep_id(self, name: str, job_id: str) -> None:
         """Write the id of a job whose id is its file's name into the file, before the name changes."""
-        job = self.read(name)
-        if job is not None and not job.document.get("id"):
-            self.rewrite(job, {**job.document, "id": job_id})
+        file = self.read(name)
+        if file is not None and not file.document.get("id"):
+            # `updatedAt` marks the worker's own files, which may be larger than a producer's.
+            updated = format_time(file.stat.st_mtime)
+            self.rewrite(file, {"updatedAt": updated, **file.document, "id": job_id})
 
     def drop(self, names: Collection[str]) -> None:
         """Remove files from `.claimed/`, with their marks, durably. Raises the first OSError at the end."""
+        if not names:
+            return
         failed: OSError | None = None
         for name in names:
             try:
@@ -226,13 +192,16 @@ class ClaimFolder:
 
     # Claims
 
-    def begin(self, taken: TakenJob) -> str:
+    def begin(self, file: JobFile) -> str:
         """Make a taken job a claim, and return its key; durable once the folder is synced."""
-        base = f"{taken.name.removeprefix('.').removesuffix(SUFFIX)}.{taken.save}{SUFFIX}"
-        key = next(each for each in variants(base) if not self.claimed.has(each))
+        name, digest = file.name.removeprefix(".").removesuffix(SUFFIX), f".{file.save}{SUFFIX}"
+        if self.claimed.has(name + digest):
+            self._keep_id(file.name, stem(name))
+            name = unused_name().removesuffix(SUFFIX)
+        key = name + digest
         self.claimed.unlink(key + CANCEL)  # left by a crash, of an earlier claim of the same name
         self.claimed.unlink(key + ALONE)
-        self.claimed.rename(taken.name, self.claimed, key)
+        self.claimed.rename(file.name, self.claimed, key)
         return key
 
     def names(self) -> tuple[list[str], list[str]]:
@@ -244,16 +213,48 @@ class ClaimFolder:
         claims = [name for name in names if is_job_name(name)]
         return claims, [name for name in names if name.startswith(".") and name.endswith(SUFFIX)]
 
+    # The quarantine
+
+    def quarantine(self, taken: str, name: str, file: BadFile, declared: Entry, now: float) -> Quarantined:
+        """Keep the bytes of a taken file called `name`, and write the failed job that names them.
+
+        A crash in between quarantines the file once more, never silently.
+        """
+        self._quarantine_path.mkdir(parents=True, exist_ok=True)
+        with Folder.open(self._quarantine_path) as kept:
+            target = f"{format_time(now).replace(':', '')}-{_UNSAFE.sub('_', stem(name))[:100]}{SUFFIX}"
+            if kept.has(target):
+                target = f"{target.removesuffix(SUFFIX)}-{unused_name()}"
+            path = kept.path / target
+            text = f"{one_line(file.reason, _MAX_REASON)}. The file {printable(name)!r} is kept as {path}"
+            document = _salvage(file, name, declared, now)
+            failure = Failure(file.code, text, _FIX)
+            document = with_state(document, now, status=Status.FAILED, attempts=0, failure=failure)
+            temporary = temporary_name()
+            is_folder, is_regular = stat.S_ISDIR(file.stat.st_mode), stat.S_ISREG(file.stat.st_mode)
+            self.claimed.write_new(temporary, encode_document(document), file.stat if is_regular else None)
+            try:
+                (self.claimed.rename if is_folder else self.claimed.link)(taken, kept, target)
+                kept.sync()
+                self.claimed.rename(temporary, self.claimed, taken)
+            finally:
+                self.claimed.unlink(temporary)
+        self.give_back([taken])
+        return Quarantined(job_id=document["id"], slug=document["slug"], error=text, file=str(path), fix=_FIX)
+
 
 def marked(folder: Folder, mark: str) -> set[str]:
     """Return the claims that have this mark: one look, however many there are."""
     return {name.removesuffix(mark) for name in folder.names() if name.endswith(mark)}
 
 
-def jobs_in(folder: Folder) -> list[TakenJob]:
-    """Return the jobs in flight."""
-    found = (read_job(folder, name) for name in folder.names() if is_job_name(name))
-    return [job for job in found if job is not None]
+def read_claimed(folder: Folder, name: str) -> JobFile | None:
+    """Return the job in a file of `.claimed/`; None if it is gone, or not a job."""
+    try:
+        file = read_queue_file(folder, name, original_name(name))
+    except FileNotFoundError:
+        return None
+    return file if isinstance(file, JobFile) else None
 
 
 def original_name(name: str) -> str:
@@ -261,18 +262,19 @@ def original_name(name: str) -> str:
     return name[1:] if name.startswith(".") else _DIGEST.sub("", name)
 
 
-def read_job(folder: Folder, name: str) -> TakenJob | None:
-    """Return the job in a file of the queue folder or `.claimed/`; None if it is gone, or not a job."""
-    try:
-        file = read_queue_file(folder, name, original_name(name))
-    except FileNotFoundError:
-        return None
-    return TakenJob(name, file.job, file.document, file.stat) if file.job else None
-
-
-def _encode(document: Document, like: os.stat_result) -> bytes:
-    data = encode_document(document)
-    if len(data) > MAX_FILE_BYTES and "updatedAt" not in document:
-        # `updatedAt` marks the worker's own files, which may be larger than a producer's.
-        data = encode_document({**document, "updatedAt": format_time(like.st_mtime)})
-    return data
+def _salvage(file: BadFile, name: str, declared: Entry, now: float) -> Document:
+    """Return a job that can be listed: what could be read of the file, over what it declared last."""
+    default: Document = {"id": stem(name), "slug": stem(name), "paths": list(declared.paths)}
+    if declared.scheduled_for is not None:
+        default |= {"slug": declared.slug, "scheduledFor": format_time(declared.scheduled_for)}
+    theirs = WORKERS_KEYS | {"paths"}
+    usable = {k: v for k, v in file.document.items() if k not in theirs and v is not None}
+    while True:
+        document = default | usable
+        try:
+            job = Job.from_document(document, name=name, modified=min(file.stat.st_mtime, now))
+        except MalformedJobError as error:
+            fewer = {k: v for k, v in usable.items() if k in error.document}
+            usable = fewer if len(fewer) < len(usable) else {}
+        else:
+            return {"createdAt": format_time(job.created_at), **document}

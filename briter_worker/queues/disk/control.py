@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import threading
 import time
@@ -12,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
+
 from briter_worker.errors import DeclinedError, os_error_text
-from briter_worker.job import Document, Job, State, Status, format_time, join_paths, parse_time, with_state
+from briter_worker.job import NO_QUIET_TIME, Document, Job, State, Status, format_time, join_paths, with_state
 from briter_worker.ports import Cancellation, ListedJob, Pause
-from briter_worker.queues.disk.claims import CANCEL, ClaimFolder, TakenJob, jobs_in
-from briter_worker.queues.disk.files import PAUSE_FILE, Folder, read_queue_file
-from briter_worker.queues.disk.index import Index
-from briter_worker.queues.disk.quarantine import Quarantine
+from briter_worker.queues.disk.claims import CANCEL, ClaimFolder, read_claimed
+from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
+from briter_worker.queues.disk.index import PAUSE_FILE, Index, ScheduleRecord
 from briter_worker.queues.selection import (
     select_existing,
     select_matching,
@@ -29,19 +29,17 @@ from briter_worker.queues.selection import (
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from briter_worker.ports import QuarantinedFile
+    from briter_worker.job import QuietTime
 
-_LOOKS = 5
-"""A queue that never rests is shown as it is after so many looks."""
-_TIMES = ("scheduledFor", "createdAt", "nextAttemptAt", "updatedAt", "dryRunAt")
 _ONE_FILE_ONLY = frozenset({errno.EPERM, errno.EBUSY, errno.EXDEV})
 """A rename fails so because of that file: it is immutable, or mounted."""
+_PAUSE = TypeAdapter(Pause)
 
 
 class DiskControl:
-    """Implements `ports.QueueControl`. A command decides on the file that it actually took."""
+    """What commands and pages do with the queue. A command decides on the file that it actually took."""
 
     def __init__(
         self,
@@ -49,14 +47,19 @@ class DiskControl:
         quarantine: Path,
         *,
         longest_delay: float,
+        quiet: QuietTime = NO_QUIET_TIME,
         dry_run: bool,
+        record: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.root = root
         self._clock = clock
-        self._claims = ClaimFolder(root)
-        self._index = Index(root, longest_delay, dry_run=dry_run)
-        self._quarantine = Quarantine(quarantine, self._claims)
+        self._quarantine_path = quarantine
+        self._claims = ClaimFolder(root, quarantine)
+        schedule = ScheduleRecord(record) if record else None
+        self._index = Index(root, longest_delay, quiet=quiet, dry_run=dry_run, record=schedule)
+        self.watcher = self._index.watcher
+        """While it watches, only files that it names are read."""
         self._guard = threading.RLock()
         """A dashboard looks from several threads."""
         self._is_interrupted = False
@@ -69,7 +72,13 @@ class DiskControl:
     def jobs(self, now: float) -> Sequence[ListedJob]:
         """Return every job once: in flight, then waiting by due time, then dead letters."""
         with self._guard:
-            claimed = [self._claimed_row(taken) for taken in self._read_claimed(now)]
+            # A job that moves from one folder to the other meanwhile is found in one of these looks.
+            before = self._read_claimed()
+            self._index.refresh(now)
+            claimed = []
+            for file in (before | self._read_claimed()).values():
+                job = file.job.model_copy(update={"attempts": file.job.attempts + 1})
+                claimed.append(self._row(f".claimed/{file.name}", job, State.CLAIMED))
             waiting, failed = self._list_waiting(now)
             if claimed:
                 seen = {_save_of(row.job) for row in claimed}
@@ -80,12 +89,11 @@ class DiskControl:
         """Return the job of this id, else all jobs of this slug."""
         return select_matching(self.jobs(now), wanted)
 
-    def quarantined(self) -> Sequence[QuarantinedFile]:
+    def quarantined(self) -> Sequence[Path]:
         """Return the quarantined files, oldest first."""
-        with self._guard:
-            self._index.refresh(self._clock())
-            letters = [entry.job for entry in self._index.entries.values() if entry.is_quarantined]
-            return self._quarantine.contents(letters)
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(self._quarantine_path.iterdir())
+        return []
 
     def unusable_files(self, now: float) -> dict[str, str]:
         """Return the reason for each file that is not a job, or that could not be moved."""
@@ -93,23 +101,11 @@ class DiskControl:
             self._index.refresh(now)
             return self._index.unusable(now)
 
-    def _read_claimed(self, now: float) -> list[TakenJob]:
-        """Read the jobs in flight; look again while jobs move from one folder to the other."""
-        found: list[TakenJob] = []
-        self._index.refresh(now)
-        for _ in range(_LOOKS):
-            before = self._index.version
-            with self._claims.opened() as folder:
-                found = jobs_in(folder) if folder else []
-            self._index.refresh(now)
-            if self._index.version == before:
-                break
-        return found
-
-    def _claimed_row(self, taken: TakenJob) -> ListedJob:
-        job = taken.job.model_copy(update={"attempts": taken.job.attempts + 1})
-        path = str(self._claims.path / taken.name)
-        return ListedJob(job, State.CLAIMED, partial(_read_document, path, job), path)
+    def _read_claimed(self) -> dict[str, JobFile]:
+        with contextlib.suppress(FileNotFoundError), self._claims.opened() as folder:
+            found = {name: read_claimed(folder, name) for name in folder.names() if is_job_name(name)}
+            return {name: file for name, file in found.items() if file is not None}
+        return {}
 
     def _list_waiting(self, now: float) -> tuple[list[ListedJob], list[ListedJob]]:
         """List what the index has; anew only when a file changed or a time has come."""
@@ -127,10 +123,10 @@ class DiskControl:
 
     def _waiting_row(self, names: Sequence[str], now: float) -> ListedJob:
         """List the newest save of a slug, with the paths of the older saves that it will supersede."""
-        job = self._index.entries[names[0]].job
-        if len(names) > 1:
-            paths = join_paths(*(self._index.entries[name].paths for name in names))
-            job = job.model_copy(update={"paths": paths})
+        job, *older = (self._index.entries[name].job for name in names)
+        if older:
+            paths = join_paths(job.paths, *(each.paths for each in older))
+            job = self._index.quiet.apply(job.model_copy(update={"paths": paths}), job.created_at, *older)
         return self._row(names[0], job, job.state(now))
 
     def _row(self, name: str, job: Job, state: State) -> ListedJob:
@@ -157,15 +153,17 @@ class DiskControl:
     def _retry(self, rows: Sequence[ListedJob], now: float) -> list[Job]:
         names = [_name(row) for row in rows]
         return self._alter(
-            names, now, lambda taken: with_state(taken.document, now, status=Status.PENDING, attempts=0)
+            names, now, lambda file: with_state(file.document, now, status=Status.PENDING, attempts=0)
         )
 
     def publish_now(self, wanted: str, now: float) -> Sequence[Job]:
-        """Make scheduled and retrying jobs due at once; their attempts still count."""
+        """Make jobs due at once that wait for a time; their attempts still count."""
         waits_no_more = {"scheduledFor": None, "nextAttemptAt": None, "updatedAt": format_time(now)}
+        if self._index.quiet.after_save:
+            waits_no_more["quietUntil"] = format_time(now)
         with self._exclusively():
             names = [_name(row) for row in select_to_publish_now(self._list(now), wanted)]
-            return self._alter(names, now, lambda taken: {**taken.document, **waits_no_more})
+            return self._alter(names, now, lambda file: {**file.document, **waits_no_more})
 
     def cancel(self, wanted: str, now: float) -> Cancellation:
         """Remove jobs from the queue, with the older saves they stand for; mark those in flight."""
@@ -204,7 +202,7 @@ class DiskControl:
         return [
             name
             for name, entry in entries.items()
-            if entry.created_at <= row.job.created_at and declared.issuperset(entry.paths)
+            if entry.created_at <= row.job.created_at and declared.issuperset(entry.job.paths)
         ]
 
     # Changes of waiting files
@@ -215,7 +213,7 @@ class DiskControl:
         with self._guard, self._claims.exclusively():
             yield
 
-    def _take(self, name: str, now: float) -> TakenJob | None:
+    def _take(self, name: str, now: float) -> JobFile | None:
         """Take the job in a waiting file; what is not a job (any more) stays, and what cannot be moved."""
         try:
             taken = self._claims.take(name)
@@ -224,34 +222,37 @@ class DiskControl:
                 raise
             self._index.leave_alone([name], now, f"it cannot be claimed: {os_error_text(error)}")
             return None
+        known = self._index.entries.get(name)
         self._index.forget(name)
-        job = self._claims.read(taken) if taken else None
-        if taken and job is None:
+        file = self._claims.read(taken) if taken else None
+        if taken and file is None:
             self._claims.give_back([taken])
-        return job
+        return file and self._index.with_quiet_time(file, known)
 
     def _alter(
-        self, names: Iterable[str], now: float, change: Callable[[TakenJob], Document | None]
+        self, names: Collection[str], now: float, change: Callable[[JobFile], Document | None]
     ) -> list[Job]:
         """Replace the documents of waiting jobs, or remove the jobs where `change` returns None.
 
         A file that is another save by now stays as it is. Return the changed and removed jobs.
         """
+        if not names:
+            return []
         self._is_interrupted = True  # until all is back in its place
         altered, back, gone = [], [], []
         for name in names:
             entry = self._index.entries[name]
-            taken = self._take(name, now)
-            if taken is None:
+            file = self._take(name, now)
+            if file is None:
                 continue
-            document = change(taken) if _is_same_save(taken.job, entry.job) else taken.document
+            document = change(file) if _is_same_save(file.job, entry.job) else file.document
             if document is None:
-                gone.append(taken.name)
-                altered.append(taken.job)
+                gone.append(file.name)
+                altered.append(file.job)
             else:
-                back.append(taken.name)
-                if document != taken.document:
-                    altered.append(self._claims.rewrite(taken, document).job)
+                back.append(file.name)
+                if document != file.document:
+                    altered.append(self._claims.rewrite(file, document).job)
         self._claims.give_back(back)
         if gone:
             self._claims.drop(gone)
@@ -264,44 +265,30 @@ class DiskControl:
         """Return the active pause. A damaged file is a pause, too: only `resume`, or its time, ends one."""
         try:
             with Folder.open(self.root) as root:
-                data, _ = root.read(PAUSE_FILE)
-            document = json.loads(data or b"")
-            until = document["until"]
-            pause = Pause(
-                since=parse_time(document["since"]),
-                until=None if until is None else parse_time(until),
-                reason=one_line(str(document["reason"])),
-            )
+                pause = _PAUSE.validate_json(root.read(PAUSE_FILE)[0] or b"")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (OSError, ValueError):
             return Pause(since=0.0, until=None, reason=f"the file {PAUSE_FILE} cannot be read")
-        return pause if pause.is_active(now) else None
+        return pause._replace(reason=one_line(pause.reason)) if pause.is_active(now) else None
 
     def pause(self, now: float, *, until: float | None = None, reason: str = "") -> Pause:
         """Stop claiming until a time, or until `resume`; durable when this returns."""
         pause = Pause(now, until, one_line(reason))
-        document = {
-            "since": format_time(now),
-            "until": None if until is None else format_time(until),
-            "reason": pause.reason,
-        }
         with self._exclusively():
-            self._claims.root.replace(PAUSE_FILE, json.dumps(document).encode())
+            self._claims.root.replace(PAUSE_FILE, _PAUSE.dump_json(pause))
             self._claims.root.give_to_owner(PAUSE_FILE)
             self._claims.root.sync()
         return pause
 
     def resume(self) -> bool:
         """End the pause. Return True if there was one."""
-        try:
-            with Folder.open(self.root) as root:
-                was_paused = root.has(PAUSE_FILE)
-                root.unlink(PAUSE_FILE)
-                root.sync()
-        except FileNotFoundError:
-            return False
-        return was_paused
+        with contextlib.suppress(FileNotFoundError), Folder.open(self.root) as root:
+            was_paused = root.has(PAUSE_FILE)
+            root.unlink(PAUSE_FILE)
+            root.sync()
+            return was_paused
+        return False
 
 
 def _save_of(job: Job) -> tuple[str, str, float]:
@@ -319,12 +306,11 @@ def _name(row: ListedJob) -> str:
 def _read_document(where: str, job: Job) -> Document:
     """Return the document of a listed job as it is now; or as it was, if it is gone."""
     path = Path(where)
-    document: Document = {}
+    document = job.model_dump(mode="json", by_alias=True)
     with contextlib.suppress(OSError), Folder.open(path.parent) as folder:
-        document = read_queue_file(folder, path.name).document
-    if document.get("slug") != job.slug:
-        document = job.model_dump(mode="json", by_alias=True)
-        for key in _TIMES:
-            if document[key] is not None:
-                document[key] = format_time(document[key])
+        file = read_queue_file(folder, path.name)
+        if isinstance(file, JobFile) and file.job.slug == job.slug:
+            document = file.document
+    if job.quiet_until is not None:
+        document = {**document, "quietUntil": format_time(job.quiet_until)}
     return {"id": job.id, **document, "paths": list(job.paths), "attempts": job.attempts}

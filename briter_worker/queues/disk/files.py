@@ -1,25 +1,24 @@
-"""Durable files: written whole or not at all, never overwriting another program's, never following a link.
-
-A `Folder` works on an open descriptor, so that nobody can put another folder in its place meanwhile.
-"""
+"""Durable files: written whole or not at all, never overwriting another program's, never following a link."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import stat
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
-from briter_worker.errors import FailureCode
+from briter_worker.errors import FailureCode, sync_folder
 from briter_worker.job import (
     MAX_REWRITTEN_BYTES,
     SUFFIX,
+    WORKERS_KEYS,
     Document,
     Job,
     MalformedJobError,
@@ -29,16 +28,16 @@ from briter_worker.job import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-PAUSE_FILE = ".paused"
-_NAME_BYTES = 255
-_NO_LINKS = frozenset({errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
-_NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
-"""Some network and FUSE file systems sync folders by themselves and refuse to be asked."""
+_NO_LINKS = frozenset({errno.EPERM, errno.EACCES, errno.EXDEV, errno.ENOTSUP, errno.ENOSYS})
 _LOCK_TIMEOUT_S = 10.0
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_OPEN_LOCK = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_THE_PRODUCERS = frozenset({*WORKERS_KEYS, "id", "message", "commitMessage"})
+"""The worker writes these keys, or adds them, or spells them anew."""
 
 
 def is_job_name(name: str) -> bool:
@@ -48,8 +47,6 @@ def is_job_name(name: str) -> bool:
 
 def printable(name: str) -> str:
     """Return a file name as text: undecodable bytes and control characters are replaced."""
-    if name.isprintable():
-        return name
     text = os.fsencode(name).decode(errors="replace")
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
@@ -59,18 +56,9 @@ def stem(name: str) -> str:
     return printable(name.removesuffix(SUFFIX)) or "unnamed"
 
 
-def variants(name: str) -> Iterator[str]:
-    """Yield `name`, then names close to it, none longer than a file name may be."""
-    yield name
-    base = os.fsencode(name.removesuffix(SUFFIX))
-    number = 2
-    while True:
-        tail = f"-{number}{SUFFIX}"
-        cut = base[: _NAME_BYTES - len(tail)]
-        if len(cut) < len(base):  # a character cut in two would make the name undecodable
-            cut = cut.decode(errors="ignore").encode()
-        yield os.fsdecode(cut) + tail
-        number += 1
+def unused_name() -> str:
+    """Return a name for a job file whose own name is in use."""
+    return f"{uuid4().hex}{SUFFIX}"
 
 
 def temporary_name() -> str:
@@ -78,73 +66,8 @@ def temporary_name() -> str:
     return f".{uuid4().hex}.tmp"
 
 
-@contextlib.contextmanager
-def _naming(path: Path, name: str = "") -> Iterator[None]:
-    """Add the path to an OSError; a call on a descriptor does not name one."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path / name)) from error
-
-
-def write_new(
-    path: Path,
-    data: bytes,
-    like: os.stat_result | None = None,
-    *,
-    mode: int = 0o640,
-    folder: int | None = None,
-) -> None:
-    """Create and sync a file, with the mode, owner and times of `like`. The folder is not synced yet.
-
-    `folder`: an open folder in which `path` is a name. On failure nothing is left behind.
-    """
-    descriptor = os.open(path, _CREATE_FILE, mode, dir_fd=folder)
-    try:
-        try:
-            with _naming(path):
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                if like is not None:
-                    _copy_attributes(descriptor, like)
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(path, dir_fd=folder)
-        raise
-
-
-def _copy_attributes(descriptor: int, like: os.stat_result) -> None:
-    """Let the program that wrote the original still read and replace the file, as far as permitted."""
-    with contextlib.suppress(OSError):  # the time of the save, which orders jobs without `createdAt`
-        os.utime(descriptor, ns=(like.st_atime_ns, like.st_mtime_ns))
-    with contextlib.suppress(OSError):
-        os.fchown(descriptor, like.st_uid, like.st_gid)
-    with contextlib.suppress(OSError):
-        os.fchmod(descriptor, stat.S_IMODE(like.st_mode) & 0o777)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names created, moved and removed in the folder survive a power cut."""
-    with Folder.open(folder) as opened:
-        opened.sync()
-
-
-@contextlib.contextmanager
-def exclusively(lock: Path) -> Iterator[None]:
-    """Let one process and thread at a time in. The kernel releases the lock when its holder dies.
-
-    Raises OSError (EBUSY) after some seconds; nobody holds the lock longer than a few file operations.
-    """
-    with Folder.open(lock.parent) as folder, folder.locked(lock.name):
-        yield
-
-
 class Folder:
-    """An open folder. Every method takes names of entries in it."""
+    """An open folder, so that nobody can put another one in its place. Methods take names of its entries."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -157,18 +80,13 @@ class Folder:
 
     def open_child(self, name: str) -> Folder:
         """Open a folder in this one. Raises OSError if it is a link, or anything else than a folder."""
-        with _naming(self.path, name):
-            try:
-                descriptor = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=self.descriptor)
-            except OSError as error:
-                if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-                    raise NotADirectoryError(errno.ENOTDIR, "the worker needs a folder here") from None
-                raise
+        with self._naming(name):
+            descriptor = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=self.descriptor)
         return Folder(self.path / name, descriptor)
 
     def make_child(self, name: str) -> None:
         """Create a folder in this one, if there is nothing of this name."""
-        with contextlib.suppress(FileExistsError), _naming(self.path, name):
+        with contextlib.suppress(FileExistsError), self._naming(name):
             os.mkdir(name, dir_fd=self.descriptor)
             self.give_to_owner(name)
 
@@ -180,14 +98,22 @@ class Folder:
         """Close the folder."""
         os.close(self.descriptor)
 
+    @contextlib.contextmanager
+    def _naming(self, name: str = "") -> Iterator[None]:
+        """Add the path to an OSError; a call on a descriptor does not name one."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from error
+
     def names(self) -> list[str]:
         """Return the names of all entries, sorted."""
-        with _naming(self.path):
+        with self._naming():
             return sorted(os.listdir(self.descriptor))  # noqa: PTH208 - a Path has no descriptor
 
     def stat(self, name: str) -> os.stat_result:
         """Return what `name` is, without following a link."""
-        with _naming(self.path, name):
+        with self._naming(name):
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
 
     def has(self, name: str) -> bool:
@@ -203,7 +129,7 @@ class Folder:
 
         The bytes are None for anything but a regular file, which is neither followed nor waited for.
         """
-        with _naming(self.path, name):
+        with self._naming(name):
             try:
                 descriptor = os.open(name, _OPEN_FILE, dir_fd=self.descriptor)
             except OSError as error:
@@ -214,83 +140,95 @@ class Folder:
                 found = os.fstat(descriptor)
                 if not stat.S_ISREG(found.st_mode):
                     return None, found
-                data = b""
                 # A file that grows or shrinks from now on is read again, because its size tells.
-                while chunk := os.read(descriptor, min(found.st_size, MAX_REWRITTEN_BYTES) + 1):
-                    data += chunk
-                    if len(data) > MAX_REWRITTEN_BYTES:
-                        break
-                return data, found
+                return os.read(descriptor, min(found.st_size, MAX_REWRITTEN_BYTES) + 1), found
             finally:
                 os.close(descriptor)
 
-    def write_new(self, name: str, data: bytes, like: os.stat_result | None = None) -> None:
-        """Create and sync a file, with the mode, owner and times of `like`."""
-        with _naming(self.path, name):
-            write_new(Path(name), data, like, folder=self.descriptor)
+    def write_new(
+        self, name: str, data: bytes, like: os.stat_result | None = None, *, mode: int = 0o640
+    ) -> None:
+        """Create and sync a file, with the mode, owner and times of `like`. On failure nothing is left."""
+        with self._naming(name):
+            descriptor = os.open(name, _CREATE_FILE, mode, dir_fd=self.descriptor)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                if like is not None:
+                    _copy_attributes(descriptor, like)
+                os.fsync(descriptor)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self.unlink(name)
+                raise
+            finally:
+                os.close(descriptor)
 
-    def replace(self, name: str, data: bytes, like: os.stat_result | None = None) -> None:
-        """Replace a file atomically, in a folder in which nobody else writes."""
+    def replace(
+        self, name: str, data: bytes, like: os.stat_result | None = None, *, mode: int = 0o640
+    ) -> None:
+        """Replace a file atomically; durable once the folder is synced."""
         temporary = temporary_name()
-        self.write_new(temporary, data, like)
+        self.write_new(temporary, data, like, mode=mode)
         try:
-            self.rename(temporary, self, name)
+            with self._naming(name):
+                os.rename(temporary, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
         except BaseException:
             self.unlink(temporary)
             raise
 
     def rename(self, name: str, target: Folder, new_name: str) -> None:
         """Move an entry, over any entry of the new name."""
-        with _naming(self.path, name):
+        with self._naming(name):
             os.rename(name, new_name, src_dir_fd=self.descriptor, dst_dir_fd=target.descriptor)
 
     def link(self, name: str, target: Folder, new_name: str) -> None:
         """Give a file a second name. Raises FileExistsError where a rename would overwrite the other file.
 
-        Where fs.protected_hardlinks refuses to link another user's file, a copy is linked; on a file system
-        without links, the copy is written in place.
+        Where fs.protected_hardlinks refuses to link another user's file, and in another file system, a copy
+        is linked; a file that cannot be read is moved.
         """
         try:
-            self._link(name, target, new_name)
+            with self._naming(name):
+                _link(self, name, target, new_name)
         except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            data, like = self.read(name)
-            if data is None:
-                raise
-            temporary = temporary_name()
-            self.write_new(temporary, data, like)
             try:
-                self._link(temporary, target, new_name)
-            except OSError as again:
-                if again.errno not in _NO_LINKS:
+                data, like = self.read(name)
+            except PermissionError:  # another user's file, which the worker may only move
+                if target.has(new_name):
+                    raise FileExistsError(errno.EEXIST, "in use", str(target.path / new_name)) from error
+                return self.rename(name, target, new_name)
+            if error.errno not in _NO_LINKS or data is None or len(data) < like.st_size:
+                raise
+            place = target if error.errno == errno.EXDEV else self
+            temporary = temporary_name()
+            place.write_new(temporary, data, like)
+            try:
+                _link(place, temporary, target, new_name)
+            except FileExistsError:
+                raise
+            except OSError as second:
+                if second.errno not in _NO_LINKS:
                     raise
-                target.write_new(new_name, data, like)
+                text = "the file system has no hard links"
+                raise OSError(errno.ENOTSUP, text, str(target.path / new_name)) from second
             finally:
-                self.unlink(temporary)
-
-    def _link(self, name: str, target: Folder, new_name: str) -> None:
-        folders = {"src_dir_fd": self.descriptor, "dst_dir_fd": target.descriptor}
-        with _naming(self.path, name):
-            os.link(name, new_name, **folders, follow_symlinks=False)
+                place.unlink(temporary)
 
     def unlink(self, name: str) -> None:
         """Remove a name, if it is there."""
-        with _naming(self.path, name), contextlib.suppress(FileNotFoundError):
+        with self._naming(name), contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
 
     def sync(self) -> None:
         """Make names created, moved and removed in the folder survive a power cut."""
-        try:
-            with _naming(self.path):
-                os.fsync(self.descriptor)
-        except OSError as error:
-            if error.errno not in _NO_FOLDER_SYNC:
-                raise
+        with self._naming():
+            sync_folder(self.descriptor)
 
     def touch(self, name: str) -> None:
         """Create an empty file if there is none, with the owner of the folder."""
-        with contextlib.suppress(FileExistsError), _naming(self.path, name):
+        with contextlib.suppress(FileExistsError), self._naming(name):
             os.close(os.open(name, _CREATE_FILE, 0o660, dir_fd=self.descriptor))
             self.give_to_owner(name)
 
@@ -303,11 +241,13 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Hold the kernel's lock on a file in this folder. Raises OSError (EBUSY) after some seconds."""
+        """Hold the kernel's lock on a file in this folder. Raises OSError (EBUSY) after some seconds.
+
+        The kernel releases the lock when its holder dies; nobody holds it longer than a few file operations.
+        """
         self.touch(name)
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with _naming(self.path, name):
-            descriptor = os.open(name, flags, dir_fd=self.descriptor)
+        with self._naming(name):
+            descriptor = os.open(name, _OPEN_LOCK, dir_fd=self.descriptor)
         try:
             deadline = time.monotonic() + _LOCK_TIMEOUT_S
             while True:
@@ -324,21 +264,63 @@ class Folder:
             os.close(descriptor)
 
 
+def _link(folder: Folder, name: str, target: Folder, new_name: str) -> None:
+    folders = {"src_dir_fd": folder.descriptor, "dst_dir_fd": target.descriptor}
+    os.link(name, new_name, **folders, follow_symlinks=False)
+
+
+def _copy_attributes(descriptor: int, like: os.stat_result) -> None:
+    """Let the program that wrote the original still read and replace the file, as far as permitted."""
+    with contextlib.suppress(OSError):  # the time of the save, which orders jobs without `createdAt`
+        os.utime(descriptor, ns=(like.st_atime_ns, like.st_mtime_ns))
+    with contextlib.suppress(OSError):
+        os.fchown(descriptor, like.st_uid, like.st_gid)
+    with contextlib.suppress(OSError):
+        os.fchmod(descriptor, stat.S_IMODE(like.st_mode) & 0o777)
+
+
 @dataclass(frozen=True, slots=True)
-class QueueFile:
-    """A file as it was when it was read: a job, or the reason why it is not one."""
+class JobFile:
+    """A job, and its file as it was when it was read."""
+
+    name: str
+    stat: os.stat_result
+    job: Job
+    document: Document
+
+    @property
+    def order(self) -> tuple[float, float, str]:
+        """Return the key by which the newest save of a slug is the greatest."""
+        return (self.job.created_at, self.stat.st_mtime_ns / 1e9, self.name)
+
+    @property
+    def save(self) -> str:
+        """Return the digest of this save: the same however often the worker writes the file anew."""
+        own = {key: value for key, value in self.document.items() if key not in _NOT_THE_PRODUCERS}
+        message = self.document.get("message", self.document.get("commitMessage"))
+        text = json.dumps([own, message, self.stat.st_mtime_ns], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def is_intact(self) -> bool:
+        """Return False if a producer that had the claimed file open has written a newer save into it."""
+        return f".{self.save}" in self.name
+
+
+@dataclass(frozen=True, slots=True)
+class BadFile:
+    """A file that is not a job, as it was when it was read."""
 
     stat: os.stat_result
-    job: Job | None = None
-    document: Document = field(default_factory=dict)
-    """All keys of the job; or those that could be read of what is not one."""
+    reason: str
     code: FailureCode = FailureCode.UNREADABLE
-    reason: str = ""
+    document: Document = field(default_factory=dict)
+    """The keys that could be read."""
     may_become_job: bool = False
     """A producer may still be writing the file."""
 
 
-def read_queue_file(folder: Folder, name: str, original: str | None = None) -> QueueFile:
+def read_queue_file(folder: Folder, name: str, original: str | None = None) -> JobFile | BadFile:
     """Read a file that its producer called `original`. Never follows a link and never waits.
 
     Raises FileNotFoundError if the file is gone, another OSError if the disk cannot be read.
@@ -347,15 +329,16 @@ def read_queue_file(folder: Folder, name: str, original: str | None = None) -> Q
         data, found = folder.read(name)
     except PermissionError:
         reason = "the worker's user may not read it: let its group or others read job files"
-        return QueueFile(folder.stat(name), reason=reason, may_become_job=True)
+        return BadFile(folder.stat(name), reason, may_become_job=True)
     if data is None:
-        return QueueFile(found, reason="it is not a regular file")
-    modified = found.st_mtime_ns / 1e9
+        return BadFile(found, "it is not a regular file")
     try:
         document = read_document(data)
-        job = Job.from_document(document, name=stem(original or name) + SUFFIX, modified=modified)
+        job = Job.from_document(
+            document, name=stem(original or name) + SUFFIX, modified=found.st_mtime_ns / 1e9
+        )
     except UnreadableJobError as error:
-        return QueueFile(found, reason=str(error), may_become_job=True)
+        return BadFile(found, str(error), may_become_job=True)
     except MalformedJobError as error:
-        return QueueFile(found, None, error.document, FailureCode.MALFORMED, error.reason)
-    return QueueFile(found, job, document)
+        return BadFile(found, error.reason, FailureCode.MALFORMED, error.document)
+    return JobFile(name, found, job, document)

@@ -6,30 +6,32 @@ The folder stays the truth: a decision that the index suggests is made again on 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import time
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
-from briter_worker.errors import FailureCode, is_environment, os_error_text
-from briter_worker.job import Job, Status
-from briter_worker.queues.disk.files import PAUSE_FILE, Folder, is_job_name, printable, read_queue_file
+from briter_worker.errors import FailureCode, os_error_text
+from briter_worker.job import Job, QuietTime, Status, join_paths
+from briter_worker.queues.disk.files import BadFile, Folder, is_job_name, printable, read_queue_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from briter_worker.job import Author
-    from briter_worker.queues.disk.files import QueueFile
+    from briter_worker.queues.disk.files import JobFile
 
+PAUSE_FILE = ".paused"
 GRACE_S = 2.0
 """Time that a producer without a rename may take to write a file."""
 _RETRY_S = 60.0
-"""After this time, a file that could not be moved is tried again, and a folder that could not be watched."""
+"""After this time, a file that could not be moved is tried again."""
 _SCAN_SHARE = 1 / 200
 """Share of the time for full scans while the kernel reports changes: it does not report other machines'."""
 _LONGEST_SCAN_INTERVAL_S = 300.0
@@ -38,6 +40,7 @@ _MANY = 1_000
 _RACY_NS = 50_000_000
 """A file may change once more within its time stamp's resolution."""
 _QUARANTINED = frozenset({FailureCode.UNREADABLE.value, FailureCode.MALFORMED.value})
+_NOTHING = "null"
 _FIELDS = tuple(Job.model_fields)
 _TEMPLATE = Job(id="-", slug="-", paths=())
 """A copy that is filled in costs a tenth of a job that is validated once more."""
@@ -45,9 +48,6 @@ _EVENTS = (
     *(flags.MODIFY, flags.ATTRIB, flags.CLOSE_WRITE, flags.MOVED_FROM, flags.MOVED_TO),
     *(flags.CREATE, flags.DELETE, flags.DELETE_SELF, flags.MOVE_SELF, flags.ONLYDIR),
 )
-_QUIET_MS = 3
-"""After a change, wait this long for more, so that files saved together are published together."""
-_LONGEST_QUIET_S = 0.05
 _STOP_CHECK_S = 0.1
 
 
@@ -56,7 +56,7 @@ class Entry:
     """A waiting file, small enough to keep a hundred thousand: a job, or with a `problem` what is not one."""
 
     stamp: int = 0
-    is_racy: bool = True
+    """0: the file is read again at the next look."""
     modified: float = 0.0
     due: float = 0.0
     """When a job may be claimed, or what is not a job is quarantined."""
@@ -69,20 +69,13 @@ class Entry:
     is_pending: bool = False
     failure: str | None = None
     values: tuple[Any, ...] = ()
-    _job: Job | None = None
 
     @property
     def job(self) -> Job:
         """Return the job; the worker itself never asks for most of them."""
-        if self._job is None:
-            self._job = copy(_TEMPLATE)
-            self._job.__dict__.update(zip(_FIELDS, self.values, strict=True))
-        return self._job
-
-    @property
-    def order(self) -> tuple[float, float]:
-        """Return the key by which the newest save of a slug is the greatest."""
-        return (self.created_at, self.modified)
+        job = copy(_TEMPLATE)
+        job.__dict__.update(zip(_FIELDS, self.values, strict=True))
+        return job
 
     @property
     def is_quarantined(self) -> bool:
@@ -93,8 +86,20 @@ class Entry:
 class Index:
     """The waiting files by name and by slug. For one thread at a time."""
 
-    def __init__(self, root: Path, longest_delay: float, *, dry_run: bool) -> None:
+    def __init__(
+        self,
+        root: Path,
+        longest_delay: float,
+        *,
+        quiet: QuietTime,
+        dry_run: bool,
+        record: ScheduleRecord | None,
+    ) -> None:
         self._root = root
+        self.quiet = quiet
+        self._record = record
+        self._changed: dict[str, str] = {}
+        """What the record has of files that were read or forgotten since it was written."""
         self._longest_delay = longest_delay
         self._dry_run = dry_run
         self.watcher = FolderWatcher(root)
@@ -102,8 +107,9 @@ class Index:
         self.by_slug: dict[str, tuple[str, ...]] = {}
         self.version = 0
         """Counts the changes of what follows from the entries."""
-        self._stuck: dict[str, tuple[float, str]] = {}
-        """Files that could not be moved or read: until when they are left alone, and why."""
+        self._blocked: dict[str, float] = {}
+        """Until when files that could not be moved or read are left alone."""
+        self._reasons: dict[str, str] = {}
         self._latest = 0.0
         self._authors: dict[Author | None, Author | None] = {}
         self._next_scan = -math.inf
@@ -116,7 +122,7 @@ class Index:
         if now < self._latest - 1.0:  # the clock was set back: retries are due earlier
             self._next_scan = -math.inf
             for entry in self.entries.values():
-                entry.is_racy = True
+                entry.stamp = 0
         self._latest = now
         try:
             folder = Folder.open(self._root)
@@ -126,45 +132,32 @@ class Index:
             return
         with folder:
             changed = self.watcher.changes(os.fstat(folder.descriptor))
+            began = time.monotonic()
+            is_scan = changed is None or began >= self._next_scan
             try:
-                if changed is None or time.monotonic() >= self._next_scan:
-                    self._scan(folder)
-                else:
-                    for name in changed:
-                        self._look(folder, name)
+                if is_scan:
+                    changed = self.entries.keys() | set(filter(is_job_name, folder.names()))
+                for name in changed or ():
+                    self._look(folder, name)
+                self._write_record()
             except BaseException:
                 self._next_scan = -math.inf  # the watcher does not name these files again
                 raise
-
-    def _scan(self, folder: Folder) -> None:
-        began = time.monotonic()
-        gone = set(self.entries)
-        with os.scandir(folder.descriptor) as found:
-            for each in found:
-                if is_job_name(each.name):
-                    with contextlib.suppress(FileNotFoundError):
-                        self._compare(folder, each.name, each.stat(follow_symlinks=False))
-                        gone.discard(each.name)
-        for name in gone:
-            self.forget(name)
-        if len(self.entries) >= _MANY:
-            self.watcher.open()
-        ended = time.monotonic()
-        self._next_scan = ended + min((ended - began) / _SCAN_SHARE, _LONGEST_SCAN_INTERVAL_S)
+            if is_scan:
+                if len(self.entries) >= _MANY:
+                    self.watcher.open()
+                ended = time.monotonic()
+                self._next_scan = ended + min((ended - began) / _SCAN_SHARE, _LONGEST_SCAN_INTERVAL_S)
 
     def _look(self, folder: Folder, name: str) -> None:
+        """Read the file if it is not the one that was read last."""
+        known = self.entries.get(name)
         try:
-            self._compare(folder, name, folder.stat(name))
+            if known is not None and known.stamp == _stamp(folder.stat(name)):
+                return
         except FileNotFoundError:
             self.forget(name)
-
-    def _compare(self, folder: Folder, name: str, found: os.stat_result) -> None:
-        known = self.entries.get(name)
-        if known is None or known.is_racy or known.stamp != _stamp(found):
-            self._read(folder, name)
-
-    def _read(self, folder: Folder, name: str) -> None:
-        known = self.entries.get(name)
+            return
         wall = time.time_ns()
         try:
             file = read_queue_file(folder, name)
@@ -174,19 +167,39 @@ class Index:
         except OSError as error:
             # A bad block under one file: the other files are read, and this one is reported.
             reason = f"the disk could not read it: {os_error_text(error, with_path=False)}"
-            self._add(name, replace(_declared(known), problem=reason, is_racy=True, due=self._latest))
+            self._add(name, replace(self._declared(name), problem=reason))
             self.leave_alone([name], self._latest, reason)
             return
-        if file.job and known and known.problem:
-            self._stuck.pop(name, None)
-        entry = self._job_entry(file, file.job) if file.job else self._damaged_entry(file, known)
-        entry.is_racy = -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS
+        if isinstance(file, BadFile):
+            entry = self._damaged_entry(name, file)
+        else:
+            entry = self._job_entry(self.with_quiet_time(file, known))
+            if known and known.problem:
+                self._blocked.pop(name, None)
+        if not -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS:
+            entry.stamp = _stamp(file.stat)
         self._add(name, entry)
 
-    def _job_entry(self, file: QueueFile, job: Job) -> Entry:
+    def with_quiet_time(self, file: JobFile, known: Entry | None = None) -> JobFile:
+        """Return the job with the end of its quiet time; `known`: what the file was when it was read last.
+
+        A CMS may write each save over the one before, which counts as the first. A wrong clock never makes a
+        post wait for longer than from now.
+        """
+        job, now = file.job, self._latest
+        saved_at = job.created_at if job.created_at <= now else min(file.stat.st_mtime_ns / 1e9, now)
+        earlier = []
+        if self.quiet.after_save and known and known.is_pending and known.slug == job.slug:
+            earlier.append(known.job)
+            if known.created_at == job.created_at:
+                ends = [each for each in (job.quiet_until, known.job.quiet_until) if each is not None]
+                job = job.model_copy(update={"quiet_until": min(ends, default=None)})
+        return replace(file, job=self.quiet.apply(job, saved_at, *earlier))
+
+    def _job_entry(self, file: JobFile) -> Entry:
+        job = file.job
         author = self._authors.setdefault(job.author, job.author)
         return Entry(
-            stamp=_stamp(file.stat),
             modified=file.stat.st_mtime_ns / 1e9,
             due=self.due_of(job, self._latest),
             slug=job.slug,
@@ -198,13 +211,41 @@ class Index:
             values=tuple((dict(job) | {"author": author}).values()),
         )
 
-    def _damaged_entry(self, file: QueueFile, known: Entry | None) -> Entry:
-        stamp = _stamp(file.stat)
+    def _damaged_entry(self, name: str, file: BadFile) -> Entry:
+        known, declared = self.entries.get(name), self._declared(name)
+        modified = file.stat.st_mtime_ns / 1e9
         # A file from the future is not waited for forever.
-        due = min(file.stat.st_mtime_ns / 1e9, self._latest) + GRACE_S if file.may_become_job else 0.0
-        if known and known.problem and known.stamp == stamp:
-            due = known.due
-        return replace(_declared(known), stamp=stamp, due=due, problem=file.reason)
+        due = min(modified, self._latest) + GRACE_S if file.may_become_job else 0.0
+        if known and known.problem and known.modified == modified:
+            due = min(due, known.due)
+        readable = file.document.get("paths")
+        paths = join_paths(declared.paths, [path for path in readable or () if isinstance(path, str)])
+        return replace(declared, modified=modified, due=due, problem=file.reason, paths=paths)
+
+    def _declared(self, name: str) -> Entry:
+        """Return what a scheduled job declared before its file was damaged: its paths stay withheld."""
+        known = self.entries.get(name)
+        if known is None:
+            return self._record.declared(name) if self._record else Entry()
+        if not (known.problem or known.is_pending or known.is_quarantined):
+            return Entry()
+        return Entry(
+            slug=known.slug,
+            paths=known.paths,
+            created_at=known.created_at,
+            scheduled_for=known.scheduled_for,
+        )
+
+    def _write_record(self) -> None:
+        """Store what scheduled jobs declare, where that changed."""
+        if self._record is None:
+            return
+        lines = {name: _record_of(self.entries.get(name)) for name in self._changed}
+        with contextlib.suppress(OSError):  # a full disk stops no publication; the next look writes it
+            self._record.update({n: line for n, line in lines.items() if line != self._changed[n]})
+            if self._record.appended > max(_MANY, len(self.entries)):
+                self._record.replace({n: _record_of(entry) for n, entry in self.entries.items()})
+            self._changed = {}
 
     def _add(self, name: str, entry: Entry) -> None:
         self.forget(name)
@@ -216,6 +257,8 @@ class Index:
     def forget(self, name: str) -> None:
         """Drop a name that was moved or is gone; if it comes back, it is read again."""
         entry = self.entries.pop(name, None)
+        if self._record is not None:
+            self._changed.setdefault(name, _record_of(entry))
         if entry is None:
             return
         self.version += 1
@@ -226,7 +269,8 @@ class Index:
 
     def leave_alone(self, names: Iterable[str], now: float, reason: str) -> None:
         """Do not try again for a while to move these files."""
-        self._stuck |= dict.fromkeys(names, (now + _RETRY_S, reason))
+        self._blocked |= dict.fromkeys(names, now + _RETRY_S)
+        self._reasons |= dict.fromkeys(names, reason)
         self.version += 1
 
     # What follows from it
@@ -237,50 +281,37 @@ class Index:
             return math.inf
         return job.due_at(now, self._longest_delay)
 
-    def _ready_at(self, names: Iterable[str], due: float) -> float:
-        """Return when these files, due together at `due`, are not left alone any more."""
-        return max([due, *(self._stuck[name][0] for name in names if name in self._stuck)])
-
     def next_work(self) -> float:
         """Return when the next file is to be claimed, quarantined or joined with others."""
         if self._next_work[0] != self.version:
-            stuck = {name: self._ready_at([name], self.entries[name].due) for name in self.stuck_files()}
-            times = (entry.due for name, entry in self.entries.items() if name not in stuck)
-            rivals = (self._ready_at(names, 0.0) for names in self._rivals())
-            self._next_work = (self.version, min([*stuck.values(), *rivals, min(times, default=math.inf)]))
+            times = [max(entry.due, self._blocked.get(name, 0.0)) for name, entry in self.entries.items()]
+            times += [max(self._blocked.get(name, 0.0) for name in names) for names in self._groups()]
+            self._next_work = (self.version, min(times, default=math.inf))
         return self._next_work[1]
 
     def due(self, now: float) -> list[str]:
         """Return the names of all jobs that are due, and of the files to be quarantined."""
-        due = [name for name, entry in self.entries.items() if entry.due <= now]
-        return [name for name in due if self._ready_at([name], 0.0) <= now]
+        due = (name for name, entry in self.entries.items() if entry.due <= now)
+        return [name for name in due if self._blocked.get(name, 0.0) <= now]
 
     def rivals(self, now: float) -> list[list[str]]:
         """Return the names, by slug, of the jobs that one job is to stand for from now on."""
-        return [names for names in self._rivals() if self._ready_at(names, 0.0) <= now]
+        return [
+            names for names in self._groups() if all(self._blocked.get(name, 0.0) <= now for name in names)
+        ]
 
-    def _rivals(self) -> list[list[str]]:
+    def _groups(self) -> list[list[str]]:
         found = []
-        for slug, names in self.by_slug.items():
-            if len(names) > 1:
-                letters = [name for name in self.failed(slug) if not self.entries[name].is_quarantined]
-                found += [group for group in (self.pending(slug), letters) if len(group) > 1]
+        for slug in (slug for slug, names in self.by_slug.items() if len(names) > 1):
+            letters = [name for name in self.failed(slug) if not self.entries[name].is_quarantined]
+            found += [group for group in (self.pending(slug), letters) if len(group) > 1]
         return found
 
     def pending(self, slug: str) -> list[str]:
         """Return the names of the slug's pending jobs, the newest save first."""
         names = [name for name in self.by_slug.get(slug, ()) if self.entries[name].is_pending]
-        return sorted(names, key=lambda name: (*self.entries[name].order, name), reverse=True)
-
-    def is_on_hold(self, job: Job, now: float) -> bool:
-        """Return True if the newest save of the job's slug is a later one, scheduled for later."""
-        newest = next((self.entries[name] for name in self.pending(job.slug)), None)
-        return (
-            newest is not None
-            and newest.created_at >= job.created_at
-            and newest.scheduled_for is not None
-            and newest.scheduled_for > now
-        )
+        saves = [(self.entries[name].created_at, self.entries[name].modified, name) for name in names]
+        return [name for _, _, name in sorted(saves, reverse=True)]
 
     def failed(self, slug: str) -> list[str]:
         """Return the names of the slug's dead letters."""
@@ -288,25 +319,21 @@ class Index:
 
     def unusable(self, now: float) -> dict[str, str]:
         """Return the reasons why files are not jobs, or could not be moved."""
-        found = {
-            name: each.problem for name, each in self.entries.items() if each.problem and each.due <= now
-        }
-        return {printable(name): reason for name, reason in (found | self.stuck_files()).items()}
+        bad = {name: each.problem for name, each in self.entries.items() if each.problem and each.due <= now}
+        return {printable(name): reason for name, reason in (bad | self.stuck_files()).items()}
 
     def stuck_files(self) -> dict[str, str]:
         """Return the reasons why files could not be moved when that was last tried."""
-        self._stuck = {name: each for name, each in self._stuck.items() if name in self.entries}
-        return {name: reason for name, (_, reason) in self._stuck.items()}
+        self._blocked = {name: until for name, until in self._blocked.items() if name in self.entries}
+        return {name: self._reasons[name] for name in self._blocked}
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
-        """Return the paths of jobs whose time has not come, and those that damaged files declared."""
+        """Return the paths of jobs whose time has not come, and those that damaged files name or named."""
         paths: dict[str, float] = {}
         for entry in self.entries.values():
-            at = entry.scheduled_for
-            if at is None:
-                continue
+            at = entry.scheduled_for or 0.0
             if entry.problem or entry.is_quarantined:
-                if self.pending(entry.slug):
+                if not entry.paths or self._is_saved_again(entry):
                     continue
                 at = max(at, now + _RETRY_S)
             elif not entry.is_pending or at <= now:
@@ -315,39 +342,77 @@ class Index:
                 paths[path] = min(at, paths.get(path, at))
         return paths
 
-    def revivable(self, now: float) -> list[str]:
-        """Return the jobs that an environment failure ended, or delays."""
-        return [
-            name
-            for name, entry in self.entries.items()
-            if entry.failure is not None
-            and not entry.problem
-            and is_environment(entry.failure)
-            and (not entry.is_pending or (entry.due > now and entry.job.next_attempt_at is not None))
-        ]
+    def _is_saved_again(self, entry: Entry) -> bool:
+        saves = (self.entries[name] for name in self.pending(entry.slug))
+        return any(save.created_at >= entry.created_at for save in saves)
+
+    def unsettled_until(self, now: float) -> float | None:
+        """Return when the last half-written file of which nothing is known is quarantined."""
+        half_written = (e.due for e in self.entries.values() if e.problem and not e.paths and e.due > now)
+        return max(half_written, default=None)
 
 
 def _stamp(found: os.stat_result) -> int:
     return hash((found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size))
 
 
-def _declared(known: Entry | None) -> Entry:
-    """Return what a scheduled job declared before its file was damaged: its paths stay withheld."""
-    if known is None or not (known.problem or known.is_pending or known.is_quarantined):
-        return Entry()
-    return Entry(slug=known.slug, paths=known.paths, scheduled_for=known.scheduled_for)
+def _record_of(entry: Entry | None) -> str:
+    """Return what a scheduled job declares, or declared last; `_NOTHING` if there is nothing to withhold."""
+    if entry is None or entry.scheduled_for is None or not (entry.problem or entry.is_pending):
+        return _NOTHING
+    return json.dumps([entry.slug, entry.paths, entry.created_at, entry.scheduled_for])
 
 
-class Stop(Protocol):
-    """What ends a wait early."""
+class ScheduleRecord:
+    """What scheduled jobs declared last, for when their files are damaged: one line per change.
 
-    def is_set(self) -> bool:
-        """Return True if the worker is to stop."""
-        ...
+    The file lies where only the operator writes. It is read when the worker starts, and written when the
+    scheduled jobs change.
+    """
 
-    def wait(self, seconds: float) -> object:
-        """Sleep until the worker is to stop."""
-        ...
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.appended = 0
+        self._known: dict[str, str] | None = {}
+        """What the file had when the worker started, until it is compared with the queue folder."""
+        with contextlib.suppress(OSError), path.open(encoding="ascii", errors="replace") as file:
+            for line in file:
+                name, _, declared = line.rstrip("\n").partition("\t")
+                with contextlib.suppress(ValueError):  # a crash cut the line short
+                    json.loads(declared)
+                    self._known[json.loads(name)] = declared
+        self._known = {name: line for name, line in self._known.items() if line != _NOTHING}
+
+    def declared(self, name: str) -> Entry:
+        """Return what a file declared last, before this worker started."""
+        line = (self._known or {}).get(name)
+        if line is None:
+            return Entry()
+        slug, paths, created_at, scheduled_for = json.loads(line)
+        return Entry(slug=slug, paths=tuple(paths), created_at=created_at, scheduled_for=scheduled_for)
+
+    def update(self, lines: Mapping[str, str]) -> None:
+        """Store the changed lines durably; at the first call, `lines` has all of them."""
+        if self._known is not None:
+            if self._known != {name: line for name, line in lines.items() if line != _NOTHING}:
+                self.replace(lines)
+            self._known = None
+        elif lines:
+            with self._path.open("a", encoding="ascii") as file:
+                # After a line that a crash cut short, a new one begins.
+                file.writelines(f"\n{json.dumps(name)}\t{line}" for name, line in lines.items())
+                file.flush()
+                os.fsync(file.fileno())
+            self.appended += len(lines)
+
+    def replace(self, lines: Mapping[str, str]) -> None:
+        """Store these lines in place of all earlier ones."""
+        found = [f"{json.dumps(name)}\t{line}\n" for name, line in lines.items() if line != _NOTHING]
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        with Folder.open(self._path.parent) as folder:
+            folder.replace(self._path.name, "".join(found).encode())
+            folder.sync()
+        self.appended = 0
 
 
 class FolderWatcher:
@@ -360,28 +425,25 @@ class FolderWatcher:
         self._changed: set[str] | None = None
         """The files that changed since `changes` was called; None: any of them."""
         self._is_awake = False
-        self._next_try = 0.0
 
-    def wait(self, seconds: float, stop: Stop) -> None:
-        """Return after `seconds`, or when the folder changed, or when `stop` is set."""
+    def wait(self, seconds: float, is_stopped: Callable[[], bool]) -> None:
+        """Return after `seconds`, or when the folder changed, or when the worker is to stop."""
         if self._inotify is not None and _identity(self._folder) != self._watched:
             self.close()  # another folder has the name now
         if self._inotify is None:
             self.open()
-            if self._inotify is None:
-                stop.wait(seconds)
-            return  # what was saved before the watch existed is read first
+            self._is_awake = self._inotify is not None  # what was saved before is read first
         deadline = time.monotonic() + seconds
-        while not self._is_awake and not stop.is_set():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            self._gather(self._inotify, min(left, _STOP_CHECK_S))
+        while not self._is_awake and not is_stopped() and (left := deadline - time.monotonic()) > 0:
+            if self._inotify is None:
+                time.sleep(min(left, _STOP_CHECK_S))
+            else:
+                self._read(self._inotify, min(left, _STOP_CHECK_S))
         self._is_awake = False
 
     def open(self) -> None:
         """Watch the folder from now on, if that is possible."""
-        if self._inotify is not None or time.monotonic() < self._next_try:
+        if self._inotify is not None:
             return
         watched = _identity(self._folder)  # before: if the folder is replaced now, the next wait notices
         inotify = None
@@ -391,7 +453,6 @@ class FolderWatcher:
         except (OSError, AttributeError):  # another system, no watch left, or no folder yet
             if inotify is not None:
                 inotify.close()
-            self._next_try = time.monotonic() + _RETRY_S
         else:
             self._inotify, self._watched, self._changed = inotify, watched, None
 
@@ -415,17 +476,9 @@ class FolderWatcher:
         changed, self._changed = self._changed, set()
         return changed
 
-    def _gather(self, inotify: INotify, seconds: float) -> None:
-        """Wait for a change, then for the end of a series of changes."""
-        if not self._read(inotify, round(seconds * 1000)):
-            return
-        latest = time.monotonic() + _LONGEST_QUIET_S
-        while time.monotonic() < latest and self._read(inotify, _QUIET_MS):
-            pass
-
-    def _read(self, inotify: INotify, milliseconds: int) -> bool:
-        """Note what changed; return True if anything did."""
-        events = list(inotify.read(timeout=milliseconds))
+    def _read(self, inotify: INotify, seconds: float) -> None:
+        """Note what changed, waiting at most so long for it."""
+        events = list(inotify.read(timeout=round(seconds * 1000)))
         if any(not event.name for event in events):  # too many events, or the folder itself changed
             self._changed = None
             self._is_awake = True
@@ -434,7 +487,6 @@ class FolderWatcher:
         self._is_awake = self._is_awake or bool(jobs) or any(each.name == PAUSE_FILE for each in events)
         if self._changed is not None:
             self._changed |= jobs
-        return bool(events)
 
 
 def _identity(folder: Path) -> tuple[int, int]:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-from dataclasses import replace
 from functools import partial
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import is_environment, os_error_text
-from briter_worker.job import Document, Job, Status, format_time, join_paths, with_state
-from briter_worker.ports import Claim, ClaimResult, SupersededJob
-from briter_worker.queues.disk.claims import ALONE, CANCEL, TakenJob, marked, read_job
+from briter_worker.events import Quarantined, Superseded
+from briter_worker.job import Document, Job, Status, format_time, joined_keys, with_state
+from briter_worker.ports import Claim, ClaimResult
+from briter_worker.queues.disk.claims import ALONE, CANCEL, marked
 from briter_worker.queues.disk.control import DiskControl
+from briter_worker.queues.disk.files import JobFile, read_queue_file
 from briter_worker.queues.disk.index import GRACE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from briter_worker.errors import Failure
-    from briter_worker.ports import QuarantinedFile
-    from briter_worker.queues.disk.index import FolderWatcher
 
 
 class DiskQueue(DiskControl):
@@ -34,10 +33,6 @@ class DiskQueue(DiskControl):
 
     _begun: tuple[str, ...] = ()
     """Claims that a failed `claim` began and did not return."""
-
-    def watch(self) -> FolderWatcher:
-        """Return a watcher of the folder; while it watches, only files that it names are read."""
-        return self._index.watcher
 
     # Claims
 
@@ -65,31 +60,30 @@ class DiskQueue(DiskControl):
 
     def _claim(self, now: float) -> ClaimResult:
         superseded, ready = self._join_saves(now)
-        quarantined: list[QuarantinedFile] = []
-        slugs = {taken.job.slug for taken in ready}
+        quarantined: list[Quarantined] = []
+        slugs = {file.job.slug for file in ready}
         back = []
         for name in self._index.due(now):
             if self._index.entries[name].problem:
-                file = self._quarantine_file(name, now)
-                quarantined += [file] if file else []
+                quarantined += self._quarantine(name, now)
                 continue
-            taken = self._take(name, now)
-            if taken and self._index.due_of(taken.job, now) <= now and taken.job.slug not in slugs:
-                slugs.add(taken.job.slug)
-                ready.append(taken)
-            elif taken:
-                back.append(taken.name)
+            file = self._take(name, now)
+            if file and self._index.due_of(file.job, now) <= now and file.job.slug not in slugs:
+                slugs.add(file.job.slug)
+                ready.append(file)
+            elif file:
+                back.append(file.name)
         self._claims.give_back(back)
-        ready.sort(key=lambda taken: (self._index.due_of(taken.job, now), *taken.order))
+        ready.sort(key=lambda file: (self._index.due_of(file.job, now), *file.order))
         return ClaimResult(self._begin(ready), tuple(superseded), tuple(quarantined))
 
-    def _begin(self, ready: Sequence[TakenJob]) -> tuple[Claim, ...]:
+    def _begin(self, ready: Sequence[JobFile]) -> tuple[Claim, ...]:
         claims: list[Claim] = []
         is_alone = len(ready) == 1
-        for taken in ready:
-            key = self._claims.begin(taken)
+        for file in ready:
+            key = self._claims.begin(file)
             self._begun += (key,)
-            claims.append(Claim(key, taken.job, taken.job.attempts + 1, is_alone))
+            claims.append(Claim(key, file.job, file.job.attempts + 1, is_alone))
         try:
             if is_alone:
                 self._claims.claimed.touch(claims[0].key + ALONE)
@@ -101,61 +95,63 @@ class DiskQueue(DiskControl):
             raise
         return tuple(claims)
 
-    def _join_saves(self, now: float) -> tuple[list[SupersededJob], list[TakenJob]]:
+    def _join_saves(self, now: float) -> tuple[list[Superseded], list[JobFile]]:
         """Keep the newest save of each slug, with the paths of all; likewise of dead letters.
 
         Return the jobs that were superseded, and those of the kept ones that are due.
         """
-        superseded: list[SupersededJob] = []
-        due: list[TakenJob] = []
+        superseded: list[Superseded] = []
+        due: list[JobFile] = []
         back: list[str] = []
         losers: list[str] = []
         for names in self._index.rivals(now):
             rivals = self._take_rivals(names, now)
             if not rivals:
                 continue
-            newest, *older = sorted(rivals, key=lambda taken: taken.order, reverse=True)
-            winner = self._with_paths(newest, join_paths(newest.job.paths, *(t.job.paths for t in older)))
-            losers += [taken.name for taken in older]
-            superseded += [SupersededJob(taken.job.id, winner.job.slug, winner.job.id) for taken in older]
-            if self._index.due_of(winner.job, now) <= now:
-                due.append(winner)
+            newest, *older = sorted(rivals, key=lambda file: file.order, reverse=True)
+            has_quiet_time = self._index.quiet.after_save > 0
+            keys = joined_keys(newest.job, [each.job for each in older], with_first_save=has_quiet_time)
+            if keys:
+                document = {**newest.document, **keys, "updatedAt": format_time(now)}
+                newest = self._index.with_quiet_time(self._claims.rewrite(newest, document))
+            losers += [file.name for file in older]
+            superseded += [
+                Superseded(job_id=file.job.id, slug=newest.job.slug, superseded_by=newest.job.id)
+                for file in older
+            ]
+            if self._index.due_of(newest.job, now) <= now:
+                due.append(newest)
             else:
-                back.append(winner.name)
+                back.append(newest.name)
         if losers:
             self._claims.claimed.sync()  # the joined paths are durable before the older files go
             self._claims.drop(losers)
         self._claims.give_back(back)
         return superseded, due
 
-    def _take_rivals(self, names: Sequence[str], now: float) -> list[TakenJob]:
+    def _take_rivals(self, names: Sequence[str], now: float) -> list[JobFile]:
         """Take all these saves of a slug, or none: else an older one would be published before the newest."""
         entry = self._index.entries[names[0]]
-        taken = [job for name in names if (job := self._take(name, now)) is not None]
-        rivals = [t for t in taken if t.job.slug == entry.slug and t.job.status is entry.job.status]
+        taken = [file for name in names if (file := self._take(name, now)) is not None]
+        rivals = [f for f in taken if f.job.slug == entry.slug and f.job.status is entry.job.status]
         if any(name in self._index.entries for name in names):
             self._index.leave_alone(names, now, "another save of the post cannot be claimed")
             rivals = []
-        self._claims.give_back([each.name for each in taken if each not in rivals])
+        self._claims.give_back([file.name for file in taken if file not in rivals])
         return rivals
 
-    def _with_paths(self, taken: TakenJob, paths: tuple[str, ...]) -> TakenJob:
-        if set(paths) == set(taken.job.paths):
-            return taken
-        document = {**taken.document, "paths": list(paths)}
-        document.pop("dryRunAt", None)
-        return self._claims.rewrite(taken, document)
-
-    def _quarantine_file(self, name: str, now: float) -> QuarantinedFile | None:
+    def _quarantine(self, name: str, now: float) -> list[Quarantined]:
         taken = None
         try:
             if taken := self._claims.take(name):
-                file = self._claims.look(taken)
+                file = read_queue_file(self._claims.claimed, taken, name)
                 # A producer may have completed the file, or begun a new one, since it was read.
-                is_fresh = file.may_become_job and abs(now - file.stat.st_mtime) < GRACE_S
-                if not file.job and not is_fresh:
-                    return self._quarantine.put(taken, name, file, self._index.entries[name], now)
-                self._claims.give_back([taken])
+                if isinstance(file, JobFile) or (
+                    file.may_become_job and abs(now - file.stat.st_mtime) < GRACE_S
+                ):
+                    self._claims.give_back([taken])
+                else:
+                    return [self._claims.quarantine(taken, name, file, self._index.entries[name], now)]
             self._index.forget(name)
         except OSError as error:  # this file stays; the others are claimed
             if taken:
@@ -163,50 +159,50 @@ class DiskQueue(DiskControl):
             is_in_the_way = error.errno in {errno.EEXIST, errno.ENOTDIR}
             reason = f"{error.filename} is not a folder" if is_in_the_way else os_error_text(error)
             self._index.leave_alone([name], now, reason)
-        return None
+        return []
 
     # After a crash
 
     def recover(self, now: float) -> Sequence[Claim]:
         """Return the claims that a dead worker left in flight."""
-        with self._claims.opened() as folder:
-            if folder is None:
-                return ()
         with self._exclusively():
             self._index.refresh(now)
             with contextlib.suppress(PermissionError):
                 self._tidy(now)
             claims, back, gone = [], [], []
             for key in self._claims.names()[0]:
-                taken = self._claims.read(key)
-                if taken is None or not taken.is_intact or taken.job.status is Status.FAILED:
+                file = self._claims.read(key)
+                if file is None or not file.is_intact or file.job.status is Status.FAILED:
                     back.append(key)
-                elif self._has_twin(taken):
+                elif self._has_twin(file):
                     gone.append(key)
                 else:
                     is_alone = self._claims.claimed.has(key + ALONE)
-                    claims.append(Claim(key, taken.job, taken.job.attempts + 1, is_alone))
+                    claims.append(Claim(key, file.job, file.job.attempts + 1, is_alone))
             with contextlib.suppress(PermissionError):
                 self._claims.give_back(back)
                 self._claims.drop(gone)
             return claims
 
-    def _has_twin(self, taken: TakenJob) -> bool:
+    def _has_twin(self, file: JobFile) -> bool:
         """Return True if this save waits already: a crash came between giving it back and removing it."""
-        names = self._index.by_slug.get(taken.job.slug, ())
-        twins = (read_job(self._claims.root, name) for name in names)
-        return any(twin is not None and twin.save == taken.save for twin in twins)
+        for name in self._index.by_slug.get(file.job.slug, ()):
+            with contextlib.suppress(FileNotFoundError):
+                twin = read_queue_file(self._claims.root, name)
+                if isinstance(twin, JobFile) and twin.save == file.save:
+                    return True
+        return False
 
     def reclaim(self, claim: Claim, now: float) -> Claim:  # noqa: ARG002 - the port's signature
         """Claim a recovered job again, alone; if it was alone when its worker died, that attempt counts."""
         with self._exclusively():
-            taken = self._claims.read(claim.key)
-            if taken is not None:
+            file = self._claims.read(claim.key)
+            if file is not None:
                 if claim.alone:
-                    self._claims.rewrite(taken, {**taken.document, "attempts": claim.attempt})
+                    self._claims.rewrite(file, {**file.document, "attempts": claim.attempt})
                 self._claims.claimed.touch(claim.key + ALONE)
                 self._claims.claimed.sync()
-        return replace(claim, attempt=claim.attempt + claim.alone, alone=True)
+        return claim._replace(attempt=claim.attempt + claim.alone, alone=True)
 
     # Results
 
@@ -217,18 +213,12 @@ class DiskQueue(DiskControl):
             # The dead letters first: after a crash, the claims are still there to have them removed.
             for claim in claims:
                 published = set(claim.job.paths).difference(rejected.get(claim.key, ()))
-                self._prune_dead_letters(claim.job, {normpath(path) for path in published})
+                folders = {normpath(path) for path in published}
+                letters = self._index.failed(claim.job.slug)
+                entries = self._index.entries
+                older = [name for name in letters if entries[name].created_at <= claim.job.created_at]
+                self._alter(older, self._clock(), partial(_without, folders))
             self._remove(claim.key for claim in claims)
-
-    def _prune_dead_letters(self, job: Job, published: Collection[str]) -> None:
-        def keep_unpublished(taken: TakenJob) -> Document | None:
-            left = [path for path in taken.job.paths if not _is_within(normpath(path), published)]
-            return {**taken.document, "paths": left} if left else None
-
-        letters = self._index.failed(job.slug)
-        older = [name for name in letters if self._index.entries[name].created_at <= job.created_at]
-        if older:
-            self._alter(older, self._clock(), keep_unpublished)
 
     def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
         """Put jobs that a dry run has built back as tried; the attempt does not count."""
@@ -258,11 +248,11 @@ class DiskQueue(DiskControl):
         if self._claims.claimed.has(claim.key + CANCEL):
             self._remove([claim.key])
             return False
-        taken = self._claims.read(claim.key)
-        if taken is None or not taken.is_intact:
+        file = self._claims.read(claim.key)
+        if file is None or not file.is_intact:
             self._claims.give_back([claim.key])  # a newer save, perhaps half-written; or gone
         else:
-            self._claims.put_back(taken, change(taken.document))
+            self._claims.put_back(file, change(file.document))
         return True
 
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
@@ -276,27 +266,29 @@ class DiskQueue(DiskControl):
 
     def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
         """Return the keys of the claims whose cancellation was requested."""
-        with self._claims.opened() as folder:
-            found = marked(folder, CANCEL) if folder else set()
-        return found & {claim.key for claim in claims}
+        with contextlib.suppress(FileNotFoundError), self._claims.opened() as folder:
+            return marked(folder, CANCEL) & {claim.key for claim in claims}
+        return set()
 
     def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
         """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
         with self._guard:
             self._index.refresh(now)
-            return {claim.key for claim in claims if self._index.is_on_hold(claim.job, now)}
-
-    def drop(self, claims: Sequence[Claim]) -> None:
-        """Remove cancelled jobs."""
-        with self._exclusively():
-            self._remove(claim.key for claim in claims)
+            found = set()
+            for claim in claims:
+                for name in self._index.pending(claim.job.slug)[:1]:
+                    newest = self._index.entries[name]
+                    is_newer = newest.created_at >= claim.job.created_at
+                    if is_newer and (newest.scheduled_for or 0.0) > now:
+                        found.add(claim.key)
+            return found
 
     def _remove(self, keys: Iterable[str]) -> None:
         intact: list[str] = []
         others: list[str] = []
         for key in keys:
-            taken = self._claims.read(key)
-            (intact if taken is not None and taken.is_intact else others).append(key)
+            file = self._claims.read(key)
+            (intact if file is not None and file.is_intact else others).append(key)
         self._claims.give_back(others)  # newer saves; what is gone stays gone
         self._claims.drop(intact)
 
@@ -305,18 +297,23 @@ class DiskQueue(DiskControl):
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """Make pending what environment failures ended or delayed; return the revived dead letters."""
 
-        def revive(taken: TakenJob) -> Document:
-            if not is_environment(taken.job.failure):
-                return taken.document
-            if taken.job.status is Status.FAILED:
-                return with_state(taken.document, now, status=Status.PENDING, attempts=0)
-            return {**taken.document, "nextAttemptAt": None, "updatedAt": format_time(now)}
+        def revive(file: JobFile) -> Document:
+            if not is_environment(file.job.failure):
+                return file.document
+            if file.job.status is Status.FAILED:
+                return with_state(file.document, now, status=Status.PENDING, attempts=0)
+            return {**file.document, "nextAttemptAt": None, "updatedAt": format_time(now)}
 
         with self._guard:
             self._index.refresh(now)
-            ids = frozenset(except_for)
-            entries = self._index.entries
-            names = [name for name in self._index.revivable(now) if entries[name].job.id not in ids]
+            names = [
+                name
+                for name, entry in self._index.entries.items()
+                if entry.failure is not None and not entry.problem and is_environment(entry.failure)
+                # A retry that is due by itself needs no change.
+                if not entry.is_pending or (entry.due > now and entry.job.next_attempt_at is not None)
+                if entry.job.id not in except_for
+            ]
             if not names:
                 return ()
             with self._claims.exclusively():
@@ -331,6 +328,12 @@ class DiskQueue(DiskControl):
             self._index.refresh(now)
             return self._index.scheduled_paths(now)
 
+    def unsettled_until(self, now: float) -> float | None:
+        """Return until when a half-written file may turn out to schedule anything; None if there is none."""
+        with self._guard:
+            self._index.refresh(now)
+            return self._index.unsettled_until(now)
+
     def next_due(self, now: float) -> float | None:
         """Return when the next pending job is due, or there is something to tidy."""
         with self._guard:
@@ -342,6 +345,12 @@ class DiskQueue(DiskControl):
         """Return the reasons why files could not be claimed or quarantined when that was last tried."""
         with self._guard:
             return self._index.stuck_files()
+
+
+def _without(published: Collection[str], file: JobFile) -> Document | None:
+    """Return the dead letter with what is not published of it; None if nothing is left."""
+    left = [path for path in file.job.paths if not _is_within(normpath(path), published)]
+    return {**file.document, "paths": left} if left else None
 
 
 def _is_within(path: str, folders: Collection[str]) -> bool:

@@ -1,7 +1,8 @@
-"""Connections to one Postgres, its errors with a fix, and the check of the schema's version.
+"""Connections to one Postgres, its errors with a fix, and its schema.
 
-All tables, Procrastinate's included, are in the schema `briter`, the search path of every connection. No
-message contains the URL, because a password is in it.
+All tables, Procrastinate's included, are in the schema `briter`, the search path of every connection. The
+migrations are the numbered files in `sql/` and those of Procrastinate; they only add, so that older nodes go
+on beside an upgrade. No message contains the URL, because a password is in it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import logging
 import select
 import threading
+from importlib import resources
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -17,7 +19,6 @@ from psycopg import conninfo
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from briter_worker.errors import UnavailableError
-from briter_worker.queues.postgres import migrations
 from briter_worker.redaction import conceal, one_line
 
 if TYPE_CHECKING:
@@ -43,12 +44,40 @@ _SESSION = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "2",
 }
+# A cut cable says nothing: without these, an answer is awaited for a quarter of an hour.
 _CLIENT = {
+    "application_name": "briter-worker",
     "connect_timeout": "5",
-    "keepalives_idle": "10",
-    "keepalives_interval": "5",
-    "keepalives_count": "2",
-    "tcp_user_timeout": "20000",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+_UPGRADE = "briter-worker db upgrade"
+_ADVISORY_LOCK = 0x6272697465720001
+_OLDEST_SERVER = 140000
+_PROCRASTINATE = "procrastinate "
+_SETUP = """
+CREATE SCHEMA IF NOT EXISTS briter;
+CREATE TABLE IF NOT EXISTS migrations (
+    name text PRIMARY KEY,
+    version integer NOT NULL DEFAULT 0,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);
+"""
+_FIX = "start Postgres, or correct BRITER_DATABASE_URL"
+_BLOCKED = "try again; if it happens again, find the blocking session in pg_stat_activity"
+_FIXES = {
+    psycopg.errors.InsufficientPrivilege: (
+        "give the database's user the right to create the schema briter, or create it"
+    ),
+    psycopg.errors.LockNotAvailable: _BLOCKED,
+    psycopg.errors.QueryCanceled: _BLOCKED,
+    psycopg.errors.IdleInTransactionSessionTimeout: "try again",
+    psycopg.errors.DeadlockDetected: "try again",
+    psycopg.errors.DiskFull: "free some space on the database's disk",
+    psycopg.errors.ReadOnlySqlTransaction: "let BRITER_DATABASE_URL name the primary server, not a standby",
+    psycopg.NotSupportedError: "upgrade Postgres to version 14 or newer",
 }
 # Other psycopg errors are mistakes in our own statements.
 _ENVIRONMENT_ERRORS = (
@@ -86,10 +115,9 @@ class Database:
         url: str,
         *,
         connections: int = 4,
-        name: str = "briter-worker",
         patience: float = _CONNECT_TIMEOUT_S,
     ) -> None:
-        self.conninfo = _conninfo(url, name)
+        self.conninfo = _conninfo(url)
         """For other clients of the same database (Procrastinate): the same schema and time limits."""
         self._connections = max(1, connections)
         self._patience = patience
@@ -125,18 +153,21 @@ class Database:
         try:
             with psycopg.connect(self.conninfo, autocommit=True) as connection:
                 _check_encoding(connection)
-                return migrations.upgrade(connection)
+                return _upgrade(connection)
         except psycopg.Error as error:
             raise _explain(error) from error
 
     def version(self) -> int:
         """Return the version of the schema; 0 where there is none."""
         with self.connection() as connection:
-            return migrations.read_version(connection)
+            if connection.execute("SELECT to_regclass('briter.migrations')").fetchone() == (None,):
+                return 0
+            found = connection.execute("SELECT max(version) FROM migrations").fetchone()
+        return int(found[0] or 0) if found else 0
 
     def check(self) -> None:
         """Raise VersionError if the schema is too old for this program."""
-        version, needed = self.version(), migrations.needed_version()
+        version, needed = self.version(), needed_version()
         if version < needed:
             has = f"version {version}" if version else "no tables of Briter Worker"
             raise VersionError(f"the database has {has}, and this program needs version {needed}", _UPGRADE)
@@ -191,7 +222,51 @@ class Database:
             return self._pool
 
 
-_UPGRADE = "briter-worker db upgrade"
+def needed_version() -> int:
+    """Return the schema version that this program is written for."""
+    return max(int(name[:4]) for name in _own_scripts())
+
+
+def _own_scripts() -> dict[str, str]:
+    folder = resources.files("briter_worker.queues.postgres") / "sql"
+    return {file.name.removesuffix(".sql"): file.read_text("utf-8") for file in folder.iterdir()}
+
+
+def _procrastinate_scripts(applied: set[str]) -> dict[str, str]:
+    """Return all migrations; where there is no schema yet, the whole schema, and migrations without text."""
+    from procrastinate.schema import SchemaManager, migrations_path  # noqa: PLC0415 - slow, and upgrades only
+
+    is_new = f"{_PROCRASTINATE}schema" not in applied
+    scripts = {f"{_PROCRASTINATE}schema": SchemaManager.get_schema()}
+    for file in sorted(migrations_path.glob("*.sql")):
+        scripts[_PROCRASTINATE + file.stem] = "" if is_new else file.read_text("utf-8")
+    return scripts
+
+
+def _upgrade(connection: Connection) -> list[str]:
+    """Apply the missing migrations, one upgrade at a time. Return their names."""
+    if connection.info.server_version < _OLDEST_SERVER:
+        raise psycopg.NotSupportedError("this server is too old: version 14 or newer is needed")
+    # A waiting ALTER TABLE blocks every later statement on the table, so the lock_timeout stays.
+    connection.execute("SET statement_timeout = 0")
+    connection.execute("SELECT pg_advisory_lock(%s)", (_ADVISORY_LOCK,))  # until the connection ends
+    connection.execute(_SETUP)
+    applied = {name for (name,) in connection.execute("SELECT name FROM migrations")}
+    own = _own_scripts()
+    missing = {
+        name: script
+        for name, script in (*sorted(own.items()), *_procrastinate_scripts(applied).items())
+        if name not in applied
+    }
+    for name, script in missing.items():
+        with connection.transaction():
+            if script:
+                connection.execute(script.encode())
+            connection.execute(
+                "INSERT INTO migrations (name, version) VALUES (%s, %s)",
+                (name, int(name[:4]) if name in own else 0),
+            )
+    return list(missing)
 
 
 def _check_connection(connection: Connection) -> None:
@@ -213,7 +288,7 @@ def _check_encoding(connection: Connection) -> None:
         )
 
 
-def _conninfo(url: str, name: str) -> str:
+def _conninfo(url: str) -> str:
     try:
         parts = conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
@@ -227,30 +302,9 @@ def _conninfo(url: str, name: str) -> str:
     session = " ".join(f"-c {key}={value}" for key, value in _SESSION.items())
     parts["options"] = f"{session} {parts.get('options') or ''}".strip()
     parts["client_encoding"] = "UTF8"  # whatever PGCLIENTENCODING or the URL says
-    for key, value in _CLIENT.items():
-        parts.setdefault(key, value)
-    parts.setdefault("application_name", name)
-    return conninfo.make_conninfo("", **parts)
+    return conninfo.make_conninfo("", **(_CLIENT | parts))
 
 
 def _explain(error: Exception) -> DatabaseError:
-    match error:
-        case psycopg.errors.InsufficientPrivilege():
-            fix = "give the database's user the right to create the schema briter, or create it"
-        case psycopg.errors.LockNotAvailable() | psycopg.errors.QueryCanceled():
-            fix = "try again; if it happens again, find the blocking session in pg_stat_activity"
-        case (
-            psycopg.errors.IdleInTransactionSessionTimeout()
-            | psycopg.errors.DeadlockDetected()
-            | psycopg.errors.SerializationFailure()
-        ):
-            fix = "try again"
-        case psycopg.errors.DiskFull():
-            fix = "free some space on the database's disk"
-        case psycopg.errors.ReadOnlySqlTransaction():
-            fix = "let BRITER_DATABASE_URL name the primary server, not a standby"
-        case psycopg.NotSupportedError():
-            fix = "upgrade Postgres to version 14 or newer"
-        case _:
-            fix = "start Postgres, or correct BRITER_DATABASE_URL"
+    fix = next((fix for kind, fix in _FIXES.items() if isinstance(error, kind)), _FIX)
     return DatabaseError(f"Postgres: {one_line(str(error)) or type(error).__name__}", fix)

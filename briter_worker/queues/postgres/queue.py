@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from briter_worker.errors import FailureClass, FailureCode, LockLostError, LossReason
+from briter_worker.errors import FailureClass, FailureCode, LockLostError
+from briter_worker.events import Superseded
 from briter_worker.job import Status, with_state
-from briter_worker.ports import Claim, ClaimResult, Plan, SupersededJob
+from briter_worker.ports import Claim, ClaimResult, Plan
 from briter_worker.queues.postgres.control import PostgresControl, as_new
-from briter_worker.queues.postgres.fencing import fenced
 from briter_worker.queues.postgres.rows import (
+    COLUMNS,
     FAILED,
     PENDING,
+    Row,
     delete,
     delete_files,
     is_covered,
+    locked,
     put_back,
     select,
+    select_saves,
     update,
 )
 
@@ -31,33 +34,38 @@ if TYPE_CHECKING:
     from briter_worker.errors import Failure
     from briter_worker.job import Document, Job
     from briter_worker.queues.postgres.database import Connection, Database
-    from briter_worker.queues.postgres.rows import Row
 
 _ENVIRONMENT = [code.value for code in FailureCode if code.failure_class is FailureClass.ENVIRONMENT]
-_OF_ENVIRONMENT = "site = %(site)s AND failure = ANY(%(codes)s)"
-_CLAIM = """
+_NO_TOKEN = -1
+_DELAYED_BY_ENVIRONMENT = """
+site = %(site)s AND failure = ANY(%(codes)s)
+AND (state = 'failed' OR state = 'pending' AND next_attempt_at > 0 AND next_attempt_at > %(now)s)
+"""
+# A retry further away than any backoff was written before the clock was set back.
+_CLAIM = f"""
 WITH due AS (
     SELECT id FROM publications
-    WHERE site = %(site)s AND state = 'pending' AND due_at <= %(now)s AND NOT (tried AND %(dry_run)s)
+    WHERE site = %(site)s AND state = 'pending' AND NOT (tried AND %(dry_run)s)
+    AND (due_at <= %(now)s OR scheduled_for <= %(now)s AND next_attempt_at > %(furthest)s)
     ORDER BY due_at, created_at, id LIMIT %(limit)s
 )
 UPDATE publications SET state = 'claimed', attempt = attempts + 1, cancelled = false,
     alone = (SELECT count(*) FROM due) = 1
-WHERE id IN (SELECT id FROM due) RETURNING id
-"""
+WHERE id IN (SELECT id FROM due) RETURNING {COLUMNS}
+"""  # noqa: S608 - column names only
 _RECORD_PUBLISHED = """
-INSERT INTO published AS p (site, path, saved_at, published_at)
-SELECT %(site)s, path, max(saved_at), %(now)s FROM files WHERE publication = ANY(%(ids)s) GROUP BY path
-ON CONFLICT (site, path) DO UPDATE
-SET saved_at = greatest(p.saved_at, excluded.saved_at), published_at = excluded.published_at
+INSERT INTO published AS p (site, path, saved_at)
+SELECT %(site)s, path, max(saved_at) FROM files
+WHERE publication = ANY(%(ids)s) AND mode <> '040000' GROUP BY path
+ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at)
 """
 
 
 class PostgresQueue(PostgresControl):
-    """Implements `ports.Queue` and `ports.QueueControl` for one site.
+    """Implements `ports.Queue` for one site.
 
     Each change of a drain is one transaction, which raises LockLostError unless `token` is the site's last
-    one. `token` None is for commands and pages.
+    one. Commands and pages have no token.
     """
 
     def __init__(
@@ -65,7 +73,7 @@ class PostgresQueue(PostgresControl):
         database: Database,
         site: str,
         *,
-        token: int | None,
+        token: int = _NO_TOKEN,
         longest_delay: float,
         dry_run: bool,
         limit: int = 500,
@@ -81,33 +89,35 @@ class PostgresQueue(PostgresControl):
 
     def claim(self, now: float) -> ClaimResult:
         """Claim the due jobs, at most `limit`, and count the attempt."""
-        values = {"site": self._site, "now": now, "dry_run": self._dry_run, "limit": self._limit}
-        with self._fenced() as connection:
-            # A retry further away than any backoff was written before the clock was set back.
-            connection.execute(
-                "UPDATE publications SET next_attempt_at = 0 WHERE site = %s AND state = 'pending'"
-                " AND next_attempt_at > 0 AND next_attempt_at > %s",
-                (self._site, now + self._longest_delay),
-            )
-            ids = [number for (number,) in connection.execute(_CLAIM, values)]
-            rows = select(connection, "id = ANY(%(ids)s)", {"ids": ids}) if ids else []
+        values = {
+            "site": self._site,
+            "now": now,
+            "furthest": now + self._longest_delay,
+            "dry_run": self._dry_run,
+            "limit": self._limit,
+        }
+        with self._locked() as connection:
+            rows = [Row.from_record(record) for record in connection.execute(_CLAIM, values)]
             superseded = connection.execute(
                 "DELETE FROM superseded WHERE site = %s RETURNING id, job_id, slug, by_job", (self._site,)
             ).fetchall()
         return ClaimResult(
             tuple(self._claims(rows, now)),
-            tuple(SupersededJob(*record) for _, *record in sorted(superseded)),
+            tuple(
+                Superseded(job_id=job_id, slug=slug, superseded_by=by)
+                for _, job_id, slug, by in sorted(superseded)
+            ),
         )
 
     def recover(self, now: float) -> Sequence[Claim]:
         """Return everything in flight: nobody but the caller works on the site's jobs."""
-        with self._fenced() as connection:
+        with self._database.connection() as connection:
             rows = select(connection, "site = %(site)s AND state = 'claimed'", {"site": self._site})
-            return self._claims(rows, now)
+        return self._claims(rows, now)
 
     def reclaim(self, claim: Claim, now: float) -> Claim:  # noqa: ARG002 - the port's signature
         """Claim a recovered job again, to be published alone; a crash while it was alone counts."""
-        with self._fenced() as connection:
+        with self._locked() as connection:
             connection.execute(
                 "UPDATE publications SET attempt = attempt + alone::int, alone = true"
                 " WHERE id = %s AND state = 'claimed'",
@@ -115,21 +125,21 @@ class PostgresQueue(PostgresControl):
             )
             rows = self._claimed_rows(connection, [claim])
             if not rows:
-                raise LockLostError(LossReason.DONE, f"a job of the site {self._site} is gone", "")
+                raise LockLostError(f"a job of the site {self._site} is gone", "")
             return _claim(rows[0])
 
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
         """Remove published jobs, and older dead letters of their slugs as far as they are published now."""
         now = self._clock()
-        with self._fenced() as connection:
+        with self._locked() as connection:
             rows = self._claimed_rows(connection, claims)
             for row in rows:
                 left_out = {path.rstrip("/") for path in rejected.get(str(row.id), ())}
                 if left_out:
                     delete_files(connection, row.id, partial(is_covered, declared=left_out))
             ids = [row.id for row in rows]
-            connection.execute(_RECORD_PUBLISHED, {"site": self._site, "now": now, "ids": ids})
-            for letter in self._rows_of_slugs(connection, FAILED, rows):
+            connection.execute(_RECORD_PUBLISHED, {"site": self._site, "ids": ids})
+            for letter in select_saves(connection, self._site, FAILED, [row.job.slug for row in rows]):
                 published = {
                     path.rstrip("/")
                     for row in rows
@@ -153,52 +163,36 @@ class PostgresQueue(PostgresControl):
 
     def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
         """Put jobs that a dry run has built back as tried; remove those that somebody cancelled."""
-
-        def as_tried(row: Row, claim: Claim) -> Document:
-            attempts = claim.attempt - 1
-            return with_state(row.document, now, status=Status.PENDING, attempts=attempts, dry_run_at=now)
-
-        with self._fenced() as connection:
-            self._put_back_claims(connection, claims, as_tried, now)
+        self._settle(claims, now, counts=False, status=Status.PENDING, dry_run_at=now)
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
         """Put the job back until `at`. Return False, and remove the job, if somebody cancelled it."""
-        now = self._clock()
-        status, attempts = Status.PENDING, claim.attempt if counts else claim.attempt - 1
-
-        def as_retrying(row: Row, _: Claim) -> Document:
-            return with_state(
-                row.document, now, status=status, attempts=attempts, failure=failure, next_attempt_at=at
-            )
-
-        with self._fenced() as connection:
-            return not self._put_back_claims(connection, [claim], as_retrying, now)
+        state = {"status": Status.PENDING, "failure": failure, "next_attempt_at": at}
+        return not self._settle([claim], self._clock(), counts=counts, **state)
 
     def dead_letter(self, claim: Claim, failure: Failure) -> bool:
         """Store the job as failed; while another save of the post is pending, the job joins that one instead.
 
         Return False, and remove the job, if somebody cancelled it.
         """
-        now = self._clock()
+        return not self._settle([claim], self._clock(), counts=True, status=Status.FAILED, failure=failure)
 
-        def as_failed(row: Row, claim: Claim) -> Document:
-            others = self._rows_of_slugs(connection, PENDING, [row])
-            status = Status.PENDING if others else Status.FAILED
-            return with_state(row.document, now, status=status, attempts=claim.attempt, failure=failure)
+    def _settle(self, claims: Sequence[Claim], now: float, *, counts: bool, **state: Any) -> list[Claim]:  # noqa: ANN401 - as `with_state`
 
-        with self._fenced() as connection:
-            return not self._put_back_claims(connection, [claim], as_failed, now)
+        def change(row: Row, claim: Claim) -> Document:
+            return with_state(row.document, now, attempts=claim.attempt - (not counts), **state)
+
+        return self._put_back_claims(claims, change, now)
 
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
         """Put jobs back as if they had not been claimed. Remove and return those that somebody cancelled."""
 
-        def as_before(row: Row, claim: Claim) -> Document:
+        def change(row: Row, claim: Claim) -> Document:
             # Earlier attempts that ended in a crash were counted in the claim only.
             attempts = claim.attempt - 1
             return row.document if row.job.attempts >= attempts else {**row.document, "attempts": attempts}
 
-        with self._fenced() as connection:
-            return self._put_back_claims(connection, claims, as_before, self._clock())
+        return self._put_back_claims(claims, change, self._clock())
 
     def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
         """Return the keys of the claims whose cancellation was requested."""
@@ -220,23 +214,20 @@ class PostgresQueue(PostgresControl):
             )
             return {str(number) for (number,) in found}
 
-    def drop(self, claims: Sequence[Claim]) -> None:
-        """Remove cancelled jobs."""
-        with self._fenced() as connection:
-            delete(connection, [row.id for row in self._claimed_rows(connection, claims)])
-
     def requeue(self, now: float, except_for: Collection[str] = ()) -> Sequence[Job]:
         """Make dead letters of environment failures pending again, and their retries due at once."""
         values = {"site": self._site, "now": now, "codes": _ENVIRONMENT}
-        with self._fenced() as connection:
-            letters = select(connection, f"state = 'failed' AND {_OF_ENVIRONMENT}", values)
-            delayed = "state = 'pending' AND next_attempt_at > 0 AND next_attempt_at > %(now)s"
-            retries = select(connection, f"{delayed} AND {_OF_ENVIRONMENT}", values)
-            ids = frozenset(except_for)
-            revived = [as_new(row, now) for row in letters if row.job.id not in ids]
-            hurried = [
-                row.with_keys({"nextAttemptAt": None}, now) for row in retries if row.job.id not in ids
+        with self._database.connection() as connection:  # as a rule there is nothing to change
+            if not select(connection, _DELAYED_BY_ENVIRONMENT, values):
+                return ()
+        with self._locked() as connection:
+            rows = [
+                row
+                for row in select(connection, _DELAYED_BY_ENVIRONMENT, values)
+                if row.job.id not in except_for
             ]
+            revived = [as_new(row, now) for row in rows if row.state == FAILED]
+            hurried = [row.with_keys({"nextAttemptAt": None}, now) for row in rows if row.state == PENDING]
             put_back(connection, self._site, [*revived, *hurried], now)
         return [row.job for row in revived]
 
@@ -251,6 +242,9 @@ class PostgresQueue(PostgresControl):
             )
             return dict(found.fetchall())
 
+    def unsettled_until(self, now: float) -> None:
+        """Return None: a row is never half-written."""
+
     def next_due(self, now: float) -> float | None:  # noqa: ARG002 - the port's signature
         """Return when the next pending job is due, or None if none waits."""
         with self._database.connection() as connection:
@@ -261,37 +255,32 @@ class PostgresQueue(PostgresControl):
             ).fetchone()
         return row[0] if row else None
 
-    def _fenced(self) -> AbstractContextManager[Connection]:
-        if self._token is None:
-            raise LockLostError(LossReason.TAKEN, f"this program never took the site {self._site}", "")
-        return fenced(self._database, self._site, self._token)
+    def _locked(self) -> AbstractContextManager[Connection]:
+        return locked(self._database, self._site, self._token)
 
     def _claimed_rows(self, connection: Connection, claims: Sequence[Claim]) -> list[Row]:
         return select(connection, "id = ANY(%(ids)s) AND state = 'claimed'", {"ids": _ids(claims)})
 
     def _put_back_claims(
-        self,
-        connection: Connection,
-        claims: Sequence[Claim],
-        change: Callable[[Row, Claim], Document],
-        now: float,
+        self, claims: Sequence[Claim], change: Callable[[Row, Claim], Document], now: float
     ) -> list[Claim]:
-        """Change the jobs that are still in flight; delete and return those that somebody cancelled."""
-        by_key = {claim.key: claim for claim in claims}
-        found = [(row, by_key[str(row.id)]) for row in self._claimed_rows(connection, claims)]
-        cancelled = [(row, claim) for row, claim in found if row.is_cancelled]
-        delete(connection, [row.id for row, _ in cancelled])
-        back = [row.rewritten(change(row, claim)) for row, claim in found if not row.is_cancelled]
-        put_back(connection, self._site, back, now)
-        return [claim for _, claim in cancelled]
+        """Change the jobs that are still in flight; delete and return those that somebody cancelled.
 
-    def _rows_of_slugs(self, connection: Connection, state: str, rows: Sequence[Row]) -> list[Row]:
-        """Return the site's rows in this state that are saves of the same slugs as `rows`."""
-        return select(
-            connection,
-            f"site = %(site)s AND state = '{state}' AND slug = ANY(%(slugs)s)",
-            {"site": self._site, "slugs": [row.job.slug for row in rows]},
-        )
+        A job that has failed is pending instead while another save of its post is.
+        """
+        by_key = {claim.key: claim for claim in claims}
+        with self._locked() as connection:
+            found = [(row, by_key[str(row.id)]) for row in self._claimed_rows(connection, claims)]
+            cancelled = [(row, claim) for row, claim in found if row.is_cancelled]
+            delete(connection, [row.id for row, _ in cancelled])
+            back = [row.rewritten(change(row, claim)) for row, claim in found if not row.is_cancelled]
+            failed = [row.job.slug for row in back if row.state == FAILED]
+            others = {row.job.slug for row in select_saves(connection, self._site, PENDING, failed)}
+            back = [
+                row.with_keys({"status": PENDING}, now) if row.job.slug in others else row for row in back
+            ]
+            put_back(connection, self._site, back, now)
+        return [claim for _, claim in cancelled]
 
     def _claims(self, rows: Sequence[Row], now: float) -> list[Claim]:
         in_order = sorted(rows, key=lambda row: (row.job.due_at(now, self._longest_delay), *row.order))
@@ -307,33 +296,38 @@ def _ids(claims: Sequence[Claim]) -> list[int]:
 
 
 class PostgresPlans:
-    """Implements `ports.PlanStore` for one drain of one site."""
+    """Implements `ports.PlanStore` for one drain of one site, the only one that changes the site's plans."""
 
     def __init__(self, database: Database, site: str, *, token: int) -> None:
         self._database = database
         self._site = site
         self._token = token
+        self._known: list[Plan] | None = None
 
     def record(self, plan: Plan) -> None:
         """Store the plan durably. Raises LockLostError."""
         # In ASCII: JSON's escapes can hold paths that are not UTF-8, and Postgres's text cannot.
-        text = json.dumps(asdict(plan))
-        with fenced(self._database, self._site, self._token) as connection:
+        text = json.dumps(plan._asdict())
+        known, self._known = self.plans(), None
+        with locked(self._database, self._site, self._token) as connection:
             connection.execute(
-                "INSERT INTO plans (site, id, plan) VALUES (%s, %s, %s)"
-                " ON CONFLICT (site, id) DO UPDATE SET plan = excluded.plan",
-                (self._site, plan.id, text),
+                "INSERT INTO plans (site, id, plan) VALUES (%s, %s, %s)", (self._site, plan.id, text)
             )
+        self._known = [*known, plan]
 
-    def plans(self) -> Sequence[Plan]:
+    def plans(self) -> list[Plan]:
         """Return the recorded plans, oldest first."""
-        with self._database.connection() as connection:
-            found = connection.execute(
-                "SELECT plan FROM plans WHERE site = %s ORDER BY number", (self._site,)
-            )
-            return [Plan(**json.loads(text)) for (text,) in found]
+        if self._known is None:
+            with self._database.connection() as connection:
+                found = connection.execute(
+                    "SELECT plan FROM plans WHERE site = %s ORDER BY number", (self._site,)
+                )
+                self._known = [Plan(**json.loads(text)) for (text,) in found]
+        return self._known
 
     def drop(self, plan: Plan) -> None:
         """Delete the plan durably. Raises LockLostError."""
-        with fenced(self._database, self._site, self._token) as connection:
+        known, self._known = self.plans(), None
+        with locked(self._database, self._site, self._token) as connection:
             connection.execute("DELETE FROM plans WHERE site = %s AND id = %s", (self._site, plan.id))
+        self._known = [each for each in known if each.id != plan.id]

@@ -1,54 +1,45 @@
 """A publication as a row: the job file as written, and beside it the columns that queries need.
 
-`join_saves` keeps at most one pending job and one dead letter per slug. Its callers hold the site's lock, so
-that nobody else changes the site's rows meanwhile.
+Whoever changes a site's rows locks the site. Each drain takes the site's next fencing token, and only the
+holder of the last one may write: a node that was suspended, taken for dead and replaced changes nothing,
+wherever it wakes up. `join_saves` keeps at most one pending job and one dead letter per slug.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from psycopg.rows import dict_row
+
+from briter_worker.errors import DeclinedError, FailureCode, LockLostError
 from briter_worker.job import (
     MAX_FILE_BYTES,
     Job,
     MalformedJobError,
     encode_document,
     format_time,
-    join_paths,
+    joined_keys,
     read_document,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from briter_worker.job import Document
-    from briter_worker.queues.postgres.database import Connection
+    from briter_worker.queues.postgres.database import Connection, Database
 
+FOLDER = "040000"
+"""Mode of a folder among the files."""
 PENDING, CLAIMED, FAILED = "pending", "claimed", "failed"
+_OF_QUARANTINED_FILES = frozenset({FailureCode.MALFORMED, FailureCode.UNREADABLE})
+"""Dead letters of such failures stand for one file each, and are not joined."""
 _MAX_NAME_BYTES = 1_000  # an index entry has at most 2,700 bytes
 _MAX_BIGINT = 2**53
-_COLUMNS = "id, document, job_id, created_at, state, attempt, alone, cancelled"
-_FIELDS = (
-    "job_id, slug, document, paths, created_at, scheduled_for, next_attempt_at, attempts, failure, tried,"
-    " state"
-)
-# The state is not a parameter, so that every plan can use the partial index for it.
-_CROWDED = f"""
-SELECT {_COLUMNS} FROM (
-    SELECT *, count(*) OVER (PARTITION BY slug) AS saves FROM publications
-    WHERE site = %s AND slug = ANY(%s) AND {{condition}}
-) AS crowd WHERE saves > 1
-"""  # noqa: S608 - column names only, here and below
-_CROWDED_IN = {
-    PENDING: _CROWDED.format(condition="state = 'pending'"),
-    # A dead letter that names a quarantined file stands for that file alone.
-    FAILED: _CROWDED.format(
-        condition="state = 'failed' AND coalesce(failure, '') NOT IN ('malformed', 'unreadable')"
-    ),
-}
+COLUMNS = "id, document, job_id, created_at, state, attempt, alone, cancelled"
 _MOVE_FILES = """
 INSERT INTO files AS f (publication, path, mode, blob, base, has_base, saved_at)
 SELECT DISTINCT ON (m.newer, o.path) m.newer, o.path, o.mode, o.blob, o.base, o.has_base, o.saved_at
@@ -63,20 +54,66 @@ ON CONFLICT (publication, path) DO UPDATE SET
     has_base = f.has_base OR excluded.has_base,
     saved_at = greatest(f.saved_at, excluded.saved_at)
 """
-_MOVE_FOLDERS = """
-INSERT INTO folders AS f (publication, path, saved_at)
-SELECT m.newer, o.path, max(o.saved_at)
-FROM unnest(%(older)s::bigint[], %(newer)s::bigint[]) AS m (older, newer)
-JOIN folders o ON o.publication = m.older
-GROUP BY m.newer, o.path
-ON CONFLICT (publication, path) DO UPDATE SET saved_at = greatest(f.saved_at, excluded.saved_at)
-"""
 # A folder came with all its files: an older file below the folder was deleted before.
-_DROP_DELETED_FILES = """
-DELETE FROM files d USING folders f
+_DROP_DELETED_FILES = f"""
+DELETE FROM files d USING files f
 WHERE d.publication = ANY(%(newer)s) AND f.publication = d.publication AND d.saved_at < f.saved_at
-AND substring(d.path FROM 1 FOR length(rtrim(f.path, '/')) + 1) = rtrim(f.path, '/') || '/'
-"""
+AND d.mode <> '{FOLDER}' AND f.mode = '{FOLDER}' AND substring(d.path FROM 1 FOR length(f.path)) = f.path
+"""  # noqa: S608 - a constant
+
+
+class SiteMissingError(DeclinedError):
+    """The cluster has no site of this name."""
+
+    def __init__(self, site: str) -> None:
+        super().__init__(
+            f"there is no site {site!r}", "briter-worker site list, or briter-worker site add NAME"
+        )
+
+
+def take_site(database: Database, site: str, worker: str, now: float) -> dict[str, Any]:
+    """Take the site's next token for `worker`. Return the site's row, with the token.
+
+    Waits until the previous holder's running transaction ends. Raises LockLostError if there is no site.
+    """
+    with database.connection() as connection:
+        row = (
+            connection.cursor(row_factory=dict_row)
+            .execute(
+                "UPDATE sites SET token = token + 1, worker = %s, taken_at = %s"
+                " WHERE name = %s AND NOT removed RETURNING *",
+                (worker, now, site),
+            )
+            .fetchone()
+        )
+    if row is None:
+        raise LockLostError(f"there is no site {site} any more", "")
+    return row
+
+
+def lock_site(connection: Connection, site: str, token: int | None = None) -> None:
+    """Lock the site until the transaction ends, for producers and commands, or for the drain of a token.
+
+    Raises SiteMissingError; for a drain LockLostError, also if the token is not the site's last one.
+    """
+    row = connection.execute(
+        "SELECT token FROM sites WHERE name = %s AND NOT removed FOR NO KEY UPDATE", (site,)
+    ).fetchone()
+    if token is None:
+        if row is None:
+            raise SiteMissingError(site)
+    elif row is None:
+        raise LockLostError(f"there is no site {site} any more", "")
+    elif row[0] != token:
+        raise LockLostError(f"another worker has the site {site} now; this drain ends", "")
+
+
+@contextlib.contextmanager
+def locked(database: Database, site: str, token: int | None = None) -> Iterator[Connection]:
+    """Yield a transaction that has locked the site as `lock_site` does."""
+    with database.transaction() as connection:
+        lock_site(connection, site, token)
+        yield connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +192,7 @@ class Row:
             "created_at": job.created_at,
             "scheduled_for": job.scheduled_for or 0.0,
             "next_attempt_at": job.next_attempt_at or 0.0,
+            "quiet_until": job.quiet_until or 0.0,
             "attempts": min(job.attempts, _MAX_BIGINT),
             "failure": job.failure,
             "tried": job.dry_run_at is not None,
@@ -199,8 +237,15 @@ def is_covered(path: str, declared: Collection[str]) -> bool:
 
 def select(connection: Connection, condition: str, values: Mapping[str, object]) -> list[Row]:
     """Return the rows of a condition."""
-    records = connection.execute(f"SELECT {_COLUMNS} FROM publications WHERE {condition}", values)  # noqa: S608
+    records = connection.execute(f"SELECT {COLUMNS} FROM publications WHERE {condition}", values)  # noqa: S608
     return [Row.from_record(record) for record in records]
+
+
+def select_saves(connection: Connection, site: str, state: str, slugs: Collection[str]) -> list[Row]:
+    """Return the site's rows of these slugs in this state."""
+    # The state is not a parameter, so that every plan can use the partial index for it.
+    condition = f"site = %(site)s AND state = '{state}' AND slug = ANY(%(slugs)s)"
+    return select(connection, condition, {"site": site, "slugs": list(slugs)})
 
 
 def insert(
@@ -220,11 +265,13 @@ def insert(
 
 def update(connection: Connection, site: str, rows: Iterable[Row]) -> None:
     """Store the rows as they are now; none of them is claimed any more."""
+    records = [{"id": row.id, **row.fields(site)} for row in rows]
+    names = [name for name in records[0] if name != "id"]
     connection.execute(
-        f"UPDATE publications p SET ({_FIELDS}) = (n.{_FIELDS.replace(', ', ', n.')}),"  # noqa: S608
+        f"UPDATE publications p SET ({', '.join(names)}) = (n.{', n.'.join(names)}),"  # noqa: S608
         " attempt = 0, alone = false, cancelled = false"
         " FROM json_populate_recordset(NULL::publications, %s) n WHERE p.id = n.id",
-        (json.dumps([{"id": row.id, **row.fields(site)} for row in rows]),),
+        (json.dumps(records),),
     )
 
 
@@ -243,13 +290,9 @@ def delete(connection: Connection, ids: Sequence[int]) -> None:
 
 def delete_files(connection: Connection, publication: int, is_gone: Callable[[str], bool]) -> None:
     """Delete those files and folders of one publication whose paths are gone."""
-    for table in ("files", "folders"):
-        found = connection.execute(f"SELECT path FROM {table} WHERE publication = %s", (publication,))  # noqa: S608
-        gone = [path for (path,) in found if is_gone(decode_path(path))]
-        connection.execute(
-            f"DELETE FROM {table} WHERE publication = %s AND path = ANY(%s)",  # noqa: S608
-            (publication, gone),
-        )
+    found = connection.execute("SELECT path FROM files WHERE publication = %s", (publication,))
+    gone = [path for (path,) in found if is_gone(decode_path(path))]
+    connection.execute("DELETE FROM files WHERE publication = %s AND path = ANY(%s)", (publication, gone))
 
 
 def join_saves(connection: Connection, site: str, changed: Sequence[Row], now: float) -> None:
@@ -259,20 +302,21 @@ def join_saves(connection: Connection, site: str, changed: Sequence[Row], now: f
     """
     pairs: list[tuple[Row, Row]] = []
     for state in {row.state for row in changed}:
-        slugs = [row.job.slug for row in changed if row.state == state]
         crowds: dict[str, list[Row]] = defaultdict(list)
-        for record in connection.execute(_CROWDED_IN[state], (site, slugs)):
-            row = Row.from_record(record)
-            crowds[row.job.slug].append(row)
+        slugs = [row.job.slug for row in changed if row.state == state]
+        for row in select_saves(connection, site, state, slugs):
+            if not (state == FAILED and row.job.failure in _OF_QUARANTINED_FILES):
+                crowds[row.job.slug].append(row)
         for crowd in crowds.values():
             newest, *older = sorted(crowd, key=lambda row: row.order, reverse=True)
-            paths = join_paths(newest.job.paths, *(row.job.paths for row in older))
-            joined = newest.with_paths(paths, now)
+            has_quiet_time = newest.job.quiet_until is not None
+            keys = joined_keys(newest.job, [row.job for row in older], with_first_save=has_quiet_time)
+            joined = newest.with_keys(keys, now) if keys else newest
             pairs += [(row, joined) for row in older]
     if not pairs:
         return
     numbers = {"older": [older.id for older, _ in pairs], "newer": [newer.id for _, newer in pairs]}
-    for statement in (_MOVE_FILES, _MOVE_FOLDERS, _DROP_DELETED_FILES):
+    for statement in (_MOVE_FILES, _DROP_DELETED_FILES):
         connection.execute(statement, numbers)
     delete(connection, numbers["older"])
     update(connection, site, {newer.id: newer for _, newer in pairs}.values())

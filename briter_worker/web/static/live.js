@@ -3,15 +3,15 @@
 (() => {
   "use strict";
   const spoken = {
-    "published": "is live",
-    "nochange": "was live already",
+    "published": "is on the remote",
+    "nochange": "was on the remote already",
     "dead-lettered": "failed",
     "nopaths": "failed",
     "failed": "failed and will be retried",
     "cancelled": "was cancelled",
     "handled": "is done",
   };
-  const names = ["start", ...Object.keys(spoken), "snoozed", "superseded", "quarantined", "revived", "paused", "resumed",
+  const names = ["start", ...Object.keys(spoken), "superseded", "quarantined", "revived", "paused", "resumed",
     "worker-started", "worker-stopped", "warning", "condition", "snapshot", "status"];
   const live = () => document.getElementById("live");
   let timer = 0;
@@ -59,25 +59,70 @@
     badge.firstChild.textContent = status.jobs.failed;
   }
 
+  // Whether a form on the page has something that a reload would take away.
+  function isHalfFilled() {
+    return [...document.querySelectorAll("main form")].some((form) => form.closest("details[open]")
+      || [...form.querySelectorAll("input:not([type=hidden])")].some((each) => each.value !== each.defaultValue));
+  }
+
+  function reload(delay) {
+    setTimeout(() => {
+      if (isHalfFilled()) reload(Math.min(2 * delay, 60000));
+      else window.location.reload();
+    }, delay);
+  }
+
+  // Fixes can be copied; times that are relative go on, and each says what it is for the visitor and in UTC.
+  function dress() {
+    for (const code of document.querySelectorAll("code[data-copy]:not([data-done])")) {
+      const button = document.createElement("button");
+      code.dataset.done = "";
+      button.type = "button";
+      button.className = "plain copy";
+      button.textContent = "Copy";
+      button.addEventListener("click", () => {
+        window.getSelection().selectAllChildren(code);
+        if (navigator.clipboard) navigator.clipboard.writeText(code.textContent).then(() => say("Copied."));
+        button.textContent = navigator.clipboard ? "Copied" : "Selected";
+      });
+      code.after(" ", button);
+    }
+    for (const time of document.querySelectorAll("time[datetime]")) {
+      const at = new Date(time.dateTime);
+      time.title = `${at.toLocaleString("en-GB")} for you, ${at.toUTCString()}`;
+      if (time.hasAttribute("data-ago")) time.textContent = relative((Date.now() - at) / 1000);
+    }
+  }
+
+  function relative(passed) {
+    const units = [["days", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+    const [unit, size] = units.find(([name, each]) => Math.abs(passed) >= (name === "s" ? 1 : 2 * each) || name === "s");
+    const number = Math.round(Math.abs(passed) / size);
+    if (!number) return "now";
+    return passed > 0 ? `${number} ${unit} ago` : `in ${number} ${unit}`;
+  }
+
+  let wait = 1000;
   function open() {
     const source = new EventSource(document.getElementById("main").dataset.events);
-    source.onopen = () => show("live");
+    source.onopen = () => {
+      wait = 1000;
+      show("live");
+    };
     source.onerror = () => {
       show("not connected");
+      if (source.readyState !== EventSource.CLOSED) return;
       // Signed out, or the dashboard has stopped: the reloaded page shows which.
-      if (source.readyState === EventSource.CLOSED) setTimeout(() => window.location.reload(), 5000);
+      wait = Math.min(2 * wait, 60000);
+      reload(wait);
     };
-    let first = true;
     for (const name of names) {
       source.addEventListener(name, (event) => {
         let data = {};
         try { data = JSON.parse(event.data); } catch { return; }
         if (name === "snapshot" || name === "status") count(data);
         if (spoken[name] && data.slug) say(`${data.slug} ${spoken[name]}.`);
-        // Equal revisions: nothing changed between loading the page and opening the stream.
-        const same = first && `${data.revision}-${data.latest}` === document.getElementById("main").dataset.seen;
-        if (!same) soon();
-        first = false;
+        soon();
       });
     }
     return source;
@@ -135,6 +180,7 @@
       focus: focused(part),
     };
   });
+  document.addEventListener("htmx:afterSwap", dress);
   document.addEventListener("htmx:afterSwap", () => {
     if (!kept) return;
     for (const id of kept.open) {
@@ -151,5 +197,7 @@
   // Signed out meanwhile: the answer is the sign-in page, which has no live part.
   document.addEventListener("htmx:responseError", () => show("not connected"));
 
+  dress();
+  setInterval(dress, 5000);
   listen();
 })();

@@ -1,0 +1,447 @@
+"""What jobs carry where the publisher cannot read the CMS's work tree: gather it, and publish from it.
+
+A producer gathers the files that a job declares. Where its folder has a git repository, the payload says
+which version of each file its author started from, and leaves out what git ignores.
+
+A node writes a batch's files into a temporary work tree and stages them like the CMS's own, with the branch's
+`.gitattributes` and `.gitignore`. Where several jobs bring one path, the version saved last counts, whichever
+job brought it: in the CMS's work tree, too, a file is there once.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside, parents
+from briter_worker.errors import Failure, FailureCode, PublishError, UnavailableError, UsageError
+from briter_worker.git.folders import Folders, Staged, Tree, check_size, read_pieces, read_tree
+from briter_worker.git.merge import Base
+from briter_worker.git.push import blob_id
+from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
+from briter_worker.git.run import Git
+from briter_worker.git.staging import IGNORED, ignored_paths, sparse_paths
+from briter_worker.git.work_tree import BlockedError, WorkTree
+from briter_worker.ports import BaseVersion, Payload, SubmittedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from briter_worker.git.push import File
+    from briter_worker.git.staging import Staging
+    from briter_worker.ports import BaseVersions, Payloads, Request
+
+_GIT_TIMEOUT_S = 60.0
+_ANY_SIZE = 2**63
+_SHA1 = "0" * 40
+"""Jobs name their contents by SHA-1."""
+_RULES = (".gitattributes", ".gitignore")
+_UNKNOWN = 0.0
+"""Time of saving of a folder in which nothing was left."""
+
+
+class GatherError(UsageError, ValueError):
+    """Report files that cannot be sent as they are."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The payload of a new job. Contents stay in their files until they are asked for."""
+
+    root: Path
+    paths: tuple[str, ...]
+    """The paths to declare: without those that are left out."""
+    payload: Payload
+    left_out: Mapping[str, str]
+    """Reasons for the paths that are not sent."""
+    missing: tuple[str, ...]
+    """Declared paths where nothing is, nor was in the version that the author started from."""
+    sources: Mapping[str, str]
+    """A file for each blob."""
+
+    def content(self, blob: str) -> bytes:
+        """Return the content as it is by now: compare it with its id."""
+        with _opened(self.root) as folders, folders.file(self.sources[blob]) as fd:
+            return b"".join(read_pieces(fd, _ANY_SIZE))
+
+
+def gather(
+    root: Path, paths: Sequence[str], *, allowlist: Allowlist, max_bytes: int, saved_at: float
+) -> Gathered:
+    """Return everything below `root` that these paths declare.
+
+    Raises GatherError for what cannot be sent as a whole, and OSError for what cannot be read.
+    """
+    found = Staged()
+    try:
+        with _opened(root) as folders:
+            for path in paths:
+                found.expand(folders, allowlist, path)
+            history = _read_history(root, set(found.places.values()), found.files)
+            found.compare(history.tree, allowlist)
+            files = [path for path in found.files if path not in history.ignored]
+            read = {path: _read(folders, path, max_bytes) for path in files}
+    except PublishError as error:
+        raise GatherError(error.message, error.fix) from error
+    # What the allowlist refuses is declared all the same: the worker refuses and logs it.
+    refused = found.rejected.keys() & {*found.places, *found.closed}
+    left_out = {found.places.get(each, each): found.rejected[each] for each in refused}
+    declared = dict.fromkeys(found.places.get(each, each) for each in paths)
+    left_out |= dict.fromkeys(history.ignored & declared.keys(), IGNORED)
+    # Absent paths are sent as deleted, also unknown ones: another copy may have them.
+    gone = {
+        path: None
+        for path in (*found.absent, *found.gone)
+        if not any(is_inside(path, each) for each in history.sparse)
+    }
+    files_sent = [history.submit(path, *each, saved_at) for path, each in read.items()]
+    files_sent += [history.submit(path, "", None, saved_at) for path in gone]
+    stays = (*found.closed, *history.sparse)
+    whole = [each for each in found.folders if not any(is_inside(each, path) for path in stays)]
+    return Gathered(
+        root,
+        tuple(path for path in declared if path not in left_out),
+        Payload(tuple(files_sent), tuple(whole)),
+        left_out,
+        tuple(path for path in found.missing if history.has_git),
+        {blob: path for path, (_, blob) in read.items()},
+    )
+
+
+@dataclass(slots=True)
+class _History:
+    """What the folder's git knows of some paths; nothing where it has no git."""
+
+    has_git: bool = False
+    tree: Tree = field(default_factory=lambda: Tree({}))
+    """The version that the author started from."""
+    sparse: set[str] = field(default_factory=set)
+    """Paths that a sparse checkout leaves out: nobody deleted them."""
+    ignored: set[str] = field(default_factory=set)
+
+    def base(self, path: str) -> str | None:
+        entry = self.tree.get(path)
+        return None if entry is None or entry.mode in (FOLDER, SUBMODULE) else entry.blob
+
+    def submit(self, path: str, mode: str, blob: str | None, saved_at: float) -> SubmittedFile:
+        return SubmittedFile(path, mode, blob, saved_at, self.base(path), self.has_git)
+
+
+def _read_history(root: Path, places: set[str], files: Iterable[str]) -> _History:
+    if not (root / ".git").exists():
+        return _History()
+    history = _History(has_git=True)
+    git = Git(root, remote="origin", timeout=_GIT_TIMEOUT_S)
+    try:
+        history.sparse = sparse_paths(git, places)
+        if places and git.attempt("rev-parse", "--verify", "--quiet", "HEAD")[0] == 0:
+            history.tree = Tree(read_tree(Repository(git, branch="", remote="origin"), "HEAD", places))
+        history.ignored = ignored_paths(git, [path for path in files if history.tree.get(path) is None])
+    finally:
+        git.close()
+    return history
+
+
+def _read(folders: Folders, path: str, max_bytes: int) -> tuple[str, str]:
+    """Return mode and blob of the file."""
+    with folders.file(path) as fd:
+        status = os.fstat(fd)
+        check_size(path, status.st_size, max_bytes)
+        content = b"".join(read_pieces(fd, status.st_size + 1))
+    mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
+    return mode, blob_id(content, like=_SHA1)
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[Folders]:
+    folders = Folders(root)
+    try:
+        yield folders
+    except PathRefusedError as refused:
+        raise GatherError(f"a file cannot be sent: {refused.reason}") from None
+    finally:
+        folders.close()
+
+
+def write_files(
+    root: Path, allowlist: Allowlist, payloads: Payloads, files: Iterable[SubmittedFile]
+) -> dict[str, str]:
+    """Write submitted files below `root`, oldest save first, where the CMS has not changed them since.
+
+    Return the reason for each path that was not written.
+    """
+    kept: dict[str, str] = {}
+    allowed: list[SubmittedFile] = []
+    for file in sorted(files, key=lambda file: file.saved_at):
+        try:
+            allowed.append(file._replace(path=allowlist.resolve(file.path)))
+        except PathRefusedError as refused:
+            kept[file.path] = refused.reason
+    history = _read_history(root, {file.path for file in allowed}, ())
+    expected = {file.path: {None, history.base(file.path)} for file in allowed}
+    with tempfile.TemporaryDirectory() as aside, closing(WorkTree(root, Path(aside, "journal"))) as work_tree:
+        for file in allowed:
+            path, content = file.path, Path(aside, "content")
+            kept.pop(path, None)
+            if file.has_base:
+                expected[path].add(file.base)
+            try:
+                status, here = work_tree.read(path, id_length=len(_SHA1))
+                is_done = here in {*expected[path], file.blob}
+                if is_done and here != file.blob and file.blob is not None:
+                    content.write_bytes(payloads.content(file.blob))
+                    is_executable = file.mode == "100755"
+                    new = work_tree.copy_beside(path, content, executable=is_executable, like=status)
+                    is_done = work_tree.put(new, path, status)
+                elif is_done and status is not None and here != file.blob:
+                    is_done = work_tree.remove(path, status)
+            except BlockedError as error:
+                kept[path] = str(error.strerror)
+                continue
+            if is_done:
+                expected[path].add(file.blob)
+            else:
+                kept[path] = "it was changed here since; what is here will be published"
+    return kept
+
+
+class SubmittedCopies:
+    """The copies of a cluster's authors: nothing follows the remote."""
+
+    def __init__(self, staging: Staging, payloads: Payloads, store: BaseVersions) -> None:
+        self._repository = staging.repository
+        self._payloads = payloads
+        self._store = store
+        self._allowlist = staging.allowlist
+        self._staging = staging
+        self._newest = _Newest({})
+
+    def stage(
+        self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
+    ) -> dict[str, Staged]:
+        """Return what each request changes on `tip`, by its key."""
+        payloads = self._payloads.of([request.key for request in requests])
+        self._newest = _Newest(payloads)
+        git = self._repository.git
+        try:
+            with tempfile.TemporaryDirectory(prefix="worktree-", dir=git.state_dir) as folder:
+                unsound = self._write_files(Path(folder))
+                self._write_rules(Path(folder), tip, requests)
+                with git.in_worktree(Path(folder)):
+                    staged = self._staging.stage(requests, tip=tip, scheduled=scheduled)
+        except UnavailableError:
+            raise
+        except OSError as error:
+            raise PublishError.from_os("the posts' files cannot be written", error) from error
+        paths = {path for each in staged.values() for path in each.changes}
+        paths |= self._newest.files.keys()
+        published = self._payloads.published(paths)
+        known = published.keys() | self._store.bases(paths).keys()
+        for key, each in staged.items():
+            self._judge(each, payloads.get(key, Payload()), unsound, published, known)
+        return staged
+
+    def _write_files(self, root: Path) -> dict[str, str]:
+        """Write the files; return the reason for each path whose content is not what was saved."""
+        unsound = {}
+        for file in self._newest.present():
+            # What was saved later may be a file where this has a folder, or the other way round.
+            with suppress(PathRefusedError, FileExistsError, NotADirectoryError):
+                path = root / self._allowlist.resolve(file.path)
+                self._repository.git.check_running()
+                try:
+                    content = self._payloads.content(str(file.blob))
+                except LookupError:
+                    content = b""
+                if blob_id(content, like=str(file.blob)) != file.blob:
+                    unsound[file.path] = f"the content of {file.path} is not what was saved"
+                    continue
+                _write_new(path, content)
+                path.chmod(0o755 if file.mode == "100755" else 0o644)
+        return unsound
+
+    def _write_rules(self, root: Path, tip: str, requests: Sequence[Request]) -> None:
+        """Write the rule files along the folders, unless the CMS changed or removed them."""
+        folders = {""}
+        for path in (*self._newest.files, *(path for request in requests for path in request.paths)):
+            with suppress(PathRefusedError):
+                folders.update(parents(f"{self._allowlist.resolve(path)}/"))
+        rules = {f"{folder}/{name}".lstrip("/") for folder in folders for name in _RULES}
+        # Asked together with what staging asks for next: the repository remembers it.
+        found = {
+            path: entry.blob
+            for path, entry in self._repository.entries(tip, rules | folders - {""}).items()
+            if path in rules
+            and entry.mode in ("100644", "100755")
+            and (path.endswith(".gitattributes") or self._newest.gone_at(path) is None)
+        }
+        contents = self._repository.blobs(found.values()) if found else []
+        for path, content in zip(found, contents, strict=True):
+            with suppress(FileExistsError, NotADirectoryError):
+                _write_new(root / path, content)
+
+    def _judge(
+        self,
+        staged: Staged,
+        payload: Payload,
+        unsound: Mapping[str, str],
+        published: Mapping[str, float],
+        known: Collection[str],
+    ) -> None:
+        """Leave out what nobody saved; name what the payload brings and the tip has already."""
+        if broken := next((file.path for file in payload.files if file.path in unsound), None):
+            staged.failure = Failure(FailureCode.INTERNAL, unsound[broken], "save the post again")
+            staged.changes = {}
+            return
+        for file in payload.files:
+            try:
+                self._allowlist.resolve(file.path)
+            except PathRefusedError as refusal:
+                staged.rejected.setdefault(file.path, refusal.reason)
+        left = staged.rejected.keys() | staged.changes.keys() | staged.withheld.keys()
+        staged.changes = {
+            path: each
+            for path, each in staged.changes.items()
+            if self._is_wanted(path, each, published, known)
+        }
+        staged.unchanged = {
+            file.path: file.blob
+            for file in payload.files
+            if file.path not in left
+            and self._newest.files[file.path].blob == file.blob
+            and file.saved_at >= published.get(file.path, file.saved_at)
+        }
+
+    def _is_wanted(
+        self, path: str, change: File | None, published: Mapping[str, float], known: Collection[str]
+    ) -> bool:
+        """Return False for what nobody saved, and for what is older than the published version."""
+        own = self._newest.files.get(path)
+        saved_at = self._newest.gone_at(path)
+        if change is not None and own is not None:
+            saved_at = own.saved_at
+        if saved_at is None:
+            return False
+        if change is None and path not in known and self._newest.was_never_there(path):
+            return False  # a colleague has added it to the branch
+        return saved_at == _UNKNOWN or saved_at >= published.get(path, saved_at)
+
+    def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
+        """Return what came with the jobs, or what is remembered of earlier publications."""
+        known = self._store.bases(paths)
+        own = {path: self._newest.files[path] for path in paths if path in self._newest.files}
+        submitted = {path: file.base for path, file in own.items() if file.has_base}
+        found = {path: Base(base) for path, base in submitted.items()}
+        entries = self._repository.entries(tip, known.keys() & submitted.keys())
+        for path, version in known.items():
+            # The remembered version is what the copy was published as. Where the copy has seen what the
+            # remote has now, that is newer.
+            if path not in entries or submitted[path] != entries[path].blob:
+                found[path] = Base(version.blob)
+        return found
+
+    def read(self, blob: str) -> bytes:
+        """Return the content of a blob; of a base version, the database may have the only one."""
+        with suppress(LookupError):
+            return self._payloads.content(blob)
+        try:
+            return self._repository.blob(blob)
+        except PublishError as error:
+            if error.code is FailureCode.CORRUPT:
+                raise LookupError(blob) from error
+            raise
+
+    def sync(self, tip: str, blobs: Mapping[str, str | None]) -> None:
+        """Remember what the authors' copies are: their next saves are edits of that.
+
+        Raises UnavailableError: nothing of this may be acknowledged before it is remembered.
+        """
+        if not blobs:
+            return
+        try:
+            entries = self._repository.entries(tip, blobs.keys())
+        except PublishError:  # the clone is damaged or gone: then every version is kept
+            entries = {}
+        contents: dict[str, bytes] = {}
+        for path, blob in blobs.items():
+            entry = entries.get(path)
+            if blob is not None and (entry is None or entry.blob != blob):  # merged on its way
+                with suppress(LookupError):
+                    contents[blob] = self._payloads.content(blob)
+        self._store.remember({path: BaseVersion(blob) for path, blob in blobs.items()}, contents)
+
+    def catch_up(self) -> None:
+        """Do nothing: what is remembered is never late."""
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as file:
+        file.write(content)
+
+
+class _Snapshot(NamedTuple):
+    """All that was below a folder when it was saved."""
+
+    folder: str
+    saved_at: float
+    paths: frozenset[str]
+    names_deletions: bool
+    """The CMS's own git knows what was there, so that the job names each deleted file."""
+
+
+def _saved_at(each: SubmittedFile | _Snapshot) -> float:
+    return each.saved_at
+
+
+def _snapshot(folder: str, payload: Payload) -> _Snapshot:
+    folder = folder.rstrip("/")
+    below = [file for file in payload.files if file.path.startswith(f"{folder}/")]
+    saved_at = max((file.saved_at for file in below or payload.files), default=_UNKNOWN)
+    present = frozenset(file.path for file in below if file.blob is not None)
+    return _Snapshot(folder, saved_at, present, any(file.has_base for file in payload.files))
+
+
+class _Newest:
+    """Of all that a batch's jobs brought, the version of each path saved last."""
+
+    def __init__(self, payloads: Mapping[str, Payload]) -> None:
+        files = sorted((file for each in payloads.values() for file in each.files), key=_saved_at)
+        self.files = {file.path: file for file in files}
+        folders = [_snapshot(folder, each) for each in payloads.values() for folder in each.folders]
+        folders += [  # what was deleted may have been a folder
+            _Snapshot(file.path, file.saved_at, frozenset(), file.has_base)
+            for file in self.files.values()
+            if file.blob is None
+        ]
+        self._snapshots = {each.folder: each for each in sorted(folders, key=_saved_at)}
+
+    def present(self) -> list[SubmittedFile]:
+        """Return the files that are there, newest first."""
+        there = (file for file in self.files.values() if file.blob is not None)
+        found = [file for file in there if (self.gone_at(file.path) or _UNKNOWN) <= file.saved_at]
+        return sorted(found, key=_saved_at, reverse=True)
+
+    def gone_at(self, path: str) -> float | None:
+        """Return when the path was last seen to be absent; None if it never was."""
+        times = [snapshot.saved_at for snapshot in self._lacking(path)]
+        own = self.files.get(path)
+        if own is not None and own.blob is None:
+            times.append(own.saved_at)
+        return max(times, default=None)
+
+    def was_never_there(self, path: str) -> bool:
+        """Return True if the CMS's copy of a folder lacks the path and did not lose it."""
+        above = list(self._lacking(path))
+        return path not in self.files and bool(above) and all(each.names_deletions for each in above)
+
+    def _lacking(self, path: str) -> Iterator[_Snapshot]:
+        for folder in parents(path):
+            snapshot = self._snapshots.get(folder)
+            if snapshot is not None and path not in snapshot.paths:
+                yield snapshot

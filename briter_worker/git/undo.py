@@ -1,0 +1,201 @@
+"""Bring the files of a post back to an earlier version, and show what a publication changed.
+
+An undo is an edit as the CMS makes one: the files change in the work tree, and a job publishes them. So a
+worker may run meanwhile. Neither the index nor a ref changes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+import filelock
+
+from briter_worker.allowlist import PathRefusedError
+from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.git.checkout import Checkout
+from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
+from briter_worker.git.work_tree import WorkTree
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from briter_worker.allowlist import Allowlist
+    from briter_worker.git.repository import Entry, Repository
+    from briter_worker.git.run import Git
+
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_NAMED = 10
+_LOCK_TIMEOUT_S = 30.0
+_Versions = dict[str, "Entry | None"]
+_Stats = dict[str, os.stat_result | None]
+
+
+def difference(repository: Repository, commit: str) -> str:
+    """Return what a publication changed, as git shows it. Raises DeclinedError for an unknown commit."""
+    _check_published(repository, commit)
+    command = ("-c", "core.quotePath=false", "diff-tree", "--no-commit-id", "--patch-with-stat", "-M")
+    options = ("--no-ext-diff", "--no-textconv", commit, "--")
+    out = repository.git.run(*command, *options, what="the differences could not be read")
+    return out.decode(errors="replace")
+
+
+def restore(
+    repository: Repository, allowlist: Allowlist, commits: Sequence[str], to: str | None = None
+) -> list[str]:
+    """Bring the files to their version before the last publication, or at `to`; return the paths.
+
+    `commits` are the post's publications, newest first. A file that is neither as published nor restored
+    already is the CMS's edit. Raises DeclinedError and UsageError, with nothing changed.
+    """
+    repository.check()
+    last, tip = commits[0], _check_published(repository, commits[0])
+    goal = _find_goal(repository, to, tip) if to else _rev_parse(repository, f"{last}^")
+    if goal is None:
+        text = f"nothing was on the branch before the publication {last[:10]}"
+        raise DeclinedError(text, "git fetch --unshallow if the clone is shallow; else delete the files")
+    paths = _changed_paths(repository, commits, goal)
+    wanted, now = _versions(repository, goal, paths), _versions(repository, tip, paths)
+    if all(wanted[path] == now[path] for path in paths):
+        raise DeclinedError(
+            f"the remote has the version of {goal[:10]} already", "choose another version: --to COMMIT"
+        )
+    for path in paths:
+        try:
+            allowlist.resolve(path)
+        except PathRefusedError as refused:
+            fix = "allow the path (BRITER_ALLOWED_PATHS), or restore it with git"
+            raise DeclinedError(f"{path} may not be published now: {refused.reason}", fix) from None
+    published = _versions(repository, last, paths)
+    # What only the remote has changed since is dropped on request alone.
+    known = (wanted, published, now) if to else (wanted, published)
+    folder = repository.git.state_dir
+    with (
+        filelock.FileLock(folder / "undo.lock", timeout=_LOCK_TIMEOUT_S),
+        closing(WorkTree(cast("Path", repository.git.worktree), folder / "undo-files")) as work_tree,
+    ):
+        _put_files(repository, work_tree, paths, known)
+    return paths
+
+
+def _check_published(repository: Repository, commit: str) -> str:
+    """Return the remote's tip as last seen. Raises DeclinedError if the publication is not part of it."""
+    tip = repository.ref(repository.pushed_ref) or repository.ref(repository.tracking_ref)
+    if tip is None or not _COMMIT.fullmatch(commit) or not repository.is_ancestor(commit, tip):
+        text = f"the publication {commit[:10]} is not on {repository.branch} of {repository.remote}"
+        raise DeclinedError(text, f"git fetch {repository.remote}; or save the post again")
+    return tip
+
+
+def _find_goal(repository: Repository, to: str, tip: str) -> str:
+    commit = _rev_parse(repository, to)
+    if commit is None or not repository.is_ancestor(commit, tip):
+        raise UsageError(
+            f"--to is {to!r}, which is no commit of {repository.branch} that this repository knows",
+            f"choose one of: git log {repository.remote}/{repository.branch}",
+        )
+    return commit
+
+
+def _rev_parse(repository: Repository, revision: str) -> str | None:
+    command = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    out = repository.git.attempt(*command)[1].decode().strip()
+    return out if _COMMIT.fullmatch(out) else None
+
+
+def _changed_paths(repository: Repository, commits: Sequence[str], goal: str) -> list[str]:
+    """Return the paths that the last publication changed, and those of earlier ones since `goal`."""
+    since = set(repository.git.run("rev-list", f"{goal}..{commits[0]}", "--").decode().split())
+    stdin = "".join(f"{each}\n" for each in commits if each in since or each == commits[0])
+    command = ("diff-tree", "--stdin", "-r", "-z", "--name-only", "--no-renames", "--no-commit-id")
+    out = repository.git.run(*command, stdin=stdin.encode())
+    return sorted({*os.fsdecode(out).split("\0")} - {""})
+
+
+def _versions(repository: Repository, commit: str, paths: Collection[str]) -> _Versions:
+    entries = repository.entries(commit, paths)
+    if special := [path for path, entry in entries.items() if entry.mode in (FOLDER, LINK, SUBMODULE)]:
+        raise DeclinedError(f"{special[0]} is no file in {commit[:10]}", "restore it with git")
+    return {path: entries.get(path) for path in paths}
+
+
+def _put_files(
+    repository: Repository, work_tree: WorkTree, paths: Collection[str], known: Sequence[_Versions]
+) -> None:
+    """Bring all files, or none, to the first of the known versions. Raises DeclinedError for an edit."""
+    work_tree.clear_temporary()  # of an undo that was killed
+    found, stats = _compare(repository, work_tree, paths, known)
+    wanted = {path: known[0][path] for path in paths if known[0][path] != found[path]}
+    done: list[str] = []
+    try:
+        _write(repository.git, work_tree, wanted, stats, done)
+    except BaseException:
+        before = {path: found[path] for path in done}
+        stats = {path: work_tree.read(path, id_length=0)[0] for path in done}
+        _write(repository.git, work_tree, before, stats, [])
+        raise
+
+
+def _compare(
+    repository: Repository, work_tree: WorkTree, paths: Collection[str], known: Sequence[_Versions]
+) -> tuple[_Versions, _Stats]:
+    """Return which known version each file has, and its status."""
+    versions = {path: {_blob(each[path]): each[path] for each in known} for path in paths}
+    stats: _Stats = {}
+    blobs: dict[str, str | None] = {}
+    length = len(str(repository.ref(repository.branch_ref)))
+    for path in paths:
+        try:
+            stats[path], blobs[path] = work_tree.read(path, id_length=length)
+        except OSError as error:
+            raise _edited([path]) from error
+    # Git may convert a file on its way in.
+    others = [path for path, blob in blobs.items() if blob and blob not in versions[path]]
+    checkout = Checkout(repository, lambda _text, _fix: None)
+    blobs.update(zip(others, checkout.hash_files(others), strict=True))
+    if edited := [path for path, blob in blobs.items() if blob not in versions[path]]:
+        raise _edited(edited)
+    return {path: versions[path][blob] for path, blob in blobs.items()}, stats
+
+
+def _write(git: Git, work_tree: WorkTree, files: _Versions, stats: _Stats, done: list[str]) -> None:
+    """Replace the files, removals first: a file may take a folder's place. `done` names the replaced ones."""
+    copies = {}
+    for path, entry in files.items():
+        if entry is None:
+            continue
+        with tempfile.NamedTemporaryFile(dir=git.state_dir, prefix="index-undo-") as content:
+            command = ("cat-file", "--filters", f"--path={path}", entry.blob)
+            with git.open(*command, what=f"{path} could not be read") as process:
+                shutil.copyfileobj(cast("IO[bytes]", process.stdout), content)
+            content.flush()
+            is_executable = entry.mode == "100755"
+            copies[path] = work_tree.copy_beside(
+                path, Path(content.name), executable=is_executable, like=stats[path]
+            )
+    for path in sorted(files, key=lambda path: path in copies):
+        stat = stats[path]
+        if path in copies:
+            is_done = work_tree.put(copies[path], path, stat)
+        else:
+            is_done = stat is None or work_tree.remove(path, stat)
+        if not is_done:
+            raise _edited([path])
+        done.append(path)
+
+
+def _edited(paths: Sequence[str]) -> DeclinedError:
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return DeclinedError(
+        f"{', '.join(paths[:_NAMED])}{more} changed since the publication; nothing was changed",
+        "save the post to publish the changes, then undo; a change of the remote alone: undo --to COMMIT",
+    )
+
+
+def _blob(entry: Entry | None) -> str | None:
+    return entry.blob if entry else None

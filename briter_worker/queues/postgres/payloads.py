@@ -1,0 +1,264 @@
+"""What jobs carry: their files and folders, and each content once, by the id that git gives its blob.
+
+Producers store jobs with what they carry. The garbage collection deletes a content when no job and no base
+version needs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
+
+from briter_worker.job import NO_QUIET_TIME, MalformedJobError, format_time
+from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
+from briter_worker.queues.postgres.rows import (
+    FOLDER,
+    PENDING,
+    Row,
+    decode_path,
+    encode_path,
+    insert,
+    join_saves,
+    lock_site,
+    path_field,
+    select_saves,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from briter_worker.job import Job, QuietTime
+    from briter_worker.queues.postgres.database import Connection, Database
+
+_MAX_PATH_BYTES = 2_000  # an index entry has at most 2,700 bytes
+_COLLECTED_AT_ONCE = 500
+# The lock keeps the garbage collection away from the known blobs.
+_LOCK_KNOWN_BLOBS = "SELECT blob FROM blobs WHERE blob = ANY(%s) ORDER BY blob FOR KEY SHARE"
+# A blob that another producer has inserted meanwhile is locked like a known one.
+_INSERT_BLOB = """
+INSERT INTO blobs (blob, content) VALUES (%s, %b) ON CONFLICT (blob) DO UPDATE SET content = blobs.content
+"""
+_IS_UNUSED = """
+NOT EXISTS (SELECT FROM files f WHERE f.blob = b.blob)
+AND NOT EXISTS (SELECT FROM base_versions v WHERE v.kept = b.blob)
+"""
+_LOCK_UNUSED_BLOBS = f"""
+SELECT blob FROM blobs b WHERE {_IS_UNUSED} ORDER BY blob LIMIT %s FOR UPDATE SKIP LOCKED
+"""  # noqa: S608 - constants only, here and below
+_DELETE_BLOBS = f"DELETE FROM blobs b WHERE blob = ANY(%s) AND {_IS_UNUSED}"  # noqa: S608
+_READ_PAYLOADS = """
+SELECT publication, path, mode, blob, saved_at, base, has_base FROM files WHERE publication = ANY(%s)
+ORDER BY publication, path
+"""
+_REMEMBER = """
+INSERT INTO base_versions (site, path, base, conflict, kept) VALUES (%s, %s, %s, %s, %s)
+ON CONFLICT (site, path) DO UPDATE
+SET base = excluded.base, conflict = excluded.conflict, kept = excluded.kept
+"""
+
+
+class ContentChangedError(Exception):
+    """A file changed while it was read, so that its content does not match its blob id. Read it again."""
+
+    def __init__(self, blob: str) -> None:
+        super().__init__(f"a file changed while it was read: its content is not {blob} any more")
+
+
+class PayloadSource(NamedTuple):
+    """The payload of a new job, and what returns the content of a blob."""
+
+    payload: Payload
+    content: Callable[[str], bytes]
+
+    @classmethod
+    def of(
+        cls, files: Mapping[str, bytes | None], *, saved_at: float, folders: Sequence[str] = ()
+    ) -> PayloadSource:
+        """Return the source of files with these contents; None: the file was deleted."""
+        contents = {blob_id(content): content for content in files.values() if content is not None}
+        submitted = tuple(
+            SubmittedFile(path, "", None, saved_at)
+            if content is None
+            else SubmittedFile(path, "100644", blob_id(content), saved_at)
+            for path, content in files.items()
+        )
+        return cls(Payload(submitted, tuple(folders)), contents.__getitem__)
+
+
+def blob_id(content: bytes) -> str:
+    """Return the id that git gives a blob of this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def submit(
+    connection: Connection,
+    site: str,
+    document: Mapping[str, Any],
+    source: PayloadSource | None = None,
+    *,
+    now: float,
+    quiet: QuietTime = NO_QUIET_TIME,
+) -> Job:
+    """Store a job with its files, in the caller's transaction. Wake the site after the commit.
+
+    The newest `createdAt` of a slug wins, in whatever order they are stored. A job without an id gets one.
+    To submit the same job again, after an error in the commit, does no harm.
+
+    Raises MalformedJobError, UnreadableJobError, ContentChangedError and SiteMissingError.
+    """
+    source = source or PayloadSource.of({}, saved_at=now)
+    row = Row.from_document(document, name=uuid4().hex, now=now)
+    _check_paths(source.payload)
+    # Before the site is locked: large contents take long, and whoever locks both does so in this order.
+    store_blobs(connection, source)
+    lock_site(connection, site)
+    if quiet.after_save and not row.job.attempts:
+        earlier = [each.job for each in select_saves(connection, site, PENDING, [row.job.slug])]
+        job = quiet.apply(row.job, now, *earlier)
+        times = {"firstSavedAt": job.first_saved_at, "quietUntil": job.quiet_until}
+        row = row.with_keys({key: format_time(at) for key, at in times.items() if at is not None}, now)
+    (number,) = insert(connection, "publications", [row.fields(site)], "id")
+    insert(connection, "files", _records(number, source.payload, row.job.created_at))
+    join_saves(connection, site, [row], now)
+    return row.job
+
+
+def _check_paths(payload: Payload) -> None:
+    paths = [file.path for file in payload.files]
+    if len(set(paths)) != len(paths):
+        raise MalformedJobError("a path is submitted twice")
+    for path in (*paths, *payload.folders):
+        if len(encode_path(path)) > _MAX_PATH_BYTES or "\0" in path:
+            raise MalformedJobError(f"the path {path[:40]}… has a NUL, or more than {_MAX_PATH_BYTES} bytes")
+
+
+def _records(publication: int, payload: Payload, created_at: float) -> list[dict[str, object]]:
+    files = list(payload.files)
+    for below in dict.fromkeys(f"{folder.rstrip('/')}/" for folder in payload.folders):
+        times = [file.saved_at for file in payload.files if file.path.startswith(below)]
+        # An older file that is not among these was not in the folder any more.
+        files.append(SubmittedFile(below, FOLDER, None, min(times, default=created_at)))
+    return [{**file._asdict(), "publication": publication, "path": path_field(file.path)} for file in files]
+
+
+def store_blobs(connection: Connection, source: PayloadSource) -> None:
+    """Store the contents; they stay at least until the transaction ends. Raises ContentChangedError."""
+    wanted = sorted({file.blob for file in source.payload.files if file.blob is not None})
+    if not wanted:
+        return
+    known = {blob for (blob,) in connection.execute(_LOCK_KNOWN_BLOBS, (wanted,))}
+    # In one order, so that two producers never wait for each other in a circle.
+    for blob in wanted:
+        if blob not in known:
+            content = source.content(blob)
+            if blob_id(content) != blob:
+                raise ContentChangedError(blob)
+            connection.execute(_INSERT_BLOB, (blob, content))
+
+
+def collect_blobs(database: Database) -> int:
+    """Delete the blobs that no job and no base version needs; return how many.
+
+    A blob that a producer is about to use is locked, and stays.
+    """
+    collected = 0
+    while True:
+        with database.transaction() as connection:
+            locked = [blob for (blob,) in connection.execute(_LOCK_UNUSED_BLOBS, (_COLLECTED_AT_ONCE,))]
+            # A second statement, because the first does not see what was committed before it had the locks.
+            deleted = connection.execute(_DELETE_BLOBS, (locked,)).rowcount
+        collected += deleted
+        if not deleted:
+            return collected
+
+
+class PostgresPayloads:
+    """Implements `ports.Payloads` for one site."""
+
+    def __init__(self, database: Database, site: str) -> None:
+        self._database = database
+        self._site = site
+
+    def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
+        """Return the payload of each claim, by key."""
+        ids = [int(key) for key in keys]
+        files: dict[int, list[SubmittedFile]] = defaultdict(list)
+        folders: dict[int, list[str]] = defaultdict(list)
+        with self._database.connection() as connection:
+            for number, path, mode, *rest in connection.execute(_READ_PAYLOADS, (ids,)):
+                if mode == FOLDER:
+                    folders[number].append(decode_path(path))
+                else:
+                    files[number].append(SubmittedFile(decode_path(path), mode, *rest))
+        return {str(number): Payload(tuple(files[number]), tuple(folders[number])) for number in ids}
+
+    def content(self, blob: str) -> bytes:
+        """Return the content of a blob. Raises LookupError if the database does not have the blob."""
+        with self._database.connection() as connection:
+            cursor = connection.cursor(binary=True)
+            row = cursor.execute("SELECT content FROM blobs WHERE blob = %s", (blob,)).fetchone()
+        if row is None:
+            raise LookupError(f"the database has no blob {blob}: the job that it belonged to is gone")
+        return bytes(row[0])
+
+    def published(self, paths: Collection[str]) -> Mapping[str, float]:
+        """Return when the version was saved that was published last, for the paths that ever were."""
+        with self._database.connection() as connection:
+            rows = connection.execute(
+                "SELECT path, saved_at FROM published WHERE site = %s AND path = ANY(%s)",
+                (self._site, [encode_path(path) for path in paths]),
+            )
+            return {decode_path(path): saved_at for path, saved_at in rows}
+
+
+class PostgresBases:
+    """Implements `ports.BaseVersions` for one drain of one site, the only one that changes them."""
+
+    def __init__(self, database: Database, site: str, *, token: int) -> None:
+        self._database = database
+        self._site = site
+        self._token = token
+        self._known: dict[str, BaseVersion | None] = {}
+
+    def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
+        """Return what is known of these paths."""
+        if unread := set(paths) - self._known.keys():
+            with self._database.connection() as connection:
+                rows = connection.execute(
+                    "SELECT path, base, conflict FROM base_versions WHERE site = %s AND path = ANY(%s)",
+                    (self._site, [encode_path(path) for path in unread]),
+                ).fetchall()
+            self._known |= dict.fromkeys(unread)
+            for path, base, conflict in rows:
+                open_ = json.loads(conflict) if conflict else {}
+                conflicts = {slug: Conflict(**each) for slug, each in open_.items()}
+                self._known[decode_path(path)] = BaseVersion(base, conflicts)
+        found = {path: self._known[path] for path in paths}
+        return {path: version for path, version in found.items() if version is not None}
+
+    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+        """Store the versions, each in place of what was known of its path. Raises LockLostError.
+
+        `contents`: by blob, the contents of base versions that the remote does not have.
+        """
+        kept = tuple(SubmittedFile("", "", blob, 0.0) for blob in contents)
+        records = [
+            (
+                self._site,
+                encode_path(path),
+                version.blob,
+                json.dumps({slug: each._asdict() for slug, each in version.conflicts.items()})
+                if version.conflicts
+                else None,
+                version.blob if version.blob in contents else None,
+            )
+            for path, version in versions.items()
+        ]
+        self._known.clear()
+        with self._database.transaction() as connection:
+            store_blobs(connection, PayloadSource(Payload(kept), contents.__getitem__))
+            lock_site(connection, self._site, self._token)
+            connection.cursor().executemany(_REMEMBER, records)

@@ -1,0 +1,280 @@
+"""Watch the folders of posts and enqueue a job for each changed post, for a CMS that writes no jobs.
+
+What changed is decided by comparing files with the remote's tip as last fetched: neither the files that the
+worker itself writes nor a restart makes jobs. The kernel's events only say where to look.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from fnmatch import fnmatch
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from inotify_simple import INotify, flags  # type: ignore[import-untyped]
+
+from briter_worker.allowlist import PathRefusedError, is_inside
+from briter_worker.errors import PublishError, os_error_fix, os_error_text
+from briter_worker.git.staging import ignored_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from briter_worker.allowlist import Allowlist
+    from briter_worker.git.repository import Repository
+    from briter_worker.job import Job
+    from briter_worker.ports import ListedJob
+
+_PAGE_FILES = {"kirby": "*.txt", "grav": "*.md"}
+"""A folder with such a file is one post; for every other kind of site, a folder with an `index.*` is."""
+_MASK = flags.CLOSE_WRITE | flags.MOVED_FROM | flags.MOVED_TO | flags.CREATE | flags.DELETE | flags.ONLYDIR
+_STILL_S = 0.02
+"""A post is saved when none of its files was closed, moved or deleted for this long."""
+_LONGEST_STILL_S = 0.5
+_STOP_CHECK_S = 0.5
+_RETRY_S = 5.0
+
+
+class TreeWatcher:
+    """The kernel's events of some folders and all folders below them. For one thread."""
+
+    def __init__(self, root: Path, folders: Sequence[str]) -> None:
+        self._root = root
+        self._folders = folders
+        self._inotify = INotify()
+        self._watched: dict[int, str] = {}
+        for folder in folders:
+            self._watch(folder)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._inotify.close()
+
+    def read(self, seconds: float) -> set[str] | None:
+        """Return the paths that changed within that time, or None if only a full comparison can tell.
+
+        A path whose last event is the creation of a file is not returned: the file is still being written.
+        """
+        changed: set[str] = set()
+        for event in self._inotify.read(timeout=round(seconds * 1000)):
+            if event.mask & (flags.Q_OVERFLOW | flags.UNMOUNT):
+                self._rewatch()
+                return None
+            folder = self._watched.get(event.wd)
+            if folder is None:
+                continue
+            if event.mask & flags.IGNORED:
+                del self._watched[event.wd]
+                continue
+            path = f"{folder}/{event.name}"
+            if not event.mask & flags.ISDIR:
+                if not event.mask & flags.CREATE:
+                    changed.add(path)
+            elif event.mask & (flags.CREATE | flags.MOVED_TO):
+                changed.update(self._watch(path))
+            elif event.mask & flags.MOVED_FROM:  # the files in a folder that was moved away have no events
+                self._rewatch()
+                return None
+        return changed
+
+    def _rewatch(self) -> None:
+        self._inotify.close()
+        self._inotify = INotify()
+        self._watched = {}
+        for folder in self._folders:
+            self._watch(folder)
+
+    def _watch(self, top: str) -> Iterable[str]:
+        """Watch a folder and all below it; return the files that are there already."""
+        found: list[str] = []
+        todo = [top]
+        while todo:
+            folder = todo.pop()
+            try:
+                self._watched[self._inotify.add_watch(self._root / folder, _MASK | flags.DONT_FOLLOW)] = (
+                    folder
+                )
+                with os.scandir(self._root / folder) as entries:
+                    for entry in entries:
+                        path = f"{folder}/{entry.name}"
+                        (todo if entry.is_dir(follow_symlinks=False) else found).append(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # gone meanwhile, or a link, which no job may publish
+        return found
+
+
+class PostWatcher:
+    """Enqueues the posts of one site whose files differ from what the remote has."""
+
+    def __init__(
+        self,
+        root: Path,
+        repository: Repository,
+        allowlist: Allowlist,
+        adapter: str,
+        *,
+        enqueue: Callable[[str, Sequence[str]], object],
+        scheduled_paths: Callable[[float], Mapping[str, float]],
+        list_jobs: Callable[[float], Iterable[ListedJob]],
+        warn: Callable[[str, str], None],
+    ) -> None:
+        self._repository = repository
+        self._git = repository.git
+        self._root = root
+        self._allowlist = allowlist
+        self._page_file = _PAGE_FILES.get(adapter, "index.*")
+        self._enqueue = enqueue
+        self._scheduled_paths = scheduled_paths
+        self._list_jobs = list_jobs
+        self._warn = warn
+
+    def run(self, is_stopping: Callable[[], bool], poll: float) -> None:
+        """Watch until told to stop. Where there is no inotify, compare every `poll` seconds."""
+        waiting: set[str] | None = None
+        watcher: TreeWatcher | None = None
+        while not is_stopping():
+            try:
+                if watcher is None:
+                    watcher = self._open_watcher()
+                    waiting = None
+                self.save(waiting)
+                waiting = self._wait(watcher, is_stopping, poll)
+            except (OSError, PublishError) as error:
+                self._report(error)
+                if watcher is not None:
+                    watcher.close()
+                watcher = None
+                time.sleep(_RETRY_S)
+        if watcher is not None:
+            watcher.close()
+
+    def _open_watcher(self) -> TreeWatcher | None:
+        try:
+            return TreeWatcher(self._root, self._allowlist.folders)
+        except OSError as error:
+            fix = "raise fs.inotify.max_user_watches or max_user_instances with sysctl; until then it polls"
+            self._warn(f"the folders cannot be watched: {os_error_text(error)}", fix)
+            return None
+
+    def _wait(
+        self, watcher: TreeWatcher | None, is_stopping: Callable[[], bool], poll: float
+    ) -> set[str] | None:
+        """Return the paths that changed and hold still, or None for a comparison of everything."""
+        if watcher is None:
+            deadline = time.monotonic() + poll
+            while not is_stopping() and time.monotonic() < deadline:
+                time.sleep(_STOP_CHECK_S)
+            return None
+        changed: set[str] | None = set()
+        while not changed and not is_stopping():
+            changed = watcher.read(_STOP_CHECK_S)
+            if changed is None:
+                return None
+        latest = time.monotonic() + _LONGEST_STILL_S
+        while changed and time.monotonic() < latest:
+            more = watcher.read(_STILL_S)
+            if more is None:
+                return None
+            if not more:
+                break
+            changed |= more
+        return changed
+
+    def save(self, paths: Collection[str] | None) -> None:
+        """Enqueue the posts of those paths that differ from the remote's tip; None: of all paths."""
+        now = time.time()
+        changed = self._changed(self._candidates() if paths is None else paths)
+        withheld = [path.rstrip("/") for path in self._scheduled_paths(now)] if changed else []
+        posts: dict[str, list[str]] = defaultdict(list)
+        pages = self._pages_of_deleted(changed)
+        for path in sorted(changed):
+            if not any(is_inside(each, path) for each in withheld):
+                posts[self._slug(path, pages)].append(path)
+        # After a restart, or when events were lost, a job may have been written for it before.
+        known = {row.job.slug: row.job for row in self._list_jobs(now)} if posts and paths is None else {}
+        for slug, files in posts.items():
+            if not (slug in known and self._covers(known[slug], files)):
+                self._enqueue(slug, files)
+
+    def _covers(self, job: Job, files: Sequence[str]) -> bool:
+        """Return True if the job was written after these files were, and declares them."""
+        times = [file.stat().st_mtime for path in files if (file := self._root / path).exists()]
+        return job.created_at >= max(times, default=0.0) and set(job.paths) >= set(files)
+
+    def _candidates(self) -> set[str]:
+        """Return what may differ: what git reports, and what it is told not to look at."""
+        folders = [folder for folder in self._allowlist.folders if (self._root / folder).is_dir()]
+        if not folders:
+            return set()
+        status = ("--no-optional-locks", "--literal-pathspecs", "status", "--porcelain=v1", "-z")
+        # A rename is a deletion and a new file here.
+        listed = self._git.run(*status, "--no-renames", "--untracked-files=all", "--", *folders)
+        marked = self._git.run("--literal-pathspecs", "ls-files", "-z", "-t", "--", *folders)
+        return {
+            *(os.fsdecode(line[3:]) for line in listed.split(b"\0") if line),
+            *(os.fsdecode(line[2:]) for line in marked.split(b"\0") if line.startswith(b"S ")),
+        }
+
+    def _changed(self, paths: Collection[str]) -> set[str]:
+        """Return those paths that may be published and differ from the remote's tip."""
+        allowed = {path for path in paths if self._is_allowed(path)}
+        if not allowed:
+            return set()
+        known = self._repository.entries(self._tip(), allowed)
+        present = {path for path in allowed if (self._root / path).is_file()}
+        blobs = self._hash(sorted(present & known.keys()))
+        changed = {path for path, blob in blobs.items() if blob != known[path].blob}
+        changed |= {path for path in known.keys() - present if not (self._root / path).is_dir()}
+        new = present - known.keys()
+        return changed | (new - ignored_paths(self._git, new))
+
+    def _pages_of_deleted(self, changed: Collection[str]) -> set[str]:
+        """Return the folders above deleted files that were bundles on the remote's tip."""
+        gone = [PurePosixPath(path) for path in changed if not (self._root / path).exists()]
+        folders = {f"{folder}/" for path in gone for folder in path.parents[:-1]}
+        if not folders:
+            return set()
+        listed = self._git.run(
+            "--literal-pathspecs", "ls-tree", "-z", "--name-only", self._tip(), "--", *folders
+        )
+        names = (os.path.split(name) for name in os.fsdecode(listed).split("\0"))
+        return {folder for folder, name in names if fnmatch(name, self._page_file)}
+
+    def _tip(self) -> str:
+        return self._repository.ref(self._repository.tracking_ref) or "HEAD"
+
+    def _hash(self, paths: Sequence[str]) -> dict[str, str]:
+        lines = b"".join(os.fsencode(path) + b"\n" for path in paths)
+        found = self._git.run("hash-object", "--stdin-paths", stdin=lines) if paths else b""
+        return dict(zip(paths, os.fsdecode(found).split(), strict=True))
+
+    def _is_allowed(self, path: str) -> bool:
+        try:
+            self._allowlist.resolve(path)
+        except PathRefusedError:
+            return False
+        return not (self._root / path).is_symlink()
+
+    def _slug(self, path: str, pages: Collection[str]) -> str:
+        """Return the post's name: its path below the allowed folder, without its extension."""
+        top = max((folder for folder in self._allowlist.folders if is_inside(folder, path)), key=len)
+        place = PurePosixPath(path).relative_to(top)
+        for folder in place.parents[:-1]:
+            if f"{top}/{folder}" in pages or self._is_page(f"{top}/{folder}"):
+                return str(folder)
+        return str(place.with_suffix("")) if place.suffix else str(place)
+
+    def _is_page(self, folder: str) -> bool:
+        try:
+            return any((self._root / folder).glob(self._page_file))
+        except OSError:
+            return False
+
+    def _report(self, error: OSError | PublishError) -> None:
+        if isinstance(error, PublishError):
+            self._warn(error.message, error.fix)
+        else:
+            self._warn(f"changes cannot be watched: {os_error_text(error)}", os_error_fix(error))

@@ -1,0 +1,177 @@
+"""Answers: pages from templates, JSON, and problem documents (RFC 9457) for programs.
+
+Pages escape everything, allow nothing undefined, and load nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.responses import HTMLResponse, Response
+
+from briter_worker.errors import os_error_fix, os_error_text
+from briter_worker.job import ago, format_time, span
+from briter_worker.queues.selection import is_retryable
+from briter_worker.redaction import one_line
+from briter_worker.status import count
+from briter_worker.web import labels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from starlette.requests import Request
+
+    from briter_worker.web.cluster import Cluster
+    from briter_worker.web.site import Site
+
+PROBLEM_TYPE = "application/problem+json"
+STATIC = Path(__file__).parent / "static"
+NOTICES = {
+    "retry": "It will be retried now.",
+    "retry-all": "All of them will be retried now.",
+    "publish-now": "It will be published now.",
+    "cancel": "It is cancelled: the files stay as they are, but they will not be published.",
+    "cancel-asked": "It is being published: it will be cancelled unless the push has begun.",
+    "undo": "The version before is restored and will be published.",
+    "pause": "Publishing is paused.",
+    "resume": "Publishing continues.",
+    "signed-out": "You are signed out.",
+}
+"""What a page may say after an action."""
+_FUNCTIONS = (
+    *("clock", "day_ahead", "is_link", "moment", "outcome_text"),
+    *("phase_text", "reason", "tone_of"),
+)
+
+
+class ProblemError(Exception):
+    """Refuse a request with this HTTP status, message and fix."""
+
+    def __init__(
+        self, status: int, detail: str, fix: str = "", *, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.status = status
+        self.detail = one_line(detail)
+        self.fix = fix
+        self.headers = dict(headers or {})
+        super().__init__(self.detail)
+
+    def response(self, **more: object) -> Response:
+        """Return the problem document; `fix` is present only if there is one."""
+        body: dict[str, Any] = {"type": "about:blank", "title": HTTPStatus(self.status).phrase}
+        body |= {"status": self.status, "detail": self.detail, **({"fix": self.fix} if self.fix else {})}
+        return Response(json.dumps(body | more), self.status, self.headers, PROBLEM_TYPE)
+
+
+def explain(error: OSError) -> tuple[str, str]:
+    """Return the message and the fix of an operating system's or a database's error."""
+    fix = getattr(error, "fix", None)
+    if isinstance(fix, str):
+        return one_line(str(error)), fix
+    return os_error_text(error), os_error_fix(error)
+
+
+class Json(Response):
+    """JSON in ASCII, so that a lone surrogate in a file's name stays an escape."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        """Encode the content."""
+        return json.dumps(content, separators=(",", ":")).encode()
+
+
+def _when(seconds: float | None, *, relative: bool = False) -> Markup:
+    """Return a time for people, with the exact one for machines."""
+    if seconds is None:
+        return Markup("")
+    exact, mark = labels.moment(seconds), Markup(" data-ago") if relative else ""
+    return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(
+        format_time(seconds), exact, mark, ago(seconds - time.time()) if relative else exact
+    )
+
+
+def _element_id(text: str) -> str:
+    """Return an id for an element that is the same in every version of the page."""
+    return "j" + hashlib.blake2s(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+
+def address(path: str, **query: object) -> str:
+    """Return the address of a page; parameters without a value are left out."""
+    given = {name: str(value) for name, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given, errors='replace')}" if given else path
+
+
+@cache
+def _asset(name: str) -> str:
+    """Return the address of a static file, which changes with its content."""
+    digest = hashlib.blake2s((STATIC / name).read_bytes(), digest_size=4).hexdigest()
+    return f"/static/{name}?v={digest}"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    filters: dict[str, Callable[..., object]] = {
+        "people": lambda value: one_line(str(value)),
+        "when": _when,
+        "exact": format_time,
+        "ago": lambda seconds: _when(seconds, relative=True),
+        "sentence": labels.sentence,
+        "span": span,
+        "ident": _element_id,
+    }
+    environment.filters |= filters
+    environment.globals |= {name: getattr(labels, name) for name in _FUNCTIONS} | {
+        "address": address,
+        "asset": _asset,
+        "count": count,
+        "is_retryable": is_retryable,
+        "states": labels.STATES,
+    }
+    return environment
+
+
+def page(
+    request: Request,
+    shell: Site | Cluster,
+    template: str,
+    *,
+    status: int = 200,
+    **more: Any,  # noqa: ANN401 - any value of a template
+) -> HTMLResponse:
+    """Return a page, with all that every page shows."""
+    context = shell.page_context()
+    notice = NOTICES.get(request.query_params.get("told", ""), "")
+    if context["obstacle"] is not None:
+        notice = notice.replace(" now.", " when posts are published again.")
+    here = address(request.url.path, **{k: v for k, v in request.query_params.items() if k != "told"})
+    more = {"visit": request.state.visit, "notice": notice, "here": here, **more}
+    return _render(template, status, context | more)
+
+
+def error_page(shell: Site | Cluster, status: int, text: str, fix: str = "") -> HTMLResponse:
+    """Return the page that shows an error."""
+    more = {"visit": None, "notice": "", "here": "", "status": status, "text": text, "fix": fix}
+    return _render("error.html", status, shell.page_context() | more)
+
+
+def _render(template: str, status: int, context: dict[str, Any]) -> HTMLResponse:
+    text = _environment().get_template(template).render(context | {"zone": labels.zone()})
+    return HTMLResponse(text, status)

@@ -1,0 +1,265 @@
+"""The remote's edits reach the site by themselves, on an order and by `pull`, beside a running worker."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from dashboards import serving
+from receivers import receiving
+from sites import eventually, lines_of
+
+from briter_worker.errors import Failure, FailureCode, PublishError
+from briter_worker.worker import Puller, PullOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sites import Site
+
+THEIRS = "content/posts/theirs.md"
+SECRET = "a-secret-of-the-git-host"  # noqa: S105 - for tests
+SOON = {"BRITER_GIT_PULL_INTERVAL_MS": "50", "BRITER_WORKER_POLL_INTERVAL_MS": "50"}
+
+
+@pytest.fixture
+def other(site: Site) -> Path:
+    """A colleague's clone."""
+    clone = site.root / "other"
+    site.git("clone", "-q", str(site.remote), str(clone), cwd=site.root)
+    return clone
+
+
+def push(site: Site, clone: Path, text: str = "theirs\n", path: str = THEIRS) -> str:
+    """The colleague changes a file and pushes it."""
+    (clone / path).write_text(text)
+    site.git("add", "-A", cwd=clone)
+    site.git("commit", "-qm", "Theirs", cwd=clone)
+    site.git("push", "-q", "origin", "HEAD:main", cwd=clone)
+    return site.git("rev-parse", "HEAD", cwd=clone)
+
+
+def has(site: Site, text: str = "theirs\n", path: str = THEIRS) -> bool:
+    file = site.worktree / path
+    return file.exists() and file.read_text() == text
+
+
+@contextmanager
+def busy(site: Site) -> Iterator[None]:
+    """Another process works in the repository."""
+    path = site.worktree / ".git/briter/lock"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_an_idle_worker_pulls_and_tells_which_files_changed(site: Site, other: Path) -> None:
+    with (
+        receiving() as receiver,
+        site.running(
+            **SOON, BRITER_WEBHOOK_URLS=f"{receiver.url}#updated", BRITER_WEBHOOK_ALLOW_PRIVATE="true"
+        ) as worker,
+    ):
+        lines = lines_of(worker)
+        assert next(lines)["event"] == "worker-started"
+        tip = push(site, other)
+        event = next(lines)
+        assert (event["event"], event["paths"], event["total"]) == ("site-updated", [THEIRS], 1)
+        assert event["commit"] == tip == site.git("rev-parse", "main")
+        assert has(site)
+        assert site.git("status", "--porcelain") == ""
+        eventually(lambda: receiver.received)
+    message = json.loads(receiver.received[0].body)
+    assert (message["type"], message["data"]["paths"]) == ("site.updated", [THEIRS])
+
+
+def test_a_pull_keeps_what_the_cms_has_changed_and_a_push_is_no_update(site: Site, other: Path) -> None:
+    post = "content/posts/welcome.md"
+    push(site, other, "theirs, too\n", post)
+    push(site, other)
+    site.write_post(post, "ours\n")
+    result = site.run_once(**SOON)
+    assert result.of("site-updated")[0]["paths"] == [THEIRS]
+    assert has(site, "ours\n", post)
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    result = site.run_once(**SOON)
+    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
+
+
+@pytest.mark.parametrize("env", [{}, SOON | {"BRITER_WORKER_DRY_RUN": "true"}])
+def test_without_an_interval_and_in_a_dry_run_no_file_changes(
+    site: Site, other: Path, env: dict[str, str]
+) -> None:
+    push(site, other)
+    assert site.run_once(**env).names() == ["worker-started", "worker-stopped"]
+    assert not has(site)
+
+
+def test_a_pause_stops_the_pulls(site: Site, other: Path) -> None:
+    push(site, other)
+    site.command("pause")
+    assert "site-updated" not in site.run_once(**SOON).names()
+    site.command("resume")
+    assert "site-updated" in site.run_once(**SOON).names()
+
+
+def test_a_remote_that_is_away_is_the_sites_condition_once(site: Site, other: Path) -> None:
+    push(site, other)
+    away = site.remote.rename(site.root / "away.git")
+    assert [each["failure"] for each in site.run_once(**SOON).of("condition")] == ["remote-missing"]
+    assert site.run_once(**SOON).names() == ["worker-started", "worker-stopped"]
+    assert "condition" in json.loads(site.command("status", "--json").stdout)
+    away.rename(site.remote)
+    assert site.run_once(**SOON).names() == ["worker-started", "site-updated", "condition", "worker-stopped"]
+
+
+def test_an_interval_below_the_poll_is_refused(site: Site) -> None:
+    result = site.run_once(BRITER_GIT_PULL_INTERVAL_MS="4999")
+    assert result.returncode == 2
+    assert "BRITER_GIT_PULL_INTERVAL_MS is 4999, below the poll interval of 5000 ms" in result.stderr
+    assert "Fix: set it to 0" in result.stderr
+
+
+def test_pull_works_beside_a_worker_and_waits_for_it(site: Site, other: Path) -> None:
+    push(site, other)
+    with site.running() as worker:
+        next(lines_of(worker))
+        result = site.command("pull", "--json")
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["paths"] == [THEIRS]
+        assert has(site)
+    with busy(site):
+        result = site.command("pull")
+    assert result.returncode == 1
+    assert "works in the repository. Fix: " in result.stderr
+
+
+def test_a_publication_waits_for_a_pull(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    with busy(site):
+        (failed,) = site.run_once(BRITER_GIT_TIMEOUT_MS="3000").of("failed")
+    assert failed["failure"] == "locked"
+    assert site.remote_file("content/posts/a.md") is None
+    site.command("retry", "a")
+    with site.running() as worker:
+        with busy(site):
+            lines = lines_of(worker)
+            while next(lines)["event"] != "start":
+                pass
+        eventually(lambda: site.remote_file("content/posts/a.md"))
+
+
+def signed(body: bytes, secret: str = SECRET) -> str:
+    return hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+
+
+BODY = b'{"ref": "refs/heads/main"}'
+HOSTS = {
+    "GitHub": {"X-Hub-Signature-256": f"sha256={signed(BODY)}"},
+    "GitLab": {"X-Gitlab-Token": SECRET},
+    "Gitea": {"X-Gitea-Signature": signed(BODY)},
+}
+
+
+def order(base: str, headers: dict[str, str]) -> httpx.Response:
+    return httpx.post(f"{base}/api/pull", content=BODY, headers=headers)
+
+
+def test_a_hosts_webhook_orders_a_pull(site: Site, other: Path) -> None:
+    push(site, other)
+    marker = site.worktree / ".git/briter/pull"
+    with serving(site, BRITER_PULL_SECRET=SECRET) as dashboard:
+        for host, headers in HOSTS.items():
+            assert order(dashboard.base, headers).status_code == 202, host
+            assert marker.stat().st_mode & 0o777 == 0o600
+            marker.unlink()
+        for wrong in ({}, {"X-Gitlab-Token": ""}, {"X-Hub-Signature-256": f"sha256={signed(BODY, 'x')}"}):
+            assert order(dashboard.base, wrong).status_code == 401
+        large = httpx.post(
+            f"{dashboard.base}/api/pull", content=bytes((25 << 20) + 1), headers=HOSTS["GitLab"]
+        )
+        assert large.status_code == 413
+        assert not marker.exists()
+        assert httpx.get(f"{dashboard.base}/api/queue", headers=HOSTS["GitLab"]).status_code == 401
+        assert dashboard.api.post("/api/pull").status_code == 202
+    assert not has(site)
+    assert "site-updated" in site.run_once().names()
+    assert has(site)
+    assert not marker.exists()
+
+
+def test_without_a_secret_no_signature_counts(site: Site) -> None:
+    with serving(site) as dashboard:
+        empty = {"X-Gitlab-Token": "", "X-Hub-Signature-256": f"sha256={signed(BODY, '')}"}
+        for headers in (HOSTS["GitLab"], empty):
+            assert order(dashboard.base, headers).status_code == 401
+    with serving(site, BRITER_WORKER_DRY_RUN="true") as dashboard:
+        assert dashboard.api.post("/api/pull").status_code == 409
+
+
+def test_pulls_come_less_often_while_they_fail_and_an_order_stays_until_one_succeeds(tmp_path: Path) -> None:
+    failure = PublishError(FailureCode.NETWORK, "away")
+    outcomes: list[Failure | None] = []
+    pulls: list[Exception | None] = [failure] * 3
+
+    def pull() -> None:
+        if pulls and (error := pulls.pop()):
+            raise error
+
+    answered = PullOrder(tmp_path / "pull")
+    puller = Puller(answered, 10.0, pull=pull, report=outcomes.append)
+    ran = []
+    for now in range(0, 200, 5):
+        before = len(outcomes)
+        puller.run(float(now))
+        ran += [now] if len(outcomes) > before else []
+    assert ran == [0, 20, 60, 140, 150, 160, 170, 180, 190]
+    assert outcomes == [failure.failure] * 3 + [None] * 6
+
+    ordered = Puller(answered, 0.0, pull=pull, report=outcomes.append)
+    ordered.run(0.0)
+    assert len(outcomes) == 9
+    answered.give()
+    pulls.append(failure)
+    ordered.run(1.0)
+    ordered.run(2.0)
+    assert len(outcomes) == 10  # it waits, and the order stays
+    answered.give()  # by a host that is there again
+    ordered.run(3.0)
+    assert outcomes[-1] is None
+    assert not answered.is_open()
+
+
+def test_what_a_killed_worker_left_of_a_pull_keeps_the_next_one_out_until_it_ends(
+    site: Site, other: Path
+) -> None:
+    push(site, other)
+    started, go = site.root / "started", site.root / "go"
+    shim = site.root / "bin" / "git"
+    shim.parent.mkdir()
+    wait = f"while [ ! -e {go} ]; do sleep 0.02; done"
+    fetch = f"*' fetch '*) trap '' TERM; touch {started}; {wait};;"
+    shim.write_text(f'#!/bin/sh\ncase " $* " in {fetch} esac\nexec {shutil.which("git")} "$@"\n')
+    shim.chmod(0o755)
+    with site.running(**SOON, PATH=f"{shim.parent}:{os.environ['PATH']}") as worker:
+        eventually(started.exists)
+        worker.kill()
+        worker.wait()
+        with (site.worktree / ".git/briter/lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        go.touch()
+    assert site.command("pull").returncode == 0
+    assert has(site)
+    assert site.git("status", "--porcelain") == ""

@@ -1,0 +1,222 @@
+"""A person takes a publication back: by `undo`, by the button, and after a look at the differences."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from dashboards import serving
+
+from briter_worker.errors import DeclinedError
+from briter_worker.git.work_tree import WorkTree
+from briter_worker.settings import load_settings
+from briter_worker.wiring import undo_post
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from sites import Site
+
+A, PICTURE, OLD = "content/posts/a.md", "content/posts/a/picture.png", "content/posts/old.md"
+
+
+def publish(site: Site, slug: str = "a", paths: Sequence[str] = (A,)) -> str:
+    """Save and publish; return the remote's tip."""
+    site.save(slug, paths)
+    done = site.run_once()
+    assert done.of("published"), done
+    return site.remote_log()[0][0]
+
+
+def undo(site: Site, *args: str) -> None:
+    """Undo and publish."""
+    done = site.command("undo", *args)
+    assert done.returncode == 0, done.stderr
+    assert site.run_once().of("published")
+
+
+@pytest.fixture
+def two(site: Site) -> tuple[str, str]:
+    """A post that was published twice: changed, with a new picture, and without its former part."""
+    site.write_post(A, "one\n")
+    site.write_post(OLD, "old\n").chmod(0o755)
+    first = publish(site, paths=[A, OLD])
+    site.write_post(A, "two\n")
+    site.write_post(PICTURE, "picture")
+    (site.worktree / OLD).unlink()
+    return first, publish(site, paths=[A, OLD, "content/posts/a"])
+
+
+def contents(site: Site) -> list[str | None]:
+    """The files, the same on the remote and in the work tree."""
+    paths = (A, PICTURE, OLD)
+    here = [file.read_text() if (file := site.worktree / path).exists() else None for path in paths]
+    assert here == [site.remote_file(path) for path in paths]
+    return here
+
+
+def test_an_undo_restores_what_was_changed_deleted_and_new_and_can_be_undone(
+    site: Site, two: tuple[str, str]
+) -> None:
+    (site.worktree / A).chmod(0o640)
+    undo(site, "a")
+    assert contents(site) == ["one\n", None, "old\n"]
+    assert not (site.worktree / PICTURE).parent.exists()
+    assert site.remote_log()[0][1] == "Restore a"
+    assert (site.worktree / A).stat().st_mode & 0o777 == 0o640
+    assert site.git("diff", "--raw", two[0], "main", "--", "content") == ""
+    assert site.git("status", "--porcelain") == ""
+
+    undo(site, "a", "-m", "As it was")
+    assert contents(site) == ["two\n", "picture", None]
+    assert site.remote_log()[0][1] == "As it was"
+    assert len(site.remote_log()) == 5
+
+
+def test_an_undo_goes_back_to_any_version(site: Site, two: tuple[str, str]) -> None:
+    site.write_post(A, "three\n")
+    publish(site)
+    undo(site, "a", "--to", two[0][:10])
+    assert contents(site) == ["one\n", None, "old\n"]
+
+
+def test_an_undo_with_line_endings_of_the_site(site: Site) -> None:
+    site.write_post(".gitattributes", "*.md text eol=crlf\n")
+    for text in ("one", "two"):
+        (site.worktree / A).write_bytes(f"{text}\r\n".encode())
+        publish(site)
+    undo(site, "a")
+    assert ((site.worktree / A).read_bytes(), site.remote_file(A)) == (b"one\r\n", "one\n")
+
+
+def test_an_undo_beside_another_post_of_the_same_batch(site: Site) -> None:
+    for text in ("one", "two"):
+        for slug in ("a", "b"):
+            site.write_post(f"content/posts/{slug}.md", f"{slug} {text}")
+            site.save(slug, [f"content/posts/{slug}.md"])
+        site.run_once()
+    undo(site, "a")
+    assert (site.remote_file(A), site.remote_file("content/posts/b.md")) == ("a one", "b two")
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize(
+    ("edit", "path"),
+    [("rewrite", PICTURE), ("remove", A), ("link", PICTURE), ("rewrite", OLD)],
+)
+def test_an_undo_leaves_what_the_cms_has_changed_since(site: Site, edit: str, path: str) -> None:
+    file, outside = site.worktree / path, site.root / "outside"
+    outside.write_text("picture")
+    file.unlink(missing_ok=True)
+    if edit == "rewrite":
+        file.write_text("edited")
+    elif edit == "link":
+        file.symlink_to(outside)
+    before = site.git("status", "--porcelain")
+    done = site.command("undo", "a")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{path} changed since" in done.stderr
+    assert "Fix: " in done.stderr
+    assert site.git("status", "--porcelain") == before
+    assert (outside.read_text(), site.jobs()) == ("picture", [])
+
+
+def test_an_undo_of_an_edit_of_the_remote_needs_to_be_asked_for(site: Site, two: tuple[str, str]) -> None:
+    elsewhere = site.root / "elsewhere"
+    site.git("clone", "-q", str(site.remote), str(elsewhere), cwd=site.root)
+    (elsewhere / A).write_text("a colleague's\n")
+    site.git("commit", "-qam", "Edit", cwd=elsewhere)
+    site.git("push", "-q", cwd=elsewhere)
+    assert site.command("pull").returncode == 0
+    done = site.command("undo", "a")
+    assert (done.returncode, site.jobs()) == (1, [])
+    assert "undo --to COMMIT" in done.stderr
+    undo(site, "a", "--to", two[1])
+    assert contents(site) == ["two\n", "picture", None]
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["never"], 1, "no publication"),
+        (["a", "--to", "HEAD~9"], 2, "no commit of main"),
+        (["a", "--to", "--all"], 2, "no commit of main"),
+        (["a", "--to", "other"], 2, "no commit of main"),
+        (["a", "--to", "main"], 1, "already"),
+    ],
+)
+def test_an_undo_that_makes_no_sense_changes_nothing(
+    site: Site, arguments: list[str], status: int, words: str
+) -> None:
+    site.git("branch", "other", site.git("commit-tree", "-m", "x", "main^{tree}"))
+    done = site.command("undo", *arguments)
+    assert done.returncode == status, done
+    assert words in done.stderr
+    assert "Fix: " in done.stderr
+    assert (contents(site), site.jobs()) == (["two\n", "picture", None], [])
+
+
+@pytest.mark.usefixtures("two")
+def test_an_undo_of_what_may_not_be_published_any_more_changes_nothing(site: Site) -> None:
+    done = site.command("undo", "a", BRITER_EXCLUDED_PATHS="*.png")
+    assert done.returncode == 1
+    assert "BRITER_ALLOWED_PATHS" in done.stderr
+    assert (contents(site), site.jobs()) == (["two\n", "picture", None], [])
+
+
+@pytest.mark.usefixtures("two")
+def test_an_undo_that_was_killed_before_its_job_was_written_is_finished_by_another(site: Site) -> None:
+    site.command("undo", "a")
+    (job,) = site.queue.glob("*.json")
+    job.unlink()
+    undo(site, "a")
+    assert contents(site) == ["one\n", None, "old\n"]
+
+
+@pytest.mark.usefixtures("two")
+def test_an_undo_that_meets_a_save_half_way_puts_everything_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = WorkTree.put
+
+    def meet_a_save(self: WorkTree, temporary: str, path: str, expected: os.stat_result | None) -> bool:
+        if path == OLD:  # the last one
+            site.write_post(OLD, "saved\n")
+        return put(self, temporary, path, expected)
+
+    monkeypatch.setattr(WorkTree, "put", meet_a_save)
+    with pytest.raises(DeclinedError, match=r"old\.md changed since"):
+        undo_post(load_settings(site.environment()), "a")
+    assert site.jobs() == []
+    assert site.git("status", "--porcelain") == f"?? {OLD}"
+    assert (site.worktree / OLD).read_text() == "saved\n"
+
+
+def test_the_differences_of_the_last_publication_are_shown(site: Site, two: tuple[str, str]) -> None:
+    del two
+    site.write_post(A, "two\n\x1b[31mred\n")
+    commit = publish(site)
+    said = site.command("show", "a", "--diff").stdout
+    assert "-one" not in said
+    assert "+red" in said
+    assert "\x1b" not in said
+    assert json.loads(site.command("show", "a", "--diff", "--json").stdout)["commit"] == commit
+    assert site.command("show", "never", "--diff").returncode == 1
+
+
+@pytest.mark.usefixtures("two")
+def test_the_dashboard_undoes(site: Site) -> None:
+    with serving(site) as dashboard:
+        assert "Restore the version before" in dashboard.page.get("/post?slug=a").text
+        assert dashboard.act("undo", id="a").status_code == 303
+        assert site.job("a")["message"] == "Restore a"
+        site.run_once()
+        assert contents(site) == ["one\n", None, "old\n"]
+        assert dashboard.api.post("/api/jobs/a/undo").status_code == 200
+        (action, *_) = json.loads(site.command("history", "--actions", "--slug", "a", "--json").stdout)
+        assert (action["action"], action["by"]) == ("undo", "dashboard")
+        refused = dashboard.api.post("/api/jobs/never/undo")
+        assert (refused.status_code, bool(refused.json()["fix"])) == (409, True)

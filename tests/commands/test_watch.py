@@ -1,0 +1,155 @@
+"""A CMS that writes no jobs: `watch` enqueues each post whose files changed."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from sites import events_in, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sites import Site
+
+
+@pytest.fixture
+def watched(site: Site) -> Iterator[Site]:
+    """A site with `watch` running, which has seen its first change."""
+    with site.running("watch"):
+        site.write_post("content/posts/first.md", "first\n")
+        eventually(site.jobs)
+        assert site.run_once().of("published")
+        yield site
+
+
+def _published(site: Site, *slugs: str) -> dict[str, list[str]]:
+    """Wait for a job of each slug and publish what waits; the paths of the jobs, by slug."""
+    eventually(lambda: {job["slug"] for job in site.jobs()} >= set(slugs))
+    jobs = {job["slug"]: job["paths"] for job in site.jobs()}
+    while site.run_once().of("published"):
+        pass
+    return jobs
+
+
+def test_each_changed_post_is_a_job_and_a_commit_of_its_own(watched: Site) -> None:
+    watched.write_post("content/posts/a.md", "a\n")
+    watched.write_post("content/posts/b.md", "b\n")
+    (watched.worktree / "content/posts/welcome.md").unlink()
+
+    jobs = _published(watched, "posts/a", "posts/b", "posts/welcome")
+
+    assert set(jobs) == {"posts/a", "posts/b", "posts/welcome"}
+    assert watched.remote_file("content/posts/welcome.md") is None
+    assert len(watched.remote_log()) == 5
+
+
+def test_a_page_with_its_siblings_is_one_post(watched: Site) -> None:
+    watched.write_post("content/posts/trip/index.md", "trip\n")
+    watched.write_post("content/posts/trip/img/map.svg", "<svg/>\n")
+
+    files = {"content/posts/trip/index.md", "content/posts/trip/img/map.svg"}
+    eventually(lambda: {path for job in watched.jobs() for path in job["paths"]} == files)
+    assert set(_published(watched, "posts/trip")) == {"posts/trip"}
+    assert watched.remote_file("content/posts/trip/img/map.svg") == "<svg/>\n"
+    subprocess.run(["rm", "-r", str(watched.worktree / "content/posts/trip")], check=True)
+
+    eventually(lambda: {path for job in watched.jobs() for path in job["paths"]} == files)
+    assert set(_published(watched, "posts/trip")) == {"posts/trip"}
+    assert watched.remote_file("content/posts/trip/img/map.svg") is None
+
+
+def test_a_renamed_folder_leaves_its_old_name(watched: Site) -> None:
+    watched.write_post("content/posts/old/a.md", "a\n")
+    _published(watched, "posts/old/a")
+
+    (watched.worktree / "content/posts/old").rename(watched.worktree / "content/posts/new")
+
+    _published(watched, "posts/old/a", "posts/new/a")
+    assert watched.remote_file("content/posts/old/a.md") is None
+    assert watched.remote_file("content/posts/new/a.md") == "a\n"
+
+
+def test_what_git_ignores_what_is_no_post_and_what_did_not_change_makes_no_job(watched: Site) -> None:
+    (watched.worktree / ".gitignore").write_text("*.log\n")
+    watched.write_post("content/posts/debug.log", "x\n")
+    watched.write_post("layout.html", "x\n")
+    watched.write_post("content/posts/first.md", "first\n")
+    (watched.worktree / "content/posts/link.md").symlink_to("../../layout.html")
+    watched.write_post("content/posts/last.md", "last\n")
+
+    assert set(_published(watched, "posts/last")) == {"posts/last"}
+
+
+def test_files_that_the_worker_writes_make_no_job(watched: Site) -> None:
+    elsewhere = watched.root / "elsewhere"
+    watched.git("clone", "--quiet", str(watched.remote), str(elsewhere), cwd=watched.root)
+    (elsewhere / "content/posts/theirs.md").write_text("theirs\n")
+    watched.git("add", "--all", cwd=elsewhere)
+    watched.git("commit", "--quiet", "--message=Theirs", cwd=elsewhere)
+    watched.git("push", "--quiet", "origin", "main", cwd=elsewhere)
+    watched.write_post("content/posts/mine.md", "mine\n")
+    _published(watched, "posts/mine")
+    eventually((watched.worktree / "content/posts/theirs.md").exists)
+
+    watched.write_post("content/posts/mine.md", "mine again\n")
+
+    assert set(_published(watched, "posts/mine")) == {"posts/mine"}
+
+
+def test_what_changed_while_nobody_watched_is_found_once(site: Site) -> None:
+    site.write_post("content/posts/away.md", "away\n")
+    with site.running("watch"):
+        eventually(site.jobs)
+    first = site.jobs()
+    site.write_post("content/posts/later.md", "later\n")
+    with site.running("watch"):
+        eventually(lambda: len(site.jobs()) > 1)
+    assert {job["slug"] for job in site.jobs()} == {"posts/away", "posts/later"}
+    assert first[0] in site.jobs()
+
+
+def test_a_scheduled_post_is_left_to_its_job(watched: Site) -> None:
+    watched.save("secret", ["content/posts/secret.md"], scheduledFor="2199-01-01")
+    watched.write_post("content/posts/secret.md", "not yet\n")
+    watched.write_post("content/posts/other.md", "x\n")
+
+    eventually(lambda: len(watched.jobs()) == 2)
+
+    assert {job["slug"] for job in watched.jobs()} == {"secret", "posts/other"}
+
+
+def test_thousands_of_files_at_once_are_all_found(site: Site) -> None:
+    with site.running("watch"):
+        for number in range(3_000):
+            site.write_post(f"content/posts/{number % 50}/{number}.md", f"{number}\n")
+        eventually(lambda: len(list(site.queue.glob("[!.]*.json"))) >= 3_000, within=60)
+        assert len({job["slug"] for job in site.jobs()}) == 3_000
+
+
+def test_run_watch_publishes_what_it_finds(site: Site) -> None:
+    with site.running("run", "--watch") as worker:
+        site.write_post("content/posts/hello.md", "hello\n")
+        eventually(lambda: site.remote_file("content/posts/hello.md") == "hello\n")
+        worker.terminate()
+        out, _ = worker.communicate(timeout=20)
+    assert worker.returncode == 0
+    entry = next(each for each in events_in(out) if each["event"] == "enqueued")
+    assert (entry["slug"], entry["paths"]) == ("posts/hello", ["content/posts/hello.md"])
+
+
+def test_watch_is_of_a_site_with_a_queue_folder(site: Site) -> None:
+    result = site.command("watch", BRITER_DATABASE_URL="postgresql://localhost/none")
+    assert result.returncode == 2
+    assert "queue folder" in result.stderr
+    assert site.command("run", "--once", "--watch").returncode == 2
+
+
+def test_watch_ends_with_0_when_asked_to(site: Site) -> None:
+    with site.running("watch") as watcher:
+        site.write_post("content/posts/hello.md", "hello\n")
+        eventually(site.jobs)
+        watcher.terminate()
+        assert watcher.wait(20) == 0
+    assert [job["slug"] for job in site.jobs()] == ["posts/hello"]

@@ -1,0 +1,155 @@
+"""Each queue behind one interface, so that one suite of behaviours runs against all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from briter_worker.job import NO_QUIET_TIME, State, format_time
+from briter_worker.queues.disk.queue import DiskQueue
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from briter_worker.job import QuietTime
+    from briter_worker.ports import ListedJob
+    from briter_worker.queues.postgres.database import Database
+    from briter_worker.queues.postgres.queue import PostgresQueue
+
+NOW = 1_800_000_000.0
+LONGEST_DELAY = 1800.0
+
+
+class Backend(Protocol):
+    """A queue with its surroundings: producers, a worker that dies, an operator who looks."""
+
+    @property
+    def queue(self) -> DiskQueue | PostgresQueue:
+        """The queue under test."""
+        ...
+
+    def save(
+        self,
+        slug: str,
+        paths: list[str],
+        *,
+        created: float = NOW,
+        arrived: float = NOW,
+        name: str = "",
+        **keys: object,
+    ) -> str:
+        """Save the post as a CMS does; return the job's id. `name`: beside the other saves, not over one.
+
+        `created` is the time of the CMS's clock, `arrived` that of the queue's.
+        """
+        ...
+
+    def restart(self, *, dry_run: bool = False, quiet: QuietTime = NO_QUIET_TIME) -> None:
+        """Kill the worker and start another one: only what was durable is left."""
+        ...
+
+    def rows(self, slug: str, now: float = NOW) -> list[tuple[State, tuple[str, ...]]]:
+        """List the jobs of the slug."""
+        ...
+
+    def document(self, slug: str, now: float = NOW) -> dict[str, Any]:
+        """Return the slug's only job, with all its keys."""
+        ...
+
+
+class _Looking:
+    queue: Any
+
+    def _listed(self, slug: str, now: float) -> list[ListedJob]:
+        return [row for row in self.queue.jobs(now) if row.job.slug == slug]
+
+    def rows(self, slug: str, now: float = NOW) -> list[tuple[State, tuple[str, ...]]]:
+        return [(row.state, row.job.paths) for row in self._listed(slug, now)]
+
+    def document(self, slug: str, now: float = NOW) -> dict[str, Any]:
+        (row,) = self._listed(slug, now)
+        return row.read()
+
+
+@dataclass
+class Disk(_Looking):
+    """The folder of files; a CMS may name them after ids, or after slugs and so write one over another."""
+
+    folder: Path
+    named_after_slugs: bool = False
+    queue: DiskQueue = field(init=False)
+    saves: int = 0
+
+    def __post_init__(self) -> None:
+        self.root = self.folder / "queue"
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.restart()
+
+    def restart(self, *, dry_run: bool = False, quiet: QuietTime = NO_QUIET_TIME) -> None:
+        self.queue = DiskQueue(
+            self.root,
+            self.folder / "quarantine",
+            longest_delay=LONGEST_DELAY,
+            quiet=quiet,
+            dry_run=dry_run,
+            clock=lambda: NOW,
+        )
+
+    def save(
+        self,
+        slug: str,
+        paths: list[str],
+        *,
+        created: float = NOW,
+        arrived: float = NOW,
+        name: str = "",
+        **keys: object,
+    ) -> str:
+        self.saves += 1
+        job_id = keys.pop("id", f"job{self.saves:05}")
+        document = {"id": job_id, "slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
+        temp = self.root / f".{job_id}.tmp"
+        temp.write_text(json.dumps(document))
+        if arrived != NOW:
+            os.utime(temp, (arrived, arrived))
+        temp.rename(self.root / f"{name or (slug if self.named_after_slugs else job_id)}.json")
+        return str(job_id)
+
+
+@dataclass
+class Postgres(_Looking):
+    """The rows of one site, beside another site's."""
+
+    database: Database
+    site: str = "site"
+    queue: PostgresQueue = field(init=False)
+    saves: int = 0
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self, *, dry_run: bool = False, quiet: QuietTime = NO_QUIET_TIME) -> None:
+        from postgres_queues import take_queue  # noqa: PLC0415 - an extra
+
+        self._quiet = quiet
+        self.queue = take_queue(self.database, self.site, dry_run=dry_run)
+
+    def save(
+        self,
+        slug: str,
+        paths: list[str],
+        *,
+        created: float = NOW,
+        arrived: float = NOW,
+        name: str = "",  # noqa: ARG002 - there are no files
+        **keys: object,
+    ) -> str:
+        from postgres_queues import store  # noqa: PLC0415 - an extra
+
+        self.saves += 1
+        job_id = str(keys.pop("id", f"job{self.saves:05}"))
+        document = {"id": job_id, "slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
+        store(self.database, document, site=self.site, now=arrived, quiet=self._quiet)
+        return job_id
