@@ -85,12 +85,15 @@ class Allowlist:
         excluded: Iterable[str] = (),
         private: Iterable[str] = (),
         more: Callable[[], Iterable[str]] = tuple,
+        adapter: str = "",
     ) -> None:
         """`excluded` has patterns as in `.gitignore`, of which the last that matches decides.
 
         `private` has folders inside the repository that are never published: the worker's storage.
         `more` is called for the folders of plugins when they are first needed.
         """
+        self.adapter = adapter
+        """The setting that the folders come from, for messages."""
         self._private = tuple(private)
         self._excluded = tuple(excluded)
         self._matching = lru_cache(maxsize=1_000)(self._match)

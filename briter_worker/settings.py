@@ -376,7 +376,7 @@ class Settings(BaseSettings):
     ) -> Allowlist:
         """Return what may be published: these folders and `more`, without the excluded paths."""
         excluded = (*EXCLUDED, *ADAPTER_EXCLUDED.get(self.adapter, ()), *self.excluded_paths)
-        return Allowlist(self.folders, excluded=excluded, private=private, more=more)
+        return Allowlist(self.folders, excluded=excluded, private=private, more=more, adapter=self.adapter)
 
     @property
     def lock_path(self) -> Path:
