@@ -192,7 +192,7 @@ class GitPublisher:
                 tip = self._find_landed(plan)
                 if tip is not None:
                     self._conflicts.load(plan.blobs, tip)
-                    self._follow(plan, tip)
+                    self._follow(plan, tip, local=self._repository.ref(self._repository.branch_ref))
                 yield plan.commits if tip is not None else {}
                 self._discard(plan, tip)
 
@@ -427,18 +427,23 @@ class GitPublisher:
 
     # After the push
 
-    def _follow(self, plan: Plan, tip: str) -> None:
+    def _follow(self, plan: Plan, tip: str, *, local: str | None = None) -> None:
         """Have this side follow the remote. Nothing local fails a post that is on the remote."""
         if not self._dry_run:
             self._guard(lambda: self._conflicts.close(plan.blobs))
-            self._guard(lambda: self._copies.sync(tip, self._published_blobs(plan, tip)))
+            self._guard(lambda: self._copies.sync(tip, self._published_blobs(plan, tip, local)))
 
-    def _published_blobs(self, plan: Plan, tip: str) -> Mapping[str, str | None]:
-        """Return the plan's blobs, and those of plans that have landed too and wait to be resolved."""
-        blobs = dict(plan.blobs)
-        for other in self._plans.plans():
-            if other.id != plan.id and self._repository.is_ancestor(other.tip, tip):
-                blobs = {**other.blobs, **blobs}
+    def _published_blobs(self, plan: Plan, tip: str, local: str | None) -> Mapping[str, str | None]:
+        """Return the blobs of this plan, and of plans that have landed too and wait to be resolved.
+
+        A plan that the branch at `local` contains counts no more: a worker that died has synced the files to
+        that branch, perhaps with later edits of the remote's.
+        """
+        blobs: dict[str, str | None] = {}
+        others = (each for each in self._plans.plans() if each.id != plan.id)
+        for each in (*(other for other in others if self._repository.is_ancestor(other.tip, tip)), plan):
+            if not (local and self._repository.is_ancestor(each.tip, local)):
+                blobs |= each.blobs
         return blobs
 
     def _guard(self, action: Callable[[], object]) -> None:
