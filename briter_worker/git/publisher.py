@@ -192,9 +192,14 @@ class GitPublisher:
                 tip = self._find_landed(plan)
                 if tip is not None:
                     self._conflicts.load(plan.blobs, tip)
-                    self._follow(plan, tip, local=self._repository.ref(self._repository.branch_ref))
+                    self._follow(plan, tip, local=self._local())
                 yield plan.commits if tip is not None else {}
                 self._discard(plan, tip)
+
+    def _local(self) -> str | None:
+        """Return the site's own commit; None for a cluster's clone, which has no files to follow it."""
+        repository = self._repository
+        return repository.ref(repository.branch_ref) if repository.git.worktree else None
 
     def undecided(self) -> Collection[str]:
         """Implement `ports.Publisher`."""

@@ -101,8 +101,10 @@ def _fetch(repository: Repository) -> str:
 
 def _remember_published(repository: Repository, checkout: Checkout, tip: str) -> None:
     """Remember what a worker had published when it died: files that still differ are edits of that."""
+    local = str(repository.ref(repository.branch_ref))
     for plan in FilePlans(repository.git.state_dir, repository.branch).plans():
-        if repository.is_ancestor(plan.tip, tip):
+        # What the branch contains already, the dead worker has brought into the files.
+        if repository.is_ancestor(plan.tip, tip) and not repository.is_ancestor(plan.tip, local):
             checkout.remember(tip, plan.blobs)
 
 
