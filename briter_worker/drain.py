@@ -58,7 +58,7 @@ _MAX_TITLE = 200
 
 @dataclass(slots=True)
 class Counts:
-    """How many claims were completed, how many of them are not published, and how many are undecided."""
+    """Numbers of completed claims, of those of them that are not published, and of undecided ones."""
 
     completed: int = 0
     failed: int = 0

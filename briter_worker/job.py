@@ -287,7 +287,7 @@ class Job(BaseModel):
 
 
 class QuietTime(NamedTuple):
-    """How long a post waits after a save, and at most after its first unpublished save, in seconds."""
+    """A post's wait after a save, and its longest wait after the first unpublished save, in seconds."""
 
     after_save: float = 0.0
     longest: float = 60.0

@@ -54,7 +54,7 @@ class Pause(NamedTuple):
 
 
 class Queue(Protocol):
-    """Where jobs wait. Every change of state is durable when the call returns.
+    """The queue of jobs. Every change of state is durable when the call returns.
 
     A method that finds a newer save of the claimed post never loses it: the newer save stays pending.
     """
@@ -240,7 +240,7 @@ class Plan(NamedTuple):
 
 
 class PlanStore(Protocol):
-    """Where a publisher records its plans: the repository's `.git/briter/`, or the database."""
+    """The store of a publisher's plans: the repository's `.git/briter/`, or the database."""
 
     def record(self, plan: Plan) -> None:
         """Store the plan durably."""
@@ -264,7 +264,7 @@ class Conflict(NamedTuple):
     commit: str | None
     """The tip of that branch."""
     recorded_at: float
-    """What the author saved before has not taken the remote's version into account."""
+    """The time of the conflict: a save before it does not know the remote's version."""
 
 
 class BaseVersion(NamedTuple):
@@ -276,7 +276,7 @@ class BaseVersion(NamedTuple):
 
 
 class BaseVersions(Protocol):
-    """What a publisher remembers about the authors' copies of files."""
+    """A publisher's memory of the authors' copies of files."""
 
     def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
         """Return what is known of these paths."""
@@ -346,7 +346,7 @@ class Backoff:
 
 
 class JobKind(NamedTuple):
-    """How a plugin handles jobs of a type of its own. None: as for all jobs."""
+    """A plugin's handling of jobs of a type of its own. None: as for all jobs."""
 
     handle: Callable[[Job], None]
     max_attempts: int | None = None

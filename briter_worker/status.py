@@ -104,14 +104,14 @@ class LockHolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteStatus:
-    """What `status` shows. Ages and waits are in seconds."""
+    """The status of a site. Ages and waits are in seconds."""
 
     now: float
     jobs: dict[str, int]
     oldest: dict[str, float | None]
     """Age of the oldest save in each state."""
     waiting_since: float | None
-    """When the longest wait of a due job began: at its save, or when it was due."""
+    """The beginning of the longest wait of a due job: its save, or the time at which it was due."""
     unpushed_since: float | None
     """The same, including dead letters."""
     next_due_in: float | None
@@ -128,9 +128,9 @@ class SiteStatus:
     """The condition's fix."""
     condition_since: float | None
     condition_checked: float | None
-    """When an attempt failed by it last."""
+    """The time of the last attempt that failed by it."""
     last_run: float | None
-    """When the last worker ended, if none runs."""
+    """The time at which the last worker ended, if none runs."""
     quarantined: int
     stuck: dict[str, str]
     dry_run: bool

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from briter_worker.watch import PostWatcher
 
     SiteQueue = DiskQueue | PostgresQueue
-    """What commands and pages do with a queue is the same on either backend."""
+    """The queue for commands and pages, which do the same on either backend."""
 
 _MAX_PUBLICATIONS = 1000
 _MAX_UPDATED_PATHS = 1000

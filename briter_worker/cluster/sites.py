@@ -113,7 +113,7 @@ class Site:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The site's own settings, with the keys of config.json."""
     credentials: Mapping[str, str] | None = None
-    """Where each node finds the credentials of the remote; never the credentials."""
+    """The place where each node finds the credentials of the remote; never the credentials."""
     created_at: float = 0.0
     paused: Pause | None = None
 
@@ -152,7 +152,7 @@ class SiteSummary:
     jobs: Mapping[str, int]
     """The number of jobs in each state."""
     oldest: float | None
-    """When the job that waits longest was saved, or became due."""
+    """The time at which the job that waits longest was saved, or became due."""
     failure: str | None = None
     condition: str | None = None
     fix: str = ""

@@ -184,12 +184,12 @@ def show(
 
 @dataclass(frozen=True)
 class _Post:
-    """What is known of a post: its jobs in the queue, newest first, and its receipts."""
+    """A post: its jobs in the queue, newest first, and its receipts."""
 
     rows: Sequence[ListedJob]
     receipts: Sequence[Receipt]
     obstacle: str
-    """Why a due job waits, if the reason is not its own last error."""
+    """The reason why a due job waits, if it is not its own last error."""
 
     @property
     def running(self) -> Receipt | None:

@@ -44,7 +44,7 @@ class FileBase:
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """What the mirror has to remember between two drains."""
+    """The mirror's memory between two drains."""
 
     late: str | None = None
     """The commit that the local branch could not be moved to."""
@@ -114,7 +114,7 @@ class Checkout:
         self.is_cms_path = is_cms_path
         self.updated = updated
         self.late_reason = ""
-        """Why the last sync was put off to later; empty if it was not."""
+        """The reason why the last sync was put off; empty if it was not."""
         self.git = repository.git
         self._state = _StateRef(repository)
         self._warn = warn

@@ -144,7 +144,7 @@ class Tree:
 
 @dataclass(slots=True)
 class Staged:
-    """What the declared paths of one job stand for in a work tree, and what they change on a commit."""
+    """The files that the declared paths of one job stand for in a work tree, and their changes."""
 
     places: dict[str, str] = field(default_factory=dict)
     """The safe path of each declared path that the allowlist accepts."""

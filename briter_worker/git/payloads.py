@@ -115,7 +115,7 @@ def gather(
 
 @dataclass(slots=True)
 class _History:
-    """What the folder's git knows of some paths; nothing where it has no git."""
+    """The state of some paths in the folder's git; empty where the folder has none."""
 
     has_git: bool = False
     tree: Tree = field(default_factory=lambda: Tree({}))

@@ -36,7 +36,7 @@ class LocalCommit:
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """What a pull did."""
+    """The result of a pull."""
 
     tip: str
     """The remote's tip."""
@@ -44,7 +44,7 @@ class PullResult:
     """The local commits that were put onto the remote's tip."""
     is_pushed: bool = False
     late_reason: str = ""
-    """Why the local branch does not have `tip` yet; empty if it has."""
+    """The reason why the local branch does not have `tip` yet; empty if it has."""
 
 
 def pull(

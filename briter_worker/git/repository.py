@@ -48,7 +48,7 @@ Move = tuple[str, str | None, str | None]
 
 
 class Entry(NamedTuple):
-    """What a tree holds under a path: a file, a link, a folder or a submodule."""
+    """A tree's entry of a path: a file, a link, a folder or a submodule."""
 
     mode: str
     blob: str

@@ -112,7 +112,7 @@ class Condition(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """How often an outcome occurred, and how long authors waited for it in all, in seconds."""
+    """Number of an outcome's occurrences, and seconds that authors waited for them in all."""
 
     site: str
     kind: str

@@ -50,7 +50,7 @@ _RECORDED = ("attempt", "duration_ms", "commit", "error", "failure", "fix", "ret
 
 
 class Sink(Protocol):
-    """Where events go: history, webhooks, metrics."""
+    """Receiver of events: history, webhooks, metrics."""
 
     def store(self, batch: Sequence[events.Event], /) -> None:
         """Store or count the events."""
@@ -212,7 +212,7 @@ class SiteCondition:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a site publishes to: part of every receipt."""
+    """The remote and branch that a site publishes to: part of every receipt."""
 
     branch: str
     remote: str

@@ -37,7 +37,7 @@ _CHECK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a poll found: the status, and all moments after `since`, at most MAX_KEPT."""
+    """The result of a poll: the status, and all moments after `since`, at most MAX_KEPT."""
 
     status: dict[str, Any]
     latest: int = 0

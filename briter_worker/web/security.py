@@ -98,7 +98,7 @@ class Access:
         self._clock = clock
         self._csrf_key = secrets.token_bytes(32)
         self._ends: dict[bytes, float] = {}
-        """When each session and each link ends, by the digest of its key."""
+        """The end of each session and each link, by the digest of its key."""
         self._failures: dict[str, deque[float]] = {}
         self._guard = threading.Lock()
 
@@ -209,7 +209,7 @@ def _create(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Who sent the request: the cookie of a valid session, if any, and the CSRF token for forms."""
+    """The sender of a request: the cookie of a valid session, if any, and the CSRF token for forms."""
 
     cookie: str | None
     csrf: str

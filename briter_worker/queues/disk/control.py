@@ -39,7 +39,7 @@ _PAUSE = TypeAdapter(Pause)
 
 
 class DiskControl:
-    """What commands and pages do with the queue. A command decides on the file that it actually took."""
+    """The queue for commands and pages. A command decides on the file that it actually took."""
 
     def __init__(
         self,

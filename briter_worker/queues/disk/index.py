@@ -59,7 +59,7 @@ class Entry:
     """0: the file is read again at the next look."""
     modified: float = 0.0
     due: float = 0.0
-    """When a job may be claimed, or what is not a job is quarantined."""
+    """The time at which a job may be claimed, or a file that is no job is quarantined."""
     problem: str = ""
     slug: str = ""
     """This and the following: of what is not a job, what the file declared last."""
@@ -99,7 +99,7 @@ class Index:
         self.quiet = quiet
         self._record = record
         self._changed: dict[str, str] = {}
-        """What the record has of files that were read or forgotten since it was written."""
+        """The record's entries of files that were read or forgotten since it was written."""
         self._longest_delay = longest_delay
         self._dry_run = dry_run
         self.watcher = FolderWatcher(root)
@@ -364,7 +364,7 @@ def _record_of(entry: Entry | None) -> str:
 
 
 class ScheduleRecord:
-    """What scheduled jobs declared last, for when their files are damaged: one line per change.
+    """The paths that scheduled jobs declared last, for when their files are damaged: one line per change.
 
     The file lies where only the operator writes. It is read when the worker starts, and written when the
     scheduled jobs change.
@@ -374,7 +374,7 @@ class ScheduleRecord:
         self._path = path
         self.appended = 0
         self._known: dict[str, str] | None = {}
-        """What the file had when the worker started, until it is compared with the queue folder."""
+        """The file's entries when the worker started, until they are compared with the queue folder."""
         with contextlib.suppress(OSError), path.open(encoding="ascii", errors="replace") as file:
             for line in file:
                 name, _, declared = line.rstrip("\n").partition("\t")

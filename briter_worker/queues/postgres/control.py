@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class PostgresControl:
-    """What commands and pages do with the queue of one site."""
+    """The queue of one site for commands and pages."""
 
     def __init__(self, database: Database, site: str) -> None:
         self._database = database
