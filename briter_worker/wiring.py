@@ -122,7 +122,9 @@ def open_database(settings: Settings) -> Database:
     known = _databases.get(settings.database_url)
     if known is not None:
         return known
-    missing = [name for name in ("procrastinate", "psycopg", "psycopg_pool") if find_spec(name) is None]
+    missing = [
+        name for name in ("procrastinate", "psycopg", "psycopg_pool", "yaml") if find_spec(name) is None
+    ]
     if missing:
         raise UsageError(
             f"a cluster (BRITER_DATABASE_URL) needs {', '.join(missing)}",

@@ -229,7 +229,7 @@ def check_site(site: Site, node: Settings) -> Site:
 def add(database: Database, site: Site, node: Settings) -> None:
     """Register the site. Raises UsageError, and DeclinedError when there is one of that name."""
     with database.transaction() as connection:
-        if _store(connection, check_site(site, node)) is not None:
+        if store(connection, check_site(site, node)) is not None:
             raise DeclinedError(
                 f"there is a site {site.name!r} already", f"briter-worker site change {site.name} alters it"
             )
@@ -238,15 +238,20 @@ def add(database: Database, site: Site, node: Settings) -> None:
 def change(database: Database, site: Site, node: Settings) -> None:
     """Replace the site of that name, from its next publication on. Raises UsageError and SiteMissingError."""
     with database.transaction() as connection:
-        target = _store(connection, check_site(site, node))
-        if target is None:
-            raise SiteMissingError(site.name)
-        if target != (site.remote, site.branch):
-            _forget_published(connection, site.name)
+        replace_stored(connection, check_site(site, node))
 
 
-def _store(connection: Connection, site: Site) -> tuple[str, str] | None:
-    """Store the site; return remote and branch of the one that it replaces, if there was one."""
+def replace_stored(connection: Connection, site: Site) -> None:
+    """Store a checked site in place of the one of that name. Raises SiteMissingError."""
+    target = store(connection, site)
+    if target is None:
+        raise SiteMissingError(site.name)
+    if target != (site.remote, site.branch):
+        _forget_published(connection, site.name)
+
+
+def store(connection: Connection, site: Site) -> tuple[str, str] | None:
+    """Store a checked site; return remote and branch of the one that it replaces, if there was one."""
     row = connection.execute(
         "SELECT remote, branch FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (site.name,)
     ).fetchone()
@@ -319,28 +324,42 @@ def count_nodes(database: Database) -> int:
     return int(row[0]) if row else 0
 
 
+def all_sites(database: Database) -> list[Site]:
+    """Return every site by name."""
+    with database.connection() as connection:
+        rows = connection.cursor(row_factory=dict_row)
+        found = rows.execute("SELECT * FROM sites WHERE NOT removed ORDER BY name").fetchall()
+    return [Site.from_row(row) for row in found]
+
+
 def remove(database: Database, name: str, *, discard: bool) -> None:
     """Unregister the site; `discard` deletes the jobs that it still has.
 
     A node that publishes the site loses it, and pushes nothing more.
     """
     with database.transaction() as connection:
-        known = connection.execute(
-            "SELECT 1 FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (name,)
-        ).fetchone()
-        if known is None:
-            raise SiteMissingError(name)
-        counted = connection.execute("SELECT count(*) FROM publications WHERE site = %s", (name,)).fetchone()
-        if counted and counted[0] and not discard:
-            raise DeclinedError(
-                f"the site {name} still has {counted[0]} jobs",
-                "let them be published, move them with "
-                f"briter-worker export --site {name}, or delete them with --discard",
-            )
-        connection.execute("UPDATE sites SET removed = true, paused = NULL WHERE name = %s", (name,))
-        _forget_published(connection, name)
-        for table in (b"superseded", b"publications"):
-            connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
+        remove_stored(connection, name, discard=discard)
+
+
+def remove_stored(connection: Connection, name: str, *, discard: bool) -> None:
+    """Unregister the site within a transaction, as `remove`."""
+    known = connection.execute(
+        "SELECT 1 FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (name,)
+    ).fetchone()
+    if known is None:
+        raise SiteMissingError(name)
+    counted = connection.execute("SELECT count(*) FROM publications WHERE site = %s", (name,)).fetchone()
+    if counted and counted[0] and not discard:
+        raise DeclinedError(
+            f"the site {name} still has {counted[0]} jobs",
+            "let them be published, move them with "
+            f"briter-worker export --site {name}, or delete them with "
+            f"briter-worker site remove {name} --discard",
+        )
+    connection.execute("UPDATE sites SET removed = true, paused = NULL WHERE name = %s", (name,))
+    _forget_published(connection, name)
+    for table in (b"superseded", b"publications"):
+        connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
 
 def wake(database: Database, names: Collection[str]) -> None:

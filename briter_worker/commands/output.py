@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from briter_worker.cluster.sites import Site, SiteSummary
+    from briter_worker.cluster.sites_file import Differences
     from briter_worker.doctor import Finding
     from briter_worker.git.pull import PullResult
     from briter_worker.ports import ListedJob, Pause
@@ -333,3 +334,21 @@ def write_sites(rows: Sequence[SiteSummary]) -> None:
     ]
     empty = "No sites yet. Add one: briter-worker site add NAME --remote URL"
     _write_table(["Site", "Waiting", "In flight", "Failed", "Remote"], cells, 0.0, empty)
+
+
+def write_differences(changes: Differences, *, applied: bool) -> None:
+    """Print one line per site that changes, and their numbers."""
+    lines = [f"+ {site.name}: {site.branch} on {site.remote}" for site in changes.added]
+    for name, keys in changes.changed.items():
+        texts = (f"{key} {_as_json(old)} -> {_as_json(new)}" for key, (old, new) in keys.items())
+        lines.append(f"~ {name}: {'; '.join(texts)}")
+    lines += [f"- {name}" for name in changes.removed]
+    numbers = f"{len(changes.added)} added, {len(changes.changed)} changed, {len(changes.removed)} removed"
+    lines.append(f"{numbers}, {changes.unchanged} unchanged" + ("" if applied else "; nothing was done yet"))
+    if changes.undeclared:
+        lines.append(f"{changes.undeclared} sites are not in the file, and stay; --prune removes them")
+    write("\n".join(map(one_line, lines)))
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

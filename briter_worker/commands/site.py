@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from briter_worker.client import parse_author
 from briter_worker.commands import Json, output, queue, read_cluster
-from briter_worker.errors import UsageError
+from briter_worker.errors import UsageError, os_error_fix, os_error_text
 from briter_worker.job import format_time
 from briter_worker.redaction import one_line
 from briter_worker.wiring import open_database
 
 with suppress(ImportError):  # the extra [postgres]; without it, `open_database` says how to install it
-    from briter_worker.cluster import sites
+    from briter_worker.cluster import sites, sites_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,6 +129,45 @@ def remove(
     _, database = _open("site remove")
     sites.remove(database, name, discard=discard)
     output.answer({"name": name, "removed": True}, f"{one_line(name)} is removed", as_json=as_json)
+
+
+@app.command()
+def apply(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="YAML file that declares sites. -: stdin.")],
+    *,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove the sites that are not in the file.")
+    ] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show the changes, and make none.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make the sites what a file declares: all changes or none."""
+    settings, database = _open("site apply")
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"cannot read {os_error_text(error)}", os_error_fix(error)) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} is not UTF-8") from None
+    declared = sites_file.read_sites(text, settings, source="stdin" if file == "-" else file)
+    changes = sites_file.compare(sites.all_sites(database), declared, prune=prune)
+    if not diff:
+        sites_file.apply(database, changes)
+    if as_json:
+        output.write_json({**changes.to_json(), "applied": not diff})
+    else:
+        output.write_differences(changes, applied=not diff)
+
+
+@app.command()
+def export(*, as_json: Json = False) -> None:
+    """Print a file for `site apply` that declares the sites as they are."""
+    _, database = _open("site export")
+    document = sites_file.declare(sites.all_sites(database))
+    if as_json:
+        output.write_json(document)
+    else:
+        output.write(sites_file.dump(document))
 
 
 @app.command()
