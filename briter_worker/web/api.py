@@ -16,6 +16,7 @@ from briter_worker.job import Author, Job, State, parse_time
 from briter_worker.status import job_to_json, pause_to_json, post_to_json
 from briter_worker.web.live import Feed
 from briter_worker.web.responses import PROBLEM_TYPE, Json, ProblemError
+from briter_worker.web.security import client_address
 from briter_worker.web.site import Site
 
 _PROBLEM = {"type": "object", "required": ["type", "title", "status", "detail"]}
@@ -277,6 +278,9 @@ async def events(
 def stream(request: Request, feed: Feed, last_event_id: str | None = None) -> Response:
     """Return a live stream, which ends with the session of its reader."""
     access, cookie = request.app.state.access, request.state.visit.cookie
-    if cookie is None:
-        return feed.stream(last_event_id)
-    return feed.stream(last_event_id, session=cookie, is_open=lambda: access.has_session(cookie))
+    return feed.stream(
+        last_event_id,
+        address=client_address(request.scope),
+        session=cookie,
+        is_open=lambda: cookie is None or access.has_session(cookie),
+    )

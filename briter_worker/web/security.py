@@ -223,7 +223,7 @@ class Guard:
         app: ASGIApp,
         access: Access,
         *,
-        error_page: Callable[[int, str], Response],
+        error_page: Callable[[int, str, str], Response],
         complain: Callable[[str], None],
     ) -> None:
         self._app = app
@@ -296,7 +296,8 @@ class Guard:
         if _bearer(headers) is not None:
             return
         if _is_foreign(headers):
-            raise ProblemError(403, "This change was requested by a page of another site")
+            fix = "if it was the dashboard's own page: have the reverse proxy pass the header Host"
+            raise ProblemError(403, "This change was requested by a page of another site", fix)
         if not headers.get("content-type", "").startswith(_FORM):
             raise ProblemError(403, "this needs the token", "send it as Authorization: Bearer")
         given = parse_qs(body.decode("utf-8", "replace")).get(CSRF_FIELD, [""])[0]
@@ -308,12 +309,13 @@ class Guard:
             raise ProblemError(403, text)
 
     def _refusal(self, scope: Scope, refused: ProblemError) -> Response:
-        is_page = wants_page(scope["path"], Headers(scope=scope))
-        return self._error_page(refused.status, refused.detail) if is_page else refused.response()
+        if wants_page(scope["path"], Headers(scope=scope)):
+            return self._error_page(refused.status, refused.detail, refused.fix)
+        return refused.response()
 
 
 def client_address(scope: Scope) -> str:
-    """Return the address that failures are counted by: for IPv6 the /64 network, which one visitor has."""
+    """Return the address that a visitor is counted by: for IPv6 the /64 network, which one visitor has."""
     client = scope.get("client")
     text = str(client[0]) if client else "unknown"
     try:

@@ -31,7 +31,7 @@ from briter_worker.sinks.store import StoreError
 from briter_worker.status import health_problems
 from briter_worker.web import api, pages
 from briter_worker.web.responses import STATIC, Json, ProblemError, error_page, explain
-from briter_worker.web.security import SIGN_IN, Access, Guard, read_token, wants_page
+from briter_worker.web.security import SIGN_IN, Access, Guard, client_address, read_token, wants_page
 from briter_worker.web.site import Site
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ THREADS = 8
 """Requests that may read the disk or the database at once."""
 HEADERS_S = 10.0
 """The headers of a request have to be there so long after the connection was opened."""
+MAX_CONNECTIONS_PER_ADDRESS = 200
+"""Of a visitor; a trusted proxy has as many as it needs."""
 _KEEP_ALIVE_S = 30
 _SHUTDOWN_S = 1
 _SWITCH_S = 0.0005
@@ -116,9 +118,7 @@ def create_application(
     app.state.shell = shell
     app.state.access = access
     app.state.metrics = _open_metrics(shell)
-    return Guard(
-        app, access, error_page=lambda status, text: error_page(shell, status, text), complain=complain
-    )
+    return Guard(app, access, error_page=partial(error_page, shell), complain=complain)
 
 
 def _add_site(app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]) -> Site:
@@ -204,7 +204,7 @@ def _on_error(request: Request, error: Exception) -> Response:
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 that closes a connection when the headers of a request do not come in time."""
+    """HTTP/1.1 that closes a connection whose request does not come in time, or of a greedy address."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -212,6 +212,16 @@ class Protocol(H11Protocol):
         """Expect the first request."""
         super().connection_made(transport)
         self._expect_request(HEADERS_S)
+        if len(self.connections) > MAX_CONNECTIONS_PER_ADDRESS and self._is_one_too_many():
+            transport.close()
+
+    def _is_one_too_many(self) -> bool:
+        # Only behind a proxy, uvicorn wraps the application in what knows the trusted ones.
+        trusted = getattr(self.config.loaded_app, "trusted_hosts", ())
+        if self.client is None or self.client[0] in trusted:
+            return False
+        addresses = [client_address({"client": each.client}) for each in self.connections]
+        return addresses.count(client_address({"client": self.client})) > MAX_CONNECTIONS_PER_ADDRESS
 
     def on_response_complete(self) -> None:
         """Expect the next request."""

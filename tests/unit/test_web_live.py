@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from briter_worker.sinks.history import Moment
-from briter_worker.web.live import MAX_KEPT, MAX_READERS_PER_SESSION, Feed, News
+from briter_worker.web.live import (
+    MAX_KEPT,
+    MAX_READERS_PER_ADDRESS,
+    MAX_READERS_PER_SESSION,
+    Feed,
+    News,
+)
 from briter_worker.web.responses import ProblemError
 
 if TYPE_CHECKING:
@@ -102,6 +108,21 @@ def test_a_stream_ends_with_its_session_and_a_session_has_few_streams() -> None:
         return [chunk async for chunk in streams[0]]
 
     assert asyncio.run(asyncio.wait_for(follow(), 20)) == []
+
+
+def test_one_client_does_not_hold_every_stream() -> None:
+    async def follow() -> None:
+        feed = Past().feed()
+        readers = [feed.stream(address="192.0.2.1").body_iterator for _ in range(MAX_READERS_PER_ADDRESS)]
+        for reader in readers:
+            await anext(reader)
+        with pytest.raises(ProblemError, match="has 100 readers already"):
+            feed.stream(address="192.0.2.1", session="new")
+        feed.stream(address="192.0.2.2")
+        await readers[0].aclose()  # type: ignore[attr-defined]
+        feed.stream(address="192.0.2.1")
+
+    asyncio.run(asyncio.wait_for(follow(), 20))
 
 
 def test_a_quiet_stream_is_pinged_and_a_reader_that_leaves_is_forgotten() -> None:
