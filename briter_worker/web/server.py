@@ -220,7 +220,8 @@ class Protocol(H11Protocol):
         trusted = getattr(self.config.loaded_app, "trusted_hosts", ())
         if self.client is None or self.client[0] in trusted:
             return False
-        addresses = [client_address({"client": each.client}) for each in self.connections]
+        others = [each for each in self.connections if isinstance(each, Protocol)]
+        addresses = [client_address({"client": each.client}) for each in others]
         return addresses.count(client_address({"client": self.client})) > MAX_CONNECTIONS_PER_ADDRESS
 
     def on_response_complete(self) -> None:

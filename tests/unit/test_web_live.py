@@ -115,7 +115,7 @@ def test_one_client_does_not_hold_every_stream() -> None:
         feed = Past().feed()
         readers = [feed.stream(address="192.0.2.1").body_iterator for _ in range(MAX_READERS_PER_ADDRESS)]
         for reader in readers:
-            await anext(reader)
+            await anext(aiter(reader))
         with pytest.raises(ProblemError, match="has 100 readers already"):
             feed.stream(address="192.0.2.1", session="new")
         feed.stream(address="192.0.2.2")
