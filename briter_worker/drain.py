@@ -146,7 +146,7 @@ class Drain:
         else:
             try:
                 for landed in publisher.resolve():
-                    batch.complete([Outcome(key, Result.PUBLISHED, commit) for key, commit in landed.items()])
+                    batch.complete(landed)
             except StoppedError:
                 pass  # the plans that were not asked about are undecided
             except (LockLostError, UnavailableError):
@@ -413,7 +413,12 @@ class _Batch:
         if outcome.result is Result.UNCHANGED or outcome.commit is None:
             return NoChange(**self._facts(claim, outcome))
         self.has_pushed = self.has_pushed or not self._dry_run
-        return Published(**self._facts(claim, outcome), commit=outcome.commit)
+        return Published(
+            **self._facts(claim, outcome),
+            commit=outcome.commit,
+            changes=outcome.changes,
+            signed_with=outcome.signed_with,
+        )
 
     def _facts(self, claim: Claim, outcome: Outcome) -> dict[str, Any]:
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import get_annotations
-from typing import ClassVar, dataclass_transform
+from typing import ClassVar, NamedTuple, dataclass_transform
 
 from briter_worker.job import GIT_SYNC
 
@@ -76,11 +76,22 @@ class JobOutcome(JobEvent):
     """Address to notify. The address may contain a secret, so neither log nor history has it."""
 
 
+class FileChange(NamedTuple):
+    """A file that a commit changed, with its lines added and removed (None: not text, or not at hand)."""
+
+    path: str
+    added: int | None
+    removed: int | None
+
+
 class Published(JobOutcome):
     """The job's commit is on the remote (in a dry run: would be)."""
 
     name = "published"
+    unlogged = JobOutcome.unlogged | {"changes"}
     commit: str
+    changes: tuple[FileChange, ...] = ()
+    signed_with: str | None = None
 
 
 class NoChange(JobOutcome):
@@ -101,7 +112,6 @@ class NoPaths(JobFailure):
     """None of the job's paths may be published; the job is a dead letter."""
 
     name = "nopaths"
-    fix: str = ""
 
 
 class Failed(JobFailure):
@@ -124,7 +134,6 @@ class DeadLettered(JobFailure):
 
     name = "dead-lettered"
     failure: str
-    fix: str = ""
 
 
 class Superseded(JobEvent):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.errors import Failure
-    from briter_worker.events import Event, Quarantined, Superseded
+    from briter_worker.events import Event, FileChange, Quarantined, Superseded
     from briter_worker.job import Document, Job, State
 
 
@@ -186,6 +186,10 @@ class Outcome(NamedTuple):
     retry_at: float | None = None
     rejected_paths: tuple[str, ...] = ()
     """Declared paths that were not published although the job was."""
+    changes: tuple[FileChange, ...] = ()
+    """What the commit changed."""
+    signed_with: str | None = None
+    """Kind and key of the commit's signature."""
 
 
 class Publisher(Protocol):
@@ -211,10 +215,10 @@ class Publisher(Protocol):
         is on the remote unless `undecided` names it.
         """
 
-    def resolve(self) -> Iterator[Mapping[str, str]]:
-        """Ask the remote about each recorded plan; yield the commits that landed, by claim key.
+    def resolve(self) -> Iterator[Sequence[Outcome]]:
+        """Ask the remote about each recorded plan; yield the outcomes of the requests that landed.
 
-        A plan is dropped when the iteration is resumed. A plan that did not land yields an empty mapping.
+        A plan is dropped when the iteration is resumed. A plan that did not land yields no outcomes.
         Raises PublishError when the remote cannot be asked; the remaining plans stay.
         """
 

@@ -246,9 +246,8 @@ class Cluster:
     def resolve(self, node: str = "one") -> dict[str, str]:
         """What landed of the recorded plans: commits by claim key."""
         with self.opened(node) as repository:
-            return {
-                key: sha for landed in self.publisher(repository).resolve() for key, sha in landed.items()
-            }
+            landed = self.publisher(repository).resolve()
+            return {each.key: each.commit or "" for outcomes in landed for each in outcomes}
 
 
 def made(root: Path, files: Mapping[str, str], *options: str) -> Cluster:

@@ -203,10 +203,25 @@ def write_receipts(receipts: Sequence[Receipt], now: float) -> None:
     cells: list[list[_Cell]] = []
     for each in receipts:
         attempt = each.attempt or None
-        row = [each.ended, each.outcome, each.slug, each.job_id, attempt, each.commit, each.error, each.fix]
+        what = each.error or changes_text(each)
+        row = [each.ended, each.outcome, each.slug, each.job_id, attempt, each.commit, what, each.fix]
         cells.append(row)
     headings = ["When", "Outcome", "Post", "Job", "Try", "Commit", "What happened"]
     _write_table(headings, cells, now, "No receipts yet.")
+
+
+def changes_text(receipt: Receipt) -> str:
+    """Return how many files and lines a publication changed, and what its commit is signed with."""
+    number = receipt.files_changed
+    text = f"{number} file{'s' if number > 1 else ''}" if number else ""
+    if counted := [each for each in receipt.changes if each.added is not None]:
+        text += f", +{sum(each.added or 0 for each in counted)} -{sum(each.removed or 0 for each in counted)}"
+    return text + (f", signed with {receipt.signed_with}" if receipt.signed_with else "")
+
+
+def write_changes(receipt: Receipt) -> None:
+    """Print the files of a publication, with their lines added and removed."""
+    write_columns(["changed", f"+{each.added} -{each.removed}", each.path] for each in receipt.changes)
 
 
 def write_actions(moments: Sequence[Moment], slug: str | None, *, as_json: bool) -> None:

@@ -208,6 +208,7 @@ class _Post:
             output.write_facts([("phase", output.progress_text(self.running))])
         if ended := [each for each in self.receipts if each.outcome]:
             output.write_receipts(ended, time.time())
+            output.write_changes(ended[0])
 
     def progress(self) -> str:
         """Return a line for `--watch`, which does not change with time alone."""

@@ -7,6 +7,7 @@ or a token in the path of a URL, looks like anything.
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import math
 import os
@@ -92,6 +93,20 @@ class Signer:
                 partial.replace(wrapper)
             program = str(wrapper)
         return ["-c", f"gpg.format={self.format}", "-c", f"gpg.{self.format}.program={program}"]
+
+    def used_for(self, commit: bytes) -> str | None:
+        """Return kind and key of a commit's signature, as receipts show them; None if there is none."""
+        header = commit.partition(b"\n\n")[0]
+        if b"\ngpgsig" not in header:
+            return None
+        found = re.search(rb"-BEGIN SSH SIGNATURE-----(.+?)-----END", header, re.DOTALL)
+        if found is None:
+            return f"{self.format} {self.key}"
+        # The public key, with its length, follows on a word of 6 bytes and a version of 4.
+        signature = base64.b64decode(found[1])
+        key = signature[14 : 14 + int.from_bytes(signature[10:14], "big")]
+        fingerprint = base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+        return f"ssh SHA256:{fingerprint}"
 
     def report(self, folder: Path) -> str:
         """Return what the last gpg printed: git 2.38 does not pass its errors on."""

@@ -28,6 +28,7 @@ from briter_worker.git.push import (
     UncertainPushError,
     push,
     push_large_files,
+    read_changes,
     read_own_commits,
     write_commits,
 )
@@ -181,7 +182,7 @@ class GitPublisher:
                 yield outcomes
             yield from self._build_and_push(items, tip, cancelled, now, started)
 
-    def resolve(self) -> Iterator[Mapping[str, str]]:
+    def resolve(self) -> Iterator[Sequence[Outcome]]:
         """Implement `ports.Publisher`."""
         plans = self._plans.plans()
         if not plans:
@@ -193,7 +194,8 @@ class GitPublisher:
                 if tip is not None:
                     self._conflicts.load(plan.blobs, tip)
                     self._follow(plan, tip, local=self._local())
-                yield plan.commits if tip is not None else {}
+                commits = plan.commits if tip is not None else {}
+                yield self._described([Outcome(key, Result.PUBLISHED, sha) for key, sha in commits.items()])
                 self._discard(plan, tip)
 
     def _local(self) -> str | None:
@@ -315,7 +317,7 @@ class GitPublisher:
             settled += [item.outcome(Result.PUBLISHED, commit=commit) for item, commit in published if commit]
             settled += [tip.unchanged(item) for item in unchanged]
             self._follow(plan, landed)
-            yield settled
+            yield self._described(settled)
             self._discard(plan, landed)
             return
         if settled:
@@ -431,6 +433,20 @@ class GitPublisher:
         return [item.rebased(bases, moved.own_commits) for item in items], moved
 
     # After the push
+
+    def _described(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """Return the outcomes with what their commits changed, and how the commits are signed."""
+        git, described = self._repository.git, list(outcomes)
+
+        def describe() -> None:
+            changes, signed_with = read_changes(git, [each.commit for each in outcomes if each.commit])
+            for number, each in enumerate(outcomes):
+                if each.commit:
+                    found = changes.get(each.commit, ())
+                    described[number] = each._replace(changes=found, signed_with=signed_with)
+
+        self._guard(describe)
+        return described
 
     def _follow(self, plan: Plan, tip: str, *, local: str | None = None) -> None:
         """Have this side follow the remote. Nothing local fails a post that is on the remote."""

@@ -15,6 +15,7 @@ import git
 from git.remote import PushInfo
 
 from briter_worker.errors import FailureCode, PublishError, sync_folder
+from briter_worker.events import FileChange
 from briter_worker.git import messages
 from briter_worker.ports import BaseVersion, Conflict, Plan
 
@@ -225,6 +226,30 @@ def read_own_commits(git: Git, since: str, tip: str, identity: Person) -> list[O
             path = os.fsdecode(next(fields))
             blobs[path] = (old if old_mode.strip("0") else None, new if new_mode.strip("0") else None)
     return found
+
+
+def read_changes(git: Git, commits: Sequence[str]) -> tuple[Mapping[str, tuple[FileChange, ...]], str | None]:
+    """Return the files that each commit changed, and what the commits are signed with."""
+    if not commits:
+        return {}, None
+    # A cluster's clone has no contents to count lines in, and would fetch them.
+    kind = "--name-only" if git.worktree is None else "--numstat"
+    options = ("-r", "-z", kind, "--no-renames", "--no-ext-diff", "--no-textconv", f"--format={_COMMIT}%H")
+    stdin = "".join(f"{commit}\n" for commit in dict.fromkeys(commits)).encode()
+    what = "what the commits changed could not be read"
+    out = git.run("diff-tree", "--stdin", *options, stdin=stdin, what=what)
+    found: dict[str, list[FileChange]] = {}
+    changes: list[FileChange] = []
+    for part in os.fsdecode(out).removesuffix("\0").split("\0"):
+        text = part.lstrip("\n")
+        if text.startswith(_COMMIT):
+            changes = found.setdefault(text[1:], [])
+        else:
+            *counts, path = text.split("\t", 2) if git.worktree else ("-", "-", text)
+            changes.append(FileChange(path, *(None if each == "-" else int(each) for each in counts)))
+    commit = git.run("cat-file", "commit", commits[-1], what=what) if git.signer else b""
+    signed_with = git.signer.used_for(commit) if git.signer else None
+    return {sha: tuple(each) for sha, each in found.items()}, signed_with
 
 
 class UncertainPushError(PublishError):

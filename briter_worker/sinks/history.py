@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, Json, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
+from briter_worker.events import FileChange  # noqa: TC001 - a field's type
 from briter_worker.job import format_time
 from briter_worker.sinks.recorder import waiting_time
 from briter_worker.sinks.store import StoreError
@@ -68,6 +69,10 @@ class Receipt(BaseModel):
     retry_at: _Time
     rejected_paths: Json[tuple[str, ...]]
     superseded_by: str | None
+    changes: Json[tuple[FileChange, ...]]
+    """At most a thousand of the files that the commit changed."""
+    files_changed: int
+    signed_with: str | None
     phase: str | None
     done: int
     total: int
@@ -85,6 +90,7 @@ class Receipt(BaseModel):
         waited = self.save_to_remote
         return self.model_dump(by_alias=True, exclude={"phases"}) | {
             "time": _format_time(self.ended or self.began),
+            "changes": [each._asdict() for each in self.changes],
             "saveToRemoteMs": None if waited is None else round(waited * 1000),
             "phases": [
                 {"name": name, "began": _format_time(began), "ended": _format_time(ended)}

@@ -30,6 +30,7 @@ _SLOW_PHASE = "push"
 ANY_KIND = "any"
 """The kind of jobs that ended without an attempt."""
 _MAX_PHASES = 100
+_MAX_FILES = 1000
 _PROGRESS_EVERY_S = 0.25
 _RETIRE_EVERY_S = 3600.0
 _RETRY_STORE_AFTER_S = 10.0
@@ -399,7 +400,13 @@ class HistorySink:
                 "remote": self._target.remote,
             }
         if isinstance(event, events.Published):
-            facts["href"] = self._target.href(event.slug)
+            changes = [(one_line(path), *counts) for path, *counts in event.changes[:_MAX_FILES]]
+            facts |= {
+                "href": self._target.href(event.slug),
+                "changes": json.dumps(changes),
+                "files_changed": len(event.changes),
+                "signed_with": event.signed_with and one_line(event.signed_with),
+            }
         if isinstance(event, events.NoPaths):
             facts["failure"] = events.NoPaths.name
         return facts

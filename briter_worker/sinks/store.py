@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[TupleRow]
 
 _BUSY_TIMEOUT_S = 1.0
-_VERSION = 2
+_VERSION = 3
 LEASE_S = 60.0
 """How long a message in delivery belongs to its sender."""
 _MAX_DELAY_S = 2 * 86400.0

@@ -40,6 +40,23 @@ def test_a_published_post_has_a_receipt_with_commit_branch_remote_time_and_link(
     assert all(phase["ended"] for phase in receipt["phases"])
 
 
+def test_a_receipt_names_the_files_of_the_commit_and_their_lines(site: Site) -> None:
+    save(site, "a", "gone")
+    site.run_once()
+    site.write_post("content/posts/a.md", "one\ntwo\n")
+    site.write_post("content/posts/é.png", "\0")
+    (site.worktree / "content/posts/gone.md").unlink()
+    site.save("a", ["content/posts"])
+    site.run_once()
+    receipt = receipts(site)[0]
+    found = [(each["path"], each["added"], each["removed"]) for each in receipt["changes"]]
+    expected = [("a.md", 2, 1), ("gone.md", 0, 1), ("é.png", None, None)]
+    assert found == [(f"content/posts/{name}", *lines) for name, *lines in expected]
+    assert (receipt["filesChanged"], receipt["signedWith"]) == (3, None)
+    assert "\t3 files, +2 -2\t" in site.command("history").stdout
+    assert "changed\t+2 -1\tcontent/posts/a.md\n" in site.command("show", "a").stdout
+
+
 def test_the_push_is_timed_until_the_remote_has_answered(site: Site) -> None:
     hook = site.remote / "hooks" / "pre-receive"
     hook.write_text("#!/bin/sh\nsleep 0.5\n")

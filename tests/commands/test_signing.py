@@ -148,6 +148,12 @@ def test_every_commit_verifies_whatever_way_it_took(site: Site, keys: Keys, kind
     assert len(commits) == 7, site.git("log", "--all", "--oneline", cwd=site.remote)
     for commit in commits:
         keys.verify(site.remote, commit, kind)
+    key = site.env["BRITER_GIT_SIGNING_KEY"]
+    if kind == "ssh":
+        key = shell("ssh-keygen", "-lf", key).decode().split()[1]
+    receipts = json.loads(site.command("history", "--json").stdout)
+    signed = {each["signedWith"] for each in receipts if each["outcome"] == "published"}
+    assert signed == {f"{kind} {key}"}
 
 
 MESSAGES = [
