@@ -48,8 +48,6 @@ class MirrorState:
 
     late: str | None = None
     """The commit that the local branch could not be moved to."""
-    left: str | None = None
-    """A local commit that may be left: `late` has its rebased version."""
     bases: Mapping[str, FileBase] = field(default_factory=dict)
     """The versions that files started from, where the branch has another one."""
 
@@ -68,8 +66,8 @@ class _StateRef:
             return MirrorState()
         try:
             document = json.loads(self._repository.blob(f"{tree}:{_RECORD}"))
-            bases = {path: FileBase(**base) for path, base in document.pop("bases").items()}
-            return MirrorState(bases=bases, **document)
+            bases = {path: FileBase(**base) for path, base in document["bases"].items()}
+            return MirrorState(document["late"], bases)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise PublishError(
                 FailureCode.CORRUPT, f"{self._name} is damaged: {error}", f"git update-ref -d {self._name}"
@@ -135,19 +133,18 @@ class Checkout:
     def _local(self) -> str:
         return self.repository.ref(self.repository.branch_ref) or ""
 
-    def sync(self, tip: str, blobs: Mapping[str, str | None], *, left: str | None = None) -> bool:
+    def sync(self, tip: str, blobs: Mapping[str, str | None]) -> bool:
         """Bring branch, index and files to `tip`, now or later. Return False for later.
 
-        `blobs` are the versions of published files as they were read from the work tree. `left` is the local
-        commit of which `tip` has the rebased version.
+        `blobs` are the versions of published files as they were read from the work tree.
         """
         try:
-            self.follow(tip, blobs, left=left)
+            self.follow(tip, blobs)
         except (PublishError, OSError) as error:
             self._warn_late("Published. " if blobs else "", error)
             try:
                 self.repository.clear_own_locks()  # a git that was killed has left the lock of the state
-                self.remember(tip, blobs, left=left)
+                self.remember(tip, blobs)
             except (PublishError, OSError) as second:
                 text = f"The base versions of published files could not be stored: {_text(second)}"
                 self._warn_once(text, second)
@@ -163,19 +160,22 @@ class Checkout:
             self._open_work_tree().close()
             state = self._state.read()
             if state.late is not None or state.bases:
-                self.follow(state.late or self._local(), left=state.left)
+                self.follow(state.late or self._local())
         except (PublishError, OSError) as error:
             self._warn_late("", error)
 
     def follow(
         self, tip: str, blobs: Mapping[str, str | None] = _NOTHING, *, left: str | None = None
     ) -> None:
-        """Bring branch, index and files to `tip` now. Raises PublishError and OSError: nothing moved."""
+        """Bring branch, index and files to `tip` now. Raises PublishError and OSError: nothing moved.
+
+        `left` is the local commit of which `tip` has the rebased version.
+        """
         self.repository.check()
         index, state = self._open_index(), self._state.read()
         for tries_left in reversed(range(_TRIES)):
             old = self._local()
-            new = tip if old == tip or self._may_move(old, tip, left or state.left) else old
+            new = tip if old == tip or self._may_move(old, tip, left) else old
             try:
                 with closing(self._open_work_tree()) as work_tree, index.copied():
                     move = _Move(self, old, new, state, index, work_tree)
@@ -192,11 +192,11 @@ class Checkout:
             reason = os_error_text(error, with_path=False)
             self._warn_once(f"{text}: {reason}. The next drain tries again", error)
 
-    def remember(self, tip: str, blobs: Mapping[str, str | None], *, left: str | None = None) -> None:
+    def remember(self, tip: str, blobs: Mapping[str, str | None]) -> None:
         """Store the versions that the published files are edits of from now on; `tip` is to be followed."""
         state, committed = self._state.read(), self._committed_versions(blobs)
         bases = {path: FileBase(blob, committed.get(path, "")) for path, blob in blobs.items()}
-        self._state.save(MirrorState(tip, left or state.left, {**state.bases, **bases}))
+        self._state.save(MirrorState(tip, {**state.bases, **bases}))
 
     def hash_files(self, paths: Collection[str]) -> list[str]:
         """Return the blob of each file, as git would add it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, PublishError
+from briter_worker.git.checkout import MirrorState
 from briter_worker.git.push import FilePlans, push, push_large_files, sign_commit
 from briter_worker.git.repository import Entry
 
@@ -59,17 +60,16 @@ def pull(
 
     Safe beside a running worker: `patience` is how many seconds to wait for it. Raises DeclinedError, with
     nothing changed, if there are local commits and `rebase` is False, or if they conflict; PublishError if
-    the remote cannot be asked.
+    the remote cannot be asked, or the local branch cannot be moved.
     """
     with repository.working(patience):
         repository.check()
-        checkout.catch_up()
         for _ in range(_MAX_RACES):
             tip = _fetch(repository)
             _remember_published(repository, checkout, tip)
             local = str(repository.ref(repository.branch_ref))
             if repository.is_ancestor(local, tip):
-                if local != tip:
+                if local != tip or checkout.state() != MirrorState():
                     checkout.sync(tip, {})
                 return PullResult(tip, late_reason=checkout.late_reason)
             commits = _local_commits(repository, tip)
@@ -79,12 +79,13 @@ def pull(
                     "briter-worker pull --rebase --push",
                 )
             new = _Rebase(repository, checkout, tip, commits).run()
+            # Before the push: commits whose rebased versions are on the remote would be rebased once more
+            # by the pull after a crash, onto later ones of the same lines.
+            checkout.follow(new, left=local)
             if not push:
-                checkout.follow(new, left=local)
                 return PullResult(tip, tuple(commits))
             if _push(repository, new, tip):
-                checkout.sync(new, {}, left=local)
-                return PullResult(new, tuple(commits), is_pushed=True, late_reason=checkout.late_reason)
+                return PullResult(new, tuple(commits), is_pushed=True)
     raise PublishError(
         FailureCode.LOST_RACE, "others pushed again and again meanwhile", "briter-worker pull --rebase --push"
     )
@@ -121,7 +122,7 @@ def _push(repository: Repository, new: str, tip: str) -> bool:
     """Push the rebased commits. Return False if the remote has moved meanwhile."""
     if new == tip:
         return True
-    ref = f"{repository.own_refs}/rebased"
+    ref = f"{repository.own_refs}/batch/rebased"  # `tidy` removes it, should the command be killed
     repository.update_refs((ref, new, None))
     if repository.git.config("filter.lfs.clean"):
         push_large_files(repository, ref, base=tip, dry_run=False)

@@ -38,6 +38,17 @@ def hook(site: Site, name: str, text: str) -> Path:
     return file
 
 
+def kill_after_the_push(site: Site, *args: str) -> None:
+    """Kill a command's process group while the remote has its commits and it does not know."""
+    landed = site.root / "landed"
+    file = hook(site, "post-receive", f"#!/bin/sh\ntouch {landed}\nsleep 3\n")
+    with site.running(*args, **FAST) as process:
+        eventually(landed.exists)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    file.unlink()
+
+
 def subjects(site: Site) -> Counter[str]:
     """How often each subject is on the remote."""
     return Counter(subject for _, subject in site.remote_log())
@@ -53,16 +64,9 @@ def test_kills_at_random_moments_lose_and_double_nothing() -> None:
 
 
 def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_commit(site: Site) -> None:
-    # The hook runs after the remote has the commit; the worker dies before it hears of it.
-    landed = site.root / "landed"
-    hook(site, "post-receive", f"#!/bin/sh\ntouch {landed}\nsleep 3\n")
     site.write_post("content/posts/a.md", "A\n")
     site.save("a", ["content/posts/a.md"])
-    with site.running(**FAST) as worker:
-        eventually(landed.exists)
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-    (site.remote / "hooks" / "post-receive").unlink()
+    kill_after_the_push(site)
     commit = site.remote_log()[0][0]
 
     eventually(lambda: site.run_once(**FAST).names() != ["worker-skipped"])
@@ -76,16 +80,10 @@ def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_comm
 @pytest.fixture
 def site_after_crash(site: Site) -> Site:
     """A worker died after its push had landed; since then, the CMS has deleted one file and edited one."""
-    landed = site.root / "landed"
-    hook(site, "post-receive", f"#!/bin/sh\ntouch {landed}\nsleep 3\n")
     for name in ("deleted", "edited", "stays"):
         site.write_post(f"content/bundle/{name}.md", "one\n")
     site.save("bundle", ["content/bundle"])
-    with site.running(**FAST) as worker:
-        eventually(landed.exists)
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-    (site.remote / "hooks" / "post-receive").unlink()
+    kill_after_the_push(site)
     (site.worktree / "content/bundle/deleted.md").unlink()
     site.write_post("content/bundle/edited.md", "two\n")
     return site
@@ -105,6 +103,23 @@ def test_a_pull_after_a_crash_knows_what_had_landed(site_after_crash: Site) -> N
     site.git("commit", "--quiet", "--allow-empty", "--message=A local commit")
     eventually(lambda: site.command("pull", "--rebase", "--push").returncode == 0)
     assert_bundle_is_published(site)
+
+
+def test_local_commits_whose_pull_was_killed_after_the_push_are_not_rebased_again(site: Site) -> None:
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("a", ["content/posts/a.md"])
+    for number in range(3):
+        if number == 2:
+            assert site.run_once().returncode == 0
+            kill_after_the_push(site, "pull", "--rebase", "--push")
+        site.write_post("theme.css", f"{number}\n")
+        site.git("add", "theme.css")
+        site.git("commit", "--quiet", f"--message=mine {number}")
+    eventually(lambda: site.command("pull", "--rebase", "--push").returncode == 0)
+    assert site.remote_file("theme.css") == "2\n"
+    assert [subjects(site)[f"mine {number}"] for number in range(3)] == [1, 1, 1]
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert site.git("status", "--porcelain") == ""
 
 
 def test_a_dry_run_after_a_crash_completes_what_had_landed(site_after_crash: Site) -> None:
