@@ -137,6 +137,11 @@ def open_database(settings: Settings) -> Database:
     return database
 
 
+def read_clock(settings: Settings) -> float:
+    """Return the time by the clock that decides: Postgres's in a cluster. Raises OSError."""
+    return open_database(settings).read_clock() if settings.database_url else time.time()
+
+
 def open_history(settings: Settings) -> History:
     """Return the reader of the site's history, on either backend."""
     from briter_worker.sinks.history import History  # noqa: PLC0415 - a worker reads no receipts
@@ -185,7 +190,9 @@ def target_of(settings: Settings) -> Target:
     return Target(settings.git_branch, settings.git_remote, settings.published_href_template)
 
 
-def open_sender(settings: Settings, log: Callable[[Event], None]) -> Sender:
+def open_sender(
+    settings: Settings, log: Callable[[Event], None], clock: Callable[[], float] = time.time
+) -> Sender:
     """Return the sender of this process's webhooks, not started yet."""
     from briter_worker.sinks.webhooks import Sender  # noqa: PLC0415 - most sites have none
 
@@ -194,10 +201,13 @@ def open_sender(settings: Settings, log: Callable[[Event], None]) -> Sender:
         secret=settings.webhook_secret,
         allow_private=settings.webhook_allow_private,
         warn=lambda message, fix: log(Warned(error=message, fix=fix)),
+        clock=clock,
     )
 
 
-def open_webhooks(settings: Settings, sender: Sender, site: str | None = None) -> WebhookSink:
+def open_webhooks(
+    settings: Settings, sender: Sender, site: str | None = None, clock: Callable[[], float] = time.time
+) -> WebhookSink:
     """Return the sink that sends the webhooks of one site."""
     from briter_worker.sinks.webhooks import WebhookSink  # noqa: PLC0415 - most sites have none
 
@@ -208,6 +218,7 @@ def open_webhooks(settings: Settings, sender: Sender, site: str | None = None) -
         build_hook=settings.build_hook_url,
         href=target_of(settings).href,
         site=site,
+        clock=clock,
     )
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sites import eventually
@@ -18,11 +19,12 @@ from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
     import signal
-    from pathlib import Path
 
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
 
+AHEAD = {"PYTHONPATH": str(Path(__file__).with_name("skew")), "SKEW_S": "7200"}
+"""The surroundings of a process whose clock is two hours ahead."""
 PERSON = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "init.defaultBranch=main")
 
 
@@ -134,8 +136,12 @@ class Farm:
 
     def once(self, host: str = "one", *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
         """`run --once` on this host."""
+        return self.command("run", "--once", *arguments, host=host, **extra)
+
+    def command(self, *arguments: str, host: str = "one", **extra: str) -> subprocess.CompletedProcess[str]:
+        """A command on this host."""
         return subprocess.run(
-            [sys.executable, "-m", "briter_worker", "run", "--once", *arguments],
+            [sys.executable, "-m", "briter_worker", *arguments],
             env=os.environ | self.environment(host, **extra),
             capture_output=True,
             text=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING
@@ -47,23 +46,25 @@ class NodeSinks:
         self._log = log
         self._metrics = metrics
         self._store = PostgresStore(database.transaction)
-        self._sender = open_sender(settings, log)
+        self._clock = database.now
+        self._sender = open_sender(settings, log, database.now)
         self._sender.wake()  # an earlier node may have left messages
 
     def open(self, settings: Settings) -> FanOut:
         """Return the sinks of one drain of the settings' site, for one thread."""
         site = settings.site
         sinks: list[Sink] = [
-            HistorySink(self._store, target_of(settings), site=site),
-            open_webhooks(settings, self._sender, site),
+            HistorySink(self._store, target_of(settings), site=site, clock=self._clock),
+            open_webhooks(settings, self._sender, site, self._clock),
         ]
         if self._metrics is not None:
             sinks.append(self._metrics.for_drain())
-        return FanOut(sinks, partial(self._log, site=site), condition=SiteCondition(self._store, site))
+        condition = SiteCondition(self._store, site, clock=self._clock)
+        return FanOut(sinks, partial(self._log, site=site), condition=condition)
 
-    def retire(self, now: float) -> None:
+    def retire(self) -> None:
         """Delete old receipts of all sites. Raises StoreError."""
-        retire(self._store, self._settings.history_keep_days, now)
+        retire(self._store, self._settings.history_keep_days, self._clock())
 
     def close(self) -> None:
         """Send what is due, within a bounded time."""
@@ -91,13 +92,13 @@ class SiteDrains:
     def drain(self, name: str, stopping: Callable[[], bool]) -> tuple[Counts, float]:
         """Complete what a dead node left of the site, then publish what is due, once.
 
-        Return as the second value when a post is due next.
+        Return as the second value in how many seconds a post is due next.
 
         Raises LockLostError, UnavailableError, PublishError, UsageError.
         """
-        row = take_site(self._database, name, self._node, time.time())
+        row, clock = take_site(self._database, name, self._node), self._database.now
         site, token = Site.from_row(row), int(row["token"])
-        if site.paused is not None and site.paused.is_active(time.time()):
+        if site.paused is not None and site.paused.is_active(clock()):
             return Counts(), math.inf
         settings = settings_of(site, self._settings)
         emit = self._sinks.open(settings)
@@ -107,6 +108,7 @@ class SiteDrains:
             token=token,
             longest_delay=open_backoff(settings).longest,
             dry_run=settings.worker_dry_run,
+            clock=clock,
         )
         with ExitStack() as stack:
             stack.callback(emit.close)
@@ -121,12 +123,13 @@ class SiteDrains:
                 dry_run=settings.worker_dry_run,
                 co_authors=settings.git_co_authors,
                 stopping=stopping,
+                clock=clock,
             )
             counts = drain.recover()
             if not stopping() and (done := drain.run()):
                 counts.add(done)
-        next_due = queue.next_due(time.time())
-        return counts, math.inf if next_due is None else next_due
+        next_due = queue.next_due(clock())
+        return counts, math.inf if next_due is None else next_due - clock()
 
     def abort(self) -> None:
         """End what git runs for any site. From any thread."""

@@ -332,9 +332,8 @@ class Node:
                 self._threads, self._drain, site
             )
             self.counts.add(counts)
-            wait = next_due - time.time()
-            if wait > 0:
-                self._sweep_in(wait)
+            if next_due > 0:
+                self._sweep_in(next_due)
             elif not self._stop.is_set():
                 await asyncio.to_thread(wake, self._database, [site])
         except DatabaseError as error:
@@ -396,7 +395,7 @@ class Node:
                 if now >= self._swept_at:
                     self._swept_at = now + poll
                     _, next_due = await asyncio.to_thread(self._wake_due, resting)
-                    self._sweep_in(max(0.0, next_due - time.time()))
+                    self._sweep_in(max(0.0, next_due))
             except (DatabaseError, exceptions.ProcrastinateException) as error:
                 self._outage.begin(error)
             self._sooner.clear()
@@ -439,15 +438,15 @@ class Node:
         while True:
             with suppress(DatabaseError, StoreError):
                 await asyncio.to_thread(collect_blobs, self._database)
-                await asyncio.to_thread(self._sinks.retire, time.time())
+                await asyncio.to_thread(self._sinks.retire)
             await asyncio.sleep(_HOUSEKEEPING_S)
 
     def _wake_due(self, besides: Collection[str], *, doubt: float = _DOUBT_S) -> tuple[list[str], float]:
-        """Wake the sites that have something due, except `besides`. Return them, and when a post is due next.
+        """Wake the sites that have something due, except `besides`. Return them, and the wait for a next one.
 
         `doubt`: how long a site rests whose jobs in flight wait for the remote. Raises DatabaseError.
         """
-        now = time.time()
+        now = self._database.read_clock()
         values = {
             "now": now,
             "furthest": now + open_backoff(self._settings).longest,
@@ -462,7 +461,7 @@ class Node:
             ).fetchone()
         if names:
             wake(self._database, names)
-        return names, row[0] if row and row[0] is not None else math.inf
+        return names, row[0] - now if row and row[0] is not None else math.inf
 
     def _gives_up(self) -> bool:
         """Return True if the node stops and Postgres has been away for too long to wait for it."""

@@ -20,7 +20,14 @@ from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Event, Warned
 from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, pause_to_json, post_to_json, read_status
-from briter_worker.wiring import open_history, open_queue, record_action, show_difference, undo_post
+from briter_worker.wiring import (
+    open_history,
+    open_queue,
+    read_clock,
+    record_action,
+    show_difference,
+    undo_post,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -274,7 +281,7 @@ def retry(
     if everything is (wanted is not None):
         raise UsageError("retry needs either ID-or-SLUG or --all")
     queue = open_queue(settings)
-    now = time.time()
+    now = read_clock(settings)
     jobs = queue.retry_all(now) if wanted is None else queue.retry(wanted, now)
     _record(settings, "retry", jobs)
     wake_worker(settings)
@@ -284,7 +291,7 @@ def retry(
 def publish_now(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
     """Publish a job now that waits for its time, a retry or the end of its quiet time."""
     settings = read_site(site)
-    jobs = open_queue(settings).publish_now(wanted, time.time())
+    jobs = open_queue(settings).publish_now(wanted, read_clock(settings))
     _record(settings, "publish-now", jobs)
     wake_worker(settings)
     _report_jobs("due", "is due now", jobs, as_json=as_json)
@@ -367,7 +374,7 @@ def pause(
 ) -> None:
     """Pause publishing until `resume`, or for a time. A running push ends first."""
     settings = read_site(site)
-    now = time.time()
+    now = read_clock(settings)
     made = open_queue(settings).pause(now, until=_pause_end(span, now), reason=reason)
     record_action(settings, "pause", _user(), _WHOLE_SITE, _report_warning)
     output.answer(pause_to_json(made), output.pause_text(made), as_json=as_json)

@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
     from briter_worker.cluster.sites import Site
     from briter_worker.doctor import Finding
     from briter_worker.git.repository import Repository
+    from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
 
 _MIN_GIT = (2, 38)
 _ASKED = "can be reached, and git may push; rules that the host applies to a real push were not asked"
+_MAX_SKEW_S = 2.0
 _MAX_TIMEOUT_MS = 30_000
 """A person is waiting, so a remote that hangs has less time than in a publication."""
 
@@ -210,6 +213,7 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
         return
     from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
+    yield _check_clock(database)
     if nodes := sites.count_nodes(database):
         yield ok("hosts", f"{nodes} nodes are running")
     else:
@@ -230,6 +234,15 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
     yield from _check_signing(own, settings.cache_root)
     message = f"{site.branch} of {site.remote} {_ASKED}"
     yield attempt("remote", lambda: _ask_site_remote(site, own), message)
+
+
+def _check_clock(database: Database) -> Finding:
+    """Compare this machine's clock, which people see in its logs, with the one that decides."""
+    ahead = time.time() - database.read_clock()
+    if abs(ahead) <= _MAX_SKEW_S:
+        return ok("clock", "as Postgres's, which decides when a post is due")
+    message = f"this machine's clock is {ahead:+.0f} s off Postgres's, which decides when a post is due"
+    return warning("clock", message, "synchronise the clocks: timedatectl set-ntp true")
 
 
 def _ask_site_remote(site: Site, settings: Settings) -> None:

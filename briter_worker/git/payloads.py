@@ -71,9 +71,9 @@ class Gathered:
 
 
 def gather(
-    root: Path, paths: Sequence[str], *, allowlist: Allowlist, max_bytes: int, saved_at: float
+    root: Path, paths: Sequence[str], *, allowlist: Allowlist, max_bytes: int, saved_at: float = 0.0
 ) -> Gathered:
-    """Return everything below `root` that these paths declare.
+    """Return everything below `root` that these paths declare. The database knows when they were saved.
 
     Raises GatherError for what cannot be sent as a whole, and OSError for what cannot be read.
     """

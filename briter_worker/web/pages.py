@@ -1,6 +1,5 @@
 """The pages of one site, and signing in. They work without JavaScript, which only keeps them up to date."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any
@@ -24,6 +23,7 @@ from briter_worker.web.api import OUTCOMES, CurrentSite
 from briter_worker.web.responses import ProblemError, address, page
 from briter_worker.web.security import COOKIE, SESSION_S, SIGN_IN, Access, client_address
 from briter_worker.web.site import Site
+from briter_worker.wiring import read_clock
 
 router = APIRouter()
 """Below `/`, in a cluster below `/sites/{site}`."""
@@ -263,7 +263,7 @@ def _act(site: Site, action: str, form: Mapping[str, str]) -> str:
             minutes = form.get("for", "")
             if minutes not in _PAUSE_MINUTES:
                 raise ProblemError(422, "a pause lasts 30, 120 or 1440 minutes, or until somebody resumes")
-            until = time.time() + 60 * int(minutes) if minutes else None
+            until = read_clock(site.settings) + 60 * int(minutes) if minutes else None
             site.pause(until, form.get("reason", "")[:500])
         case "resume":
             site.resume()

@@ -169,7 +169,7 @@ class Site:
         """Change the queue and renew the snapshot. Raises ProblemError."""
         try:
             with self._queue_guard:
-                result = action(self._queue, time.time())
+                result = action(self._queue, wiring.read_clock(self.settings))
         except DeclinedError as error:
             status = 404 if isinstance(error, UnknownJobError) else 409
             raise ProblemError(status, error.message, error.fix) from None

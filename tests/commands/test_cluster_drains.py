@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections import Counter
@@ -9,10 +10,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster_farm import Farm, events
+from cluster_farm import AHEAD, Farm, events
 from sites import eventually
 
-from briter_worker.cluster.submit import enqueue
+from briter_worker.client import compose
+from briter_worker.cluster import sites
+from briter_worker.cluster.submit import enqueue, send
 from briter_worker.queues.postgres.payloads import collect_blobs
 
 if TYPE_CHECKING:
@@ -71,6 +74,23 @@ def test_a_page_is_published_without_what_its_site_excludes(farm: Farm) -> None:
     tree = farm.git("ls-tree", "-r", "--name-only", f"main:{page}", cwd=farm.remote("blog")).split()
     assert sorted(tree) == [".lock", "_changes/note.txt", "note.txt"]
     assert farm.file("blog", f"{page}/.lock") == "old\n"
+
+
+def test_no_clock_but_the_databases_decides_what_is_due_and_which_save_is_newer(farm: Farm) -> None:
+    farm.add("blog")
+    settings = sites.settings_of(sites.get(farm.database, "blog"), farm.settings())
+    for text, ahead in ((b"one\n", 3600), (b"two\n", 0)):
+        document = compose("post", ["content/post.md"])
+        document["createdAt"] = (datetime.now(UTC) + timedelta(seconds=ahead)).isoformat()
+        send(settings, document, files={"content/post.md": text})
+        assert farm.once(**AHEAD).returncode == 0
+        assert farm.file("blog", "content/post.md") == text.decode()
+    farm.save("blog", "later", at=datetime.now(UTC) + timedelta(hours=1))
+    assert farm.once(**AHEAD).returncode == 0
+    assert farm.published("blog") == Counter({"Publish post": 2})
+    found = json.loads(farm.command("doctor", "--json", **AHEAD).stdout)["findings"]
+    (clock,) = [each for each in found if each["check"] == "clock"]
+    assert (clock["state"], "+7200 s off" in clock["message"]) == ("warning", True)
 
 
 def test_a_site_whose_remote_is_gone_fails_alone(farm: Farm) -> None:

@@ -16,7 +16,7 @@ from briter_worker.queues.postgres.payloads import PayloadSource, collect_blobs
 
 def save(database: Database, slug: str, path: str, created: float) -> None:
     document = {"id": f"{slug} {path}", "slug": slug, "paths": [path], "createdAt": format_time(created)}
-    store(database, document, PayloadSource.of({path: path.encode()}, saved_at=created))
+    store(database, document, PayloadSource.of({path: path.encode()}))
 
 
 def test_many_producers_of_one_post_leave_one_job_with_all_paths(database_url: str) -> None:
@@ -33,7 +33,7 @@ def test_many_producers_of_one_post_leave_one_job_with_all_paths(database_url: s
         found = take_queue(database).claim(NOW)
     (claim,) = found.claims
     assert set(claim.job.paths) == {f"{p}-{n}" for p in range(producers) for n in range(each)}
-    assert claim.job.id == f"a {producers - 1}-{each - 1}"
+    assert claim.job.id.endswith(f"-{each - 1}")
     assert len(found.superseded) == producers * each - 1
 
 

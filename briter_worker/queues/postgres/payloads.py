@@ -18,6 +18,7 @@ from briter_worker.queues.postgres.rows import (
     FOLDER,
     PENDING,
     Row,
+    SiteMissingError,
     decode_path,
     encode_path,
     insert,
@@ -40,6 +41,12 @@ _LOCK_KNOWN_BLOBS = "SELECT blob FROM blobs WHERE blob = ANY(%s) ORDER BY blob F
 # A blob that another producer has inserted meanwhile is locked like a known one.
 _INSERT_BLOB = """
 INSERT INTO blobs (blob, content) VALUES (%s, %b) ON CONFLICT (blob) DO UPDATE SET content = blobs.content
+"""
+# Locks the site. No two saves arrive at the same time, also where the server's clock was set back.
+_ARRIVE = """
+UPDATE sites SET last_save = greatest(
+    last_save + 0.00001, coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8)
+) WHERE name = %s AND NOT removed RETURNING last_save
 """
 _IS_UNUSED = """
 NOT EXISTS (SELECT FROM files f WHERE f.blob = b.blob)
@@ -75,7 +82,7 @@ class PayloadSource(NamedTuple):
 
     @classmethod
     def of(
-        cls, files: Mapping[str, bytes | None], *, saved_at: float, folders: Sequence[str] = ()
+        cls, files: Mapping[str, bytes | None], *, saved_at: float = 0.0, folders: Sequence[str] = ()
     ) -> PayloadSource:
         """Return the source of files with these contents; None: the file was deleted."""
         contents = {blob_id(content): content for content in files.values() if content is not None}
@@ -99,29 +106,34 @@ def submit(
     document: Mapping[str, Any],
     source: PayloadSource | None = None,
     *,
-    now: float,
+    now: float | None = None,
     quiet: QuietTime = NO_QUIET_TIME,
 ) -> Job:
     """Store a job with its files, in the caller's transaction. Wake the site after the commit.
 
-    The newest `createdAt` of a slug wins, in whatever order they are stored. A job without an id gets one.
+    The save of a slug that arrives last wins, by Postgres's clock (or `now`). A job without an id gets one.
     To submit the same job again, after an error in the commit, does no harm.
 
     Raises MalformedJobError, UnreadableJobError, ContentChangedError and SiteMissingError.
     """
-    source = source or PayloadSource.of({}, saved_at=now)
-    row = Row.from_document(document, name=uuid4().hex, now=now)
+    source = source or PayloadSource.of({})
+    name = uuid4().hex
+    Row.from_document(document, name=name, now=0.0)
     _check_paths(source.payload)
     # Before the site is locked: large contents take long, and whoever locks both does so in this order.
     store_blobs(connection, source)
-    lock_site(connection, site)
+    arrived = connection.execute(_ARRIVE, (now, site)).fetchone()
+    if arrived is None:
+        raise SiteMissingError(site)
+    now = float(arrived[0])
+    row = Row.from_document(document, name=name, now=now)
     if quiet.after_save and not row.job.attempts:
         earlier = [each.job for each in select_saves(connection, site, PENDING, [row.job.slug])]
         job = quiet.apply(row.job, now, *earlier)
         times = {"firstSavedAt": job.first_saved_at, "quietUntil": job.quiet_until}
         row = row.with_keys({key: format_time(at) for key, at in times.items() if at is not None}, now)
     (number,) = insert(connection, "publications", [row.fields(site)], "id")
-    insert(connection, "files", _records(number, source.payload, row.job.created_at))
+    insert(connection, "files", _records(number, source.payload, now))
     join_saves(connection, site, [row], now)
     return row.job
 
@@ -135,13 +147,11 @@ def _check_paths(payload: Payload) -> None:
             raise MalformedJobError(f"the path {path[:40]}… has a NUL, or more than {_MAX_PATH_BYTES} bytes")
 
 
-def _records(publication: int, payload: Payload, created_at: float) -> list[dict[str, object]]:
-    files = list(payload.files)
-    for below in dict.fromkeys(f"{folder.rstrip('/')}/" for folder in payload.folders):
-        times = [file.saved_at for file in payload.files if file.path.startswith(below)]
-        # An older file that is not among these was not in the folder any more.
-        files.append(SubmittedFile(below, FOLDER, None, min(times, default=created_at)))
-    return [{**file._asdict(), "publication": publication, "path": path_field(file.path)} for file in files]
+def _records(publication: int, payload: Payload, arrived: float) -> list[dict[str, object]]:
+    folders = dict.fromkeys(f"{folder.rstrip('/')}/" for folder in payload.folders)
+    files = [*payload.files, *(SubmittedFile(below, FOLDER, None, arrived) for below in folders)]
+    same = {"publication": publication, "saved_at": arrived}
+    return [{**file._asdict(), **same, "path": path_field(file.path)} for file in files]
 
 
 def store_blobs(connection: Connection, source: PayloadSource) -> None:
