@@ -40,6 +40,7 @@ _COMMANDS = {
     "import": ("admin", "import_"),
     "export": ("admin", "export"),
     "site": ("site", "app"),
+    "token": ("site", "token_app"),
     "db": ("admin", "database_app"),
 }
 """The module in `commands` and the function or group of each command."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from briter_worker.cluster.sites import Site, SiteSummary
     from briter_worker.cluster.sites_file import Differences
+    from briter_worker.cluster.tokens import ApiToken
     from briter_worker.doctor import Finding
     from briter_worker.git.pull import PullResult
     from briter_worker.ports import ListedJob, Pause
@@ -349,6 +350,22 @@ def write_sites(rows: Sequence[SiteSummary]) -> None:
     ]
     empty = "No sites yet. Add one: briter-worker site add NAME --remote URL"
     _write_table(["Site", "Waiting", "In flight", "Failed", "Remote"], cells, 0.0, empty)
+
+
+def write_tokens(tokens: Sequence[ApiToken]) -> None:
+    """Print a table of the API tokens."""
+    cells: list[list[_Cell]] = [
+        [
+            each.name,
+            ", ".join(each.rights),
+            ", ".join(each.sites),
+            each.created_by,
+            format_time(each.created_at),
+        ]
+        for each in tokens
+    ]
+    empty = "No tokens yet. Create one: briter-worker token create NAME --site SITE"
+    _write_table(["Token", "Rights", "Sites", "Created by", "Created"], cells, 0.0, empty)
 
 
 def write_differences(changes: Differences, *, applied: bool) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,7 +14,7 @@ import typer
 
 from briter_worker import client
 from briter_worker.allowlist import PathRefusedError
-from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, wake_worker
+from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, user_name, wake_worker
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Event, Warned
 from briter_worker.redaction import many_lines, one_line
@@ -340,7 +339,7 @@ def undo(
     """Publish an earlier version of a post again. Changes nothing if the CMS has changed its files since."""
     settings = read_site(site)
     done = undo_post(settings, slug, to=to, message=message)
-    record_action(settings, "undo", _user(), [(done.id, slug)], _report_warning)
+    record_action(settings, "undo", user_name(), [(done.id, slug)], _report_warning)
     job = {"id": done.id, "slug": slug, "file": str(done.path)}
     text = f"{one_line(slug)} is restored and queued as job {done.id}" if output.is_terminal() else done.id
     output.answer(job, text, as_json=as_json)
@@ -348,13 +347,7 @@ def undo(
 
 def _record(settings: Settings, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:
     pairs = [(job.id, job.slug) for job in jobs]
-    record_action(settings, action, _user(), pairs, _report_warning, cancelled=cancelled)
-
-
-def _user() -> str:
-    with suppress(KeyError):
-        return pwd.getpwuid(os.getuid()).pw_name
-    return str(os.getuid())
+    record_action(settings, action, user_name(), pairs, _report_warning, cancelled=cancelled)
 
 
 def _report_warning(event: Event) -> None:
@@ -376,7 +369,7 @@ def pause(
     settings = read_site(site)
     now = read_clock(settings)
     made = open_queue(settings).pause(now, until=_pause_end(span, now), reason=reason)
-    record_action(settings, "pause", _user(), _WHOLE_SITE, _report_warning)
+    record_action(settings, "pause", user_name(), _WHOLE_SITE, _report_warning)
     output.answer(pause_to_json(made), output.pause_text(made), as_json=as_json)
 
 
@@ -385,7 +378,7 @@ def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
     settings = read_site(site)
     was_paused = open_queue(settings).resume()
     if was_paused:
-        record_action(settings, "resume", _user(), _WHOLE_SITE, _report_warning)
+        record_action(settings, "resume", user_name(), _WHOLE_SITE, _report_warning)
     wake_worker(settings)
     text = "publishing goes on" if was_paused else "publishing was not paused"
     output.answer({"resumed": was_paused}, text, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The command group `site`: the sites of a cluster."""
+"""The command groups `site` and `token`: the sites of a cluster, and the tokens of its API."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from briter_worker.client import parse_author
-from briter_worker.commands import Json, output, queue, read_cluster
+from briter_worker.commands import Json, output, queue, read_cluster, user_name
 from briter_worker.errors import UsageError, os_error_fix, os_error_text
 from briter_worker.job import format_time
 from briter_worker.redaction import one_line
 from briter_worker.wiring import open_database
 
 with suppress(ImportError):  # the extra [postgres]; without it, `open_database` says how to install it
-    from briter_worker.cluster import sites, sites_file
+    from briter_worker.cluster import sites, sites_file, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Manage the sites of a cluster.", rich_markup_mode=None)
+token_app = typer.Typer(
+    no_args_is_help=True, help="Manage the API tokens of a cluster.", rich_markup_mode=None
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the site.")]
 
@@ -182,6 +185,44 @@ def resume(name: Name) -> None:
     """Resume publishing of a site, as `resume --site`."""
     read_cluster("site resume")
     queue.resume(site=name)
+
+
+@token_app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, which records show.")],
+    *,
+    site: Annotated[list[str], typer.Option(metavar="NAME", help="Site that the token opens. Repeatable.")],
+    may: Annotated[
+        str, typer.Option(metavar="RIGHTS", help="Some of enqueue,read,act, with commas between.")
+    ] = "enqueue,read",
+    as_json: Json = False,
+) -> None:
+    """Create a token of the API, and print it. It is not shown again."""
+    _, database = _open("token create")
+    rights = [each.strip() for each in may.split(",") if each.strip()]
+    token = tokens.create(database, name, sites_of=site, rights=rights, by=user_name())
+    output.answer({"name": name, "token": token}, token, as_json=as_json)
+
+
+@token_app.command("list")
+def list_tokens(*, as_json: Json = False) -> None:
+    """List the tokens with their sites and rights."""
+    _, database = _open("token list")
+    found = tokens.all_tokens(database)
+    if as_json:
+        output.write_json([token.to_json() for token in found])
+    else:
+        output.write_tokens(found)
+
+
+@token_app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the token.")], *, as_json: Json = False
+) -> None:
+    """Delete a token: it opens nothing from now on."""
+    _, database = _open("token revoke")
+    tokens.revoke(database, name)
+    output.answer({"name": name, "revoked": True}, f"the token {name} is revoked", as_json=as_json)
 
 
 def _summary_to_json(row: sites.SiteSummary) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from fastapi.responses import RedirectResponse, Response
 
 from briter_worker import wiring
 from briter_worker.cluster import sites as registry
+from briter_worker.cluster import tokens
 from briter_worker.cluster.sites import SiteSummary
 from briter_worker.cluster.submit import send
+from briter_worker.cluster.tokens import ApiToken
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.job import Document
 from briter_worker.queues.postgres.database import Database
@@ -29,7 +31,7 @@ from briter_worker.sinks.store import PostgresStore
 from briter_worker.web import api
 from briter_worker.web.live import Feed, News
 from briter_worker.web.pages import paging
-from briter_worker.web.responses import Json, ProblemError, page
+from briter_worker.web.responses import Json, ProblemError, explain, page
 from briter_worker.web.site import Site
 from briter_worker.web.snapshot import CachedValue
 
@@ -102,6 +104,13 @@ class Cluster:
             if len(self._open) > _MAX_OPEN:
                 self._open.popitem(last=False)
         return site
+
+    def find_api_token(self, token: str) -> ApiToken | None:
+        """Return what a token of the API opens; None if there is none. Raises ProblemError."""
+        try:
+            return tokens.find(self.database, token)
+        except OSError as error:
+            raise ProblemError(503, *explain(error)) from None
 
     def overview(self) -> Overview:
         """Return all sites as they were a moment ago. Raises ProblemError."""

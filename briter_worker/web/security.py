@@ -1,6 +1,7 @@
 """Who may enter: the token, one-time links and sessions, and the guard around the application.
 
-Every path but the health checks, the sign-in page and static files needs a session or the token. A change by
+Every path but the health checks, the sign-in page and static files needs a session or the token. A token of a
+cluster's API opens some sites' paths below `/api/sites/` only. A change by
 session is a form of our own pages, with the session's CSRF token; a program that sends the token as Bearer
 needs neither, because no browser sends that header by itself. Sessions and links are kept in memory,
 so that a restart signs everybody out.
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from briter_worker.cluster.tokens import ApiToken
     from briter_worker.settings import Settings
 
 SESSION_S = 12 * 3600.0
@@ -59,6 +61,8 @@ MAX_HOOK_BYTES = 25 << 20
 _MAX_ADDRESSES = 10_000
 _MIN_LENGTH = 16
 _UPLOAD = re.compile(r"/api/sites/[^/]+/jobs")
+_SITE = re.compile(r"/api/sites/([^/]+)/.+|/sites/([^/]+)/events")
+"""What API tokens open."""
 _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
 _FOR_PROGRAMS = ("/api/", "/events", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -101,10 +105,17 @@ class Access:
         """The end of each session and each link, by the digest of its key."""
         self._failures: dict[str, deque[float]] = {}
         self._guard = threading.Lock()
+        self.find_api_token: Callable[[str], ApiToken | None] = lambda _token: None
+        """Return what a token of a cluster's API opens."""
 
-    def check_token(self, given: str, address: str) -> None:
-        """Raise ProblemError unless this is the token, or if the address sent too many wrong ones."""
-        self._check(given, self._token, address)
+    def check_token(self, given: str, address: str) -> ApiToken | None:
+        """Return the API token that this is; None for the dashboard's token, which opens everything.
+
+        Raises ProblemError if it is neither, or if the address sent too many wrong ones.
+        """
+        api_token = self.find_api_token(given)
+        self._check(api_token is not None or _is_same(given, self._token), address)
+        return api_token
 
     def sign_pull(self, headers: Headers) -> hmac.HMAC | None:
         """Return what hashes the body of a git host's call; None if this is none, or there is no secret."""
@@ -116,12 +127,12 @@ class Access:
     def check_pull(self, headers: Headers, signature: hmac.HMAC, address: str) -> None:
         """Raise ProblemError unless the git host knows the secret. GitLab sends it, the others sign."""
         if _GITLAB in headers:
-            self._check(headers[_GITLAB], self._pull_secret, address)
+            self._check(_is_same(headers[_GITLAB], self._pull_secret), address)
         else:
             given = headers.get(_GITHUB, "").removeprefix("sha256=") or headers.get(_GITEA, "")
-            self._check(given, signature.hexdigest(), address)
+            self._check(_is_same(given, signature.hexdigest()), address)
 
-    def _check(self, given: str, expected: str, address: str) -> None:
+    def _check(self, is_right: bool, address: str) -> None:  # noqa: FBT001 - the one question
         now = self._clock()
         with self._guard:
             failures = self._failures.get(address, deque(maxlen=MAX_FAILURES))
@@ -130,7 +141,7 @@ class Access:
                 wait = max(1, round(recent[0] + FAILURES_WITHIN_S - now + 0.5))
                 text = f"too many wrong tokens; try again in {span(wait)}"
                 raise ProblemError(429, text, headers={"Retry-After": str(wait)})
-            if _is_same(given, expected):
+            if is_right:
                 return
             if len(self._failures) >= _MAX_ADDRESSES:
                 del self._failures[next(iter(self._failures))]
@@ -213,6 +224,8 @@ class Visit:
 
     cookie: str | None
     csrf: str
+    token: ApiToken | None = None
+    """The API token that the request came with."""
 
 
 class Guard:
@@ -252,7 +265,7 @@ class Guard:
                 self._access.check_pull(Headers(scope=scope), signature, client_address(scope))
                 receive = _replay(b"", receive)
             else:
-                answer = self._refuse_visitor(scope)
+                answer = await self._refuse_visitor(scope)
             if answer is None and signature is None and scope["method"] not in _READING:
                 body = await _read_body(scope, receive)  # not before: only an admitted visitor fills memory
                 self._check_change(scope, body)
@@ -274,7 +287,7 @@ class Guard:
         is_pull = scope["path"] == PULL and scope["method"] == "POST"
         return self._access.sign_pull(Headers(scope=scope)) if is_pull else None
 
-    def _refuse_visitor(self, scope: Scope) -> Response | None:
+    async def _refuse_visitor(self, scope: Scope) -> Response | None:
         """Return the refusal of a visitor who may not enter, decided by the headers alone."""
         headers = Headers(scope=scope)
         cookie = Request(scope).cookies.get(COOKIE)
@@ -283,7 +296,10 @@ class Guard:
         scope.setdefault("state", {})["visit"] = Visit(cookie, self._access.csrf_token(cookie))
         bearer = _bearer(headers)
         if bearer is not None:
-            self._access.check_token(bearer, client_address(scope))
+            check = asyncio.to_thread(self._access.check_token, bearer, client_address(scope))
+            if (token := await check) is not None:
+                _check_rights(token, scope)
+                scope["state"]["visit"] = Visit(None, "", token)
         elif cookie is None and not _is_public(scope["path"]):
             return _ask_to_sign_in(scope, headers)
         elif scope["path"].startswith("/api/") and _is_foreign(headers):
@@ -312,6 +328,18 @@ class Guard:
         if wants_page(scope["path"], Headers(scope=scope)):
             return self._error_page(refused.status, refused.detail, refused.fix)
         return refused.response()
+
+
+def _check_rights(token: ApiToken, scope: Scope) -> None:
+    """Raise ProblemError unless the token opens this request: some sites' API, by the kind of request."""
+    path = scope["path"]
+    site = _SITE.fullmatch(path)
+    right = "enqueue" if _UPLOAD.fullmatch(path) else "act"
+    if scope["method"] in _READING:
+        right = "read"
+    if site is None or (site[1] or site[2]) not in token.sites or right not in token.rights:
+        text = f"the token {token.name} does not open this"
+        raise ProblemError(403, text, "briter-worker token list shows its sites and rights")
 
 
 def client_address(scope: Scope) -> str:

@@ -110,8 +110,10 @@ def create_application(
 ) -> Guard:
     """Return the ASGI application, with the guard around it."""
     app = _new_app()
-    add = _add_cluster if settings.database_url else _add_site
-    shell = add(app, settings, log, complain)
+    if settings.database_url:
+        shell: Site | Cluster = _add_cluster(app, settings, access, log, complain)
+    else:
+        shell = _add_site(app, settings, log, complain)
     app.include_router(router)
     app.include_router(pages.sign_in_router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
@@ -134,7 +136,7 @@ def _add_site(app: FastAPI, settings: Settings, log: LogSink, complain: Callable
 
 
 def _add_cluster(
-    app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]
+    app: FastAPI, settings: Settings, access: Access, log: LogSink, complain: Callable[[str], None]
 ) -> "Cluster":
     from briter_worker.web import cluster as all_sites  # noqa: PLC0415 - needs the extra [postgres]
 
@@ -142,6 +144,7 @@ def _add_cluster(
         """Describe the parameter for OpenAPI; `current_site` reads it."""
 
     cluster = all_sites.Cluster(settings, log=log, complain=complain)
+    access.find_api_token = cluster.find_api_token
     app.state.open_site = cluster.open_site
     named = [Depends(site_name)]
     app.include_router(all_sites.router)

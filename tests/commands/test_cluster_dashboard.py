@@ -324,3 +324,67 @@ def test_a_page_is_fast_with_many_sites_and_jobs(site: Site, database: Database,
             took[path] = sorted(times)[len(times) // 2] * 1000
         print(took)  # noqa: T201 - the figures
         assert max(took.values()) < 200, took
+
+
+def test_an_api_token_opens_its_sites_for_its_kinds_of_request_until_it_is_revoked(
+    cluster: Site, dashboard: Dashboard
+) -> None:
+    def call(name: str, method: str, path: str, **body: object) -> int:
+        headers = {"Authorization": f"Bearer {made[name]}"}
+        return httpx.request(method, dashboard.base + path, headers=headers, json=body or None).status_code
+
+    def create(name: str, may: str) -> str:
+        done = cluster.command("token", "create", name, "--site", "blog", "--may", may)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    made = {
+        "cms": create("cms", "enqueue"),
+        "reader": create("reader", "read"),
+        "desk": create("desk", "act"),
+    }
+    job = {"slug": "hello", "contents": {"content/a.md": encoded("A\n")}, "scheduledFor": LATE}
+    assert call("cms", "POST", "/api/sites/blog/jobs", **job) == 201
+    allowed = {
+        "cms": [("POST", "/api/sites/blog/jobs")],
+        "reader": [("GET", "/api/sites/blog/jobs"), ("GET", "/api/sites/blog/jobs/hello")],
+        "desk": [("POST", "/api/sites/blog/pause"), ("POST", "/api/sites/blog/resume")],
+    }
+    never = [
+        *(
+            ("GET", path)
+            for path in ("/", "/api/sites", "/api/status", "/metrics", "/events", "/sites/blog/")
+        ),
+        *(("POST", path) for path in ("/api/sites/shop/jobs", "/sites/blog/actions/pause")),
+        *(("GET", path) for path in ("/api/sites/shop/jobs", "/sites/shop/events", "/api/sites/%2e/jobs")),
+    ]
+    for name in made:
+        for owner, requests in allowed.items():
+            for method, path in requests:
+                status = call(
+                    name, method, path, **(job if path.endswith("/jobs") and method == "POST" else {})
+                )
+                assert (status == 403) == (owner != name), (name, method, path, status)
+        assert {call(name, *each) for each in never} == {403}, name
+    shown = json.loads(cluster.command("token", "list", "--json").stdout)
+    assert [(row["name"], row["sites"], row["rights"]) for row in shown] == [
+        ("cms", ["blog"], ["enqueue"]),
+        ("desk", ["blog"], ["act"]),
+        ("reader", ["blog"], ["read"]),
+    ]
+    assert not any(token in json.dumps(shown) for token in made.values())
+    assert cluster.command("token", "revoke", "cms").returncode == 0
+    assert call("cms", "POST", "/api/sites/blog/jobs", **job) == 401
+
+
+def test_a_token_for_no_site_or_of_a_taken_name_is_refused_with_the_fix(cluster: Site) -> None:
+    for arguments, status, said in (
+        (["../x", "--site", "blog"], 2, "is no name of a token"),
+        (["a", "--site", "wiki"], 1, "there is no site 'wiki'"),
+        (["a", "--site", "blog", "--may", "all"], 2, "accepted rights: enqueue, read, act"),
+        (["a", "--site", "blog"], 0, ""),
+        (["a", "--site", "blog"], 1, "there is a token 'a' already"),
+    ):
+        done = cluster.command("token", "create", *arguments)
+        assert (done.returncode, said in done.stderr) == (status, True), done
+    assert "there is no token 'b'" in cluster.command("token", "revoke", "b").stderr
