@@ -27,18 +27,16 @@ HARD_MESSAGE = 'Publish "Grüße" \\ 100 % & $HOME\n\nA tab\there, `ticks`, an e
 HARD_PATH = "content/posts/Grüße an alle & mehr.md"
 
 
-def _write(example: tuple[str, ...], site: Site, slug: str, path: str, message: str) -> str:
+def _run(example: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
     program, script, *options = example
     if program in PACKAGES:
         provide(program, package=PACKAGES[program])
-    done = subprocess.run(
-        [program, str(WRITERS / script), *options, str(site.queue), slug, path, message],
-        cwd=site.root,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [program, str(WRITERS / script), *options, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _write(example: tuple[str, ...], site: Site, *arguments: str) -> str:
+    done = _run(example, str(site.queue), *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -47,13 +45,18 @@ def _write(example: tuple[str, ...], site: Site, slug: str, path: str, message: 
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES.keys())
 def test_a_post_enqueued_by_the_example_is_published(site: Site, example: tuple[str, ...]) -> None:
     site.write_post("content/posts/hello.md", "# Hello\n")
-    job_id = _write(example, site, "hello", "content/posts/hello.md", "Publish Hello")
+    assert _run(example).stderr.startswith("usage: ")
+    job_id = _write(
+        example, site, "hello", "content/posts/hello.md", "Publish Hello", "Ada Author", "ada@example.org"
+    )
 
     result = site.run_once()
 
     assert result.returncode == 0, result.stdout + result.stderr
     assert [entry["jobId"] for entry in result.of("published")] == [job_id]
     assert site.remote_log()[0][1] == "Publish Hello"
+    author = site.git("log", "-1", "--format=%an <%ae>", "main", cwd=site.remote)
+    assert author == "Ada Author <ada@example.org>"
     assert site.remote_file("content/posts/hello.md") == "# Hello\n"
     assert site.jobs() == []
 
@@ -64,10 +67,13 @@ def test_the_example_makes_the_folder_keeps_every_text_and_never_reuses_a_name(
     site: Site, example: tuple[str, ...]
 ) -> None:
     site.queue.rmdir()
-    ids = [_write(example, site, 'a "slug" \\', HARD_PATH, HARD_MESSAGE) for _ in range(3)]
+    more = ('Ada "A."', "ada@example.org", "2099-01-01T00:00:00Z")
+    ids = [_write(example, site, 'a "slug" \\', HARD_PATH, HARD_MESSAGE, *more) for _ in range(3)]
     files = list(site.queue.iterdir())
     assert sorted(file.name for file in files) == sorted(f"{job_id}.json" for job_id in ids)
     assert all(file.stat().st_mode & 0o044 == 0o044 for file in files), "others can read it"
     for job in map(json.loads, (file.read_bytes() for file in files)):
         assert job["id"] in ids
         assert (job["slug"], job["paths"], job["message"]) == ('a "slug" \\', [HARD_PATH], HARD_MESSAGE)
+        assert job["author"] == {"name": 'Ada "A."', "email": "ada@example.org"}
+        assert job["scheduledFor"] == "2099-01-01T00:00:00Z"
