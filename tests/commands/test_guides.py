@@ -11,15 +11,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from outcomes import assert_published, save
 from remotes import asks_for, http_remote
 from requirements import provide
-from sites import Result
+from sites import Result, eventually
 
 if TYPE_CHECKING:
     from sites import Site
 
 ROOT = Path(__file__).parents[2]
+BRITER = "docs/how-to/cms/briter.md"
 WORKER = 'briter-worker() { "$PYTHON" -m briter_worker "$@"; }\n'
 
 
@@ -180,3 +182,31 @@ def test_the_token_of_the_https_recipe_outlives_a_host_that_refuses_it(site: Sit
 
         assert_published(site, site.run_once(HOME=str(site.root)), "b")
     assert (site.root / ".site-credentials").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("page", "post"), [("hugo", "content/posts/trip/index.md"), ("astro", "src/content/blog/trip.md")]
+)
+def test_the_page_of_a_generator_publishes_what_an_editor_saves(site: Site, page: str, post: str) -> None:
+    (block,) = _commands(f"docs/how-to/cms/{page}.md")
+    block = block.replace("/srv/site-storage", str(site.storage)).replace("/srv/site", str(site.worktree))
+    settings, watch = block.strip().rsplit("\n", 1)
+    _follow([settings], site.root)
+    exports = dict(re.findall(r"export (\w+)=(\S+)", settings))
+    (site.worktree / post).parent.mkdir(parents=True)
+    with site.running(*watch.split()[1:], **exports):
+        site.write_post(post, "# Trip\n")
+        eventually(lambda: site.remote_file(post) == "# Trip\n")
+
+
+def test_a_briter_note_is_published(site: Site) -> None:
+    provide("node", package="nodejs")
+    ignore, publish = (block.replace("/srv/site", str(site.worktree)) for block in _commands(BRITER))
+    (script,) = re.findall(r"```js\n(.*?)```", (ROOT / BRITER).read_text(), flags=re.DOTALL)
+    site.write_post("content/notes/hello.mdx", "# Hello\n")
+    (site.worktree / "save.mjs").write_text(script)
+    shutil.copy(ROOT / "docs/how-to/writers/enqueue.mjs", site.worktree)
+    live = "export BRITER_WORKER_DRY_RUN=false"
+    _follow([ignore, "node save.mjs", live, publish], site.root)
+    assert site.remote_file("content/notes/hello.mdx") == "# Hello\n"
+    assert "storage" not in site.git("status", "--porcelain")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +79,148 @@ def test_the_example_makes_the_folder_keeps_every_text_and_never_reuses_a_name(
         assert (job["slug"], job["paths"], job["message"]) == ('a "slug" \\', [HARD_PATH], HARD_MESSAGE)
         assert job["author"] == {"name": 'Ada "A."', "email": "ada@example.org"}
         assert job["scheduledFor"] == "2099-01-01T00:00:00Z"
+
+
+# The classes of each CMS that its page uses, and two saves: a new post, then the post at another place.
+STATAMIC = """
+namespace Statamic\\Events {
+    class EntrySaving { public $authenticatedUser; public function __construct(public $entry) {} }
+    class EntrySaved extends EntrySaving {}
+    class EntryDeleted extends EntrySaving {}
+}
+namespace {
+    function base_path($path = '') { return getcwd() . ($path ? "/$path" : ''); }
+    class User { function name() { return 'Ada Author'; } function email() { return 'ada@example.org'; } }
+    class Entry {
+        public $path = 'content/collections/blog/hello.md';
+        function id() { return 7; }
+        function path() { return base_path($this->path); }
+        function collectionHandle() { return 'blog'; }
+        function slug() { return basename($this->path, '.md'); }
+        function get($key) { return 'Hello'; }
+    }
+    require 'page.php';
+    $listener = new App\\Listeners\\EnqueueEntry();
+    $entry = new Entry();
+    $listener->handleSaving(new Statamic\\Events\\EntrySaving($entry));
+    if ($argv[1] === 'move') {
+        rename($entry->path, $entry->path = 'content/collections/blog/bye.md');
+    }
+    $saved = new Statamic\\Events\\EntrySaved($entry);
+    $saved->authenticatedUser = new User();
+    $listener->handleSaved($saved);
+}
+"""
+KIRBY = """
+namespace Kirby\\Cms {
+    class Field { function __construct(public $text) {} function value() { return $this->text; } }
+    class File {}
+    class Page {
+        function __construct(public $id) {}
+        function id() { return $this->id; }
+        function root() { return getcwd() . "/content/$this->id"; }
+        function title() { return new Field('Hello'); }
+    }
+    class User {
+        function nameOrEmail() { return new Field('Ada Author'); }
+        function email() { return 'ada@example.org'; }
+    }
+    class Event {
+        function __construct(public $action, public $arguments) {}
+        function action() { return $this->action; }
+        function arguments() { return $this->arguments; }
+    }
+    class App {
+        static $hooks;
+        static function plugin($name, $parts) { self::$hooks = $parts['hooks']; }
+        static function instance() { return new self(); }
+        function root($name) { return getcwd() . "/$name"; }
+        function user() { return new User(); }
+    }
+}
+namespace {
+    use Kirby\\Cms\\{App, Event, Page};
+    require 'page.php';
+    $hook = App::$hooks['page.*:after'];
+    $old = new Page('1_hello');
+    if ($argv[1] === 'save') {
+        $hook(new Event('create', ['page' => $old]));
+        $hook(new Event('render', ['contentType' => 'html', 'page' => $old]));
+    } else {
+        rename('content/1_hello', 'content/1_bye');
+        $hook(new Event('changeSlug', ['newPage' => new Page('1_bye'), 'oldPage' => $old]));
+    }
+}
+"""
+GRAV = """
+namespace Grav\\Common { class Plugin { public $grav; } }
+namespace Grav\\Common\\Page\\Interfaces { interface PageInterface {} }
+namespace RocketTheme\\Toolbox\\Event { class Event extends \\ArrayObject {} }
+namespace {
+    define('GRAV_ROOT', getcwd());
+    class Page implements Grav\\Common\\Page\\Interfaces\\PageInterface {
+        public $original;
+        function __construct(public $name) {}
+        function path() { return GRAV_ROOT . "/user/pages/$this->name"; }
+        function route() { return "/$this->name"; }
+        function title() { return 'Hello'; }
+        function getOriginal() { return $this->original; }
+    }
+    require 'page.php';
+    $plugin = new Grav\\Plugin\\BriterWorkerPlugin();
+    $user = ['email' => 'ada@example.org', 'fullname' => 'Ada Author', 'username' => 'ada'];
+    $plugin->grav = ['user' => (object) $user];
+    $fire = function ($event, $object) use ($plugin) {
+        $method = $plugin::getSubscribedEvents()[$event][0];
+        $plugin->$method(new RocketTheme\\Toolbox\\Event\\Event(['object' => $object]));
+    };
+    $page = new Page('hello');
+    if ($argv[1] === 'save') {
+        $fire('onAdminSave', $page);
+        $fire('onAdminAfterSave', $page);
+        $fire('onAdminAfterSave', new stdClass());
+    } else {
+        $moved = new Page('bye');
+        $moved->original = $page;
+        $fire('onAdminSave', $moved);
+        rename('user/pages/hello', 'user/pages/bye');
+        $fire('onAdminAfterSave', $moved);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("cms", "stubs", "old", "new"),
+    [
+        ("statamic", STATAMIC, "content/collections/blog/hello.md", "content/collections/blog/bye.md"),
+        ("kirby", KIRBY, "content/1_hello/note.txt", "content/1_bye/note.txt"),
+        ("grav", GRAV, "user/pages/hello/item.md", "user/pages/bye/item.md"),
+    ],
+)
+def test_the_hook_of_the_cms_page_publishes_a_save_and_a_move(
+    site: Site, cms: str, stubs: str, old: str, new: str
+) -> None:
+    provide("php", package="php-cli")
+    (shown,) = re.findall(
+        r"```php\n(.*?)```", (WRITERS.parent / "cms" / f"{cms}.md").read_text(), flags=re.DOTALL
+    )
+    site.write_post(old, "# Hello\n")
+    (site.worktree / "page.php").write_text(shown.replace("/srv/site-storage/queue", str(site.queue)))
+    for folder in (site.worktree, site.worktree / "briter"):
+        folder.mkdir(exist_ok=True)
+        shutil.copy(WRITERS / "enqueue.php", folder)
+    (site.worktree / "cms.php").write_text(f"<?php{stubs}")
+
+    for action, file in (("save", old), ("move", new)):
+        done = subprocess.run(
+            ["php", "cms.php", action], cwd=site.worktree, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert len(site.run_once(BRITER_ADAPTER=cms).of("published")) == 1
+        assert site.remote_file(file) == "# Hello\n"
+
+    assert site.jobs() == []
+    assert site.remote_file(old) is None
+    author = site.git("log", "-1", "--format=%an <%ae>: %s", "main", cwd=site.remote)
+    assert author == "Ada Author <ada@example.org>: Publish Hello"
