@@ -40,7 +40,7 @@ from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import Staging, WorkTreeCopies
-from briter_worker.job import QuietTime
+from briter_worker.job import QuietTime, State
 from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
@@ -51,6 +51,7 @@ from briter_worker.worker import Puller, PullOrder, Stop, Worker, heartbeat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from briter_worker.errors import Failure
     from briter_worker.events import Event
     from briter_worker.job import Job
     from briter_worker.plugins import Plugins
@@ -397,8 +398,15 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         co_authors=settings.git_co_authors,
         stopping=stop.is_set,
     )
+
+    def report_pull(failure: Failure | None) -> None:
+        """Make due what an outage delayed once a pull shows its end; dead letters wait for a push."""
+        if emit.follow_pull(failure):
+            now = time.time()
+            queue.requeue(now, [row.job.id for row in queue.jobs(now) if row.state is State.FAILED])
+
     interval = settings.git_pull_interval_ms / 1000
-    puller = Puller(pull_order(settings, git), interval, pull=pull, report=emit.follow_pull)
+    puller = Puller(pull_order(settings, git), interval, pull=pull, report=report_pull)
     worker = Worker(
         drain=drain,
         queue=queue,

@@ -39,6 +39,7 @@ _CLOSE_AND_RUN = (
     """os.execv('/bin/sh',['sh','-c',sys.argv[2]+' "$@"','sh',*sys.argv[3:]])"""
 )
 """A POSIX shell cannot close a descriptor of two digits."""
+_MAX_SHELL_FD = 9
 
 _KEYS = re.compile(
     r"((remote|lfs)\.(.*\.)?(lfs)?(push)?url|(remote|http)\.(.*\.)?proxy|url\..*\.(push)?insteadof"
@@ -166,7 +167,7 @@ def build_environment(
         "GIT_ASKPASS": "",
         "SSH_ASKPASS_REQUIRE": "never",
         "GCM_INTERACTIVE": "never",
-        "GIT_SSH_COMMAND": _without(fds, f"{ssh} {_SSH_OPTIONS}"),
+        "GIT_SSH_COMMAND": without(fds, f"{ssh} {_SSH_OPTIONS}"),
     }
 
 
@@ -219,15 +220,15 @@ def _wrap_helpers(helpers: Iterable[Setting], fds: Sequence[int]) -> list[Settin
         command = helper if Path(helper).is_absolute() else f"git credential-{helper}"
         if helper.startswith("!"):
             command = helper[1:]
-        wrapped.append((key, f"!{_without(fds, command)}" if helper else ""))
+        wrapped.append((key, f"!{without(fds, command)}" if helper else ""))
     # An empty helper clears the list.
     return [("credential.helper", ""), *wrapped] if wrapped else []
 
 
-def _without(fds: Sequence[int], command: str) -> str:
-    """Return the shell command that runs this one without our descriptors, in place of git's shell."""
-    if not fds:
-        return command
+def without(fds: Sequence[int], command: str) -> str:
+    """Return the shell command that runs this one without our descriptors."""
+    if max(fds, default=0) <= _MAX_SHELL_FD:
+        return "".join(f"exec {fd}>&-; " for fd in fds) + command
     closing = (sys.executable, "-I", "-S", "-c", _CLOSE_AND_RUN, ",".join(map(str, fds)), command)
     return f"exec {shlex.join(closing)}"
 

@@ -17,6 +17,7 @@ from git.remote import PushInfo
 from briter_worker.errors import FailureCode, PublishError, sync_folder
 from briter_worker.events import FileChange
 from briter_worker.git import messages
+from briter_worker.git.environment import without
 from briter_worker.ports import BaseVersion, Conflict, Plan
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ _COMMIT = "\x01"
 _DROPPED = " .,:;<>\"\\'"
 _IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
 _T = TypeVar("_T")
-_RECEIVE_PACK = "git-receive-pack"
-"""Always given, because the repository's configuration may name another program, and git would run that."""
 _PROGRESS_LINE = re.compile(
     r"(?:remote: )?(?:Enumerating|Counting|Compressing|Writing|Delta|Resolving|Total|Unpacking|Receiving)\b"
 )
@@ -256,6 +255,19 @@ class UncertainPushError(PublishError):
     """Report a push that failed after git began to send: it may have landed, or land later."""
 
 
+def _receive_pack(git: Git) -> str:
+    """Return the command for the remote's end, whatever the configuration names: git would run that.
+
+    On this machine, the command runs without our descriptors: a hook may leave a daemon behind.
+    """
+    urls = [
+        each for name in ("pushurl", "url") for each in git.config_values(f"remote.{git.remote_name}.{name}")
+    ]
+    is_rewritten = any(key.startswith("url.") for key, _ in git.settings)
+    is_here = bool(urls) and urls[0].startswith(("/", "file://")) and not is_rewritten
+    return without(git.fds if is_here else (), "git-receive-pack")
+
+
 def push(
     repository: Repository,
     refspec: str,
@@ -283,7 +295,7 @@ def push(
                 refspec,
                 progress=git.RemoteProgress(),  # has git print it
                 allow_unsafe_options=True,  # for the next one, which makes it safe
-                receive_pack=_RECEIVE_PACK,
+                receive_pack=_receive_pack(repository.git),
                 force_with_lease=f"{refspec.rpartition(':')[2]}:{expect or ''}",
                 dry_run=dry_run,
                 no_thin=repository.git.worktree is None,  # a bare clone lacks contents

@@ -430,7 +430,8 @@ class Repository:
 
     def _is_git_running(self) -> bool:
         """Return True if another git may be working in this repository."""
-        places = (str(self.git.worktree or self.git.git_dir), str(self.git.git_dir))
+        # Resolved, as the kernel names a process's folder: the site may be a symbolic link.
+        places = (*map(os.path.realpath, (self.git.worktree or self.git.git_dir, self.git.git_dir)),)
         for process in psutil.process_iter(["name"]):
             try:
                 if not process.info["name"].startswith("git") or process.ppid() == os.getpid():

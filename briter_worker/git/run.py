@@ -76,7 +76,8 @@ class Git:
         self.remote_name = remote
         self.signer = signer
         self._timeout = timeout
-        self._fds = pass_fds
+        self.fds = pass_fds
+        """Descriptors of locks, which every child inherits."""
         self._lock: int | None = None
         self._build_environment = partial(
             build_environment,
@@ -163,7 +164,7 @@ class Git:
     def settings(self) -> Sequence[Setting]:
         """Return git's configuration here, in the order in which later settings win."""
         if self._configuration is None:
-            self._environment = self._build_environment(worktree=self.worktree, fds=self._fds)
+            self._environment = self._build_environment(worktree=self.worktree, fds=self.fds)
             began = time.time()
             out = self.run(
                 *("config", "--null", "--list", "--show-origin"),
@@ -205,7 +206,7 @@ class Git:
                 self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
                 raise PublishError.from_os("the repository cannot be locked", error) from error
-            self._fds += (self._lock,)
+            self.fds += (self._lock,)
             self._environment = None
         deadline = time.monotonic() + (self._timeout if patience is None else patience)
         while not filelock.lock_descriptor(self._lock, blocking=False):
@@ -370,7 +371,7 @@ class Git:
                 stderr=subprocess.PIPE,
                 cwd=self.worktree or (self._place if self._place.exists() else self._place.parent),
                 env=environment,
-                pass_fds=self._fds,
+                pass_fds=self.fds,
                 start_new_session=True,  # no terminal: ssh-keygen would ask there for a passphrase
             )
         except FileNotFoundError as error:
@@ -390,8 +391,8 @@ class Git:
         if self._environment is None:
             self._environment = self._build_environment(
                 worktree=self.worktree,
-                fds=self._fds,
-                helpers=credential_helpers(self.settings) if self._fds else [],
+                fds=self.fds,
+                helpers=credential_helpers(self.settings) if self.fds else [],
                 ssh=self.config("core.sshCommand", "ssh"),
                 variant=self.config("ssh.variant"),
             )

@@ -132,7 +132,7 @@ class MetricsSink:
                     if self._drain is None or not self._drain.is_starting:
                         # Jobs of the last drain may be open for ever: they were released.
                         self._drain, self._started = RunningDrain(self._clock()), {}
-                    self._drain.open.add(event.job_id)
+                    self._drain.open.add((event.job_id, event.slug))
                     self._started[event.job_id] = event
                 case events.Progress() if self._drain is not None:
                     self._drain.advance(event, self._clock())
@@ -154,7 +154,7 @@ class MetricsSink:
         if started is not None and isinstance(event, events.Published) and not event.dry_run:
             self._wait.observe(max(0.0, now - max(started.saved_at, started.due_at or 0.0)))
         if self._drain is not None:
-            self._drain.end(event.job_id, now)
+            self._drain.end(event, now)
             if not self._drain.open:
                 for name, began, ended in self._drain.phases:
                     self._phase.labels(name).observe(max(0.0, ended - began))

@@ -100,10 +100,12 @@ class FanOut:
             if self._condition is not None and (change := self._condition.follow(event)) is not None:
                 self(change)
 
-    def follow_pull(self, failure: Failure | None) -> None:
-        """Let the site condition follow a pull that failed, or succeeded (None)."""
-        if self._condition is not None and (change := self._condition.follow_pull(failure)) is not None:
-            self(change)
+    def follow_pull(self, failure: Failure | None) -> bool:
+        """Let the site condition follow a pull that failed, or succeeded (None). Return True if it ended."""
+        if self._condition is None or (change := self._condition.follow_pull(failure)) is None:
+            return False
+        self(change)
+        return failure is None
 
     def close(self) -> None:
         """Close every sink."""
@@ -233,7 +235,7 @@ class RunningDrain:
         self.began = began
         self.phases: list[list[Any]] = [[_FIRST_PHASE, began, None]]
         self.phase, self.done, self.total = _FIRST_PHASE, 0, 0
-        self.open: set[str] = set()
+        self.open: set[tuple[str, str]] = set()
         self.is_starting = True
         """Only starts have come: a drain announces all of them before anything else."""
 
@@ -247,10 +249,10 @@ class RunningDrain:
             self.phases[-1][2] = at
         self.phase, self.done, self.total = event.phase, event.done, event.total
 
-    def end(self, job_id: str, at: float) -> None:
+    def end(self, event: Ending | events.JobStarted, at: float) -> None:
         """Note that a job has its outcome. The last phase lasts until the last outcome."""
         self.is_starting = False
-        self.open.discard(job_id)
+        self.open.discard((event.job_id, event.slug))
         if not self.open:
             self.phases[-1][2] = at
 
@@ -352,11 +354,12 @@ class HistorySink:
             # Jobs of the last drain may be open for ever: they were released.
             self._write_drain(transaction)
             self._drain = RunningDrain(at)
-        self._drain.open.add(event.job_id)
+        self._drain.open.add((event.job_id, event.slug))
         # An attempt that its worker did not live to end.
         transaction.execute(
-            "UPDATE attempts SET outcome = ?, ended = ? WHERE site = ? AND job_id = ? AND outcome IS NULL",
-            (INTERRUPTED, at, self._site, event.job_id),
+            "UPDATE attempts SET outcome = ?, ended = ?"
+            " WHERE site = ? AND job_id = ? AND slug = ? AND outcome IS NULL",
+            (INTERRUPTED, at, self._site, event.job_id, event.slug),
         )
         facts = {
             "drain": self._drain.id,
@@ -375,16 +378,16 @@ class HistorySink:
         names = ", ".join(f'"{name}" = ?' for name in facts)
         # An attempt that a dead worker left ends without a new start.
         ended = transaction.execute(
-            f"UPDATE attempts SET {names} WHERE site = ? AND job_id = ? AND outcome IS NULL"  # noqa: S608 - our names
-            " RETURNING saved_at, due_at",
-            [*facts.values(), self._site, event.job_id],
+            f"UPDATE attempts SET {names} WHERE site = ? AND job_id = ? AND slug = ?"  # noqa: S608 - our names
+            " AND outcome IS NULL RETURNING saved_at, due_at",
+            [*facts.values(), self._site, event.job_id, event.slug],
         ).fetchall()
         if not ended:
             if isinstance(event, events.Published) and self._is_known(transaction, event):
                 return False
             self._insert(transaction, event.job_id, event.slug, facts)
         if self._drain is not None:
-            self._drain.end(event.job_id, at)
+            self._drain.end(event, at)
         self._count(transaction, event, waiting_time(at, *ended[0]) if ended else None)
         return True
 

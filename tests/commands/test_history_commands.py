@@ -68,6 +68,18 @@ def test_the_push_is_timed_until_the_remote_has_answered(site: Site) -> None:
     assert (parse_time(push["ended"]) - parse_time(push["began"])) >= 0.5
 
 
+def test_two_posts_whose_jobs_have_one_id_have_a_receipt_each(site: Site) -> None:
+    for slug in ("a", "b"):
+        site.write_post(f"content/posts/{slug}.md", slug)
+        site.save(slug, [f"content/posts/{slug}.md"], id="one").rename(site.queue / f"{slug}.json")
+    events = site.run_once().of("published")
+    found = {each["slug"]: (each["outcome"], each["commit"], each["title"]) for each in receipts(site)}
+    assert found == {
+        each["slug"]: ("published", each["commit"], f"Publish {each['slug']}") for each in events
+    }
+    assert len(receipts(site)) == 2
+
+
 def test_what_left_the_queue_is_still_shown(site: Site) -> None:
     save(site, "a")
     site.run_once()

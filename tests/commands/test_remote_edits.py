@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from dashboards import serving
+from outcomes import save
 from receivers import receiving
 from sites import eventually, lines_of
 
@@ -122,6 +123,18 @@ def test_a_remote_that_is_away_is_the_sites_condition_once(site: Site, other: Pa
     assert "condition" in json.loads(site.command("status", "--json").stdout)
     away.rename(site.remote)
     assert site.run_once(**SOON).names() == ["worker-started", "site-updated", "condition", "worker-stopped"]
+
+
+def test_a_pull_that_succeeds_makes_due_what_the_outage_delayed(site: Site) -> None:
+    save(site, "a")
+    away = site.remote.rename(site.root / "away.git")
+    assert site.run_once(BRITER_WORKER_MAX_ATTEMPTS="1").of("dead-lettered")
+    save(site, "b")
+    with site.running(**SOON) as worker:
+        assert next(each["slug"] for each in lines_of(worker) if each["event"] == "failed") == "b"
+        away.rename(site.remote)
+        # The dead letter comes back when the other post's push has succeeded.
+        eventually(lambda: site.remote_file("content/posts/a.md") == "a\n")
 
 
 def test_an_interval_below_the_poll_is_refused(site: Site) -> None:

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import psutil
 import pytest
+from outcomes import save
 from remotes import HOST, Exchange, http_remote, stalls
 from sites import children, eventually
 
@@ -263,6 +264,19 @@ def test_a_daemon_of_ssh_does_not_keep_the_next_worker_out(site: Site, strays: P
         eventually(publishes, within=15)
     except AssertionError:
         raise AssertionError(names) from None
+
+
+def test_a_daemon_of_a_remotes_hook_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
+    program(site.remote / "hooks" / "post-receive", DAEMON.format(strays=strays))
+    save(site, "a")
+    with site.running() as worker:
+        eventually(strays.read_text)
+        worker.kill()
+        worker.wait()
+    save(site, "b")
+    eventually(lambda: "worker-skipped" not in site.run_once().names(), within=15)
+    assert psutil.pid_exists(int(strays.read_text().split()[0])), "the daemon is there"
+    assert site.remote_file("content/posts/b.md") == "b\n"
 
 
 @pytest.mark.parametrize("lowest", [(3,), (20,), (3, 20)], ids=["one-digit", "two-digits", "both"])

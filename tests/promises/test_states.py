@@ -119,11 +119,13 @@ def test_a_live_commit_in_its_editor_neither_stops_a_post_nor_loses_its_lock(sit
     assert [subject for _, subject in site.remote_log()] == ["Publish a", "Start the site"]
 
 
-def test_an_old_lock_stays_while_any_git_lives_in_the_repository(site: Site) -> None:
+@pytest.mark.parametrize("name", ["site", "a-link-to-it"])
+def test_an_old_lock_stays_while_any_git_lives_in_the_repository(site: Site, name: str) -> None:
+    (site.root / "a-link-to-it").symlink_to(site.worktree)
     file = lock(site, "HEAD.lock", age=HOUR)
     save(site, "a")
     with commit_in_its_editor(site):
-        assert_put_off(site, site.run_once(), FailureCode.LOCKED)
+        assert_put_off(site, site.run_once(BRITER_APP_ROOT=str(site.root / name)), FailureCode.LOCKED)
         assert file.exists()
     assert_published(site, try_again(site))
     assert not file.exists()

@@ -113,7 +113,7 @@ def test_an_orphaned_git_keeps_the_clone_locked_until_it_ends(cluster: Cluster) 
     with cluster.opened() as repository:
         conversation = repository.git.open("cat-file", "--batch")
         process = conversation.__enter__()
-        os.close(repository.git._fds[0])  # noqa: SLF001 - as the kernel does when the worker dies
+        os.close(repository.git.fds[0])  # noqa: SLF001 - as the kernel does when the worker dies
         with pytest.raises(PublishError, match="another command of briter-worker"), cluster.opened():
             pass
         process.communicate()
