@@ -228,6 +228,9 @@ CommitLink = Annotated[str, _matching(_LINK_PATTERN % "commit", _LINK % ("commit
 Host = Annotated[str, _matching(r"[A-Za-z0-9.:%_-]{1,255}", _HOST)]
 SigningSecret = Annotated[str, _matching(_KEY, "whsec_ and 24 to 64 bytes in base64")]
 SiteName = Annotated[str, _matching(rf"{SITE_NAME}|", _SITE)]
+SiteNames = Annotated[
+    tuple[Annotated[str, _matching(rf"{SITE_NAME}|\*", "names of sites, or *")], ...], _Split, _Strings
+]
 DatabaseAddress = Annotated[str, _matching(r"postgres(?:ql)?://[!-~]+|", _DATABASE)]
 Token = Annotated[str, _matching(r"[!-~]{16,200}|", "at least 16 characters, without spaces")]
 
@@ -337,6 +340,9 @@ class Settings(BaseSettings):
     )
     metrics_port: Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
     metrics_host: Host = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
+    metrics_sites: SiteNames = _setting(
+        (), "Cluster: sites with metrics of their own; `*`: all. Empty: the 20 in trouble, or busiest."
+    )
     dashboard_host: Host = _setting("127.0.0.1", "Address that `serve` listens on.")
     dashboard_port: Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
     dashboard_token: Token = _setting(

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 PER_PAGE = 100
 _MAX_OPEN = 64
+_MEASURED = 20
+"""Sites with series of their own in the metrics if none were asked for: those in trouble, and the busiest."""
 _STATES = ("pending", "retrying", "scheduled", "quiet", "tried", "claimed", "failed")
 _SHOW = (
     ("all", "all sites"),
@@ -131,19 +133,36 @@ class Cluster:
         }
 
     def measure(self) -> "tuple[list[Sample], list[Tally]]":
-        """Return the gauges and counters of all sites. Raises ProblemError and StoreError."""
-        samples: list[Sample] = []
-        now = time.time()
-        for site in self.overview().sites:
-            label = {"site": site.name}
-            samples += [("jobs", {**label, "state": state}, number) for state, number in site.jobs.items()]
-            oldest = 0.0 if site.oldest is None else max(0.0, now - site.oldest)
-            samples.append(("oldest_waiting_seconds", label, oldest))
-            samples.append(("dead_letters", label, site.jobs["failed"]))
-            samples.append(("paused", label, int(site.paused is not None)))
+        """Return the gauges and counters, with the site as a label of few or of the wanted sites.
+
+        Everything else is summed up, without the label. Raises ProblemError and StoreError.
+        """
+        found, now = self.overview().sites, time.time()
+        asked = self.settings.metrics_sites
+        named = {site.name for site in found if site.name in asked or "*" in asked}
+        if not asked:
+            worst = sorted(found, key=lambda site: (site.has_trouble, site.waiting), reverse=True)
+            named = {site.name for site in worst[:_MEASURED]}
+        gauges = dict[tuple[str, str, str, str], float]()
+
+        def add(name: str, site: SiteSummary, value: float, label: str = "", text: str = "") -> None:
+            key = name, site.name if site.name in named else "", label, text
+            known = gauges.get(key, 0.0)
+            gauges[key] = max(known, value) if name == "oldest_waiting_seconds" else known + value
+
+        for site in found:
+            for state, number in site.jobs.items():
+                add("jobs", site, number, "state", state)
+            add("oldest_waiting_seconds", site, 0.0 if site.oldest is None else max(0.0, now - site.oldest))
+            add("dead_letters", site, site.jobs["failed"])
+            add("paused", site, site.paused is not None)
             if site.failure is not None:
-                samples.append(("condition", {**label, "failure": site.failure}, 1))
-        return samples, tallies(PostgresStore(self.database.transaction))
+                add("condition", site, 1, "failure", site.failure)
+        samples: list[Sample] = [
+            (name, {"site": site, **({label: text} if label else {})}, value)
+            for (name, site, label, text), value in gauges.items()
+        ]
+        return samples, _sum_up(tallies(PostgresStore(self.database.transaction)), named if asked else ())
 
     def _news(self, _after: int) -> News:
         try:
@@ -166,6 +185,20 @@ class Cluster:
             "counted": "/",
             "failed_count": failed,
         }
+
+
+def _sum_up(counted: Sequence[Tally], named: Collection[str]) -> list[Tally]:
+    """Return the counters of the named sites, and those of all others together. Counters never go back."""
+    sums: dict[tuple[str, str, str], Tally] = {}
+    for each in counted:
+        site = each.site if each.site in named else ""
+        known = sums.get((site, each.kind, each.outcome), Tally(site, each.kind, each.outcome, 0, 0, 0.0))
+        sums[known[:3]] = known._replace(
+            number=known.number + each.number,
+            waits=known.waits + each.waits,
+            waited=known.waited + each.waited,
+        )
+    return sorted(sums.values())
 
 
 class ClusterSite(Site):

@@ -326,6 +326,35 @@ def test_a_page_is_fast_with_many_sites_and_jobs(site: Site, database: Database,
         assert max(took.values()) < 200, took
 
 
+def test_only_the_sites_that_were_asked_for_have_metrics_of_their_own(
+    cluster: Site, database: Database
+) -> None:
+    for site in NAMES:
+        save(database, site, "late", scheduledFor=LATE)
+    with database.transaction() as connection:
+        for site in NAMES:
+            row = (site, "git-sync", "published", 2, 2, 3.0)
+            connection.execute("INSERT INTO tallies VALUES (%s, %s, %s, %s, %s, %s)", row)
+    counted = 'briter_processed_total{kind="git-sync",outcome="published"} 4.0'
+    shop = 'briter_processed_total{kind="git-sync",outcome="published",site="shop"} 2.0'
+    for asked, expected, absent in (
+        ("", ['briter_jobs{site="blog",state="scheduled"} 1.0', counted], ['site=""']),
+        ("shop", ['briter_jobs{site="",state="scheduled"} 1.0', shop], ['site="blog"']),
+        ("*", [shop, 'briter_jobs{site="blog",state="scheduled"} 1.0'], ['site=""']),
+    ):
+        with serving(cluster, BRITER_METRICS_SITES=asked) as dashboard:
+            text = dashboard.api.get("/metrics").text
+        lines = [_sorted_labels(line) for line in text.splitlines()]
+        assert [each for each in expected if each not in lines] == [], text
+        assert [each for each in absent if each in text] == [], text
+
+
+def _sorted_labels(line: str) -> str:
+    name, brace, rest = line.partition("{")
+    labels, end, value = rest.partition("}")
+    return f"{name}{brace}{','.join(sorted(labels.split(',')))}{end}{value}" if brace else line
+
+
 def test_an_api_token_opens_its_sites_for_its_kinds_of_request_until_it_is_revoked(
     cluster: Site, dashboard: Dashboard
 ) -> None:
