@@ -100,6 +100,7 @@ class LockHolder:
     host: str | None
     alive: bool
     heartbeat: float | None
+    dry_run: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +301,9 @@ def read_status(
                 waiting.append(unpushed[-1])
     condition, since = _find_condition(settings, rows, history) or (None, None)
     site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
+    # As the worker says: the settings here may be others than its own.
+    known = site.pop("dry_run")
+    known = True if known is None and counts[State.TRIED] else known
     return SiteStatus(
         now=now,
         jobs=counts,
@@ -315,7 +319,7 @@ def read_status(
         condition_checked=condition.updated_at if condition else None,
         quarantined=len(queue.quarantined()),
         stuck={one_line(name): one_line(why) for name, why in queue.unusable_files(now).items()},
-        dry_run=_is_dry_run(settings, history),
+        dry_run=_is_dry_run(settings, history) if known is None else known,
         branch=settings.git_branch,
         local_commits=read_local_commits(settings) if local_commits is None else local_commits,
         **site,
@@ -339,6 +343,7 @@ def _disk_site(settings: Settings, now: float) -> dict[str, Any]:
             last_run = settings.lock_path.stat().st_mtime
     return {
         "worker": worker,
+        "dry_run": worker.dry_run if worker is not None and worker.alive else None,
         "last_run": last_run,
         "hosts": None,
         "worktree": str(settings.git_worktree),
@@ -351,12 +356,14 @@ def _cluster_site(settings: Settings) -> dict[str, Any]:
     from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
     database = open_database(settings)
+    site = sites.get(database, settings.site)
     return {
         "worker": None,
+        "dry_run": settings.worker_dry_run if "workerDryRun" in site.settings else None,
         "last_run": None,
         "hosts": sites.count_nodes(database),
         "worktree": "",
-        "remote": sites.get(database, settings.site).remote,
+        "remote": site.remote,
         "queue": f"the site {settings.site} of the cluster",
     }
 
@@ -385,12 +392,11 @@ def _find_condition(
 
 
 def _is_dry_run(settings: Settings, history: History | None) -> bool:
-    """Return whether the worker runs dry, as its last attempt says; the settings here may be others."""
+    """Return whether the worker's last attempt was a dry run; without one, what the settings here say."""
     with suppress(StoreError):
-        if history is not None and not settings.database_url:
-            started = history.last_moment("start")
-            if started is not None:
-                return started.data.get("dryRun") is True
+        started = history.last_moment("start") if history else None
+        if started is not None:
+            return started.data.get("dryRun") is True
     return settings.worker_dry_run
 
 
@@ -410,7 +416,7 @@ def lock_holder(settings: Settings, now: float) -> LockHolder | None:
     if recorded is None:
         return None
     alive = is_held(settings.lock_path, now=now, stale_after=_patience(settings))
-    return LockHolder(recorded.pid, recorded.host, alive, recorded.heartbeat)
+    return LockHolder(recorded.pid, recorded.host, alive, recorded.heartbeat, recorded.dry_run)
 
 
 def _patience(settings: Settings) -> float:

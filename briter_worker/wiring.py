@@ -161,7 +161,8 @@ def open_outbox(settings: Settings) -> SqliteStore | PostgresStore:
 
 def open_lock(settings: Settings) -> SiteLock:
     """Return the site's lock, not acquired yet."""
-    return SiteLock(settings.lock_path, stale_after=settings.worker_lock_stale_ms / 1000)
+    stale_after = settings.worker_lock_stale_ms / 1000
+    return SiteLock(settings.lock_path, stale_after=stale_after, dry_run=settings.worker_dry_run)
 
 
 def open_git(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Git:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from briter_worker import doctor as checks
 from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site
-from briter_worker.errors import UsageError
+from briter_worker.errors import FixableError, UsageError
 from briter_worker.events import SiteUpdated, Warned
 from briter_worker.git.pull import pull as pull_branch
 from briter_worker.job import job_schema
@@ -50,9 +50,16 @@ def health(
     as_json: Json = False,
 ) -> None:
     """Check the queue and the worker. Exits with 0 or 1."""
-    problems = health_problems(load_settings(), time.time(), expect_worker=worker)
-    text = "\n".join(f"unhealthy: {problem}" for problem in problems) or "healthy"
-    output.answer({"healthy": not problems, "problems": problems}, text, as_json=as_json)
+    settings, now = load_settings(), time.time()
+    problems = health_problems(settings, now, expect_worker=worker)
+    lines = [f"unhealthy: {problem}" for problem in problems] or ["healthy"]
+    more = {}
+    if problems and (settings.site or not settings.database_url):
+        with suppress(OSError, FixableError):  # that is among the problems
+            # Only then: it reads the whole queue, and containers ask every few seconds.
+            more["state"] = read_status(settings, now, local_commits=()).headline().text
+            lines.append(f"state: {more['state']}")
+    output.answer({"healthy": not problems, "problems": problems, **more}, "\n".join(lines), as_json=as_json)
     raise typer.Exit(1 if problems else 0)
 
 

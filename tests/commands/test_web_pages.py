@@ -266,6 +266,8 @@ def test_the_headline_follows_from_facts_and_the_command_says_the_same(
         assert found
         said: str = json.loads(site.command("status", "--json").stdout)["headline"]["text"]
         assert said == html.unescape(found[1])
+        for command in ("health", "doctor"):
+            assert said in site.command(command).stdout, command
         return said
 
     site.save("later", ["content/posts/a.md"], scheduledFor=TOMORROW)
@@ -287,6 +289,13 @@ def test_the_worker_decides_whether_a_page_says_dry_run(site: Site, dashboard: D
     eventually(lambda: "Dry run." in dashboard.page.get("/").text)
     said = text_of(dashboard.page.get("/waiting").text)
     assert "A dry run built it" in said
+    assert json.loads(site.command("status", "--json").stdout)["dryRun"] is True
+    assert "a dry run publishes nothing" in site.command("doctor").stdout
+    with site.running("run"):
+        eventually(lambda: json.loads(site.command("status", "--json").stdout)["worker"])
+        for env in ("true", "false"):
+            told = site.command("status", "--json", BRITER_WORKER_DRY_RUN=env).stdout
+            assert json.loads(told)["dryRun"] is False, "as the worker says"
 
 
 def test_a_post_shows_what_is_on_the_remote_and_what_is_not_yet(site: Site, dashboard: Dashboard) -> None:

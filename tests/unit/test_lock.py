@@ -72,6 +72,7 @@ def record(path: Path, pid: int, *, touched: float = NOW, **facts: object) -> No
         "started": 1,
         "namespace": NAMESPACE,
         "token": "theirs",
+        "dry_run": None,
         "heartbeat": NOW,
     }
     write(path, f"{pid}\n{json.dumps(identity | facts)}\n".encode(), touched)
@@ -118,6 +119,7 @@ def test_the_first_line_is_the_pid_alone_and_the_second_a_json_object(path: Path
         "boot": BOOT,
         "started": ticks(os.getpid()),
         "namespace": NAMESPACE,
+        "dry_run": None,
         "heartbeat": NOW,
     }
     assert rest == ""
