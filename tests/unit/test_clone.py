@@ -113,7 +113,7 @@ def test_an_orphaned_git_keeps_the_clone_locked_until_it_ends(cluster: Cluster) 
     with cluster.opened() as repository:
         conversation = repository.git.open("cat-file", "--batch")
         process = conversation.__enter__()
-        os.close(repository.git.fds[0])  # noqa: SLF001 - as the kernel does when the worker dies
+        os.close(repository.git.fds[0])
         with pytest.raises(PublishError, match="another command of briter-worker"), cluster.opened():
             pass
         process.communicate()
@@ -205,6 +205,11 @@ def test_a_credential_is_used_and_is_nowhere_to_be_seen(
         cluster.publish(cluster.save("c", {"content/c.md": "C\n"}), node="two")
     assert failure.value.code is FailureCode.AUTH
     assert SECRET not in failure.value.message + caplog.text + "".join(cluster.warned)
+    monkeypatch.setenv("BLOG_TOKEN", "another")  # rotated: the next publication reads it anew
+    (cluster.root / "token").write_text("another\n")
+    assert (
+        cluster.publish(cluster.save("c", {"content/c.md": "C\n"}), node="two")["c"].commit == cluster.tip()
+    )
 
 
 def test_no_helper_of_the_node_is_told_the_credential(
