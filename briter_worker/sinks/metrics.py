@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _PHASE_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _WAIT_BUCKETS = (0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600, 14_400)
 _WAIT_HELP = "From the save, or from the time it was scheduled for, to the remote."
-_GAUGES = {
+GAUGES = {
     "jobs": "Jobs in the queue, by state.",
     "condition": "1 while no post of the site can be published.",
     "oldest_waiting_seconds": "How long the post that is due and waits longest has waited.",
@@ -68,7 +68,7 @@ class Gauges:
             samples, tallies = self._measure()
             for name, labels, value in samples:
                 if name not in families:
-                    text = _GAUGES[name]
+                    text = GAUGES[name]
                     families[name] = GaugeMetricFamily(f"briter_{name}", text, labels=list(labels))
                 families[name].add_metric(list(labels.values()), value)
         except (OSError, StoreError):

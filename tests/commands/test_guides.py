@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from dashboards import TOKEN, serving
 from outcomes import assert_published, save
 from remotes import asks_for, http_remote
 from requirements import provide
@@ -210,3 +211,34 @@ def test_a_briter_note_is_published(site: Site) -> None:
     _follow([ignore, "node save.mjs", live, publish], site.root)
     assert site.remote_file("content/notes/hello.mdx") == "# Hello\n"
     assert "storage" not in site.git("status", "--porcelain")
+
+
+RUN = "quiet-time remote-edits outcome symptoms failed-posts write-jobs upgrade".split()
+RUN += ["cms/statamic", "cms/kirby", "cms/grav"]
+
+
+def test_every_command_of_these_pages_runs(site: Site) -> None:
+    provide("node", package="nodejs")
+    for path, target in (("storage", site.storage), ("docs", ROOT / "docs")):
+        (site.worktree / path).symlink_to(target)
+    (site.root / "site-storage").symlink_to(site.storage)
+    save(site, "hello")
+    ident = site.job("hello")["id"]
+    assert site.run_once().of("published")
+    site.save("refused", ["secret.txt"])
+    site.run_once()
+    exports = [f"export {key}='{value}'" for key, value in site.environment().items()]
+    pages = {page: "\n".join(_commands(f"docs/how-to/{page}.md")) for page in RUN}
+    pages["failed-posts"] = pages["failed-posts"].replace("retry hello", "retry refused")
+
+    with serving(site) as dashboard:
+        exports.append(f"export BRITER_DASHBOARD_TOKEN={TOKEN}; ID={ident}; cd {site.worktree}")
+        blocks = [f"echo '# {page}'\n{text}" for page, text in pages.items()]
+        commands = (
+            "\n".join([*exports, *blocks]).replace("/srv", str(site.root)).replace("/tmp", str(site.root))
+        )
+        said = _follow([commands.replace("http://127.0.0.1:8320", dashboard.base)], site.root)
+
+    outcome = said.partition("# outcome\n")[2]
+    assert outcome.startswith("gone\n")
+    assert f"\npublished {site.remote_log()[0][0]}" in outcome

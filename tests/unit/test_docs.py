@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -43,6 +44,18 @@ def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
                 re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
             }
             assert anchor in slugs, f"{_dotted(page)} links to {target}"
+
+
+def test_every_block_of_shell_and_python_parses() -> None:
+    for page in PAGES:
+        for language, block in re.findall(r"```(sh|shell|python)\n(.*?)```", page.read_text(), flags=re.DOTALL):
+            if language == "python":
+                compile(textwrap.dedent(block), page.name, "exec")
+            else:
+                parsed = subprocess.run(
+                    ["bash", "-n"], input=block, capture_output=True, text=True, check=False
+                )
+                assert parsed.returncode == 0, f"{_dotted(page)}: {parsed.stderr}"
 
 
 def test_every_picture_is_shown_and_is_there() -> None:
