@@ -213,7 +213,7 @@ def test_a_briter_note_is_published(site: Site) -> None:
     assert "storage" not in site.git("status", "--porcelain")
 
 
-RUN = "quiet-time remote-edits outcome symptoms failed-posts write-jobs upgrade".split()
+RUN = ["quiet-time", "remote-edits", "outcome", "symptoms", "failed-posts", "write-jobs", "upgrade"]
 RUN += ["cms/statamic", "cms/kirby", "cms/grav"]
 
 

@@ -48,7 +48,9 @@ def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
 
 def test_every_block_of_shell_and_python_parses() -> None:
     for page in PAGES:
-        for language, block in re.findall(r"```(sh|shell|python)\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        for language, block in re.findall(
+            r"```(sh|shell|python)\n(.*?)```", page.read_text(), flags=re.DOTALL
+        ):
             if language == "python":
                 compile(textwrap.dedent(block), page.name, "exec")
             else:
