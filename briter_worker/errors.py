@@ -49,6 +49,7 @@ class FailureCode(StrEnum):
     TOO_LARGE = "too-large", FailureClass.REFUSED
     REJECTED = "rejected", FailureClass.REFUSED
     CONFLICT = "conflict", FailureClass.REFUSED
+    OUTDATED = "outdated", FailureClass.REFUSED
     PLUGIN = "plugin", FailureClass.REFUSED
     LOST_RACE = "lost-race", FailureClass.TRANSIENT
     UNSETTLED = "unsettled", FailureClass.TRANSIENT

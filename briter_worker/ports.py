@@ -285,10 +285,13 @@ class BaseVersions(Protocol):
     def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
         """Return what is known of these paths."""
 
-    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+    def remember(
+        self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes], tip: str | None = None
+    ) -> None:
         """Store the versions durably, each in place of what was known of its path.
 
-        `contents`: by blob, the contents of base versions that the remote does not have.
+        `contents`: by blob, the contents of base versions that the remote does not have. `tip`: the commit on
+        the remote that has the versions.
         """
 
 
@@ -313,6 +316,14 @@ class Payload(NamedTuple):
     """Declared folders: what the branch has below them and `files` lacks is deleted."""
 
 
+class PublishedVersion(NamedTuple):
+    """The version of a path that was published last."""
+
+    saved_at: float
+    outdated_by: str = ""
+    """The commit on the remote that has it, where it was published before a backup was restored."""
+
+
 class Payloads(Protocol):
     """The contents that jobs carry, for a publisher that cannot read the CMS's work tree."""
 
@@ -322,7 +333,7 @@ class Payloads(Protocol):
     def content(self, blob: str) -> bytes:
         """Return the content of a blob. Raises LookupError if the blob is unknown."""
 
-    def published(self, paths: Collection[str]) -> Mapping[str, float]:
+    def published(self, paths: Collection[str]) -> Mapping[str, PublishedVersion]:
         """Return when the version was saved that was published last, for the paths that ever were."""
 
 

@@ -40,6 +40,7 @@ FAILURE_TEXTS = {
     FailureCode.SIGNING: "the commits cannot be signed",
     FailureCode.TOO_LARGE: "one of its files is too large",
     FailureCode.REJECTED: "the remote does not accept this post",
+    FailureCode.OUTDATED: "a newer version of the post is published already",
     FailureCode.CONFLICT: "somebody changed the same lines elsewhere",
     FailureCode.LOST_RACE: "somebody else kept publishing at the same moment",
     FailureCode.UNSETTLED: "a file kept changing while it was read",

@@ -120,6 +120,10 @@ MEANINGS = {
         "The remote rejects this post alone (a hook, a size limit, a secret scan).",
         "Change what the remote names in `lastError`, then save the post again.",
     ),
+    FailureCode.OUTDATED: (
+        "The remote has a later version of the post than this save, which a restored backup brought back.",
+        "Cancel the job, or publish it all the same with `briter-worker publish-now ID-or-SLUG --over`.",
+    ),
     FailureCode.CONFLICT: (
         "The same lines were changed on the remote. Both versions are kept.",
         "Save the post again with both changes, or merge `conflict/<slug>` with the commands in `fix`.",

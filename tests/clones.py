@@ -20,7 +20,7 @@ from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
-from briter_worker.ports import Payload, Plan, Request, SubmittedFile
+from briter_worker.ports import Payload, Plan, PublishedVersion, Request, SubmittedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -59,8 +59,8 @@ class Database:
             raise UnavailableError("the database is away")
         return self.contents[blob]
 
-    def published(self, paths: Collection[str]) -> Mapping[str, float]:
-        return {path: self.saved[path] for path in paths if path in self.saved}
+    def published(self, paths: Collection[str]) -> Mapping[str, PublishedVersion]:
+        return {path: PublishedVersion(self.saved[path]) for path in paths if path in self.saved}
 
     def acknowledge(self, key: str) -> None:
         """As the queue does in the transaction that removes a published job."""
@@ -70,7 +70,12 @@ class Database:
     def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
         return {path: self.known[path] for path in paths if path in self.known}
 
-    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+    def remember(
+        self,
+        versions: Mapping[str, BaseVersion],
+        contents: Mapping[str, bytes],
+        tip: str | None = None,  # noqa: ARG002 - nothing is restored here
+    ) -> None:
         if self.is_away:
             raise UnavailableError("the database is away")
         self.known |= versions

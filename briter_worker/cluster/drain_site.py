@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from briter_worker.cluster.sites import Site, settings_of
+from briter_worker.cluster.sites import Site, settings_of, wake
 from briter_worker.drain import Counts, Drain
+from briter_worker.errors import PublishError, UsageError
 from briter_worker.events import Progress, Warned
-from briter_worker.git.clone import open_clone
+from briter_worker.git.clone import find_own_commits, open_clone
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
+from briter_worker.ports import Pause
 from briter_worker.queues.postgres.payloads import PostgresBases, PostgresPayloads
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
-from briter_worker.queues.postgres.rows import take_site
+from briter_worker.queues.postgres.rows import decode_path, take_site
 from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, retire
 from briter_worker.sinks.store import PostgresStore
 from briter_worker.wiring import open_backoff, open_sender, open_webhooks, signer_of, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
+    from briter_worker.git.push import OwnCommit
+    from briter_worker.git.repository import Repository
     from briter_worker.git.run import Git
     from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
@@ -34,6 +41,15 @@ if TYPE_CHECKING:
     from briter_worker.sinks.log import LogSink
     from briter_worker.sinks.metrics import MetricsSink
     from briter_worker.sinks.recorder import Sink
+
+_OUTDATED = """
+SELECT p.site, p.job_id, p.slug, f.path, o.outdated_by
+FROM publications p JOIN files f ON f.publication = p.id
+JOIN published o ON o.site = p.site AND o.path = f.path
+LEFT JOIN base_versions b ON b.site = p.site AND b.path = f.path
+WHERE o.outdated_by IS NOT NULL AND f.saved_at < o.saved_at AND f.blob IS DISTINCT FROM b.base
+ORDER BY p.site, p.slug, f.path
+"""
 
 
 class NodeSinks:
@@ -143,16 +159,7 @@ class SiteDrains:
         self, site: Site, settings: Settings, token: int, emit: EventSink, stack: ExitStack
     ) -> GitPublisher:
         """Return the publisher to the site's remote; the stack closes its clone. Raises PublishError."""
-        repository = stack.enter_context(
-            open_clone(
-                settings.cache_root / site.name,
-                url=site.remote,
-                branch=site.branch,
-                credentials=site.credentials,
-                timeout=settings.git_timeout_ms / 1000,
-                signer=signer_of(settings),
-            )
-        )
+        repository = stack.enter_context(_open_site_clone(site, settings))
         with self._guard:
             self._running.add(repository.git)
             aborted = self._aborted
@@ -166,14 +173,94 @@ class SiteDrains:
         allowlist = settings.allowlist(more=self._plugins.allowed_paths)
         staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
         bases = PostgresBases(self._database, site.name, token=token)
+        plans = PostgresPlans(self._database, site.name, token=token)
+        identity = _identity(settings)
+        note = partial(note_unknown, plans, bases)
+        # Another tip than the database's: another node has pushed, or a backup was restored.
+        if site.pushed_tip is not None and repository.ref(repository.pushed_ref) != site.pushed_tip:
+            note(find_own_commits(repository, site.pushed_tip, identity))
         return GitPublisher(
             repository,
             copies=SubmittedCopies(staging, PostgresPayloads(self._database, site.name), bases),
-            plans=PostgresPlans(self._database, site.name, token=token),
+            plans=plans,
             bases=bases,
-            identity=Person(settings.git_author_name, settings.git_author_email),
+            identity=identity,
             dry_run=settings.worker_dry_run,
             progress=progress,
             warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
             still_ours=lambda: True,  # the plan, recorded just before, checks the token
+            note_own=note,
         )
+
+
+def _open_site_clone(site: Site, settings: Settings) -> AbstractContextManager[Repository]:
+    return open_clone(
+        settings.cache_root / site.name,
+        url=site.remote,
+        branch=site.branch,
+        credentials=site.credentials,
+        timeout=settings.git_timeout_ms / 1000,
+        signer=signer_of(settings),
+    )
+
+
+def _identity(settings: Settings) -> Person:
+    return Person(settings.git_author_name, settings.git_author_email)
+
+
+def note_unknown(plans: PostgresPlans, bases: PostgresBases, own: Sequence[OwnCommit]) -> None:
+    """Note commits of ours on the remote that the database does not know, because a backup was restored."""
+    if own:
+        known = {commit for plan in plans.plans() for commit in plan.commits.values()}
+        known |= bases.conflict_commits()
+        unknown = [commit for commit in own if commit.sha not in known]
+        found = {path: (each.sha, blob) for each in unknown for path, (_, blob) in each.blobs.items()}
+        if found:
+            bases.outdate(found, own[-1].sha)
+
+
+@dataclass(slots=True)
+class Restored:
+    """What was found after a backup of the database was restored."""
+
+    compared: int = 0
+    outdated: list[dict[str, str]] = field(default_factory=list)
+    """The waiting saves that the remote has a later version of."""
+    unchecked: dict[str, str] = field(default_factory=dict)
+    """The reason for each site that could not be compared, and stays paused."""
+
+
+def compare_restored(database: Database, node: Settings) -> Restored:
+    """Pause all sites, compare their waiting jobs with their remotes, and resume. Raises DatabaseError."""
+    result, pause = Restored(), Pause(database.now(), None, "the database was restored from a backup")
+    with database.transaction() as connection:
+        # A node that still runs has a later token than the backup.
+        connection.execute("UPDATE sites SET token = token + 1000000")
+        paused = connection.execute(
+            "UPDATE sites SET paused = %s WHERE paused IS NULL RETURNING name", (json.dumps(pause._asdict()),)
+        ).fetchall()
+        waiting = connection.execute(
+            "SELECT name FROM sites WHERE pushed_tip IS NOT NULL AND NOT removed"
+            " AND EXISTS (SELECT FROM publications WHERE site = name) ORDER BY name"
+        ).fetchall()
+    for (name,) in waiting:
+        row = take_site(database, name, "db restored")
+        site, token = Site.from_row(row), int(row["token"])
+        try:
+            settings = settings_of(site, node)
+            plans = PostgresPlans(database, name, token=token)
+            bases = PostgresBases(database, name, token=token)
+            with _open_site_clone(site, settings) as repository:
+                own = find_own_commits(repository, site.pushed_tip or "", _identity(settings))
+                note_unknown(plans, bases, own)
+        except (PublishError, UsageError) as error:
+            result.unchecked[name] = error.message
+    result.compared = len(waiting) - len(result.unchecked)
+    with database.transaction() as connection:
+        found = connection.execute(_OUTDATED).fetchall()
+        resumed = [name for (name,) in paused if name not in result.unchecked]
+        connection.execute("UPDATE sites SET paused = NULL WHERE name = ANY(%s)", (resumed,))
+    wake(database, resumed)
+    keys = ("site", "id", "slug", "path", "commit")
+    result.outdated = [dict(zip(keys, (*row[:3], decode_path(row[3]), row[4]), strict=True)) for row in found]
+    return result

@@ -116,6 +116,8 @@ class Site:
     """The place where each node finds the credentials of the remote; never the credentials."""
     created_at: float = 0.0
     paused: Pause | None = None
+    pushed_tip: str | None = None
+    """The remote's tip after the last push."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Site:
@@ -127,6 +129,7 @@ class Site:
             allowed=tuple(row["allowed"]),
             credentials=row["credentials"] or None,
             paused=pause and Pause(**pause),
+            pushed_tip=row["pushed_tip"],
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -277,7 +280,7 @@ def store(connection: Connection, site: Site) -> tuple[str, str] | None:
 
 def _forget_published(connection: Connection, name: str) -> None:
     """Drop what is known of the old remote, and fence off a node that still publishes to it."""
-    connection.execute("UPDATE sites SET token = token + 1 WHERE name = %s", (name,))
+    connection.execute("UPDATE sites SET token = token + 1, pushed_tip = NULL WHERE name = %s", (name,))
     for table in (b"published", b"base_versions", b"conditions", b"plans"):
         connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing, suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -15,6 +16,7 @@ from briter_worker.events import SiteUpdated, Warned
 from briter_worker.git.pull import pull as pull_branch
 from briter_worker.job import job_schema
 from briter_worker.plugins import Plugins
+from briter_worker.redaction import one_line
 from briter_worker.settings import load_settings, settings_schema
 from briter_worker.status import health_problems, read_status
 from briter_worker.wiring import open_copies, open_database, open_git, open_sinks
@@ -158,6 +160,23 @@ def upgrade(*, as_json: Json = False) -> None:
     if applied:
         text = f"the database is now at version {version}: applied {', '.join(applied)}"
     output.answer({"version": version, "applied": applied}, text, as_json=as_json)
+
+
+@database_app.command()
+def restored(*, as_json: Json = False) -> None:
+    """Compare what waits with the remotes after a backup was restored. Publishing is paused meanwhile."""
+    settings = read_cluster("db restored")
+    database = open_database(settings)
+    database.check()
+    from briter_worker.cluster.drain_site import compare_restored  # noqa: PLC0415 - the extra [postgres]
+
+    found = compare_restored(database, settings)
+    for name, reason in found.unchecked.items():
+        output.report(f"{name} could not be compared and stays paused: {reason}", "briter-worker db restored")
+    lines = [f"{found.compared} sites compared; {len(found.outdated)} waiting files are outdated"]
+    lines += [one_line(f"{each['site']} {each['slug']}: {each['path']}") for each in found.outdated]
+    output.answer(asdict(found), "\n".join(lines), as_json=as_json)
+    raise typer.Exit(1 if found.unchecked else 0)
 
 
 @database_app.command()

@@ -21,6 +21,7 @@ from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, pause_to_json, post_to_json, read_status
 from briter_worker.wiring import (
     open_history,
+    open_postgres_queue,
     open_queue,
     read_clock,
     record_action,
@@ -287,10 +288,23 @@ def retry(
     _report_jobs("retried", "will be tried again", jobs, as_json=as_json)
 
 
-def publish_now(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
+def publish_now(
+    wanted: Wanted,
+    *,
+    over: Annotated[
+        bool, typer.Option("--over", help="Publish an outdated save over a later version (cluster only).")
+    ] = False,
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
     """Publish a job now that waits for its time, a retry or the end of its quiet time."""
     settings = read_site(site)
-    jobs = open_queue(settings).publish_now(wanted, read_clock(settings))
+    if over and settings.database_url:
+        jobs = open_postgres_queue(settings).publish_over(wanted, read_clock(settings))
+    elif over:
+        raise UsageError("--over needs a cluster", "save the post again")
+    else:
+        jobs = open_queue(settings).publish_now(wanted, read_clock(settings))
     _record(settings, "publish-now", jobs)
     wake_worker(settings)
     _report_jobs("due", "is due now", jobs, as_json=as_json)

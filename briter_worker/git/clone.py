@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from briter_worker.errors import FailureCode, PublishError, os_error_text
 from briter_worker.git.environment import RemoteAccess, conceal_secrets
+from briter_worker.git.push import read_own_commits
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.redaction import conceal
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from briter_worker.git.environment import Signer
+    from briter_worker.git.push import OwnCommit, Person
 
 REMOTE = "origin"
 _FORMAT = "3"
@@ -79,6 +81,15 @@ def open_clone(
                         (place / _MARK).unlink()
     finally:
         git.close()
+
+
+def find_own_commits(repository: Repository, pushed: str, identity: Person) -> list[OwnCommit]:
+    """Fetch, and return the commits of ours that came after `pushed`. Raises PublishError."""
+    tip = repository.fetch()
+    repository.update_refs((repository.pushed_ref, tip, None))
+    if tip == pushed or not repository.is_ancestor(pushed, tip):
+        return []
+    return read_own_commits(repository.git, pushed, tip, identity)
 
 
 @contextmanager

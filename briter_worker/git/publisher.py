@@ -133,7 +133,10 @@ class GitPublisher:
         progress: Callable[[str, int, int], None],
         warn: Callable[[str, str], None],
         still_ours: Callable[[], bool],
+        note_own: Callable[[Sequence[OwnCommit]], None] = lambda _: None,
     ) -> None:
+        """`note_own` is called with commits of ours that were on the remote already, in a lost race."""
+        self._note_own = note_own
         self._repository = repository
         self._copies = copies
         self._plans = plans
@@ -248,6 +251,7 @@ class GitPublisher:
         if since is None:
             return Tip(fetched, fetched)
         own = read_own_commits(repository.git, since.commit, fetched, self._identity)
+        self._note_own(own)
         return Tip(fetched, fetched, own_commits=(*since.own_commits, *own))
 
     def _read(self, requests: Sequence[Request], tip: Tip) -> tuple[list[Item], list[Outcome]]:

@@ -382,7 +382,12 @@ class FileConflicts:
         known = self._known()
         return {path: known[path] for path in known.keys() & paths}
 
-    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:  # noqa: ARG002 - the repository has the contents
+    def remember(
+        self,
+        versions: Mapping[str, BaseVersion],
+        contents: Mapping[str, bytes],  # noqa: ARG002 - the repository has them
+        tip: str | None = None,  # noqa: ARG002 - as the contents
+    ) -> None:
         """Store the versions that have a conflict, and forget those of the other paths."""
         before = self._known()
         after = {path: base for path, base in {**before, **versions}.items() if base.conflicts}

@@ -16,15 +16,15 @@ from sites import eventually
 from briter_worker.client import compose
 from briter_worker.cluster import sites
 from briter_worker.cluster.submit import enqueue, send
+from briter_worker.queues.postgres.database import Database
 from briter_worker.queues.postgres.payloads import collect_blobs
+from briter_worker.wiring import open_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from postgres import Server
-
-    from briter_worker.queues.postgres.database import Database
 
 
 @pytest.fixture
@@ -179,6 +179,46 @@ def test_a_host_that_is_told_to_stop_gives_up_a_push_that_takes_too_long(farm: F
     done = farm.once("two")
     assert done.returncode == 0, done.stdout
     assert farm.published("blog") == Counter({"post": 1})
+
+
+@pytest.mark.parametrize("way", ["fresh", "another clone is behind", "db restored"])
+def test_a_restored_backup_never_reverts_a_post(farm: Farm, postgres_server: Server, way: str) -> None:
+    farm.add("blog")
+    farm.save("blog", "post", "v0\n")
+    assert farm.once("one").returncode == 0
+    farm.save("blog", "post", "v1\n")
+    farm.save("blog", "other", "other\n")
+    for database in (farm.database, open_database(farm.settings())):
+        database.close()  # a database in use cannot be copied
+    postgres_server.create("backup", farm.url.rpartition("/")[2])
+    try:
+        farm.once("two" if way == "another clone is behind" else "one")
+        farm.save("blog", "post", "v2\n")
+        assert farm.once("two" if way == "another clone is behind" else "one").returncode == 0
+        farm.url = postgres_server.url("backup")
+        farm.database = Database(farm.url)
+        if way == "db restored":
+            found = json.loads(farm.command("db", "restored", "--json", host="new").stdout)
+            assert [(each["slug"], each["path"]) for each in found["outdated"]] == [
+                ("post", "content/post.md")
+            ]
+            assert (found["compared"], found["unchecked"]) == (1, {})
+        done = farm.once("fresh" if way == "fresh" else "one")
+        (letter,) = [each for each in events(done.stdout) if each["event"] == "dead-lettered"]
+        assert (letter["slug"], letter["failure"]) == ("post", "outdated"), done.stdout
+        assert farm.tip("blog")[:10] in letter["error"]
+        assert (farm.file("blog", "content/post.md"), farm.rows()) == ("v2\n", 1)
+        assert farm.command("publish-now", "post", "--over", "--site", "blog").returncode == 0
+        done = farm.once("one")
+        assert done.returncode == 0, done.stdout
+        assert farm.file("blog", "content/post.md") == "v1\n"
+        farm.save("blog", "post", "v3\n")
+        assert farm.once("one").returncode == 0
+        assert (farm.file("blog", "content/post.md"), farm.rows()) == ("v3\n", 0)
+    finally:
+        open_database(farm.settings()).close()
+        farm.database.close()
+        postgres_server.drop("backup")
 
 
 @pytest.mark.slow

@@ -296,9 +296,11 @@ def test_a_post_is_not_settled_before_its_base_version_is_stored(cluster: Cluste
     hook.chmod(0o755)
     remember = cluster.database.remember
 
-    def away_after_the_push(versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+    def away_after_the_push(
+        versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes], tip: str | None = None
+    ) -> None:
         cluster.database.is_away = (cluster.root / "pushed").exists()
-        remember(versions, contents)
+        remember(versions, contents, tip)
 
     cluster.database.remember = away_after_the_push  # type: ignore[method-assign]
     saved = cluster.save("b", {POST: mine})

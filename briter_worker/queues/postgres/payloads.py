@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from briter_worker.job import NO_QUIET_TIME, MalformedJobError, format_time
-from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
+from briter_worker.ports import BaseVersion, Conflict, Payload, PublishedVersion, SubmittedFile
 from briter_worker.queues.postgres.rows import (
     FOLDER,
     PENDING,
@@ -24,6 +24,7 @@ from briter_worker.queues.postgres.rows import (
     insert,
     join_saves,
     lock_site,
+    locked,
     path_field,
     select_saves,
 )
@@ -64,6 +65,11 @@ _REMEMBER = """
 INSERT INTO base_versions (site, path, base, conflict, kept) VALUES (%s, %s, %s, %s, %s)
 ON CONFLICT (site, path) DO UPDATE
 SET base = excluded.base, conflict = excluded.conflict, kept = excluded.kept
+"""
+_OUTDATE = """
+INSERT INTO published (site, path, saved_at, outdated_by)
+VALUES (%s, %s, extract(epoch FROM clock_timestamp()), %s)
+ON CONFLICT (site, path) DO UPDATE SET saved_at = excluded.saved_at, outdated_by = excluded.outdated_by
 """
 
 
@@ -214,14 +220,15 @@ class PostgresPayloads:
             raise LookupError(f"the database has no blob {blob}: the job that it belonged to is gone")
         return bytes(row[0])
 
-    def published(self, paths: Collection[str]) -> Mapping[str, float]:
-        """Return when the version was saved that was published last, for the paths that ever were."""
+    def published(self, paths: Collection[str]) -> Mapping[str, PublishedVersion]:
+        """Return the version that was published last, for the paths that ever were."""
         with self._database.connection() as connection:
             rows = connection.execute(
-                "SELECT path, saved_at FROM published WHERE site = %s AND path = ANY(%s)",
+                "SELECT path, saved_at, coalesce(outdated_by, '') FROM published"
+                " WHERE site = %s AND path = ANY(%s)",
                 (self._site, [encode_path(path) for path in paths]),
             )
-            return {decode_path(path): saved_at for path, saved_at in rows}
+            return {decode_path(path): PublishedVersion(*version) for path, *version in rows}
 
 
 class PostgresBases:
@@ -249,7 +256,26 @@ class PostgresBases:
         found = {path: self._known[path] for path in paths}
         return {path: version for path, version in found.items() if version is not None}
 
-    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+    def conflict_commits(self) -> set[str]:
+        """Return the commits that keep the authors' versions of open conflicts."""
+        with self._database.connection() as connection:
+            query = "SELECT conflict FROM base_versions WHERE site = %s AND conflict IS NOT NULL"
+            rows = connection.execute(query, (self._site,)).fetchall()
+        return {each["commit"] for (text,) in rows for each in json.loads(text).values()}
+
+    def outdate(self, found: Mapping[str, tuple[str, str | None]], tip: str) -> None:
+        """Note commits of ours, up to `tip`, that a restored database does not know: saves are outdated.
+
+        `found`: commit and blob by path. Later saves are edits of these blobs. Raises LockLostError.
+        """
+        records = [(self._site, encode_path(path), commit) for path, (commit, _) in found.items()]
+        with locked(self._database, self._site, self._token) as connection:
+            connection.cursor().executemany(_OUTDATE, records)
+        self.remember({path: BaseVersion(blob) for path, (_, blob) in found.items()}, {}, tip)
+
+    def remember(
+        self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes], tip: str | None = None
+    ) -> None:
         """Store the versions, each in place of what was known of its path. Raises LockLostError.
 
         `contents`: by blob, the contents of base versions that the remote does not have.
@@ -272,3 +298,5 @@ class PostgresBases:
             store_blobs(connection, PayloadSource(Payload(kept), contents.__getitem__))
             lock_site(connection, self._site, self._token)
             connection.cursor().executemany(_REMEMBER, records)
+            if tip is not None:
+                connection.execute("UPDATE sites SET pushed_tip = %s WHERE name = %s", (tip, self._site))

@@ -57,7 +57,8 @@ _RECORD_PUBLISHED = """
 INSERT INTO published AS p (site, path, saved_at)
 SELECT %(site)s, path, max(saved_at) FROM files
 WHERE publication = ANY(%(ids)s) AND mode <> '040000' GROUP BY path
-ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at)
+ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at),
+    outdated_by = CASE WHEN excluded.saved_at < p.saved_at THEN p.outdated_by END
 """
 
 

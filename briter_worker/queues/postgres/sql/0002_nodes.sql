@@ -2,9 +2,8 @@
 ALTER TABLE sites ADD COLUMN last_save double precision NOT NULL DEFAULT 0;
 -- The last drain timed out or crawled: the next one has a lane of its own.
 ALTER TABLE sites ADD COLUMN slow boolean NOT NULL DEFAULT false;
--- What was pushed last, and when: a remote that has commits of ours beyond it shows that a backup was restored.
+-- The remote's tip after the last push: commits of ours beyond it show that a backup was restored.
 ALTER TABLE sites ADD COLUMN pushed_tip text;
-ALTER TABLE sites ADD COLUMN pushed_at double precision;
 -- The commit that was found there: earlier saves of the path are outdated.
 ALTER TABLE published ADD COLUMN outdated_by text;
 
