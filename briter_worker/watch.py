@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+import filelock
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
-from briter_worker.allowlist import PathRefusedError, is_inside
+from briter_worker.allowlist import PathRefusedError, is_inside, parents
 from briter_worker.errors import PublishError, os_error_fix, os_error_text
 from briter_worker.git.staging import ignored_paths
+from briter_worker.git.undo import LOCK_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -34,6 +37,7 @@ _MASK = flags.CLOSE_WRITE | flags.MOVED_FROM | flags.MOVED_TO | flags.CREATE | f
 _STILL_S = 0.02
 """A post is saved when none of its files was closed, moved or deleted for this long."""
 _LONGEST_STILL_S = 0.5
+_JOB_TIME_STEP_S = 0.001
 _STOP_CHECK_S = 0.5
 _RETRY_S = 5.0
 
@@ -46,8 +50,7 @@ class TreeWatcher:
         self._folders = folders
         self._inotify = INotify()
         self._watched: dict[int, str] = {}
-        for folder in folders:
-            self._watch(folder)
+        self._watch_folders()
 
     def close(self) -> None:
         """Stop watching."""
@@ -69,14 +72,17 @@ class TreeWatcher:
             if event.mask & flags.IGNORED:
                 del self._watched[event.wd]
                 continue
-            path = f"{folder}/{event.name}"
+            path = f"{folder}/{event.name}".lstrip("/")
+            is_post = any(is_inside(each, path) for each in self._folders)
             if not event.mask & flags.ISDIR:
-                if not event.mask & flags.CREATE:
+                if is_post and not event.mask & flags.CREATE:
                     changed.add(path)
-            elif event.mask & (flags.CREATE | flags.MOVED_TO):
+            elif event.mask & flags.DELETE:
+                continue
+            elif is_post and not event.mask & flags.MOVED_FROM:
                 changed.update(self._watch(path))
-            elif event.mask & flags.MOVED_FROM:  # the files in a folder that was moved away have no events
-                self._rewatch()
+            elif any(is_inside(each, path) or is_inside(path, each) for each in self._folders):
+                self._rewatch()  # the files in a folder that was moved have no events
                 return None
         return changed
 
@@ -84,8 +90,18 @@ class TreeWatcher:
         self._inotify.close()
         self._inotify = INotify()
         self._watched = {}
+        self._watch_folders()
+
+    def _watch_folders(self) -> None:
         for folder in self._folders:
+            for above in ("", *parents(folder)):  # a folder may be made, or replaced, later
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    self._add(above)
             self._watch(folder)
+
+    def _add(self, folder: str) -> None:
+        mask = _MASK | (flags.DONT_FOLLOW if folder else 0)
+        self._watched[self._inotify.add_watch(self._root / folder, mask)] = folder
 
     def _watch(self, top: str) -> Iterable[str]:
         """Watch a folder and all below it; return the files that are there already."""
@@ -94,9 +110,7 @@ class TreeWatcher:
         while todo:
             folder = todo.pop()
             try:
-                self._watched[self._inotify.add_watch(self._root / folder, _MASK | flags.DONT_FOLLOW)] = (
-                    folder
-                )
+                self._add(folder)
                 with os.scandir(self._root / folder) as entries:
                     for entry in entries:
                         path = f"{folder}/{entry.name}"
@@ -185,6 +199,10 @@ class PostWatcher:
 
     def save(self, paths: Collection[str] | None) -> None:
         """Enqueue the posts of those paths that differ from the remote's tip; None: of all paths."""
+        with filelock.FileLock(self._git.state_dir / LOCK_NAME):  # an undo enqueues what it restored
+            self._save(paths)
+
+    def _save(self, paths: Collection[str] | None) -> None:
         now = time.time()
         changed = self._changed(self._candidates() if paths is None else paths)
         withheld = [path.rstrip("/") for path in self._scheduled_paths(now)] if changed else []
@@ -193,8 +211,8 @@ class PostWatcher:
         for path in sorted(changed):
             if not any(is_inside(each, path) for each in withheld):
                 posts[self._slug(path, pages)].append(path)
-        # After a restart, or when events were lost, a job may have been written for it before.
-        known = {row.job.slug: row.job for row in self._list_jobs(now)} if posts and paths is None else {}
+        # An undo, or `watch` itself before a restart, may have written a job for it before.
+        known = {row.job.slug: row.job for row in self._list_jobs(now)} if posts else {}
         for slug, files in posts.items():
             if not (slug in known and self._covers(known[slug], files)):
                 self._enqueue(slug, files)
@@ -202,7 +220,8 @@ class PostWatcher:
     def _covers(self, job: Job, files: Sequence[str]) -> bool:
         """Return True if the job was written after these files were, and declares them."""
         times = [file.stat().st_mtime for path in files if (file := self._root / path).exists()]
-        return job.created_at >= max(times, default=0.0) and set(job.paths) >= set(files)
+        is_later = job.created_at + _JOB_TIME_STEP_S > max(times, default=0.0)
+        return is_later and set(job.paths) >= set(files)
 
     def _candidates(self) -> set[str]:
         """Return what may differ: what git reports, and what it is told not to look at."""

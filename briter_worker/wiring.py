@@ -279,9 +279,9 @@ def undo_post(
     commits = published_commits(settings, slug)
     with closing(open_git(settings)) as git:
         repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-        paths = undo.restore(repository, settings.allowlist(), commits, to)
-    document = client.compose(slug, paths, message=message or f"Restore {slug}")
-    return client.submit(document, queue=settings.queue_root)
+        with undo.restored(repository, settings.allowlist(), commits, to) as paths:
+            document = client.compose(slug, paths, message=message or f"Restore {slug}")
+            return client.submit(document, queue=settings.queue_root)
 
 
 def record_action(

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import tempfile
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
@@ -23,13 +23,14 @@ from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
 from briter_worker.git.work_tree import WorkTree
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.repository import Entry, Repository
     from briter_worker.git.run import Git
 
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+LOCK_NAME = "undo.lock"
 _NAMED = 10
 _LOCK_TIMEOUT_S = 30.0
 _Versions = dict[str, "Entry | None"]
@@ -45,13 +46,15 @@ def difference(repository: Repository, commit: str) -> str:
     return out.decode(errors="replace")
 
 
-def restore(
+@contextmanager
+def restored(
     repository: Repository, allowlist: Allowlist, commits: Sequence[str], to: str | None = None
-) -> list[str]:
-    """Bring the files to their version before the last publication, or at `to`; return the paths.
+) -> Iterator[list[str]]:
+    """Bring the files to their version before the last publication, or at `to`; yield the paths.
 
     `commits` are the post's publications, newest first. A file that is neither as published nor restored
-    already is the CMS's edit. Raises DeclinedError and UsageError, with nothing changed.
+    already is the CMS's edit. Raises DeclinedError and UsageError, with nothing changed. Until the context
+    ends, `watch` does not look at the files.
     """
     repository.check()
     last, tip = commits[0], _check_published(repository, commits[0])
@@ -76,11 +79,11 @@ def restore(
     known = (wanted, published, now) if to else (wanted, published)
     folder = repository.git.state_dir
     with (
-        filelock.FileLock(folder / "undo.lock", timeout=_LOCK_TIMEOUT_S),
+        filelock.FileLock(folder / LOCK_NAME, timeout=_LOCK_TIMEOUT_S),
         closing(WorkTree(cast("Path", repository.git.worktree), folder / "undo-files")) as work_tree,
     ):
         _put_files(repository, work_tree, paths, known)
-    return paths
+        yield paths
 
 
 def _check_published(repository: Repository, commit: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from dashboards import serving
+from sites import eventually
 
 from briter_worker.errors import DeclinedError
 from briter_worker.git.work_tree import WorkTree
@@ -73,6 +74,20 @@ def test_an_undo_restores_what_was_changed_deleted_and_new_and_can_be_undone(
     assert contents(site) == ["two\n", "picture", None]
     assert site.remote_log()[0][1] == "As it was"
     assert len(site.remote_log()) == 5
+
+
+def test_an_undo_beside_watch_keeps_its_message(site: Site) -> None:
+    with site.running("watch"):
+        for text in ("one", "two"):
+            site.write_post(A, text)
+            eventually(site.jobs)
+            assert site.run_once().of("published")
+        assert site.command("undo", "posts/a", "-m", "As it was").returncode == 0
+        site.write_post("content/posts/b.md", "later")
+        eventually(lambda: len(site.jobs()) > 1)
+    assert [job.get("message") for job in site.jobs() if job["slug"] == "posts/a"] == ["As it was"]
+    assert site.run_once().of("published")
+    assert site.remote_file(A) == "one"
 
 
 def test_an_undo_goes_back_to_any_version(site: Site, two: tuple[str, str]) -> None:
