@@ -57,7 +57,7 @@ def measure(lab: Lab) -> Section:
         _WHAT,
         [
             Check(
-                f"{kind}, {posts:,} posts, of bare git's",
+                f"{kind}, {posts:,} posts: time relative to bare git (lower is better)",
                 ratio(values, taken[posts, kind, BARE]),
                 "×",
                 TARGETS[posts],
