@@ -173,7 +173,7 @@ class Result(Enum):
     CANCELLED = "cancelled"
     """Left out of the push on request."""
     RELEASED = "released"
-    """Not tried; the next claim decides anew."""
+    """Not tried; the next claim decides again."""
 
 
 class Outcome(NamedTuple):

@@ -293,7 +293,7 @@ class Settings(BaseSettings):
         5_000, "Interval of the fallback poll in ms. Changes wake the worker."
     )
     worker_quiet_ms: Milliseconds = _setting(
-        0, "Quiet time in ms: a post is published once it has not been saved for so long."
+        0, "Quiet time in ms: a post is published when it has not been saved for this time."
     )
     worker_quiet_max_ms: QuietMaximum = _setting(
         lambda above: max(60_000, above["worker_quiet_ms"]),

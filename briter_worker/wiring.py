@@ -312,7 +312,7 @@ def run_worker(
     metrics: Sequence[Sink] = (),
     watcher: PostWatcher | None = None,
 ) -> int:
-    """Run the worker until told to stop, or with `once` until nothing is due; return the exit status."""
+    """Run the worker until a stop signal, or with `once` until nothing is due; return the exit status."""
     _check_start(settings)
     with closing(open_sinks(settings, log, metrics=metrics)) as emit:
         lock = open_lock(settings)

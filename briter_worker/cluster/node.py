@@ -58,7 +58,7 @@ _POLL_S = 0.5
 _LOOP_S = 2.0
 _STOP_LOOK_S = 0.1
 _DEAD_S = 10.0
-"""A node without a heartbeat for so long is taken for dead."""
+"""A node without a heartbeat for this time is taken for dead."""
 _FORGET_S = 86_400.0
 _HOUSEKEEPING_S = 600.0
 _FIRST_PAUSE_S = 0.25
@@ -174,7 +174,7 @@ class LastingConnector(PsycopgConnector):
             min_size=1,
             max_size=1,
             timeout=_MAX_PAUSE_S,
-            # Shorter than a statement waits: each one starts anew, so that no pause grows by doubling.
+            # Shorter than a statement waits: each one starts again, so that no pause grows by doubling.
             reconnect_timeout=_MAX_PAUSE_S - 1,
         )
         self._outage = outage
@@ -421,7 +421,7 @@ class Node:
         return bool(freed)
 
     async def _free(self, job: Job) -> None:
-        """Delete the job and wake the site anew.
+        """Delete the job and wake the site again.
 
         Not by `retry_job`, which keeps the number: a node that only slept would finish the new attempt.
         """

@@ -67,7 +67,7 @@ ORDER BY site
 ON CONFLICT DO NOTHING
 """  # noqa: S608 - constants only
 _ALIVE_S = 15.0
-"""A node without a heartbeat for so long is not counted."""
+"""A node without a heartbeat for this time is not counted."""
 _OWN_ARGUMENTS = {"gitBranch": "--branch", "adapter": "--adapter", "allowedPaths": "--allow"}
 _STATES = ("pending", "scheduled", "retrying", "quiet", "tried", "claimed", "failed")
 _SUMMARIES = """

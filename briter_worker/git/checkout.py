@@ -112,7 +112,7 @@ class Checkout:
         self.is_cms_path = is_cms_path
         self.updated = updated
         self.late_reason = ""
-        """The reason why the last sync was put off; empty if it was not."""
+        """The reason why the last sync was delayed; empty if it was not."""
         self.git = repository.git
         self._state = _StateRef(repository)
         self._warn = warn

@@ -1,7 +1,7 @@
 """Keep a cluster's clone of a site on its node: bare, shallow, without blobs, and disposable.
 
 Everything that must outlive the clone is in the database and on the remote. So a clone that is missing,
-damaged, of another address or too large is made anew, and nothing in it waits for the disk.
+damaged, of another address or too large is cloned again, and nothing in it waits for the disk.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def open_clone(
 ) -> Iterator[Repository]:
     """Lock the site's clone in `folder`, make it where needed, and yield it; end its git on leaving.
 
-    `credentials` are references, see `open_access`. A clone in which git finds damage is made anew by the
+    `credentials` are references, see `open_access`. A clone in which git finds damage is cloned again by the
     next caller. Raises PublishError.
     """
     access = open_access(url, credentials)
@@ -77,7 +77,7 @@ def open_clone(
                 git.abort()
                 if git.failures & _DAMAGED:
                     _sound.discard(place)
-                    with suppress(OSError):  # so that the clone is made anew when it is opened next
+                    with suppress(OSError):  # the next opening clones again
                         (place / _MARK).unlink()
     finally:
         git.close()
@@ -106,7 +106,7 @@ def _prepare(repository: Repository, place: Path, url: str) -> None:
     if not _is_usable(repository, place, mark):
         _clone(repository, place, url, mark)
         return
-    # Lock files: whoever held them is dead, as the clone is ours.
+    # Lock files: their holders are dead, as the clone is ours.
     for lock in (*place.glob("*.lock"), *(place / "refs").rglob("*.lock")):
         lock.unlink(missing_ok=True)
     # Large files that were uploaded, and what a dead worker was staging.

@@ -95,7 +95,7 @@ class Repository:
             )
 
     def _check_head(self) -> object:
-        """Return what changes whenever git switches branches: it writes HEAD anew; a commit does not."""
+        """Return what changes whenever git switches branches: it rewrites HEAD; a commit does not."""
         if self.git.worktree is None:
             return None
         status = (self.git.git_dir / "HEAD").stat()
@@ -248,7 +248,7 @@ class Repository:
         return next((sha for sha, _, name in lines if name == self.branch_ref), None)
 
     def fetch(self) -> str:
-        """Fetch the branch and return the remote's tip. Moves no ref that a person looks at."""
+        """Fetch the branch and return the remote's tip. Moves no ref that a user looks at."""
         self.ref(self.fetched_ref)  # removes a damaged one, which git would not move
         self._fetch()
         return cast("str", self.ref(self.fetched_ref))

@@ -223,7 +223,7 @@ class _Batch:
     def _read_files(self, batch: Collection[Staged]) -> None:
         """Read every file until none has changed since it was read.
 
-        Some editors save by removing the file and writing it anew: a path that was gone may come back.
+        Some editors save by removing the file and writing it again: a path that was gone may come back.
         """
         paths = dict.fromkeys(path for staged in batch for path in staged.files)
         self._read.update((path, None) for staged in batch for path in staged.gone if path not in paths)

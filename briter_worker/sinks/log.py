@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PREFIX = "[briter-worker] "
 _CLOSED = frozenset({errno.EPIPE, errno.EBADF, errno.EIO})
-"""Nobody reads the stream any more, and nobody will."""
+"""The stream has no reader any more."""
 _STALL_TIMEOUT_S = 5.0
 _PIPE_BYTES = 4096
 """A pipe that is ready for writing takes at least this much without blocking, on any system."""

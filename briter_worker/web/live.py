@@ -33,7 +33,7 @@ _SEND_TIMEOUT_S = 10.0
 _RECONNECT_MS = 2000
 _POLL_S = 0.5
 _CHECK_S = 1.0
-"""A stream ends so long after its session."""
+"""A stream ends this time after its session."""
 
 
 @dataclass(frozen=True, slots=True)

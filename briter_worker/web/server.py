@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 THREADS = 8
 """Requests that may read the disk or the database at once."""
 HEADERS_S = 10.0
-"""The headers of a request have to be there so long after the connection was opened."""
+"""Time from the opening of a connection to the end of a request's headers."""
 MAX_CONNECTIONS_PER_ADDRESS = 200
 """Of a visitor; a trusted proxy has as many as it needs."""
 _KEEP_ALIVE_S = 30

@@ -46,7 +46,7 @@ _LOCAL_COMMITS_S = 60.0
 _REQUEST = "requestDigest"
 """Key of a job that came with an Idempotency-Key: tells whether a later request is the same."""
 _BY = "dashboard"
-"""Who acts: whoever has the dashboard's one token."""
+"""The actor in the history: the holder of the dashboard's one token."""
 _WHOLE_SITE = ((None, None),)
 _one_key = threading.Lock()
 T = TypeVar("T")

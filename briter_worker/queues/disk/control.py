@@ -108,7 +108,7 @@ class DiskControl:
         return {}
 
     def _list_waiting(self, now: float) -> tuple[list[ListedJob], list[ListedJob]]:
-        """List what the index has; anew only when a file changed or a time has come."""
+        """Return the index's jobs; list again only when a file changed or a time has come."""
         index = self._index
         version = (index.version, tuple(index.due(now)))
         if self._listed_version != version:

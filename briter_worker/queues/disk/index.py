@@ -36,7 +36,7 @@ _SCAN_SHARE = 1 / 200
 """Share of the time for full scans while the kernel reports changes: it does not report other machines'."""
 _LONGEST_SCAN_INTERVAL_S = 300.0
 _MANY = 1_000
-"""So many files are watched by whoever looks at them twice."""
+"""A queue is large from this many jobs on."""
 _RACY_NS = 50_000_000
 """A file may change once more within its time stamp's resolution."""
 _QUARANTINED = frozenset({FailureCode.UNREADABLE.value, FailureCode.MALFORMED.value})
