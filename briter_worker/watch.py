@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -205,12 +206,13 @@ class PostWatcher:
     def _save(self, paths: Collection[str] | None) -> None:
         now = time.time()
         changed = self._changed(self._candidates() if paths is None else paths)
-        withheld = [path.rstrip("/") for path in self._scheduled_paths(now)] if changed else []
+        withheld = {path.rstrip("/") for path in self._scheduled_paths(now)} if changed else set()
         posts: dict[str, list[str]] = defaultdict(list)
-        pages = self._pages_of_deleted(changed)
+        gone = self._pages_of_deleted(changed)
+        is_page = cache(lambda folder: folder in gone or self._is_page(folder))
         for path in sorted(changed):
-            if not any(is_inside(each, path) for each in withheld):
-                posts[self._slug(path, pages)].append(path)
+            if withheld.isdisjoint((path, *parents(path))):
+                posts[self._slug(path, is_page)].append(path)
         # An undo, or `watch` itself before a restart, may have written a job for it before.
         known = {row.job.slug: row.job for row in self._list_jobs(now)} if posts else {}
         for slug, files in posts.items():
@@ -277,12 +279,12 @@ class PostWatcher:
             return False
         return not (self._root / path).is_symlink()
 
-    def _slug(self, path: str, pages: Collection[str]) -> str:
+    def _slug(self, path: str, is_page: Callable[[str], bool]) -> str:
         """Return the post's name: its path below the allowed folder, without its extension."""
         top = max((folder for folder in self._allowlist.folders if is_inside(folder, path)), key=len)
         place = PurePosixPath(path).relative_to(top)
         for folder in place.parents[:-1]:
-            if f"{top}/{folder}" in pages or self._is_page(f"{top}/{folder}"):
+            if is_page(f"{top}/{folder}"):
                 return str(folder)
         return str(place.with_suffix("")) if place.suffix else str(place)
 
