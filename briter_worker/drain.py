@@ -20,6 +20,7 @@ from briter_worker.errors import (
     FailureClass,
     FailureCode,
     LockLostError,
+    NodeFailureError,
     PublishError,
     SnoozedError,
     StoppedError,
@@ -76,10 +77,11 @@ class Drain:
     """Publishes what is due in one site's queue, until `stopping`.
 
     Raises LockLostError, with nothing left claimed, when the site may be another worker's. Raises
-    UnavailableError when the queue cannot be reached; the next `recover` finds what is claimed then.
+    UnavailableError when the queue cannot be reached; the next `recover` finds what is claimed then. Raises
+    NodeFailureError, with nothing left claimed, when this machine cannot publish.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part or an option
         self,
         *,
         queue: Queue,
@@ -91,8 +93,11 @@ class Drain:
         dry_run: bool,
         co_authors: bool = False,
         stopping: Callable[[], bool],
+        blames_node: Callable[[Failure], bool] = lambda _: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`blames_node` returns True for a failure that is this machine's alone: it costs no attempt."""
+        self._blames_node = blames_node
         self.queue = queue
         self.emit = emit
         self.plugins = plugins
@@ -236,6 +241,8 @@ class Drain:
 
     def _publish_less(self, batch: _Batch, requests: Sequence[Request], failure: Failure) -> None:
         """Fail the requests of a failed push, or publish them in halves until one at fault stands alone."""
+        if self._blames_node(failure):
+            raise NodeFailureError(failure)
         undecided = self._undecided(batch)
         batch.counts.undecided = len(undecided)
         left = [each for each in requests if each.key in batch.open and each.key not in undecided]

@@ -197,6 +197,15 @@ class UnavailableError(OSError):
     fix = ""
 
 
+class NodeFailureError(UnavailableError):
+    """The machine cannot publish any post, whichever it is: nothing is decided about the posts at hand."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        self.fix = failure.fix
+        super().__init__(failure.message)
+
+
 class FixableError(Exception):
     """Report one line to the user, with the fix apart."""
 

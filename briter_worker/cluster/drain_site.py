@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from briter_worker.cluster.health import Health, host_of
 from briter_worker.cluster.sites import Site, settings_of, wake
 from briter_worker.drain import Counts, Drain
 from briter_worker.errors import PublishError, UsageError
@@ -94,9 +95,17 @@ class SiteDrains:
     """Drains sites for one node, each call in a thread of its own."""
 
     def __init__(
-        self, settings: Settings, database: Database, plugins: Plugins, sinks: NodeSinks, *, node: str
+        self,
+        settings: Settings,
+        database: Database,
+        plugins: Plugins,
+        sinks: NodeSinks,
+        health: Health,
+        *,
+        node: str,
     ) -> None:
         self._settings = settings
+        self._health = health
         self._database = database
         self._plugins = plugins
         self._sinks = sinks
@@ -110,7 +119,7 @@ class SiteDrains:
 
         Return as the second value in how many seconds a post is due next.
 
-        Raises LockLostError, UnavailableError, PublishError, UsageError.
+        Raises LockLostError, UnavailableError, NodeFailureError, PublishError, UsageError.
         """
         row, clock = take_site(self._database, name, self._node), self._database.now
         site, token = Site.from_row(row), int(row["token"])
@@ -139,6 +148,7 @@ class SiteDrains:
                 dry_run=settings.worker_dry_run,
                 co_authors=settings.git_co_authors,
                 stopping=stopping,
+                blames_node=partial(self._health.blames_node, name, host_of(site.remote)),
                 clock=clock,
             )
             counts = drain.recover()

@@ -23,10 +23,14 @@ from procrastinate.jobs import Status
 from procrastinate.worker import Worker as ProcrastinateWorker
 
 from briter_worker.cluster.drain_site import NodeSinks, SiteDrains
+from briter_worker.cluster.health import Health, describe_node, forget_node, report_node
 from briter_worker.cluster.sites import DRAIN_QUEUE, DRAIN_TASK, wake
 from briter_worker.drain import Counts
 from briter_worker.errors import (
+    DeclinedError,
+    FailureCode,
     LockLostError,
+    NodeFailureError,
     PublishError,
     UnavailableError,
     UsageError,
@@ -35,7 +39,8 @@ from briter_worker.errors import (
 )
 from briter_worker.events import Reaped, Warned, WorkerStarted, WorkerStopped
 from briter_worker.plugins import Plugins
-from briter_worker.queues.postgres.database import Database, DatabaseError
+from briter_worker.queues.postgres.control import PostgresControl
+from briter_worker.queues.postgres.database import Database, DatabaseError, VersionError
 from briter_worker.queues.postgres.payloads import collect_blobs
 from briter_worker.sinks.store import StoreError
 from briter_worker.wiring import open_backoff
@@ -107,28 +112,27 @@ def run_node(
 ) -> int:
     """Publish for all sites, up to `workers` at once, until told to stop; return the exit status.
 
-    With `once`, until nothing is due. Raises DatabaseError when Postgres cannot be used at the start.
+    With `once`, until nothing is due; then DatabaseError is raised when Postgres cannot be used.
     """
     for name in ("procrastinate", "psycopg", "psycopg.pool", "asyncio"):
         log_of_library = logging.getLogger(name)  # would be unredacted
         log_of_library.propagate = False
         log_of_library.addHandler(logging.NullHandler())
     with Database(settings.database_url, connections=workers) as database:
-        database.check()
+        if once:
+            database.check()
+        name, health = f"{socket.gethostname()}:{os.getpid()}", Health(settings, log)
         sinks = NodeSinks(settings, database, log, metrics)
-        drains = SiteDrains(
-            settings,
-            database,
-            Plugins(settings.plugins),
-            sinks,
-            node=f"{socket.gethostname()}:{os.getpid()}",
-        )
+        drains = SiteDrains(settings, database, Plugins(settings.plugins), sinks, health, node=name)
         stop = Stop(log, limit=settings.worker_shutdown_timeout_ms / 1000, abort=drains.abort)
-        node = Node(settings, database, drains, sinks, log, stop, slots=workers)
+        node = Node(settings, database, drains, sinks, log, stop, health=health, name=name, slots=workers)
         try:
             with stop.on_signals():
                 log(WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
-                asyncio.run(node.run_once() if once else node.run_forever())
+                if once:
+                    asyncio.run(node.run_once())
+                elif node.wait_for_database():
+                    asyncio.run(node.run_forever())
         finally:
             log(WorkerStopped(drained=node.counts.completed))
             sinks.close()
@@ -179,6 +183,13 @@ class LastingConnector(PsycopgConnector):
         )
         self._outage = outage
         self._give_up = give_up
+
+    async def open_async(self, pool: Any = None) -> None:  # noqa: ANN401 - as the base
+        """Open the pool without waiting for Postgres: each statement waits for it."""
+        if self._async_pool is None and pool is None:
+            self._async_pool = await self._create_pool(self._pool_args)
+            await self._async_pool.open(wait=False)
+        await super().open_async(pool)
 
     async def execute_query_async(self, query: Any, **arguments: Any) -> None:  # noqa: ANN401 - as the base
         """Run a statement."""
@@ -233,6 +244,8 @@ class Node:
         log: LogSink,
         stop: Stop,
         *,
+        health: Health,
+        name: str,
         slots: int,
     ) -> None:
         self.counts = Counts()
@@ -240,8 +253,10 @@ class Node:
         self._database = database
         self._drains = drains
         self._sinks = sinks
+        self._health = health
         self._log = log
         self._stop = stop
+        self._name = name
         self._slots = slots
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="drain")
         self._running: set[int] = set()
@@ -262,6 +277,21 @@ class Node:
         self._app = App(connector=connector)
         self._app.task(name=DRAIN_TASK, queue=DRAIN_QUEUE, pass_context=True)(self._drain_site)
 
+    def wait_for_database(self) -> bool:
+        """Wait until Postgres can be used; return False when told to stop. Raises VersionError."""
+        while not self._stop.is_set():
+            try:
+                self._database.check()
+            except VersionError:
+                raise
+            except DatabaseError as error:
+                self._outage.begin(error)
+                time.sleep(_FIRST_PAUSE_S)
+            else:
+                self._outage.end()
+                return True
+        return False
+
     async def run_forever(self) -> None:
         """Drain sites until told to stop."""
         async with self._app.open_async():
@@ -271,17 +301,29 @@ class Node:
             ]
             try:
                 while not self._stop.is_set():
-                    await self._run_worker(wait=True)
+                    if self._health.problem is None:
+                        await self._run_worker(wait=True)
+                    else:
+                        await self._rest()
             finally:
                 for task in loops:
                     task.cancel()
                 await asyncio.gather(*loops, return_exceptions=True)
+        with suppress(DatabaseError):
+            forget_node(self._database, self._name)
         self._threads.shutdown()
+
+    async def _rest(self) -> None:
+        """Wait before a sick node looks whether it may take sites again."""
+        until = time.monotonic() + self._health.pause()
+        while time.monotonic() < until and not self._stop.is_set():  # noqa: ASYNC110 - set in another thread
+            await asyncio.sleep(_STOP_LOOK_S)
+        await asyncio.to_thread(self._health.probe)
 
     async def run_once(self) -> None:
         """Drain sites until nothing is due that this node can publish."""
         async with self._app.open_async():
-            while not self._stop.is_set():
+            while not self._stop.is_set() and self._health.problem is None:
                 before = self.counts.completed
                 woken, _ = await asyncio.to_thread(self._wake_due, self._idle, doubt=0.0)
                 await self._run_worker(wait=False)
@@ -312,12 +354,12 @@ class Node:
             self._outage.begin(error)
         finally:
             stopping.cancel()
-        if wait and not self._stop.is_set():
+        if wait and not self._stop.is_set() and self._health.problem is None:
             await asyncio.sleep(1.0)  # an error ended it: no loop without a pause
 
     async def _stop_in_time(self, worker: ProcrastinateWorker) -> None:
-        """Stop the worker when the order comes, which comes in another thread."""
-        while not self._stop.is_set():  # noqa: ASYNC110 - set in another thread
+        """Stop the worker when the order comes, or the node is sick; both come from another thread."""
+        while not self._stop.is_set() and self._health.problem is None:  # noqa: ASYNC110 - as said
             await asyncio.sleep(_STOP_LOOK_S)
         worker.stop()  # type: ignore[no-untyped-call]  # of Procrastinate
 
@@ -332,6 +374,8 @@ class Node:
                 self._threads, self._drain, site
             )
             self.counts.add(counts)
+            if self._health.problem is not None and self._worker is not None:
+                self._worker.stop()  # type: ignore[no-untyped-call]  # another node takes the site
             if next_due > 0:
                 self._sweep_in(next_due)
             elif not self._stop.is_set():
@@ -355,6 +399,13 @@ class Node:
         except LockLostError as lost:
             self._warn(site, str(lost), lost.fix)
             return Counts(), math.inf
+        except NodeFailureError as error:
+            if self._health.problem is None:
+                self._warn(site, f"{error}; the clone is made anew", "")
+                return Counts(), 0.0
+            self._defer(site)
+            self._forgive()
+            return Counts(failed=1), 0.0
         except UnavailableError as error:
             self._outage.begin(error)
         except (PublishError, UsageError) as error:
@@ -365,14 +416,26 @@ class Node:
             text = f"an error in the worker itself: {type(error).__name__}: {error}"
             self._warn(site, text, "report it to the developers of Briter Worker")
         else:
-            if counts.undecided:
-                self._defer(site)
-            else:
-                self._failures.pop(site, None)
-            (self._idle.discard if counts.completed else self._idle.add)(site)
+            self._note(site, counts)
             return counts, next_due
         self._defer(site)
         return Counts(failed=1), math.inf
+
+    def _note(self, site: str, counts: Counts) -> None:
+        """Note what became of a drain."""
+        if counts.undecided:
+            self._defer(site)
+        else:
+            self._failures.pop(site, None)
+        if counts.completed > counts.failed:
+            self._health.succeed(site)
+        (self._idle.discard if counts.completed else self._idle.add)(site)
+
+    def _forgive(self) -> None:
+        """Take back the attempts that the missing network has cost before it was known to be the node's."""
+        for site in self._health.unreachable_sites():
+            with suppress(DatabaseError, DeclinedError):
+                PostgresControl(self._database, site).forgive(FailureCode.NETWORK, self._database.now())
 
     def _defer(self, site: str) -> None:
         """Have this node leave the site alone for a while: longer after each failure."""
@@ -385,11 +448,15 @@ class Node:
 
     async def _watch_cluster(self) -> None:
         """Free the sites of dead nodes, and wake sites that have something due, again and again."""
-        poll = self._settings.worker_poll_interval_ms / 1000
+        poll, reported_at = self._settings.worker_poll_interval_ms / 1000, -math.inf
         while True:
             try:
                 await self._free_dead_sites()
                 now = time.monotonic()
+                if now >= reported_at + _LOOP_S:
+                    reported_at = now
+                    facts = describe_node(self._settings, self._health, self._database)
+                    await asyncio.to_thread(report_node, self._database, self._name, facts)
                 resting = [site for site, at in self._retry_at.items() if at > now]
                 self._retry_at = {site: self._retry_at[site] for site in resting}
                 if now >= self._swept_at:

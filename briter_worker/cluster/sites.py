@@ -320,9 +320,11 @@ def count_nodes(database: Database) -> int:
     """Return how many nodes have a recent heartbeat."""
     with database.connection() as connection:
         row = connection.execute(
-            "SELECT count(*) FROM procrastinate_workers"
-            " WHERE last_heartbeat > now() - make_interval(secs => %s)",
-            (_ALIVE_S,),
+            # A sick node has no worker of Procrastinate's; a node of the version before has no row here.
+            "SELECT greatest((SELECT count(*) FROM procrastinate_workers WHERE last_heartbeat >"
+            " now() - make_interval(secs => %(alive)s)), (SELECT count(*) FROM nodes WHERE seen_at >"
+            " extract(epoch FROM now()) - %(alive)s))",
+            {"alive": _ALIVE_S},
         ).fetchone()
     return int(row[0]) if row else 0
 

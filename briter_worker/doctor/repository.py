@@ -211,11 +211,12 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
     yield reached
     if reached.state is State.ERROR:
         return
-    from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
+    from briter_worker.cluster import health, sites  # noqa: PLC0415 - the extra [postgres]
 
     yield _check_clock(database)
     if nodes := sites.count_nodes(database):
         yield ok("hosts", f"{nodes} nodes are running")
+        yield from (warning("nodes", *each) for each in health.complaints(health.running_nodes(database)))
     else:
         yield warning("hosts", "no node is running", "start briter-worker run on a node")
     if not settings.site:

@@ -35,6 +35,7 @@ GAUGES = {
     "oldest_waiting_seconds": "How long the post that is due and waits longest has waited.",
     "dead_letters": "Jobs that failed and are not retried.",
     "paused": "1 while publishing is paused.",
+    "node_sick": "1 while the node takes no sites, because of a failure of its own.",
     "in_flight": "Jobs that are being published.",
     "oldest_unpushed_seconds": "How long the oldest post that is due, dead letters included, has waited.",
     "worker_alive": "1 while a live worker holds the lock.",

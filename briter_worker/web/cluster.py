@@ -18,6 +18,7 @@ from fastapi.responses import RedirectResponse, Response
 from briter_worker import wiring
 from briter_worker.cluster import sites as registry
 from briter_worker.cluster import tokens
+from briter_worker.cluster.health import NodeRecord, complaints, running_nodes
 from briter_worker.cluster.sites import SiteSummary
 from briter_worker.cluster.submit import send
 from briter_worker.cluster.tokens import ApiToken
@@ -57,6 +58,7 @@ class Overview:
 
     sites: Sequence[SiteSummary]
     hosts: int
+    nodes: Sequence[NodeRecord]
 
     def chosen(self, q: str, show: str) -> list[SiteSummary]:
         """Return the sites with all words of `q` in their name or remote, in this condition."""
@@ -119,7 +121,8 @@ class Cluster:
         return self._overview.get()
 
     def _read_overview(self) -> Overview:
-        return Overview(registry.summaries(self.database, time.time()), registry.count_nodes(self.database))
+        found = registry.summaries(self.database, self.database.read_clock())
+        return Overview(found, registry.count_nodes(self.database), running_nodes(self.database))
 
     def status_json(self) -> dict[str, Any]:
         """Return the status of all sites together. Raises ProblemError."""
@@ -127,6 +130,7 @@ class Cluster:
         return {
             "sites": len(overview.sites),
             "hosts": overview.hosts,
+            "nodes": [{"message": text, "fix": fix} for text, fix in complaints(overview.nodes)],
             "jobs": {state: sum(site.jobs[state] for site in overview.sites) for state in _STATES},
             "inTrouble": sum(site.has_trouble for site in overview.sites),
             "paused": sum(site.paused is not None for site in overview.sites),
@@ -161,6 +165,10 @@ class Cluster:
         samples: list[Sample] = [
             (name, {"site": site, **({label: text} if label else {})}, value)
             for (name, site, label, text), value in gauges.items()
+        ]
+        samples += [
+            ("node_sick", {"node": node.name}, int(node.facts["problem"] is not None))
+            for node in self.overview().nodes
         ]
         return samples, _sum_up(tallies(PostgresStore(self.database.transaction)), named if asked else ())
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections import Counter
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 from cluster_farm import AHEAD, Farm, events
+from mounts import full, small
 from sites import eventually
 
 from briter_worker.client import compose
 from briter_worker.cluster import sites
+from briter_worker.cluster.health import Health, host_of, running_nodes
 from briter_worker.cluster.submit import enqueue, send
+from briter_worker.errors import Failure, FailureCode
 from briter_worker.queues.postgres.database import Database
 from briter_worker.queues.postgres.payloads import collect_blobs
 from briter_worker.wiring import open_database
@@ -179,6 +184,93 @@ def test_a_host_that_is_told_to_stop_gives_up_a_push_that_takes_too_long(farm: F
     done = farm.once("two")
     assert done.returncode == 0, done.stdout
     assert farm.published("blog") == Counter({"post": 1})
+
+
+def node_findings(farm: Farm) -> list[str]:
+    """What the doctor has to say of the nodes."""
+    found = json.loads(farm.command("doctor", "--json").stdout)["findings"]
+    return [each["message"] for each in found if each["check"] == "nodes"]
+
+
+@pytest.mark.slow
+def test_a_sick_node_leaves_the_sites_to_others_at_no_attempt_and_comes_back(farm: Farm) -> None:
+    names = [f"site{number}" for number in range(6)]
+    farm.add(*names)
+    cache = farm.root / "hosts" / "sick" / "cache"
+    with small(cache, size="20m"), ExitStack() as disk:
+        disk.enter_context(full(cache))
+        sick = farm.start("sick", BRITER_CACHE_ROOT=str(cache), BRITER_WORKER_MAX_ATTEMPTS="1")
+        for name in names:
+            farm.save(name, "one")
+        eventually(lambda: "this node takes no sites" in sick.text())
+        eventually(lambda: any(node.facts["problem"] for node in running_nodes(farm.database)))
+        assert any("takes no sites" in text for text in node_findings(farm))
+        well = farm.start("well", BRITER_WORKER_MAX_ATTEMPTS="1")
+        eventually(lambda: farm.rows() == 0)
+        assert not {"failed", "dead-lettered", "published"} & {each["event"] for each in events(sick.text())}
+        shutil.rmtree(farm.root / "hosts" / "well" / "storage" / "cache")  # anybody may, at any time
+        for name in names:
+            farm.save(name, "two")
+        eventually(lambda: farm.rows() == 0)
+        well.end()
+        disk.close()
+        for name in names:
+            farm.save(name, "three")
+        eventually(lambda: farm.rows() == 0, within=40)
+    assert all(farm.published(name) == Counter({"one": 1, "two": 1, "three": 1}) for name in names)
+    assert not {"failed", "dead-lettered"} & {each["event"] for each in events(sick.text() + well.text())}
+    assert "this node takes sites again" in sick.text()
+
+
+def test_without_network_no_node_counts_an_attempt_and_one_hosts_failure_is_that_hosts(farm: Farm) -> None:
+    failure = Failure(FailureCode.NETWORK, "Could not resolve host", "")
+    health = Health(farm.settings(), lambda _: None)
+    assert not health.blames_node("a", "one.example", failure)
+    assert not health.blames_node("b", "one.example", failure)
+    health.succeed("c")
+    assert not health.blames_node("b", "two.example", failure)
+    assert health.blames_node("a", "one.example", failure)
+    assert health.problem is not None
+    health.probe()
+    assert health.problem is None
+    assert health.blames_node("c", "one.example", failure)  # nothing was reached since
+
+
+@pytest.mark.parametrize(
+    ("remote", "host"),
+    [
+        ("https://git.example.org:8443/a.git", "git.example.org:8443"),
+        ("https://Git.Example.org/a.git", "git.example.org"),
+        ("ssh://git@git.example.org:22/a.git", "git.example.org:22"),
+        ("git@git.example.org:a/b.git", "git.example.org"),
+        ("git://[::1]:9418/a.git", "[::1]:9418"),
+        ("/srv/a.git", ""),
+        ("file:///srv/a.git", ""),
+    ],
+)
+def test_the_host_of_a_remote(remote: str, host: str) -> None:
+    assert host_of(remote) == host
+
+
+def test_a_node_that_differs_is_named(farm: Farm) -> None:
+    live, dry = farm.start("live"), farm.start("dry", BRITER_WORKER_DRY_RUN="true")
+    eventually(lambda: len(running_nodes(farm.database)) == len((live, dry)))
+    third = farm.start("third")
+    eventually(lambda: len(running_nodes(farm.database)) == len((live, dry, third)))
+    name = f":{dry.process.pid} is in dry run, unlike other nodes"
+    assert any(text.endswith(name) for text in node_findings(farm))
+
+
+def test_a_node_that_starts_while_postgres_is_away_waits(farm: Farm, postgres_server: Server) -> None:
+    farm.add("blog")
+    farm.save("blog", "post")
+    postgres_server.stop()
+    try:
+        node = farm.start("one")
+        eventually(lambda: "Postgres does not answer" in node.text())
+    finally:
+        postgres_server.start()
+    eventually(lambda: farm.published("blog")["post"] == 1)
 
 
 @pytest.mark.parametrize("way", ["fresh", "another clone is behind", "db restored"])

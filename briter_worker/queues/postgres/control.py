@@ -73,6 +73,14 @@ class PostgresControl:
             put_back(connection, self._site, back, now)
         return [row.job for row in back]
 
+    def forgive(self, failure: str, now: float) -> None:
+        """Make the jobs that wait after this failure due at once, as if they had not been tried."""
+        with locked(self._database, self._site) as connection:
+            values = {"site": self._site, "failure": failure}
+            which = "site = %(site)s AND state = 'pending' AND failure = %(failure)s"
+            rows = [as_new(row, now) for row in select(connection, which, values)]
+            put_back(connection, self._site, rows, now)
+
     def cancel(self, wanted: str, now: float) -> Cancellation:
         """Remove jobs from the queue, or request it for those in flight."""
         with locked(self._database, self._site) as connection:
