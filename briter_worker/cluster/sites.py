@@ -242,6 +242,7 @@ def change(database: Database, site: Site, node: Settings) -> None:
     """Replace the site of that name, from its next publication on. Raises UsageError and SiteMissingError."""
     with database.transaction() as connection:
         replace_stored(connection, check_site(site, node))
+    wake(database, [site.name])  # the site may have gone live
 
 
 def replace_stored(connection: Connection, site: Site) -> None:
