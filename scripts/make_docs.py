@@ -271,7 +271,7 @@ FIELDS = {
     "drained": "number of completed jobs",
     "reason": "the reason given with `pause`",
     "action": "`retry`, `publish-now`, `cancel`, `undo`, `pause` or `resume`",
-    "by": "the system user of the command line, or `dashboard`",
+    "by": "the system user of the command line; `dashboard` (a session), `token` or `token NAME` (API)",
     "until": "when the pause ends by itself",
     "site": "in a cluster: the site",
     "worker": "in a cluster: the number of the node that had the site",

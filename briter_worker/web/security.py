@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING
@@ -67,6 +68,8 @@ _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
 _FOR_PROGRAMS = ("/api/", "/events", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM = "application/x-www-form-urlencoded"
+ACTOR = ContextVar("ACTOR", default="dashboard")
+"""Who sends the request, for the history: a session, the dashboard's token, or an API token by its name."""
 _GITHUB, _GITLAB, _GITEA = "x-hub-signature-256", "x-gitlab-token", "x-gitea-signature"
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="briter-worker"'}
 _HEADERS = {
@@ -295,9 +298,11 @@ class Guard:
             cookie = None
         scope.setdefault("state", {})["visit"] = Visit(cookie, self._access.csrf_token(cookie))
         bearer = _bearer(headers)
+        ACTOR.set("dashboard" if bearer is None else "token")
         if bearer is not None:
             check = asyncio.to_thread(self._access.check_token, bearer, client_address(scope))
             if (token := await check) is not None:
+                ACTOR.set(f"token {token.name}")
                 _check_rights(token, scope)
                 scope["state"]["visit"] = Visit(None, "", token)
         elif cookie is None and not _is_public(scope["path"]):

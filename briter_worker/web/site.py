@@ -19,6 +19,7 @@ from briter_worker.sinks.store import StoreError
 from briter_worker.status import read_local_commits, read_status
 from briter_worker.web.live import MAX_KEPT, Feed, News
 from briter_worker.web.responses import ProblemError
+from briter_worker.web.security import ACTOR
 from briter_worker.web.snapshot import CachedValue, Snapshot, in_background
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ _MAX_IN_FLIGHT = 500
 _LOCAL_COMMITS_S = 60.0
 _REQUEST = "requestDigest"
 """Key of a job that came with an Idempotency-Key: tells whether a later request is the same."""
-_BY = "dashboard"
-"""The actor in the history: the holder of the dashboard's one token."""
 _WHOLE_SITE = ((None, None),)
 _one_key = threading.Lock()
 T = TypeVar("T")
@@ -184,7 +183,7 @@ class Site:
 
     def _record(self, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:
         pairs = [(job.id, job.slug) for job in jobs]
-        wiring.record_action(self.settings, action, _BY, pairs, self._log, cancelled=cancelled)
+        wiring.record_action(self.settings, action, ACTOR.get(), pairs, self._log, cancelled=cancelled)
 
     def cancel(self, wanted: str) -> Cancellation:
         """Remove jobs from the queue, and record it. Raises ProblemError."""
@@ -200,14 +199,14 @@ class Site:
             job = wiring.undo_post(self.settings, slug)
         except (FixableError, PublishError) as error:
             raise ProblemError(409, error.message, error.fix) from None
-        wiring.record_action(self.settings, "undo", _BY, [(job.id, slug)], self._log)
+        wiring.record_action(self.settings, "undo", ACTOR.get(), [(job.id, slug)], self._log)
         self._after_change()
         return job.id
 
     def pause(self, until: float | None, reason: str) -> Pause:
         """Stop publishing. The worker records the pause in the history. Raises ProblemError."""
         pause = self.change(lambda queue, now: queue.pause(now, until=until, reason=reason))
-        wiring.record_action(self.settings, "pause", _BY, _WHOLE_SITE, self._log)
+        wiring.record_action(self.settings, "pause", ACTOR.get(), _WHOLE_SITE, self._log)
         self._log(Paused(reason=pause.reason, until=pause.until))
         return pause
 
@@ -215,7 +214,7 @@ class Site:
         """End the pause. Return True if there was one. Raises ProblemError."""
         resumed = self.change(lambda queue, _now: queue.resume())
         if resumed:
-            wiring.record_action(self.settings, "resume", _BY, _WHOLE_SITE, self._log)
+            wiring.record_action(self.settings, "resume", ACTOR.get(), _WHOLE_SITE, self._log)
             self._log(Resumed())
         return resumed
 

@@ -402,6 +402,11 @@ def test_an_api_token_opens_its_sites_for_its_kinds_of_request_until_it_is_revok
         ("reader", ["blog"], ["read"]),
     ]
     assert not any(token in json.dumps(shown) for token in made.values())
+    actions = json.loads(cluster.command("history", "--site", "blog", "--actions", "--json").stdout)
+    assert {(each["action"], each["by"]) for each in actions} == {
+        ("pause", "token desk"),
+        ("resume", "token desk"),
+    }
     assert cluster.command("token", "revoke", "cms").returncode == 0
     assert call("cms", "POST", "/api/sites/blog/jobs", **job) == 401
 

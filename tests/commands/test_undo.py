@@ -231,7 +231,10 @@ def test_the_dashboard_undoes(site: Site) -> None:
         site.run_once()
         assert contents(site) == ["one\n", None, "old\n"]
         assert dashboard.api.post("/api/jobs/a/undo").status_code == 200
-        (action, *_) = json.loads(site.command("history", "--actions", "--slug", "a", "--json").stdout)
-        assert (action["action"], action["by"]) == ("undo", "dashboard")
+        actions = json.loads(site.command("history", "--actions", "--slug", "a", "--json").stdout)
+        assert [(each["action"], each["by"]) for each in actions] == [
+            ("undo", "token"),
+            ("undo", "dashboard"),
+        ]
         refused = dashboard.api.post("/api/jobs/never/undo")
         assert (refused.status_code, bool(refused.json()["fix"])) == (409, True)
