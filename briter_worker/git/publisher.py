@@ -32,6 +32,7 @@ from briter_worker.git.push import (
     read_own_commits,
     write_commits,
 )
+from briter_worker.git.repository import FAST_IMPORT
 from briter_worker.ports import Change, Outcome, Plan, Result
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class GitPublisher:
         started = time.monotonic()
         with self._repository.working():
             self._repository.check()
+            self._repository.git.begin(*FAST_IMPORT, stdin=None)  # starts while the posts are read
             if not self._dry_run:
                 self._copies.catch_up()
             tip = self._first_tip()

@@ -18,6 +18,7 @@ from briter_worker.errors import FailureCode, PublishError, sync_folder
 from briter_worker.events import FileChange
 from briter_worker.git import messages
 from briter_worker.git.environment import without
+from briter_worker.git.repository import FAST_IMPORT, quote_path
 from briter_worker.ports import BaseVersion, Conflict, Plan
 
 if TYPE_CHECKING:
@@ -113,9 +114,7 @@ def write_commits(
     Commits, trees, blobs and the ref are durable when this returns. Raises PublishError.
     """
     names: list[str] = []
-    # With core.ignoreCase, fast-import would write a file to another one whose name differs in case only.
-    command = ("-c", "core.ignoreCase=false", "fast-import", "--quiet", "--done")
-    with git.open(*command, what="the commits could not be written") as process:
+    with git.open(*FAST_IMPORT, what="the commits could not be written") as process:
         send, answers = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
         for number, commit in enumerate(commits, start=1):
             if number % _PROGRESS_STEP == 1:
@@ -125,7 +124,6 @@ def write_commits(
             if not name:
                 raise EOFError
             names.append(name)
-        send.write(b"done\n")
     if git.signer is not None:
         signed = ""
         for number, (name, commit) in enumerate(zip(names, commits, strict=True)):
@@ -181,11 +179,11 @@ def _send_commit(send: IO[bytes], commit: Commit, *, ref: str, mark: int, parent
     # Deletions first, because a file may take a folder's place.
     for path, file in sorted(commit.files.items(), key=lambda item: item[1] is not None):
         if file is None:
-            send.write(b"D %s\n" % _quote(path))
+            send.write(b"D %s\n" % quote_path(path))
         elif file.content is None:
-            send.write(b"M %s %s %s\n" % (file.mode.encode(), file.blob.encode(), _quote(path)))
+            send.write(b"M %s %s %s\n" % (file.mode.encode(), file.blob.encode(), quote_path(path)))
         else:
-            send.write(b"M %s inline %s\n" % (file.mode.encode(), _quote(path)))
+            send.write(b"M %s inline %s\n" % (file.mode.encode(), quote_path(path)))
             _send_data(send, file.content)
     send.write(b"\nget-mark :%d\n" % mark)
     send.flush()
@@ -195,11 +193,6 @@ def _send_data(send: IO[bytes], data: bytes) -> None:
     send.write(b"data %d\n" % len(data))
     send.write(data)
     send.write(b"\n")
-
-
-def _quote(path: str) -> bytes:
-    escaped = os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
-    return b'"%s"' % escaped
 
 
 def read_own_commits(git: Git, since: str, tip: str, identity: Person) -> list[OwnCommit]:

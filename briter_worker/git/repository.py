@@ -15,7 +15,7 @@ import psutil
 from briter_worker.errors import FailureCode, PublishError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from briter_worker.git.run import Git
@@ -36,6 +36,12 @@ _VALUE = re.compile(rb"([0-9a-f]{64}|[0-9a-f]{40})(?:\s|\Z)")
 _SYMBOLIC = re.compile(rb"ref:\s*(refs/[^\s\0]+)\s*\Z")
 _UPLOAD = "--upload-pack=git-upload-pack"
 """Given each time: the repository's configuration may name another program, which git would run."""
+FAST_IMPORT = ("-c", "core.ignoreCase=false", "fast-import", "--quiet")
+"""Begun early, so that it is ready to answer where something is in a tree, and then to write the commits.
+
+With core.ignoreCase, it would write a file to another one whose name differs in case only.
+"""
+_VERY_FEW_PATHS = 6
 _FEW_PATHS = 100
 """Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
 _OLD_LOCK_S = 15 * 60.0
@@ -294,11 +300,18 @@ class Repository:
             self._listed = (commit, {})
         listed = self._listed[1]
         if asked := [path for path in paths if path not in listed]:
-            few = ["-t", commit, "--", *asked]
-            tops = sorted({path.partition("/")[0] for path in asked})
-            found = self._list_tree(*(few if len(asked) <= _FEW_PATHS else ["-r", "-t", commit, "--", *tops]))
-            listed.update((path, found.get(path)) for path in asked)
+            listed.update(dict.fromkeys(asked) | self._look_up(commit, asked))
         return {path: entry for path in paths if (entry := listed[path]) is not None}
+
+    def _look_up(self, commit: str, paths: Sequence[str]) -> dict[str, Entry]:
+        if len(paths) <= _VERY_FEW_PATHS:  # each takes as long as reading its folder
+            questions = [b"ls %s %s\n" % (commit.encode(), quote_path(path)) for path in paths]
+            if answers := self.git.ask(FAST_IMPORT, questions):
+                words = [answer.decode(errors="replace").split(None, 3) for answer in answers]
+                return {path: Entry(m[0], m[2]) for path, m in zip(paths, words, strict=True) if m[0] != "missing"}
+        if len(paths) <= _FEW_PATHS:
+            return self._list_tree("-t", commit, "--", *paths)
+        return self._list_tree("-r", "-t", commit, "--", *sorted({path.partition("/")[0] for path in paths}))
 
     def entries_below(
         self, commit: str, folders: Collection[str] = (), *, with_folders: bool = False
@@ -387,6 +400,7 @@ class Repository:
         try:
             yield
         finally:
+            self.git.end_begun()
             self._is_marked = False
             killed = self.git.ended > ended  # these could not remove their locks
             with suppress(OSError, PublishError):
@@ -473,6 +487,12 @@ class Repository:
             limits = ("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0")
             command = ("repack", "--geometric=2", "-d", "-q", "--no-write-bitmap-index")
             self.git.run(*limits, *command, what="the small packs could not be merged")
+
+
+def quote_path(path: str) -> bytes:
+    """Return a path as `git fast-import` reads it."""
+    escaped = os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
+    return b'"%s"' % escaped
 
 
 def _named(folder: Path, *prefixes: str) -> list[Path]:

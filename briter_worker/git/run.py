@@ -93,7 +93,7 @@ class Git:
         self._configuration: Configuration | None = None
         self._environment: dict[str, str] | None = None
         self._active: list[_Command] = []
-        self._begun: dict[tuple[tuple[str, ...], bytes], _Command] = {}
+        self._begun: dict[tuple[tuple[str, ...], bytes | None], _Command] = {}
         self._aborted = threading.Event()
         self.ended = 0
         """Number of processes that were killed: these may have left lock files."""
@@ -187,10 +187,6 @@ class Git:
 
     def refresh(self) -> None:
         """Look at the repository again, and at its configuration if a person may have changed that."""
-        while self._begun:  # of a batch that ended early
-            command = self._begun.popitem()[1]
-            command.end()
-            self._finish(command)
         self._repo = None
         if self._configuration is not None and not self._configuration.is_current():
             self._configuration = self._environment = None
@@ -265,9 +261,43 @@ class Git:
             out, said = command.read_output()
         return command.process.returncode, out, said
 
-    def begin(self, *args: str, stdin: bytes = b"") -> None:
-        """Start a command of which `run`, with the same arguments, returns the output: beside another one."""
-        self._begun[args, stdin] = self._start_with(args, stdin)
+    def begin(self, *args: str, stdin: bytes | None = b"") -> None:
+        """Start a command of which `run`, with the same arguments, returns the output: beside another one.
+
+        With None for `stdin`, `ask` talks to the command, and then `open`.
+        """
+        is_talk = stdin is None
+        command = self._start(args, subprocess.PIPE) if is_talk else self._start_with(args, stdin)
+        self._begun[args, stdin] = command
+
+    def ask(self, args: tuple[str, ...], questions: Sequence[bytes]) -> list[bytes]:
+        """Put questions of a line each to a command that was begun; return no answers if none is there."""
+        command = self._begun.get((args, None))
+        if command is None:
+            return []
+        send, answers = cast("IO[bytes]", command.process.stdin), command.pipes[0]
+        with suppress(OSError):
+            send.write(b"".join(questions))
+            send.flush()
+            lines = [answers.readline() for _ in questions]
+            if all(lines):
+                return lines
+        self._end_begun((args, None))
+        return []
+
+    def end_begun(self) -> None:
+        """End what was begun and is not needed, as of a batch that ended early."""
+        for key in list(self._begun):
+            self._end_begun(key)
+
+    def _end_begun(self, key: tuple[tuple[str, ...], bytes | None]) -> None:
+        command = self._begun.pop(key)
+        if key[1] is None:
+            with suppress(OSError):
+                cast("IO[bytes]", command.process.stdin).close()  # such a command ends with its input
+        else:
+            command.end()
+        self._finish(command)
 
     def _start_with(
         self,
@@ -292,7 +322,10 @@ class Git:
         An exit status other than 0 raises PublishError with git's words, also in place of the broken pipe or
         the EOFError that the caller had. A git that prints more errors than a pipe holds meets its deadline.
         """
-        command = self._start(args, subprocess.PIPE, env=env)
+        if (begun := self._begun.get((args, None))) and begun.has_exited():
+            self._end_begun((args, None))
+        command = self._begun.pop((args, None), None) or self._start(args, subprocess.PIPE, env=env)
+        command.set_deadline(self._timeout)
         process, failed, said = command.process, None, ""
         with self._finishing(command):
             try:
@@ -441,6 +474,13 @@ class _Command:
         self.pipes = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
         self.is_expired = self.is_killed = False
         self._ending = threading.RLock()  # `abort` may come from a signal handler
+        self._timer: threading.Timer | None = None
+        self.set_deadline(timeout)
+
+    def set_deadline(self, timeout: float) -> None:
+        """End the process after so many seconds from now, and no longer when it was set to end."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = threading.Timer(timeout, self._expire)
         self._timer.daemon = True
         self._timer.start()

@@ -421,5 +421,6 @@ def test_a_command_that_was_begun_is_answered_once_and_ended_if_nobody_asks(git:
     assert git.run("rev-parse", "--is-inside-work-tree") == b"true\n"
     assert git.run(*command, stdin=names).count(b"unspecified") == 100_000
     git.begin("cat-file", "--batch", stdin=names)
-    git.refresh()
+    git.begin("cat-file", "--batch", stdin=None)
+    git.end_begun()
     assert children() == []
