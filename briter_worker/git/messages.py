@@ -9,17 +9,15 @@ apart from what git wrote here, and is never taken for a fix.
 from __future__ import annotations
 
 import errno
-import os
 import re
-import selectors
 import signal
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from briter_worker.errors import OS_FIXES, FailureCode, PublishError
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 _C = FailureCode
 _ADDRESS = "check the remote's address: git remote -v, and that its server lets the worker push there"
@@ -183,42 +181,6 @@ _MOVED_THERE = _phrases("is at [0-9a-f]{4,64} but expected")
 _MOVED = _phrases("stale info|fetch first|non-fast-forward|incorrect old value|already exists")
 _UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
 """The remote's git cannot start the hook, whatever is pushed."""
-
-
-_PIECE = 1 << 16
-_KEPT_ERROR_BYTES = 64_000
-"""So much is kept of the beginning of git's error output, and as much of its end."""
-_OPEN_PIPE_S = 0.5
-"""How long to wait for more output of a process that has exited, while another one keeps its pipe open."""
-
-
-def read_output(
-    stdout: IO[bytes],
-    stderr: IO[bytes],
-    has_exited: Callable[[], bool],
-    watch: Callable[[bytes], object] = len,
-) -> tuple[bytes, str]:
-    """Return the output, and the errors without their middle; `watch` gets the errors as they come.
-
-    A daemon that ssh or a helper leaves behind may keep a pipe open: the exit of git ends the reading then.
-    """
-    out, errors = bytearray(), bytearray()
-    with selectors.DefaultSelector() as selector:
-        selector.register(stdout, selectors.EVENT_READ, out)
-        selector.register(stderr, selectors.EVENT_READ, errors)
-        while selector.get_map():
-            ready = selector.select(_OPEN_PIPE_S)
-            if not ready and has_exited():
-                break
-            for key, _ in ready:
-                part = os.read(key.fd, _PIECE)
-                key.data.extend(part)
-                if key.data is errors:
-                    watch(part)
-                del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]
-                if not part:
-                    selector.unregister(key.fileobj)
-    return bytes(out), errors.decode(errors="replace")
 
 
 def from_git(what_failed: str, text: str) -> PublishError:

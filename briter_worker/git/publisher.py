@@ -382,10 +382,10 @@ class GitPublisher:
             push_large_files(self._repository, ref, base=plan.base, dry_run=self._dry_run)
         if not self._dry_run:
             self._plans.record(plan)
+        self._progress("push", 0, 0)
         if not self._still_ours():
             self._discard(plan, None)
             raise LockLostError
-        self._progress("push", 0, 0)
         try:
             is_done = push(
                 self._repository,

@@ -47,7 +47,7 @@ _FEW_PATHS = 100
 _OLD_LOCK_S = 15 * 60.0
 """No git command takes so long that its lock is still held, if no git runs."""
 _INDEX_LOCK = "index.lock"
-_MAX_PACKS = 30
+_MAX_PACKS = 10
 
 Move = tuple[str, str | None, str | None]
 """A ref, its new value (None: delete it), and the value it must have (None: any; empty: none yet)."""
@@ -307,8 +307,8 @@ class Repository:
         if len(paths) <= _VERY_FEW_PATHS:  # each takes as long as reading its folder
             questions = [b"ls %s %s\n" % (commit.encode(), quote_path(path)) for path in paths]
             if answers := self.git.ask(FAST_IMPORT, questions):
-                words = [answer.decode(errors="replace").split(None, 3) for answer in answers]
-                return {path: Entry(m[0], m[2]) for path, m in zip(paths, words, strict=True) if m[0] != "missing"}
+                found = zip(paths, (os.fsdecode(answer).split() for answer in answers), strict=True)
+                return {path: Entry(words[0], words[2]) for path, words in found if words[0] != "missing"}
         if len(paths) <= _FEW_PATHS:
             return self._list_tree("-t", commit, "--", *paths)
         return self._list_tree("-r", "-t", commit, "--", *sorted({path.partition("/")[0] for path in paths}))

@@ -13,7 +13,6 @@ import io
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,9 +26,11 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import filelock
 import git
 from git.cmd import Git as GitPythonCommand
+from git.repo.fun import is_git_dir
 
 from briter_worker.errors import FailureCode, PublishError, StoppedError
 from briter_worker.git import messages
+from briter_worker.git.command import Command
 from briter_worker.git.environment import (
     Configuration,
     build_environment,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
     from briter_worker.git.environment import RemoteAccess, Setting, Signer
 
-_GRACE_S = 2.0
-"""Time between SIGTERM and SIGKILL."""
 _LOCK_POLL_S = 0.05
 _NO_ENVIRONMENT: Mapping[str, str] = {}
 _ENDING_ALONE = frozenset(
@@ -92,8 +91,8 @@ class Git:
         self._repo: git.Repo | None = None
         self._configuration: Configuration | None = None
         self._environment: dict[str, str] | None = None
-        self._active: list[_Command] = []
-        self._begun: dict[tuple[tuple[str, ...], bytes | None], _Command] = {}
+        self._active: list[Command] = []
+        self._begun: dict[tuple[tuple[str, ...], bytes | None], Command] = {}
         self._aborted = threading.Event()
         self.ended = 0
         """Number of processes that were killed: these may have left lock files."""
@@ -187,9 +186,10 @@ class Git:
 
     def refresh(self) -> None:
         """Look at the repository again, and at its configuration if a person may have changed that."""
-        self._repo = None
-        if self._configuration is not None and not self._configuration.is_current():
-            self._configuration = self._environment = None
+        if self._configuration is None or not self._configuration.is_current():
+            self._configuration = self._environment = self._repo = None
+        if not is_git_dir(f"{self._place}/.git"):  # damaged, or a linked work tree's or a bare repository's
+            self._repo = None
 
     @contextmanager
     def locked(self, path: Path, patience: float | None = None) -> Iterator[None]:
@@ -266,20 +266,19 @@ class Git:
 
         With None for `stdin`, `ask` talks to the command, and then `open`.
         """
-        is_talk = stdin is None
-        command = self._start(args, subprocess.PIPE) if is_talk else self._start_with(args, stdin)
-        self._begun[args, stdin] = command
+        self._begun[args, stdin] = (
+            self._start(args, subprocess.PIPE) if stdin is None else self._start_with(args, stdin)
+        )
 
     def ask(self, args: tuple[str, ...], questions: Sequence[bytes]) -> list[bytes]:
         """Put questions of a line each to a command that was begun; return no answers if none is there."""
         command = self._begun.get((args, None))
         if command is None:
             return []
-        send, answers = cast("IO[bytes]", command.process.stdin), command.pipes[0]
         with suppress(OSError):
-            send.write(b"".join(questions))
-            send.flush()
-            lines = [answers.readline() for _ in questions]
+            command.send.write(b"".join(questions))
+            command.send.flush()
+            lines = [command.answers.readline() for _ in questions]
             if all(lines):
                 return lines
         self._end_begun((args, None))
@@ -294,7 +293,7 @@ class Git:
         command = self._begun.pop(key)
         if key[1] is None:
             with suppress(OSError):
-                cast("IO[bytes]", command.process.stdin).close()  # such a command ends with its input
+                command.send.close()  # such a command ends with its input
         else:
             command.end()
         self._finish(command)
@@ -306,7 +305,7 @@ class Git:
         *,
         env: Mapping[str, str] = _NO_ENVIRONMENT,
         discover: bool = False,
-    ) -> _Command:
+    ) -> Command:
         with tempfile.TemporaryFile() if stdin else nullcontext() as file:  # git may read it, or not
             if file is not None:
                 file.write(stdin)
@@ -330,7 +329,7 @@ class Git:
         with self._finishing(command):
             try:
                 yield process
-                cast("IO[bytes]", process.stdin).close()
+                command.send.close()
             except (BrokenPipeError, EOFError) as error:
                 failed = error
             except BaseException:
@@ -389,7 +388,7 @@ class Git:
         *,
         env: Mapping[str, str] = _NO_ENVIRONMENT,
         discover: bool = False,
-    ) -> _Command:
+    ) -> Command:
         self.check_running()
         place = [] if discover else [f"--git-dir={self.repo.git_dir}"]
         if self.worktree is not None and not discover:
@@ -412,7 +411,7 @@ class Git:
             raise PublishError(FailureCode.GIT_MISSING, "git was not found", fix) from error
         except OSError as error:
             raise PublishError.from_os("git could not be started", error) from error
-        command = _Command(process, args[0], self._timeout)
+        command = Command(process, args[0], self._timeout)
         self._active.append(command)
         if self._aborted.is_set():  # since the check above: `abort` may have missed this process
             command.end()
@@ -432,7 +431,7 @@ class Git:
         return self._environment
 
     @contextmanager
-    def _finishing(self, command: _Command) -> Iterator[None]:
+    def _finishing(self, command: Command) -> Iterator[None]:
         """Wait for the process on leaving. Raises StoppedError or a timeout in place of a broken pipe."""
         try:
             yield
@@ -458,62 +457,11 @@ class Git:
         process.stdout, process.stderr = io.StringIO(out.decode(errors="replace")), None
         return process
 
-    def _finish(self, command: _Command) -> None:
+    def _finish(self, command: Command) -> None:
         command.finish()
         if command in self._active:
             self._active.remove(command)
             self.ended += command.is_killed or command.process.returncode < 0  # the kernel kills, too
-
-
-class _Command:
-    """A git command and its deadline. `finish` it once, in the thread that started it."""
-
-    def __init__(self, process: subprocess.Popen[bytes], name: str, timeout: float) -> None:
-        self.process = process
-        self.name = name
-        self.pipes = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
-        self.is_expired = self.is_killed = False
-        self._ending = threading.RLock()  # `abort` may come from a signal handler
-        self._timer: threading.Timer | None = None
-        self.set_deadline(timeout)
-
-    def set_deadline(self, timeout: float) -> None:
-        """End the process after so many seconds from now, and no longer when it was set to end."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = threading.Timer(timeout, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _expire(self) -> None:
-        self.is_expired = not self.has_exited()
-        self.end()
-
-    def has_exited(self) -> bool:
-        """Return True if the process itself has ended."""
-        return self.process.poll() is not None
-
-    def read_output(self, watch: Callable[[bytes], object] = len) -> tuple[bytes, str]:
-        """Return what the process prints until it exits."""
-        return messages.read_output(*self.pipes, self.has_exited, watch)
-
-    def end(self) -> None:
-        """End the process and everything it started."""
-        with self._ending:
-            if not self.has_exited():
-                self.is_killed = True
-                end_process(self.process)
-
-    def finish(self) -> None:
-        """Wait for the exit, which the deadline bounds, and close the pipes."""
-        self.process.wait()
-        self._timer.cancel()
-        self._timer.join()
-        with self._ending:  # another thread may still be ending what the process started
-            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-                if pipe is not None:
-                    with suppress(OSError, ValueError):
-                        pipe.close()
 
 
 class _GitPython(GitPythonCommand):
@@ -550,15 +498,3 @@ def _with_death_signal() -> tuple[str, ...]:
     """
     found = shutil.which("setpriv", path="/usr/bin:/bin:/usr/sbin:/sbin")
     return () if sys.platform != "linux" or found is None else (found, "--pdeathsig", "TERM", "--")
-
-
-def end_process(process: subprocess.Popen[Any]) -> None:
-    """End the process and its group. Return when all are gone, or cannot be ended."""
-    with suppress(ProcessLookupError, PermissionError):
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
-            os.killpg(process.pid, signal_number)
-            deadline = time.monotonic() + _GRACE_S
-            while time.monotonic() < deadline:
-                process.poll()
-                os.killpg(process.pid, 0)  # raises when the group is gone
-                time.sleep(0.01)

@@ -20,9 +20,11 @@ from remotes import HOST, Exchange, http_remote, stalls
 from sites import children, eventually
 
 from briter_worker.errors import FailureCode, PublishError, StoppedError
+from briter_worker.git import command as command_module
 from briter_worker.git import run
+from briter_worker.git.command import end_process
 from briter_worker.git.environment import build_environment, trusted_path
-from briter_worker.git.run import Git, end_process
+from briter_worker.git.run import Git
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,7 +150,7 @@ def test_an_abort_from_another_thread_ends_what_runs_and_lets_nothing_start_but_
 def test_what_does_not_want_to_end_is_killed_and_its_children_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run, "_GRACE_S", 0.2)
+    monkeypatch.setattr(command_module, "_GRACE_S", 0.2)
     stubborn = "trap '' TERM; (trap '' TERM; sleep 60) & echo ready; while :; do sleep 0.05; done"
     with subprocess.Popen(["sh", "-c", stubborn], stdout=subprocess.PIPE, process_group=0) as process:
         cast("IO[bytes]", process.stdout).readline()
