@@ -482,9 +482,8 @@ def for_site(settings: Settings, own: Mapping[str, object], *, source: str) -> S
 
 
 def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[str], str]) -> Settings:
-    sources = (InitSettingsSource(Settings, upper), InitSettingsSource(Settings, lower))
     try:
-        settings = Settings(_build_sources=(sources, {}))
+        settings = Settings(_build_sources=((InitSettingsSource(Settings, lower | upper),), {}))
     except ValidationError as refused:
         error = refused.errors(include_url=False)[0]
         name = str(error["loc"][0])

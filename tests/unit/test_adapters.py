@@ -33,7 +33,7 @@ def test_the_first_two_have_the_folders_of_the_contract() -> None:
 
 def test_the_patterns_of_adapters_are_patterns() -> None:
     assert ADAPTER_EXCLUDED.keys() <= FOLDERS.keys()
-    every = [*EXCLUDED, *(pattern for patterns in ADAPTER_EXCLUDED.values() for pattern in patterns)]
+    every = (*EXCLUDED, *(pattern for patterns in ADAPTER_EXCLUDED.values() for pattern in patterns))
     assert len(compile_patterns(every).patterns) == len(every)
 
 

@@ -163,9 +163,9 @@ def _records(publication: int, payload: Payload, arrived: float) -> list[dict[st
 def store_blobs(connection: Connection, source: PayloadSource) -> None:
     """Store the contents; they stay at least until the transaction ends. Raises ContentChangedError."""
     wanted = sorted({file.blob for file in source.payload.files if file.blob is not None})
-    if not wanted:
-        return
-    known = {blob for (blob,) in connection.execute(_LOCK_KNOWN_BLOBS, (wanted,))}
+    known: set[str] = set()
+    if len(wanted) > 1:  # to ask about a single one costs more than to send it
+        known = {blob for (blob,) in connection.execute(_LOCK_KNOWN_BLOBS, (wanted,))}
     # In one order, so that two producers never wait for each other in a circle.
     for blob in wanted:
         if blob not in known:
