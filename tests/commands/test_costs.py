@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _GIT = {
     "check-attr": 1,
-    "diff-tree": 1,
+    "diff-tree": 2,  # one for the mirror, one for the receipts' lists of files
     "fast-import": 1,
     "fetch": 1,  # the first drain of a site alone
     "for-each-ref": 1,
