@@ -14,13 +14,14 @@ import stat
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
-from functools import partial
+from functools import cached_property, partial
 from typing import IO, TYPE_CHECKING, Any
 
 from briter_worker.allowlist import is_safe_to_check_out
 from briter_worker.errors import FailureCode, PublishError, os_error_fix, os_error_text
+from briter_worker.git.index import Index, hash_files
 from briter_worker.git.repository import LINK, SUBMODULE, Entry
-from briter_worker.git.work_tree import Index, WorkTree
+from briter_worker.git.work_tree import WorkTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 _TRIES = 3
 _EXECUTABLE = "100755"
 _RECORD = "record.json"
-_NOTHING: Mapping[str, str | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,6 @@ class Checkout:
         self._state = _StateRef(repository)
         self._warn = warn
         self._warned: set[str] = set()
-        self._index: Index | None = None
 
     def state(self) -> MirrorState:
         """Return what the mirror remembers."""
@@ -156,23 +155,22 @@ class Checkout:
     def catch_up(self) -> None:
         """Finish what an earlier sync could not do, and remove what a dead worker left."""
         try:
-            self._open_index().clear_leftovers()
-            self._open_work_tree().close()
-            state = self._state.read()
+            self._index.clear_leftovers()
+            self._recover()
+            state = self.state()
             if state.late is not None or state.bases:
-                self.follow(state.late or self._local())
+                self.follow(state.late or self._local(), {})
         except (PublishError, OSError) as error:
             self._warn_late("", error)
 
-    def follow(
-        self, tip: str, blobs: Mapping[str, str | None] = _NOTHING, *, left: str | None = None
-    ) -> None:
+    def follow(self, tip: str, blobs: Mapping[str, str | None], *, left: str | None = None) -> None:
         """Bring branch, index and files to `tip` now. Raises PublishError and OSError: nothing moved.
 
         `left` is the local commit of which `tip` has the rebased version.
         """
         self.repository.check()
-        index, state = self._open_index(), self._state.read()
+        self._recover()
+        index, state = self._index, self.state()
         for tries_left in reversed(range(_TRIES)):
             old = self._local()
             new = tip if old == tip or self._may_move(old, tip, left) else old
@@ -181,34 +179,31 @@ class Checkout:
                     move = _Move(self, old, new, state, index, work_tree)
                     move.prepare(blobs)
                     move.run(self._state)
+                    self._state.save(move.next_state(_Action.KEEP))
+                    work_tree.clear_temporary()
                 break
             except PublishError as failure:
                 if failure.code is not FailureCode.LOCKED or not tries_left or index.is_locked():
                     raise
-        self._state.save(move.next_state(_Action.KEEP))
         if move.failed:
             path, error = next(iter(move.failed.items()))
             text = f"{len(move.failed)} files from the remote could not be written, such as {path}"
             reason = os_error_text(error, with_path=False)
             self._warn_once(f"{text}: {reason}. The next drain tries again", error)
 
+    def _recover(self) -> None:
+        """Remember what an unfinished move has written, as edits since are of these versions."""
+        with closing(self._open_work_tree()) as work_tree:
+            for tip, paths in work_tree.placed().items():
+                entries = self.repository.entries(tip, paths)
+                self.remember(tip, {path: _blob(entries.get(path)) for path in paths})
+            work_tree.clear_temporary()
+
     def remember(self, tip: str, blobs: Mapping[str, str | None]) -> None:
         """Store the versions that the published files are edits of from now on; `tip` is to be followed."""
-        state, committed = self._state.read(), self._committed_versions(blobs)
+        state, committed = self.state(), self._committed_versions(blobs)
         bases = {path: FileBase(blob, committed.get(path, "")) for path, blob in blobs.items()}
         self._state.save(MirrorState(tip, {**state.bases, **bases}))
-
-    def hash_files(self, paths: Collection[str]) -> list[str]:
-        """Return the blob of each file, as git would add it."""
-        if not paths:
-            return []
-        # git unquotes a name as JSON does; a line break in a name would end the line.
-        lines = (
-            json.dumps(path, ensure_ascii=False) if '"' in path or "\n" in path else path for path in paths
-        )
-        stdin = os.fsencode("".join(f"{line}\n" for line in lines))
-        what = "the site's files could not be read"
-        return self.git.run("hash-object", "--stdin-paths", stdin=stdin, what=what).decode().splitlines()
 
     def _may_move(self, old: str, tip: str, left: str | None) -> bool:
         """Return True if `tip` contains the local branch; False if a person has pulled and it is contained.
@@ -227,7 +222,7 @@ class Checkout:
 
     def _committed_versions(self, paths: Collection[str]) -> dict[str, str | None]:
         """Return the local branch's version of the paths of which the index has no other one."""
-        index = self._open_index()
+        index = self._index
         before = index.stamp()
         if not (paths and before and self._local() and self.repository.is_checked_out()):
             return {}
@@ -236,9 +231,9 @@ class Checkout:
             return {}
         return {path: _blob(branch.get(path)) for path in paths if staged.get(path) == branch.get(path)}
 
-    def _open_index(self) -> Index:
-        self._index = self._index or Index(self.git, self.repository.branch_ref)
-        return self._index
+    @cached_property
+    def _index(self) -> Index:
+        return Index(self.git, self.repository.branch_ref)
 
     def _open_work_tree(self) -> WorkTree:
         return WorkTree(self.git.worktree or self.git.git_dir, self.git.state_dir / "temporary-files")
@@ -383,7 +378,7 @@ class _Move:
             each.action = self._decide(path, each, found)
             if found not in (None, each.base, _blob(each.new)) and not _is_special(each.new):
                 unknown.append(path)  # git may convert the file
-        for path, found in zip(unknown, self.checkout.hash_files(unknown), strict=True):
+        for path, found in zip(unknown, hash_files(self.checkout.git, unknown), strict=True):
             each = self.files[path]
             each.action = self._decide(path, each, found)
             if each.action is _Action.KEEP and not each.is_published:
@@ -398,7 +393,7 @@ class _Move:
             return _Action.LEAVE_OUT if found is None else _Action.KEEP
         if found == new:
             return _Action.WRITE if self._lacks_mode(each) else _Action.NONE
-        if each.old != each.new and each.is_published and each.base == new:
+        if each.is_published and each.base == new:
             # Published as it was. An edit since is committed as any other. But the branch's former version
             # may also come from git: of a person who committed the post elsewhere, or stashed it.
             former = (_blob(each.old), _blob(self.staged.get(path)))
@@ -460,9 +455,9 @@ class _Move:
             each, is_done = self.files[path], True
             try:
                 if each.temporary:
-                    is_done = self.work_tree.put(each.temporary, path, each.status)
+                    is_done = self.work_tree.put(each.temporary, path, each.status, self.new)
                 elif each.status is not None:
-                    is_done = self.work_tree.remove(path, each.status)
+                    is_done = self.work_tree.remove(path, each.status, self.new)
             except OSError as error:
                 self.failed[path] = error
                 is_done = False

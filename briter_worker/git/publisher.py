@@ -230,8 +230,9 @@ class GitPublisher:
     def _first_tip(self) -> Tip:
         """Return the remote's tip as the worker saw it last; ask the remote if it never saw it."""
         repository = self._repository
-        pushed = repository.ref(repository.pushed_ref)
-        if pushed is not None:
+        pushed, files_of = repository.ref(repository.pushed_ref), self._local()
+        # If somebody has pulled, the files are edits of a newer tip.
+        if pushed is not None and (files_of is None or repository.is_ancestor(files_of, pushed)):
             return Tip(pushed, pushed, is_fresh=False)
         local = repository.ref(repository.branch_ref)
         # A branch that anybody has seen there was deleted since, and is not created again.

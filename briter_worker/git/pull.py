@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, PublishError
 from briter_worker.git.checkout import MirrorState
+from briter_worker.git.index import hash_files
 from briter_worker.git.push import FilePlans, push, push_large_files, sign_commit
 from briter_worker.git.repository import Entry
 
@@ -81,7 +82,7 @@ def pull(
             new = _Rebase(repository, checkout, tip, commits).run()
             # Before the push: commits whose rebased versions are on the remote would be rebased once more
             # by the pull after a crash, onto later ones of the same lines.
-            checkout.follow(new, left=local)
+            checkout.follow(new, {}, left=local)
             if not push:
                 return PullResult(tip, tuple(commits))
             if _push(repository, new, tip):
@@ -231,7 +232,7 @@ class _Rebase:
         # Somebody held the index at that time: what was committed may be older or newer. But if the file
         # still is what was published, nothing newer is missing.
         file = Path(self._git.worktree or "", path)
-        found = self._checkout.hash_files([path])[0] if file.is_file() else None
+        found = hash_files(self._git, [path])[0] if file.is_file() else None
         return list(self._blobs) if found == base.blob else []
 
     def _counted(self, commit: LocalCommit, which: str) -> dict[str, Entry | None]:

@@ -18,7 +18,7 @@ import filelock
 
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.errors import DeclinedError, UsageError
-from briter_worker.git.checkout import Checkout
+from briter_worker.git.index import hash_files
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
 from briter_worker.git.work_tree import WorkTree
 
@@ -159,8 +159,7 @@ def _compare(
             raise _edited([path]) from error
     # Git may convert a file on its way in.
     others = [path for path, blob in blobs.items() if blob and blob not in versions[path]]
-    checkout = Checkout(repository, lambda _text, _fix: None)
-    blobs.update(zip(others, checkout.hash_files(others), strict=True))
+    blobs.update(zip(others, hash_files(repository.git, others), strict=True))
     if edited := [path for path, blob in blobs.items() if blob not in versions[path]]:
         raise _edited(edited)
     return {path: versions[path][blob] for path, blob in blobs.items()}, stats

@@ -56,6 +56,18 @@ def test_other_posts_of_the_remote_are_taken_over(site: Site, other: Path) -> No
     assert site.git("rev-parse", "main") == site.remote_log()[0][0]
 
 
+def test_an_edit_of_what_somebody_pulled_into_the_site_conflicts_with_nobody(site: Site, other: Path) -> None:
+    for text in ("edited\n", "a\n"):  # the second is what the worker published before
+        save(site, "a")
+        site.run_once()
+        push(site, other, "content/posts/a.md", f"theirs before {text}")
+        site.git("pull", "-q", "--ff-only")
+        site.write_post("content/posts/a.md", text)
+        site.save("a", ["content/posts/a.md"])
+        assert "published" in site.run_once().names()
+        assert site.remote_file("content/posts/a.md") == text
+
+
 def test_lines_of_one_post_are_merged(site: Site, other: Path) -> None:
     site.write_post("content/posts/a.md", LINES)
     site.save("a", ["content/posts/a.md"])

@@ -285,3 +285,25 @@ def test_a_worker_killed_at_any_step_leaves_nothing_older_than_the_branch(
         assert sorted(each.name for each in (site.worktree / "content").iterdir()) == ["posts", "theirs.md"]
     assert step > 15
     subprocess.run(["git", "fsck", "--strict"], cwd=site.worktree, check=True, capture_output=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_an_edit_of_a_file_that_a_killed_worker_has_written_conflicts_with_nobody(site: Site) -> None:
+    worker, theirs = MirrorWorker(site.root), site.write_post("content/theirs.md", "0\n")
+    site.git("add", "content")
+    site.git("commit", "-qm", "Theirs")
+    site.git("push", "-q", "origin", "main")
+    edits = 0
+    for step in count(1):
+        pushed = worker.push({"content/theirs.md": text(step)})
+        if not killed_at(site, step, pushed[0], {}, with_git=True):
+            break
+        if theirs.read_text() == text(step) and site.git("rev-parse", "main") != pushed[0]:
+            edits += 1
+            theirs.write_text(f"edited {step}\n")
+            site.save("theirs", ["content/theirs.md"])
+            assert "published" in site.run_once().names()
+            assert site.remote_file("content/theirs.md") == f"edited {step}\n"
+        else:
+            assert worker.sync(pushed[0], {})
+    assert edits
