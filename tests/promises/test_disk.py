@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -178,6 +179,42 @@ def test_a_read_only_repository_is_the_sites_condition(site: Site, folder: str) 
     site.command("retry", "a")
     assert_published(site, site.run_once())
     assert_sound(site)
+
+
+@pytest.mark.parametrize("folder", ["content", ".git"])
+def test_the_remotes_files_reach_a_folder_on_a_disk_of_its_own(site: Site, folder: str) -> None:
+    other, posts = site.root / "other", [f"content/{name}.md" for name in ("posts/welcome", "new/theirs")]
+    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+
+    def publish_after(text: str) -> Result:
+        for post in posts:
+            (other / post).parent.mkdir(exist_ok=True)
+            (other / post).write_text(text)
+        site.git("add", "-A", cwd=other)
+        site.git("commit", "-qm", text, cwd=other)
+        site.git("push", "-q", "origin", "HEAD:main", cwd=other)
+        result = site.run_once()
+        assert "published" in result.names()
+        site.git("pull", "-q", "--rebase", cwd=other)
+        return result
+
+    shutil.copytree(site.worktree / folder, site.root / "kept")
+    with small(site.worktree / folder, size="16m"):
+        shutil.copytree(site.root / "kept", site.worktree / folder, dirs_exist_ok=True)
+        save(site, "a")
+        publish_after("one\n")
+        assert all((site.worktree / post).read_text() == "one\n" for post in posts)
+        assert_sound(site)
+        save(site, "b")
+        with read_only(site.worktree / "content"):
+            told = publish_after("two\n").of("warning")
+            assert any("could not be written, such as content/" in each["error"] for each in told)
+            site.git("commit", "-q", "--all", "--allow-empty", "--message=All")
+            assert site.git("diff-tree", "-r", "--no-commit-id", "HEAD") == ""
+            site.git("reset", "-q", "--soft", "HEAD~1")
+        site.run_once()
+        assert all((site.worktree / post).read_text() == "two\n" for post in posts)
+        assert_sound(site)
 
 
 def test_a_worker_waits_until_its_queue_can_be_written_again(site: Site) -> None:

@@ -112,7 +112,7 @@ def wait_for_lock(site: Site) -> None:
 
 
 def is_settled(site: Site) -> bool:
-    """Whether nothing is left to do but what is on hold."""
+    """Return True if only scheduled jobs are left to do."""
     return [job["slug"] for job in site.jobs()] == ["later"] and not list(
         (site.queue / ".claimed").glob("[!.]*.json")
     )
