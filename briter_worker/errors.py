@@ -85,7 +85,7 @@ _ENVIRONMENT = frozenset(code.value for code in FailureCode if code.failure_clas
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Reason why a job was not published: a code, a message for a person, and the fix.
+    """Reason why a job was not published: a code, a message for a user, and the fix.
 
     The message and the fix are safe to show: no credentials, no control characters, at most 2,000 characters.
     `fix` is a command or an action and never contains text of a remote or a job; it may be empty.
@@ -228,7 +228,7 @@ class UnknownJobError(DeclinedError):
 
 
 def describe(error: Exception) -> tuple[str, str]:
-    """Return what the error says to a person, and the fix, which may be empty."""
+    """Return what the error says to a user, and the fix, which may be empty."""
     match error:
         case FixableError() | PublishError():
             return error.message, error.fix

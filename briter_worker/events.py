@@ -219,7 +219,7 @@ class SiteUpdated(Event):
 
 
 class Steered(Event):
-    """Somebody steered jobs or the site, from the command line or the dashboard."""
+    """A user steered jobs or the site, from the command line or the dashboard."""
 
     name = "steered"
     action: str

@@ -81,16 +81,16 @@ class Queue(Protocol):
         """Put jobs that a dry run has built back as tried, with `dryRunAt`; the attempt does not count."""
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
-        """Put the job back until `at`. Return False, and remove the job, if somebody cancelled it."""
+        """Put the job back until `at`. Return False, and remove the job, if a user cancelled it."""
 
     def dead_letter(self, claim: Claim, failure: Failure) -> bool:
         """Store the job as failed; a newer save of the post takes over its paths instead.
 
-        Return False, and remove the job, if somebody cancelled it.
+        Return False, and remove the job, if a user cancelled it.
         """
 
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Put jobs back as if they had not been claimed. Remove and return those that somebody cancelled."""
+        """Put jobs back as if they had not been claimed. Remove and return those that a user cancelled."""
 
     def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
         """Return the keys of the claims whose cancellation was requested."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from briter_worker.wiring import SiteQueue
 
 PULL_COMMAND = "briter-worker pull --rebase --push"
-"""Publishes the local commits of a person."""
+"""Publishes the local commits of a user."""
 _MIN_PATIENCE_S = 60.0
 """A heartbeat may be this late on a loaded machine."""
 

@@ -147,7 +147,7 @@ class PostWatcher:
         self._warn = warn
 
     def run(self, is_stopping: Callable[[], bool], poll: float) -> None:
-        """Watch until told to stop. Where there is no inotify, compare every `poll` seconds."""
+        """Watch until stopped. Where there is no inotify, compare every `poll` seconds."""
         waiting: set[str] | None = None
         watcher: TreeWatcher | None = None
         while not is_stopping():

@@ -110,7 +110,7 @@ def run_node(
     log: LogSink,
     metrics: MetricsSink | None = None,
 ) -> int:
-    """Publish for all sites, up to `workers` at once, until told to stop; return the exit status.
+    """Publish for all sites, up to `workers` at once, until stopped; return the exit status.
 
     With `once`, until nothing is due; then DatabaseError is raised when Postgres cannot be used.
     """
@@ -278,7 +278,7 @@ class Node:
         self._app.task(name=DRAIN_TASK, queue=DRAIN_QUEUE, pass_context=True)(self._drain_site)
 
     def wait_for_database(self) -> bool:
-        """Wait until Postgres can be used; return False when told to stop. Raises VersionError."""
+        """Wait until Postgres can be used; return False when stopped. Raises VersionError."""
         while not self._stop.is_set():
             try:
                 self._database.check()
@@ -293,7 +293,7 @@ class Node:
         return False
 
     async def run_forever(self) -> None:
-        """Drain sites until told to stop."""
+        """Drain sites until stopped."""
         async with self._app.open_async():
             loops = [
                 asyncio.create_task(self._watch_cluster()),

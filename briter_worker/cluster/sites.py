@@ -404,7 +404,7 @@ def check_credentials(remote: str, reference: Mapping[str, Any] | None) -> dict[
         scheme = "for ssh, such as git@host:path" if kind == "sshKey" else "that begins with http(s)://"
         raise UsageError(f"{option} goes with an address {scheme}")
     value = given[kind]
-    # What looks like a secret is none of our places: somebody gave the credential itself.
+    # What looks like a secret is none of our places: a user gave the credential itself.
     if not re.fullmatch(pattern, value) or (kind == "env" and redact(value) != value):
         raise UsageError(f"{option} is not accepted; accepted: {accepted}; not the credential itself")
     if not re.fullmatch(_USERNAME, given.get("username", "bot")):

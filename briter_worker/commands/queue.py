@@ -204,7 +204,7 @@ class _Post:
         return next((each for each in self.receipts if each.outcome is None), None)
 
     def write(self) -> None:
-        """Print the post for a person."""
+        """Print the post for a user."""
         if self.rows:
             output.write_job(self.rows[0])
             for other in self.rows[1:]:

@@ -33,7 +33,7 @@ _MIN_GIT = (2, 38)
 _ASKED = "can be reached, and git may push; rules that the host applies to a real push were not asked"
 _MAX_SKEW_S = 2.0
 _MAX_TIMEOUT_MS = 30_000
-"""A person is waiting, so a remote that hangs has less time than in a publication."""
+"""A user is waiting, so a remote that hangs has less time than in a publication."""
 
 
 def examine(settings: Settings) -> Iterator[Finding]:

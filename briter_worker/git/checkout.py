@@ -104,9 +104,9 @@ class Checkout:
     ) -> None:
         """Call `updated` with the commit and the files of the site that were written from it.
 
-        Warn once per reason for being late, with the fix. Files that are not the CMS's are a person's.
+        Warn once per reason for being late, with the fix. Files that are not the CMS's are a user's.
 
-        While a person has edited a file that changed on the remote, the mirror waits.
+        While a user has edited a file that changed on the remote, the mirror waits.
         """
         self.repository = repository
         self.is_cms_path = is_cms_path
@@ -206,7 +206,7 @@ class Checkout:
         self._state.save(MirrorState(tip, {**state.bases, **bases}))
 
     def _may_move(self, old: str, tip: str, left: str | None) -> bool:
-        """Return True if `tip` contains the local branch; False if a person has pulled and it is contained.
+        """Return True if `tip` contains the local branch; False if a user has pulled and it is contained.
 
         Raises PublishError if there are local commits that the remote lacks.
         """
@@ -315,7 +315,7 @@ class _Move:
     def _former_versions(self) -> set[tuple[str, str]]:
         """Return the paths and versions that the remote had between the two commits.
 
-        A sync that was killed, or whose branch a person has set back, wrote such a file: it is no edit.
+        A sync that was killed, or whose branch a user has set back, wrote such a file: it is no edit.
         """
         command = ("log", "-z", "-m", "--raw", "--format=", "--no-renames", "--no-abbrev")
         out = self.checkout.git.run(*command, f"{self.old}..{self.new}", "--")
@@ -395,7 +395,7 @@ class _Move:
             return _Action.WRITE if self._lacks_mode(each) else _Action.NONE
         if each.is_published and each.base == new:
             # Published as it was. An edit since is committed as any other. But the branch's former version
-            # may also come from git: of a person who committed the post elsewhere, or stashed it.
+            # may also come from git: of a user who committed the post elsewhere, or stashed it.
             former = (_blob(each.old), _blob(self.staged.get(path)))
             return _Action.KEEP if path in self.skipped or found in former else _Action.NONE
         return _Action.WRITE if found == each.base else _Action.KEEP

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from briter_worker.git.run import Git
 
 _PATIENCE_S = 1.0
-"""A person's `git add` ends within this time; an editor or a stale lock does not."""
+"""A user's `git add` ends within this time; an editor or a stale lock does not."""
 _POLL_S = 0.01
 _SWITCH_S = 0.2
 """`git switch` writes the index, then HEAD: a younger index may be another branch's already."""

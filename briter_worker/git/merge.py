@@ -193,7 +193,7 @@ class _ConflictError(Exception):
 class Conflicts:
     """Keeps the versions of posts that conflict on branches of the remote, until the conflicts are over.
 
-    A conflict is over when its path is published: with the author's answer, or after somebody has merged the
+    A conflict is over when its path is published: with the author's answer, or after a user has merged the
     branch.
     """
 
@@ -211,7 +211,7 @@ class Conflicts:
         self._open: dict[str, BaseVersion] = {}
         """By path: the version that the author started from, and the conflicts."""
         self._merged: set[str] = set()
-        """Commits of conflict branches that somebody has merged."""
+        """Commits of conflict branches that a user has merged."""
 
     def load(self, paths: Collection[str], tip: str) -> None:
         """Read what is known of the paths' conflicts, as of the remote's `tip`."""

@@ -231,7 +231,7 @@ class GitPublisher:
         """Return the remote's tip as the worker saw it last; ask the remote if it never saw it."""
         repository = self._repository
         pushed, files_of = repository.ref(repository.pushed_ref), self._local()
-        # If somebody has pulled, the files are edits of a newer tip.
+        # If a user has pulled, the files are edits of a newer tip.
         if pushed is not None and (files_of is None or repository.is_ancestor(files_of, pushed)):
             return Tip(pushed, pushed, is_fresh=False)
         local = repository.ref(repository.branch_ref)
@@ -433,7 +433,7 @@ class GitPublisher:
         if self._repository.git.worktree is None:  # a job may delete what only the new tip has
             items, failed = self._read([item.request for item in items], moved)
             settled += failed
-        self._conflicts.load(known.keys(), moved.commit)  # somebody may have merged a branch
+        self._conflicts.load(known.keys(), moved.commit)  # a user may have merged a branch
         for number, item in enumerate(items):
             edits = (self._conflicts.rebase(edit, item.request) for edit in item.edits)
             items[number] = item._replace(edits=tuple(edits))

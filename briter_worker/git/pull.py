@@ -229,7 +229,7 @@ class _Rebase:
             same = {each for each, blobs in self._blobs.items() if blobs[path] == base.committed}
             last = max((number for number, each in enumerate(line) if each in same), default=0)
             return same.union(line[: last + 1])
-        # Somebody held the index at that time: what was committed may be older or newer. But if the file
+        # A user held the index at that time: what was committed may be older or newer. But if the file
         # still is what was published, nothing newer is missing.
         file = Path(self._git.worktree or "", path)
         found = hash_files(self._git, [path])[0] if file.is_file() else None

@@ -280,7 +280,7 @@ class Repository:
     def check_not_rewritten(self, tip: str) -> None:
         """Raise PublishError if the remote's tip lacks what the worker has seen there.
 
-        A person accepts the rewritten branch by moving the local branch to it.
+        A user accepts the rewritten branch by moving the local branch to it.
         """
         pushed = self.ref(self.pushed_ref) or tip
         if self.is_ancestor(pushed, tip) or self.ref(self.branch_ref) == tip:
@@ -383,7 +383,7 @@ class Repository:
 
         A worker that dies inside leaves the mark. A lock file that appeared after the mark was that worker's:
         its git has ended, as the repository's lock is free. Raises PublishError for a lock that stops the
-        worker and may be somebody's; `index.lock` stops nobody: building and pushing do not use the index.
+        worker and may be a user's; `index.lock` stops nobody: building and pushing do not use the index.
         """
         self._clear_locks(mark, index=True)
         if held := self._clear_locks(mark, wait=True):

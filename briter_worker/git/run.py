@@ -185,7 +185,7 @@ class Git:
         return [value for name, value in self.settings if name == wanted]
 
     def refresh(self) -> None:
-        """Look at the repository again, and at its configuration if a person may have changed that."""
+        """Look at the repository again, and at its configuration if a user may have changed that."""
         if self._configuration is None or not self._configuration.is_current():
             self._configuration = self._environment = self._repo = None
         if not is_git_dir(f"{self._place}/.git"):  # damaged, or a linked work tree's or a bare repository's

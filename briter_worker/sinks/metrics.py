@@ -53,7 +53,7 @@ Measure = Callable[[], tuple[Iterable[Sample], Iterable[Tally]]]
 
 
 class Gauges:
-    """Collector that looks the gauges up when somebody asks."""
+    """Collector that looks the gauges up when a user asks."""
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure

@@ -1,4 +1,4 @@
-"""All sites of a cluster: each is opened when somebody asks for it; their page and their API."""
+"""All sites of a cluster: each is opened when a user asks for it; their page and their API."""
 
 import base64
 import binascii

@@ -361,7 +361,7 @@ def client_address(scope: Scope) -> str:
 
 
 def wants_page(path: str, headers: Headers) -> bool:
-    """Return True if a person asks, with a browser."""
+    """Return True if a user asks, with a browser."""
     return not path.startswith(_FOR_PROGRAMS) and "text/html" in headers.get("accept", "")
 
 

@@ -229,7 +229,7 @@ class DiskQueue(DiskControl):
                 self._settle(claim, tried)
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
-        """Put the job back until `at`; return False, and remove the job, if somebody cancelled it."""
+        """Put the job back until `at`; return False, and remove the job, if a user cancelled it."""
         attempts = claim.attempt if counts else claim.attempt - 1
         state = partial(with_state, now=self._clock(), status=Status.PENDING, attempts=attempts)
         with self._exclusively():
