@@ -293,6 +293,7 @@ class _Batch:
                     attempt=claim.attempt,
                     dry_run=self._dry_run,
                     title=claim.job.commit_message.partition("\n")[0][:_MAX_TITLE],
+                    author=claim.job.author.name if claim.job.author else "",
                     saved_at=claim.job.created_at,
                     due_at=claim.job.scheduled_for,
                 )

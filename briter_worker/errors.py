@@ -75,6 +75,47 @@ class FailureCode(StrEnum):
     GIT_MISSING = "git-missing"
 
 
+FAILURE_TEXTS = {
+    FailureCode.NO_PATHS: "none of its files may be published",
+    FailureCode.MALFORMED: "the editor's program wrote something that is not a job",
+    FailureCode.UNREADABLE: "the job's file cannot be read",
+    FailureCode.UNKNOWN_TYPE: "no plugin handles this type of job",
+    FailureCode.PLUGIN: "a rule of the site does not allow it",
+    FailureCode.PLUGIN_BROKEN: "a plugin of the site failed",
+    FailureCode.SIGNING: "the commits cannot be signed",
+    FailureCode.TOO_LARGE: "one of its files is too large",
+    FailureCode.REJECTED: "the remote does not accept this post",
+    FailureCode.OUTDATED: "a newer version of the post is published already",
+    FailureCode.CONFLICT: "somebody changed the same lines elsewhere",
+    FailureCode.LOST_RACE: "somebody else kept publishing at the same moment",
+    FailureCode.UNSETTLED: "a file kept changing while it was read",
+    FailureCode.KILLED_WORKER: "the worker died while it published this post",
+    FailureCode.INTERNAL: "the worker has an internal error",
+    FailureCode.NETWORK: "the remote cannot be reached",
+    FailureCode.TIMEOUT: "the remote does not answer in time",
+    FailureCode.AUTH: "the remote refused the password or key",
+    FailureCode.HOST_KEY: "the identity of the remote could not be verified",
+    FailureCode.REMOTE_MISSING: "the remote repository was not found",
+    FailureCode.REMOTE_REFUSED: "the remote refuses every push at the moment",
+    FailureCode.REMOTE_REWRITTEN: "the remote's history was rewritten",
+    FailureCode.DIVERGED: "the local branch and the remote have diverged",
+    FailureCode.WRONG_BRANCH: "another branch is checked out on the server",
+    FailureCode.UNFINISHED: "a merge or rebase is unfinished on the server",
+    FailureCode.LOCKED: "another program keeps the site's repository locked",
+    FailureCode.CORRUPT: "the site's repository is corrupted",
+    FailureCode.OWNERSHIP: "the site's files belong to another user",
+    FailureCode.NOT_A_REPOSITORY: "the site's folder is not a repository",
+    FailureCode.DISK: "the server's disk is full or failing",
+    FailureCode.GIT_MISSING: "git is missing on the server",
+}
+"""What each failure means, for an editor."""
+
+
+def failure_text(failure: str | None) -> str:
+    """Return what a failure code means; empty for an unknown one."""
+    return FAILURE_TEXTS[FailureCode(failure)] if failure in set(FailureCode) else ""
+
+
 def is_environment(code: str | None) -> bool:
     """Return True if a job file's `failure` names an environment failure."""
     return code in _ENVIRONMENT

@@ -53,11 +53,12 @@ class JobStarted(JobEvent):
     """An attempt starts; exactly one outcome follows."""
 
     name = "start"
-    unlogged = frozenset({"title", "saved_at", "due_at"})
+    unlogged = frozenset({"title", "author", "saved_at", "due_at"})
     attempt: int
     dry_run: bool
     title: str
     """The commit message's first line."""
+    author: str = ""
     saved_at: float
     due_at: float | None
     """The time that the job was scheduled for, if any."""
@@ -82,6 +83,7 @@ class FileChange(NamedTuple):
     path: str
     added: int | None
     removed: int | None
+    is_deleted: bool = False
 
 
 class Published(JobOutcome):

@@ -225,23 +225,28 @@ def read_changes(git: Git, commits: Sequence[str]) -> tuple[Mapping[str, tuple[F
     if not commits:
         return {}, None
     # A cluster's clone has no contents to count lines in, and would fetch them.
-    kind = "--name-only" if git.worktree is None else "--numstat"
-    options = ("-r", "-z", kind, "--no-renames", "--no-ext-diff", "--no-textconv", f"--format={_COMMIT}%H")
+    kinds = ("--raw",) if git.worktree is None else ("--raw", "--numstat")
+    options = ("-r", "-z", *kinds, "--no-renames", "--no-ext-diff", "--no-textconv", f"--format={_COMMIT}%H")
     stdin = "".join(f"{commit}\n" for commit in dict.fromkeys(commits)).encode()
     what = "what the commits changed could not be read"
     out = git.run("diff-tree", "--stdin", *options, stdin=stdin, what=what)
-    found: dict[str, list[FileChange]] = {}
-    changes: list[FileChange] = []
-    for part in os.fsdecode(out).removesuffix("\0").split("\0"):
+    found: dict[str, dict[str, FileChange]] = {}
+    changes: dict[str, FileChange] = {}
+    parts = iter(os.fsdecode(out).removesuffix("\0").split("\0"))
+    for part in parts:
         text = part.lstrip("\n")
         if text.startswith(_COMMIT):
-            changes = found.setdefault(text[1:], [])
+            changes = found.setdefault(text[1:], {})
+        elif text.startswith(":"):
+            path = next(parts)
+            changes[path] = FileChange(path, None, None, is_deleted=text.endswith("D"))
         else:
-            *counts, path = text.split("\t", 2) if git.worktree else ("-", "-", text)
-            changes.append(FileChange(path, *(None if each == "-" else int(each) for each in counts)))
+            added, removed, path = text.split("\t", 2)
+            if added != "-":
+                changes[path] = changes[path]._replace(added=int(added), removed=int(removed))
     commit = git.run("cat-file", "commit", commits[-1], what=what) if git.signer else b""
     signed_with = git.signer.used_for(commit) if git.signer else None
-    return {sha: tuple(each) for sha, each in found.items()}, signed_with
+    return {sha: tuple(each.values()) for sha, each in found.items()}, signed_with
 
 
 class UncertainPushError(PublishError):

@@ -364,6 +364,7 @@ class HistorySink:
         facts = {
             "drain": self._drain.id,
             "title": event.title,
+            "author": one_line(event.author),
             "attempt": event.attempt,
             "saved_at": event.saved_at,
             "due_at": event.due_at,

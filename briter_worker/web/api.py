@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_camel
 
 from briter_worker.doctor import State as FindingState
 from briter_worker.job import Author, Job, State, parse_time
+from briter_worker.sinks.history import FAILED
 from briter_worker.status import job_to_json, pause_to_json, post_to_json
 from briter_worker.web.live import Feed
 from briter_worker.web.responses import PROBLEM_TYPE, Json, ProblemError
@@ -28,7 +29,7 @@ EVENT_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-s
 OUTCOMES = {
     "published": ("published",),
     "nochange": ("nochange",),
-    "failed": ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
+    "failed": FAILED,
     "cancelled": ("cancelled", "superseded"),
 }
 _ORDER = (
@@ -245,7 +246,7 @@ def history(
     receipts = site.history.receipts(
         slug=slug,
         outcomes=() if outcome is None else OUTCOMES[outcome],
-        search=search,
+        search=search or "",
         before=before,
         limit=limit + 1,
     )

@@ -191,6 +191,7 @@ class Cluster:
             "above": "",
             "pages": (("/", "Sites"),),
             "counted": "/",
+            "search": "",
             "failed_count": failed,
         }
 

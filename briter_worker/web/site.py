@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 import time
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from briter_worker import client, wiring
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from briter_worker.events import Event
+    from briter_worker.git.repository import Repository
     from briter_worker.job import Document, Job
-    from briter_worker.ports import Cancellation, Pause
+    from briter_worker.ports import Cancellation, ListedJob, Pause
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
     from briter_worker.status import LocalCommits
@@ -158,6 +160,7 @@ class Site:
             "above": "/" if self.base else "",
             "pages": PAGES,
             "counted": "/failed",
+            "search": f"{self.base}/search",
             "failed_count": len(snapshot.jobs[State.FAILED]) if snapshot else 0,
             "max_attempts": self.settings.worker_max_attempts,
         }
@@ -190,6 +193,24 @@ class Site:
         done = self.change(lambda queue, now: queue.cancel(wanted, now))
         self._record("cancel", (*done.removed, *done.requested), cancelled=done.removed)
         return done
+
+    def failures(self, rows: Iterable[ListedJob]) -> dict[str, int]:
+        """Return how often each of these jobs failed, as far as the history can be read."""
+        with suppress(StoreError):
+            return self.history.failures([row.job.id for row in rows])
+        return {}
+
+    def with_repository(self, ask: Callable[[Repository], T]) -> T:
+        """Return what git knows of a publication. Raises ProblemError."""
+        if self.settings.database_url:
+            text = "a cluster has no work tree, so the differences are not shown here"
+            raise ProblemError(404, text, "git show COMMIT in a clone of the site")
+        try:
+            repository = wiring.open_repository(self.settings)
+            with closing(repository.git):
+                return ask(repository)
+        except (FixableError, PublishError) as error:
+            raise ProblemError(409, error.message, error.fix) from None
 
     def undo(self, wanted: str) -> str:
         """Publish the version before the last publication; return the job's id. Raises ProblemError."""

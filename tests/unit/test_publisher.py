@@ -189,7 +189,7 @@ def test_a_push_whose_answer_and_remote_are_lost_keeps_its_plan_until_the_remote
     here.site.write_post("content/posts/a.md", "edited meanwhile\n")
     (landed,) = here.publisher.resolve()
     assert [(each.key, each.commit) for each in landed] == [("a", here.site.remote_log()[0][0])]
-    assert [tuple(file) for file in landed[0].changes] == [("content/posts/a.md", 1, 0)]
+    assert [file[:3] for file in landed[0].changes] == [("content/posts/a.md", 1, 0)]
     assert here.publisher.undecided() == set()
     assert "/batch/" not in here.site.git("for-each-ref", "refs/briter")
     here.publish(declared("a", "content/posts/a.md"))

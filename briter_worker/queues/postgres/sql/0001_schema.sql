@@ -159,6 +159,7 @@ CREATE TABLE attempts (
     job_id text NOT NULL,
     slug text NOT NULL,
     title text NOT NULL DEFAULT '',
+    author text NOT NULL DEFAULT '',
     attempt bigint NOT NULL DEFAULT 0,
     saved_at double precision,
     due_at double precision,
