@@ -83,7 +83,7 @@ class FileChange(NamedTuple):
     path: str
     added: int | None
     removed: int | None
-    is_deleted: bool = False
+    deleted: bool = False
 
 
 class Published(JobOutcome):

@@ -239,7 +239,7 @@ def read_changes(git: Git, commits: Sequence[str]) -> tuple[Mapping[str, tuple[F
             changes = found.setdefault(text[1:], {})
         elif text.startswith(":"):
             path = next(parts)
-            changes[path] = FileChange(path, None, None, is_deleted=text.endswith("D"))
+            changes[path] = FileChange(path, None, None, deleted=text.endswith("D"))
         else:
             added, removed, path = text.split("\t", 2)
             if added != "-":

@@ -85,7 +85,7 @@ class Receipt(BaseModel):
     @property
     def is_removal(self) -> bool:
         """Return True if the publication took the post off the remote."""
-        return bool(self.changes) and all(each.is_deleted for each in self.changes)
+        return bool(self.changes) and all(each.deleted for each in self.changes)
 
     @property
     def save_to_remote(self) -> float | None:
