@@ -196,6 +196,7 @@ Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
 Jitter = Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)]
 FileSize = Annotated[int, Field(ge=1, le=2**53 - 1)]
 Concurrency = Annotated[int, Field(ge=1, le=1_000)]
+HostLimit = Annotated[int, Field(ge=0, le=1_000)]
 Days = Annotated[int, Field(ge=1, le=36_500)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Delays = Annotated[tuple[Milliseconds, ...], Field(min_length=1), _Split, _list_schema("integer")]
@@ -361,6 +362,9 @@ class Settings(BaseSettings):
     )
     site: SiteName = _setting("", "Cluster: site that commands act on by default.")
     worker_concurrency: Concurrency = _setting(4, "Cluster: sites published at once.")
+    worker_per_host: HostLimit = _setting(
+        0, "Cluster: sites of one remote host that a node publishes at once. 0: half of them."
+    )
     cache_root: Folder = _setting(
         lambda above: above["storage_root"] / "cache",
         "Cluster: folder of the sites' disposable clones. Default: `cache` in the storage root.",

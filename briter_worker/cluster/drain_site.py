@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 from briter_worker.cluster.health import Health, host_of
+from briter_worker.cluster.lanes import CRAWL_PER_JOB_S, CRAWL_S
 from briter_worker.cluster.sites import Site, settings_of, wake
 from briter_worker.drain import Counts, Drain
 from briter_worker.errors import PublishError, UsageError
@@ -91,6 +93,27 @@ class NodeSinks:
         self._store.close()
 
 
+class _OpenedOnce:
+    """Opens the publisher when it is first asked for. A remote that hangs is not asked twice in one drain."""
+
+    def __init__(self, open_publisher: Callable[[], GitPublisher]) -> None:
+        self._open = open_publisher
+        self._publisher: GitPublisher | None = None
+        self._failure: PublishError | None = None
+
+    def __call__(self) -> GitPublisher:
+        """Return the publisher. Raises PublishError."""
+        if self._failure is not None:
+            raise self._failure
+        if self._publisher is None:
+            try:
+                self._publisher = self._open()
+            except PublishError as failure:
+                self._failure = failure
+                raise
+        return self._publisher
+
+
 class SiteDrains:
     """Drains sites for one node, each call in a thread of its own."""
 
@@ -112,6 +135,8 @@ class SiteDrains:
         self._node = node
         self._guard = threading.Lock()
         self._running: set[Git] = set()
+        self.hosts: dict[str, str] = {}
+        """The remote's host of each site that was drained here."""
         self._aborted = False
 
     def drain(self, name: str, stopping: Callable[[], bool]) -> tuple[Counts, float]:
@@ -121,10 +146,12 @@ class SiteDrains:
 
         Raises LockLostError, UnavailableError, NodeFailureError, PublishError, UsageError.
         """
+        began = time.monotonic()
         row, clock = take_site(self._database, name, self._node), self._database.now
         site, token = Site.from_row(row), int(row["token"])
         if site.paused is not None and site.paused.is_active(clock()):
             return Counts(), math.inf
+        self.hosts[name] = host_of(site.remote)
         settings = settings_of(site, self._settings)
         emit = self._sinks.open(settings)
         queue = PostgresQueue(
@@ -140,7 +167,7 @@ class SiteDrains:
             drain = Drain(
                 queue=queue,
                 # Opened when it is first needed: many drains find nothing to do.
-                publisher=cache(partial(self._open_publisher, site, settings, token, emit, stack)),
+                publisher=_OpenedOnce(partial(self._open_publisher, site, settings, token, emit, stack)),
                 emit=emit,
                 plugins=lambda: self._plugins,
                 backoff=open_backoff(settings),
@@ -148,12 +175,16 @@ class SiteDrains:
                 dry_run=settings.worker_dry_run,
                 co_authors=settings.git_co_authors,
                 stopping=stopping,
-                blames_node=partial(self._health.blames_node, name, host_of(site.remote)),
+                blames_node=partial(self._health.blames_node, name, self.hosts[name]),
                 clock=clock,
             )
             counts = drain.recover()
             if not stopping() and (done := drain.run()):
                 counts.add(done)
+        if counts.completed or counts.undecided:
+            crawl = min(CRAWL_S, settings.git_timeout_ms / 2000) + CRAWL_PER_JOB_S * counts.completed
+            if (is_slow := time.monotonic() - began > crawl) != row["slow"]:
+                mark_slow(self._database, name, is_slow=is_slow)
         next_due = queue.next_due(clock())
         return counts, math.inf if next_due is None else next_due - clock()
 
@@ -201,6 +232,12 @@ class SiteDrains:
             still_ours=lambda: True,  # the plan, recorded just before, checks the token
             note_own=note,
         )
+
+
+def mark_slow(database: Database, site: str, *, is_slow: bool) -> None:
+    """Have the site's next drain wait in the lane of slow ones, or in the other one. Raises DatabaseError."""
+    with database.connection() as connection:
+        connection.execute("UPDATE sites SET slow = %s WHERE name = %s", (is_slow, site))
 
 
 def _open_site_clone(site: Site, settings: Settings) -> AbstractContextManager[Repository]:

@@ -48,7 +48,7 @@ _OWN = frozenset(
 )
 """Failures that the node's surroundings, or a deleted or damaged clone, may have caused."""
 _OF_ONE_NODE = re.compile(
-    "root|metrics|dashboard|concurrency|database|proxies|token|secret|_site$|^site$|^git_worktree"
+    "root|metrics|dashboard|concurrency|per_host|database|proxies|token|secret|_site$|^site$|^git_worktree"
 )
 """Settings in which the nodes of a cluster may differ."""
 _HOST = re.compile(

@@ -15,16 +15,17 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-import psycopg
-from procrastinate import App, JobContext, PsycopgConnector, exceptions
+from procrastinate import App, JobContext, exceptions
 from procrastinate.jobs import Status
 from procrastinate.worker import Worker as ProcrastinateWorker
 
-from briter_worker.cluster.drain_site import NodeSinks, SiteDrains
-from briter_worker.cluster.health import Health, describe_node, forget_node, report_node
-from briter_worker.cluster.sites import DRAIN_QUEUE, DRAIN_TASK, wake
+from briter_worker.cluster.connector import LastingConnector, Outage
+from briter_worker.cluster.drain_site import NodeSinks, SiteDrains, mark_slow
+from briter_worker.cluster.health import Health, describe_node, forget_node, host_of, report_node
+from briter_worker.cluster.lanes import Lanes
+from briter_worker.cluster.sites import DRAIN_QUEUE, DRAIN_TASK, SLOW_QUEUE, get, wake
 from briter_worker.drain import Counts
 from briter_worker.errors import (
     DeclinedError,
@@ -47,16 +48,13 @@ from briter_worker.wiring import open_backoff
 from briter_worker.worker import Stop, loop_backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Collection
 
-    from procrastinate.connector import Notify
     from procrastinate.jobs import Job
 
     from briter_worker.settings import Settings
     from briter_worker.sinks.log import LogSink
     from briter_worker.sinks.metrics import MetricsSink
-
-T = TypeVar("T")
 
 _POLL_S = 0.5
 """A notification can be lost while a job is fetched, and none follows when a site is free again."""
@@ -67,7 +65,6 @@ _DEAD_S = 10.0
 _FORGET_S = 86_400.0
 _HOUSEKEEPING_S = 600.0
 _FIRST_PAUSE_S = 0.25
-_MAX_PAUSE_S = 5.0
 _LAST_TRIES_S = 10.0
 """How long a node that stops tries to tell Postgres what it completed."""
 _DOUBT_S = 60.0
@@ -99,7 +96,6 @@ WHERE NOT s.removed
     SELECT FROM procrastinate_jobs j WHERE j.lock = s.name AND j.status IN ('todo', 'doing')
   )
 """
-_OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OSError, TimeoutError)
 
 
 def run_node(
@@ -139,99 +135,6 @@ def run_node(
     return 1 if once and (node.counts.failed or node.counts.undecided) else 0
 
 
-class Outage:
-    """Reports once when Postgres stops answering the dispatch, and when it answers again."""
-
-    def __init__(self, log: Callable[[Warned], None]) -> None:
-        self._log = log
-        self._since: float | None = None
-        self._steady_since = -math.inf
-
-    def begin(self, error: BaseException) -> None:
-        """Note a failure."""
-        if self._since is None:
-            self._since = time.monotonic()
-            cause = str(error.__cause__ or error).strip() or type(error).__name__
-            text = f"Postgres does not answer, so that sites wait: {cause}"
-            self._log(
-                Warned(error=text, fix="check that Postgres runs and that BRITER_DATABASE_URL is right")
-            )
-
-    def end(self) -> None:
-        """Note a success."""
-        if self._since is not None:
-            self._log(Warned(error=f"Postgres answers again after {time.monotonic() - self._since:.0f} s"))
-            self._since = None
-            self._steady_since = time.monotonic()
-
-    def is_steady(self, seconds: float) -> bool:
-        """Return True if Postgres has answered for so long that every living node sent a heartbeat."""
-        return self._since is None and time.monotonic() - self._steady_since > seconds
-
-
-class LastingConnector(PsycopgConnector):
-    """Repeats each statement until Postgres answers, because an error ends Procrastinate's worker."""
-
-    def __init__(self, conninfo: str, outage: Outage, give_up: Callable[[], bool]) -> None:
-        super().__init__(
-            conninfo=conninfo,
-            min_size=1,
-            max_size=1,
-            timeout=_MAX_PAUSE_S,
-            # Shorter than a statement waits: each one starts again, so that no pause grows by doubling.
-            reconnect_timeout=_MAX_PAUSE_S - 1,
-        )
-        self._outage = outage
-        self._give_up = give_up
-
-    async def open_async(self, pool: Any = None) -> None:  # noqa: ANN401 - as the base
-        """Open the pool without waiting for Postgres: each statement waits for it."""
-        if self._async_pool is None and pool is None:
-            self._async_pool = await self._create_pool(self._pool_args)
-            await self._async_pool.open(wait=False)
-        await super().open_async(pool)
-
-    async def execute_query_async(self, query: Any, **arguments: Any) -> None:  # noqa: ANN401 - as the base
-        """Run a statement."""
-        await self._repeat(lambda: super(LastingConnector, self).execute_query_async(query, **arguments))
-
-    async def execute_query_one_async(self, query: Any, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Return one row."""
-        return await self._repeat(
-            lambda: super(LastingConnector, self).execute_query_one_async(query, **arguments)
-        )
-
-    async def execute_query_all_async(self, query: Any, **arguments: Any) -> list[dict[str, Any]]:  # noqa: ANN401
-        """Return all rows."""
-        return await self._repeat(
-            lambda: super(LastingConnector, self).execute_query_all_async(query, **arguments)
-        )
-
-    async def listen_notify(self, on_notification: Notify, channels: Any) -> None:  # noqa: ANN401 - as the base
-        """Listen until cancelled; the poll covers what was notified while nobody listened."""
-        while True:
-            with suppress(exceptions.ConnectorException):
-                await super().listen_notify(on_notification=on_notification, channels=channels)
-            await asyncio.sleep(1.0)
-
-    async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
-        pause = _FIRST_PAUSE_S
-        while True:
-            try:
-                result = await call()
-            except exceptions.ConnectorException as error:
-                if not isinstance(error.__cause__, _OUTAGES) or self._give_up():
-                    raise
-                self._outage.begin(error)
-            else:
-                self._outage.end()
-                _raise_lost_cancellation()
-                return result
-            _raise_lost_cancellation()
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _MAX_PAUSE_S)
-
-
 class Node:
     """Drains sites, up to `slots` at once."""
 
@@ -258,7 +161,8 @@ class Node:
         self._stop = stop
         self._name = name
         self._slots = slots
-        self._threads = ThreadPoolExecutor(slots, thread_name_prefix="drain")
+        self._lanes = Lanes(slots, settings.worker_per_host)
+        self._threads = ThreadPoolExecutor(self._lanes.threads, thread_name_prefix="drain")
         self._running: set[int] = set()
         """Procrastinate's numbers of the jobs that this node works on."""
         self._strays: set[int] = set()
@@ -271,7 +175,7 @@ class Node:
         """When, by the monotonic clock, to look next for sites that have something due."""
         self._sooner = asyncio.Event()
         self._stopping_since: float | None = None
-        self._worker: ProcrastinateWorker | None = None
+        self._workers: list[ProcrastinateWorker] = []
         self._outage = Outage(log)
         connector = LastingConnector(database.conninfo, self._outage, self._gives_up)
         self._app = App(connector=connector)
@@ -302,7 +206,7 @@ class Node:
             try:
                 while not self._stop.is_set():
                     if self._health.problem is None:
-                        await self._run_worker(wait=True)
+                        await self._run_workers()
                     else:
                         await self._rest()
             finally:
@@ -326,19 +230,24 @@ class Node:
             while not self._stop.is_set() and self._health.problem is None:
                 before = self.counts.completed
                 woken, _ = await asyncio.to_thread(self._wake_due, self._idle, doubt=0.0)
-                await self._run_worker(wait=False)
+                await self._run_worker([DRAIN_QUEUE, SLOW_QUEUE], self._slots, wait=False)
                 if not woken and self.counts.completed == before and not await self._free_dead_sites():
                     break
         with suppress(DatabaseError):
             collect_blobs(self._database)
         self._threads.shutdown()
 
-    async def _run_worker(self, *, wait: bool) -> None:
+    async def _run_workers(self) -> None:
+        """Run a worker of Procrastinate's for each lane."""
+        lanes = {DRAIN_QUEUE: self._lanes.fetched, SLOW_QUEUE: self._lanes.slow}
+        await asyncio.gather(*(self._run_worker([queue], size, wait=True) for queue, size in lanes.items()))
+
+    async def _run_worker(self, queues: list[str], size: int, *, wait: bool) -> None:
         """Run Procrastinate's worker until it stops; an error of its own ends it, and a new one follows."""
-        worker = self._worker = ProcrastinateWorker(
+        worker = ProcrastinateWorker(
             self._app,
-            queues=[DRAIN_QUEUE],
-            concurrency=self._slots,
+            queues=queues,
+            concurrency=size,
             wait=wait,
             fetch_job_polling_interval=_POLL_S,
             delete_jobs="always",
@@ -348,12 +257,16 @@ class Node:
             stalled_worker_timeout=_FORGET_S,
         )
         stopping = asyncio.create_task(self._stop_in_time(worker))
+        self._workers.append(worker)
         try:
             await worker.run()  # type: ignore[no-untyped-call]  # of Procrastinate
         except exceptions.ProcrastinateException as error:
             self._outage.begin(error)
+            for other in self._workers:
+                other.stop()  # type: ignore[no-untyped-call]  # of Procrastinate
         finally:
             stopping.cancel()
+            self._workers.remove(worker)
         if wait and not self._stop.is_set() and self._health.problem is None:
             await asyncio.sleep(1.0)  # an error ended it: no loop without a pause
 
@@ -370,12 +283,11 @@ class Node:
         try:
             if self._stop.is_set():
                 return  # the sweep of another node finds it
-            counts, next_due = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._drain, site
-            )
+            counts, next_due = await self._drain_in_lane(site, is_slow=context.job.queue == SLOW_QUEUE)
             self.counts.add(counts)
-            if self._health.problem is not None and self._worker is not None:
-                self._worker.stop()  # type: ignore[no-untyped-call]  # another node takes the site
+            if self._health.problem is not None:
+                for worker in self._workers:
+                    worker.stop()  # type: ignore[no-untyped-call]  # another node takes the site
             if next_due > 0:
                 self._sweep_in(next_due)
             elif not self._stop.is_set():
@@ -384,6 +296,28 @@ class Node:
             self._outage.begin(error)
         finally:
             self._running.discard(number)
+
+    async def _drain_in_lane(self, site: str, *, is_slow: bool) -> tuple[Counts, float]:
+        """Drain the site in a thread, when its lane and its host let it."""
+
+        def drain() -> asyncio.Future[tuple[Counts, float]]:
+            return asyncio.get_running_loop().run_in_executor(self._threads, self._drain, site)
+
+        if is_slow:
+            return await drain()
+        host = self._drains.hosts.get(site)
+        if host is None:
+            host = await asyncio.to_thread(self._read_host, site)
+        found = await self._lanes.run(host, drain)
+        if found is None:  # its host hangs
+            await asyncio.to_thread(mark_slow, self._database, site, is_slow=True)
+            return Counts(), 0.0
+        return found
+
+    def _read_host(self, site: str) -> str:
+        with suppress(DeclinedError):  # it was removed meanwhile
+            return host_of(get(self._database, site).remote)
+        return ""
 
     def _sweep_in(self, seconds: float) -> None:
         """Look no later for sites that have something due."""
@@ -475,14 +409,14 @@ class Node:
         manager = self._app.job_manager
         freed: list[Job] = []
         if self._outage.is_steady(_DEAD_S):
-            stalled = await manager.get_stalled_jobs(queue=DRAIN_QUEUE, seconds_since_heartbeat=_DEAD_S)
+            stalled = await manager.get_stalled_jobs(seconds_since_heartbeat=_DEAD_S)
             freed += [job for job in stalled if job.id not in self._running]
-        worker = self._worker.worker_id if self._worker else None
-        if worker is not None:
-            ours = await manager.list_jobs_async(queue=DRAIN_QUEUE, status="doing", worker_id=worker)
-            strays = {job.id or 0: job for job in ours if job.id not in self._running}
-            freed += [job for number, job in strays.items() if number in self._strays]
-            self._strays = set(strays)
+        strays: dict[int, Job] = {}
+        for worker in [each.worker_id for each in self._workers if each.worker_id is not None]:
+            ours = await manager.list_jobs_async(status="doing", worker_id=worker)
+            strays |= {job.id or 0: job for job in ours if job.id not in self._running}
+        freed += [job for number, job in strays.items() if number in self._strays]
+        self._strays = set(strays)
         for job in freed:
             await self._free(job)
         return bool(freed)
@@ -536,13 +470,3 @@ class Node:
             return False
         self._stopping_since = self._stopping_since or time.monotonic()
         return time.monotonic() - self._stopping_since > _LAST_TRIES_S
-
-
-def _raise_lost_cancellation() -> None:
-    """Cancel again what was cancelled while it waited for the pool, which then may return a connection.
-
-    asyncio.wait_for of Python 3.11 loses a cancellation so: https://github.com/python/cpython/issues/86296
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError

@@ -53,15 +53,16 @@ _CREDENTIALS = {
     "sshKey": ("--ssh-key", _SSH, *_PLACE),
 }
 """Option, addresses, values and what is accepted, by kind of reference."""
-DRAIN_QUEUE = "drains"
+DRAIN_QUEUE, SLOW_QUEUE = "drains", "slow drains"
 DRAIN_TASK = "drain_site"
 # Procrastinate's own function fails for all sites if one has a drain waiting already. In one order, so that
 # two producers that wake the same sites never wait for each other. A wake-up that a crash of the server loses
 # is repeated by the node's sweep, so it need not wait for the disk.
 _WAKE = f"""
 INSERT INTO procrastinate_jobs (queue_name, task_name, lock, queueing_lock, args)
-SELECT '{DRAIN_QUEUE}', '{DRAIN_TASK}', site, site, jsonb_build_object('site', site)
-FROM unnest(%s::text[]) AS site
+SELECT CASE WHEN slow THEN '{SLOW_QUEUE}' ELSE '{DRAIN_QUEUE}' END, '{DRAIN_TASK}', site, site,
+    jsonb_build_object('site', site)
+FROM unnest(%s::text[]) AS site LEFT JOIN sites ON name = site
 WHERE set_config('synchronous_commit', 'off', true) = 'off'
 ORDER BY site
 ON CONFLICT DO NOTHING

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from sites import eventually
 
 from briter_worker.client import compose
 from briter_worker.cluster import sites
+from briter_worker.cluster.drain_site import mark_slow
 from briter_worker.cluster.health import Health, host_of, running_nodes
 from briter_worker.cluster.submit import enqueue, send
 from briter_worker.errors import Failure, FailureCode
@@ -234,6 +236,36 @@ def test_without_network_no_node_counts_an_attempt_and_one_hosts_failure_is_that
     health.probe()
     assert health.problem is None
     assert health.blames_node("c", "one.example", failure)  # nothing was reached since
+
+
+@pytest.mark.parametrize("ports", [1, 6], ids=["one host", "many hosts"])
+def test_remotes_that_hang_starve_no_other_site(farm: Farm, ports: int) -> None:
+    farm.add("blog")
+    with ExitStack() as stack:
+        found = [stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(ports)]
+        hanging = [(f"hangs{number}", found[number % ports].getsockname()[1]) for number in range(6)]
+        for name, port in hanging:
+            site = sites.Site(name, f"git://127.0.0.1:{port}/site.git", "main", "local-mdx")
+            sites.add(farm.database, site, farm.settings())
+            farm.save(name, "post")
+        farm.start("one", "--workers", "2", BRITER_GIT_TIMEOUT_MS="60000")
+        for number in range(3):
+            farm.save("blog", f"post{number}")
+            eventually(lambda number=number: farm.published("blog")[f"post{number}"], within=30)
+
+
+def test_a_site_whose_drain_crawled_comes_from_the_lane_of_slow_ones_until_it_is_fast(farm: Farm) -> None:
+    farm.add("blog")
+    mark_slow(farm.database, "blog", is_slow=True)
+    farm.save("blog", "post")
+    with farm.database.connection() as connection:
+        queue = connection.execute("SELECT queue_name FROM procrastinate_jobs").fetchall()
+    assert queue == [(sites.SLOW_QUEUE,)]
+    assert farm.once().returncode == 0
+    farm.save("blog", "again")
+    with farm.database.connection() as connection:
+        queue = connection.execute("SELECT queue_name FROM procrastinate_jobs").fetchall()
+    assert queue == [(sites.DRAIN_QUEUE,)]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from procrastinate import App, PsycopgConnector, exceptions
 from procrastinate.jobs import Status
 from procrastinate.worker import Worker
 
-from briter_worker.cluster.node import LastingConnector, Outage
+from briter_worker.cluster.connector import LastingConnector, Outage
 from briter_worker.cluster.sites import DRAIN_QUEUE, wake
 
 if TYPE_CHECKING:

@@ -177,8 +177,14 @@ class Database:
             raise VersionError(f"the database has {has}, and this program needs version {needed}", _UPGRADE)
 
     def now(self) -> float:
-        """Return the time by Postgres's clock, as read last. No node's own clock decides anything."""
-        return self.read_clock() if self._ahead is None else self._ahead + time.monotonic()
+        """Return the time by Postgres's clock, as read last. No node's own clock decides anything.
+
+        While Postgres has never answered, nothing can be decided, and the time is this machine's.
+        """
+        if self._ahead is None:
+            with contextlib.suppress(DatabaseError):
+                return self.read_clock()
+        return time.time() if self._ahead is None else self._ahead + time.monotonic()
 
     def read_clock(self) -> float:
         """Return the time by Postgres's clock. Raises DatabaseError."""
