@@ -62,6 +62,7 @@ CONTRACT = {
     "BRITER_DATABASE_URL": "",
     "BRITER_SITE": "",
     "BRITER_WORKER_CONCURRENCY": 4,
+    "BRITER_WORKER_PER_HOST": 0,
 }
 DATABASE, SECRET = "postgresql://b:c@db/briter?sslmode=verify-full", f"whsec_{'QUFB' * 8}"
 # For each variable: a text, what config.json may hold instead of it, and the value both mean.
@@ -105,6 +106,7 @@ VALUES: list[tuple[str, str, Any, Any]] = [
         ("BRITER_BUILD_HOOK_MIN_INTERVAL_MS", 0),
         ("BRITER_METRICS_PORT", 9320),
         ("BRITER_WORKER_CONCURRENCY", 16),
+        ("BRITER_WORKER_PER_HOST", 3),
     )),
 ]  # fmt: skip
 
