@@ -230,6 +230,8 @@ def test_every_command_of_these_pages_runs(site: Site) -> None:
     exports = [f"export {key}='{value}'" for key, value in site.environment().items()]
     pages = {page: "\n".join(_commands(f"docs/how-to/{page}.md")) for page in RUN}
     pages["failed-posts"] = pages["failed-posts"].replace("retry hello", "retry refused")
+    client = re.findall(r"```python\n(.*?)```", (ROOT / "docs/reference/python.md").read_text(), re.DOTALL)
+    pages["python"] = f"\"$PYTHON\" - <<'END'\n{client[0]}END\nbriter-worker list --json"
 
     with serving(site) as dashboard:
         exports.append(f"export BRITER_DASHBOARD_TOKEN={TOKEN}; ID={ident}; cd {site.worktree}")
@@ -239,6 +241,7 @@ def test_every_command_of_these_pages_runs(site: Site) -> None:
         )
         said = _follow([commands.replace("http://127.0.0.1:8320", dashboard.base)], site.root)
 
+    assert '"name": "Ada"' in said.partition("# python\n")[2]
     outcome = said.partition("# outcome\n")[2]
     assert outcome.startswith("gone\n")
     assert f"\npublished {site.remote_log()[0][0]}" in outcome
