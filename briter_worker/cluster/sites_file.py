@@ -146,9 +146,7 @@ def apply(database: Database, differences: Differences) -> None:
     with database.transaction() as connection:
         for site in differences.added:
             if sites.store(connection, replace(site, created_at=now)) is not None:
-                raise DeclinedError(
-                    f"somebody has added a site {site.name!r} meanwhile", "repeat the command"
-                )
+                raise DeclinedError(f"a site {site.name!r} was added meanwhile", "repeat the command")
         for site in differences.replaced:
             sites.replace_stored(connection, site)
         for name in differences.removed:

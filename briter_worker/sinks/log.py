@@ -73,7 +73,7 @@ class LogSink:
                 return
             try:
                 if self._lost:
-                    text = f"{self._lost} lines of the log are lost: nobody read the log"
+                    text = f"{self._lost} log lines are lost: the reader of the log did not keep up"
                     self._write(self._stream, log_line(Warned(error=text), time.time()), 0.0)
                     self._lost = 0
                 self._write(self._stream, log_line(event, time.time(), site), self._patience)

@@ -301,7 +301,7 @@ def _act(site: Site, action: str, form: Mapping[str, str]) -> str:
         case "pause":
             minutes = form.get("for", "")
             if minutes not in _PAUSE_MINUTES:
-                raise ProblemError(422, "a pause lasts 30, 120 or 1440 minutes, or until somebody resumes")
+                raise ProblemError(422, "a pause lasts 30, 120 or 1440 minutes, or until it is resumed")
             until = read_clock(site.settings) + 60 * int(minutes) if minutes else None
             site.pause(until, form.get("reason", "")[:500])
         case "resume":
