@@ -27,6 +27,7 @@ SAMPLES: dict[str, Any] = {
     "float | None": NOW,
     "bool": False,
     "tuple[str, ...]": ("one", "two"),
+    "tuple[FileChange, ...]": (events.FileChange("one", 1, 0),),
 }
 
 
