@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _PAGE_FILES = {"kirby": "*.txt", "grav": "*.md"}
 """A folder with such a file is one post; for every other kind of site, a folder with an `index.*` is."""
 _MASK = flags.CLOSE_WRITE | flags.MOVED_FROM | flags.MOVED_TO | flags.CREATE | flags.DELETE | flags.ONLYDIR
-_STILL_S = 0.02
+_STILL_S = 0.01
 """A post is saved when none of its files was closed, moved or deleted for this long."""
 _LONGEST_STILL_S = 0.5
 _JOB_TIME_STEP_S = 0.001

@@ -736,17 +736,18 @@ def test_a_post_is_published_when_it_was_not_saved_for_the_quiet_time(engine: Ba
 
 
 def test_each_save_begins_the_quiet_time_anew_up_to_the_maximum(engine: Backend) -> None:
-    engine.restart(quiet=QUIET_TIME)
-    for number in range(7):  # the last one at 9 s
-        newest = save_at(engine, NOW + number * 1.5)
-        assert engine.queue.claim(NOW + number * 1.5).claims == ()
-        assert engine.queue.next_due(NOW + number * 1.5) == min(NOW + number * 1.5 + 2, NOW + 10)
-    assert engine.queue.claim(NOW + 9.9).claims == ()
-    claims = claimed(engine, NOW + 10)
+    engine.restart(quiet=QuietTime(2.0, 60.0))
+    for number in range(40):  # an autosave each 1.5 s for a minute
+        now = NOW + number * 1.5
+        newest = save_at(engine, now)
+        assert engine.queue.claim(now).claims == ()
+        assert engine.queue.next_due(now) == min(now + 2, NOW + 60)
+    assert engine.queue.claim(NOW + 59.9).claims == ()
+    claims = claimed(engine, NOW + 60)
     assert [claim.job.id for claim in claims] == [newest]
-    save_at(engine, NOW + 10.5)  # the first save that is not about to be published
-    assert engine.queue.next_due(NOW + 10.5) == NOW + 12.5
-    assert slugs(claimed(engine, NOW + 12.5)) == ["a"]
+    save_at(engine, NOW + 60.5)  # the first save that is not about to be published
+    assert engine.queue.next_due(NOW + 60.5) == NOW + 62.5
+    assert slugs(claimed(engine, NOW + 62.5)) == ["a"]
 
 
 def test_the_first_unpublished_save_is_known_to_the_next_worker(engine: Backend) -> None:
