@@ -161,6 +161,15 @@ class Quarantined(JobEvent):
     fix: str = ""
 
 
+class ConflictAhead(JobEvent):
+    """The remote changed a file in the same lines as the CMS, which has not enqueued a job for it yet."""
+
+    name = "conflict-ahead"
+    level = "warning"
+    error: str
+    fix: str
+
+
 class Revived(JobEvent):
     """A dead letter that an environment failure caused is pending again, because a push succeeded."""
 

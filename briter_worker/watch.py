@@ -20,6 +20,7 @@ from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
 from briter_worker.allowlist import PathRefusedError, is_inside, parents
 from briter_worker.errors import PublishError, os_error_fix, os_error_text
+from briter_worker.git.index import hash_files
 from briter_worker.git.staging import ignored_paths
 from briter_worker.git.undo import LOCK_NAME
 
@@ -246,8 +247,9 @@ class PostWatcher:
             return set()
         known = self._repository.entries(self._tip(), allowed)
         present = {path for path in allowed if (self._root / path).is_file()}
-        blobs = self._hash(sorted(present & known.keys()))
-        changed = {path for path, blob in blobs.items() if blob != known[path].blob}
+        both = sorted(present & known.keys())
+        blobs = zip(both, hash_files(self._git, both), strict=True)
+        changed = {path for path, blob in blobs if blob != known[path].blob}
         changed |= {path for path in known.keys() - present if not (self._root / path).is_dir()}
         new = present - known.keys()
         return changed | (new - ignored_paths(self._git, new))
@@ -266,11 +268,6 @@ class PostWatcher:
 
     def _tip(self) -> str:
         return self._repository.ref(self._repository.tracking_ref) or "HEAD"
-
-    def _hash(self, paths: Sequence[str]) -> dict[str, str]:
-        lines = b"".join(os.fsencode(path) + b"\n" for path in paths)
-        found = self._git.run("hash-object", "--stdin-paths", stdin=lines) if paths else b""
-        return dict(zip(paths, os.fsdecode(found).split(), strict=True))
 
     def _is_allowed(self, path: str) -> bool:
         try:

@@ -11,8 +11,10 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from briter_worker import client
+from briter_worker.allowlist import parents
 from briter_worker.drain import Drain
 from briter_worker.errors import (
     DeclinedError,
@@ -24,6 +26,7 @@ from briter_worker.errors import (
 )
 from briter_worker.events import (
     Cancelled,
+    ConflictAhead,
     Enqueued,
     Progress,
     SiteUpdated,
@@ -45,7 +48,7 @@ from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
 from briter_worker.sinks.recorder import FanOut, HistorySink, OpenedLater, SiteCondition, Target
-from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore
+from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore, StoreError
 from briter_worker.worker import Puller, PullOrder, Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
@@ -474,10 +477,22 @@ def open_copies(
     def updated(tip: str, paths: Sequence[str]) -> None:
         emit(SiteUpdated(commit=tip, paths=tuple(paths[:_MAX_UPDATED_PATHS]), total=len(paths)))
 
+    def conflicting(paths: Sequence[str]) -> None:
+        """Name the post that will conflict, unless its job says so anyway."""
+        rows = open_disk_queue(settings).jobs(time.time())
+        declared = {path.rstrip("/") for row in rows for path in row.job.paths}
+        with suppress(StoreError), closing(open_history(settings)) as history:
+            for path in paths:
+                if declared.isdisjoint((path, *parents(path))):
+                    slug = history.slug_of(path) or path
+                    text = f"the remote changed {path} in the same lines as the CMS did"
+                    fix = "take the remote's changes over into the post before it is saved"
+                    emit(ConflictAhead(job_id=f"remote-{uuid4()}", slug=slug, error=text, fix=fix))
+
     repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
     allowlist = settings.allowlist(private=_private_folders(settings), more=more_folders)
     staging = Staging(repository, allowlist, settings.worker_max_file_bytes, partial(_report_progress, emit))
-    return WorkTreeCopies(staging, partial(_warn, emit), updated)
+    return WorkTreeCopies(staging, partial(_warn, emit), updated, conflicting)
 
 
 def _report_progress(emit: EventSink, phase: str, done: int, total: int) -> None:

@@ -203,7 +203,7 @@ class Index:
             sync_folder(self._file.parent)
 
 
-def hash_files(git: Git, paths: Collection[str]) -> list[str]:
+def hash_files(git: Git, paths: Collection[str], *options: str) -> list[str]:
     """Return the blob of each file, as git would add it."""
     if not paths:
         return []
@@ -211,4 +211,4 @@ def hash_files(git: Git, paths: Collection[str]) -> list[str]:
     lines = (json.dumps(path, ensure_ascii=False) if '"' in path or "\n" in path else path for path in paths)
     stdin = os.fsencode("".join(f"{line}\n" for line in lines))
     what = "the site's files could not be read"
-    return git.run("hash-object", "--stdin-paths", stdin=stdin, what=what).decode().splitlines()
+    return git.run("hash-object", *options, "--stdin-paths", stdin=stdin, what=what).decode().splitlines()

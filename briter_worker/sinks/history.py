@@ -5,6 +5,7 @@ Reading needs no worker. A history that has not begun is empty; one that cannot 
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -14,6 +15,7 @@ from pydantic.alias_generators import to_camel
 from briter_worker.errors import FAILURE_TEXTS
 from briter_worker.events import FileChange  # noqa: TC001 - a field's type
 from briter_worker.job import format_time
+from briter_worker.redaction import one_line
 from briter_worker.sinks.recorder import waiting_time
 from briter_worker.sinks.store import StoreError
 
@@ -258,6 +260,16 @@ class History:
             gap,
         )
         return (rows[0][0], rows[0][1]) if rows else ("", 0)
+
+    def slug_of(self, path: str) -> str | None:
+        """Return the slug of the last publication that changed the file."""
+        query = (
+            "SELECT slug FROM attempts WHERE site = ? AND outcome = 'published' AND changes LIKE ? ESCAPE '!'"
+            " ORDER BY id DESC LIMIT 1"
+        )
+        text = re.sub("([!%_])", r"!\1", json.dumps(one_line(path)))
+        rows = self._query(query, f"%[{text},%")
+        return str(rows[0][0]) if rows else None
 
     def condition(self) -> Condition | None:
         """Return the site condition, or when the last one ended; None if nothing is known."""

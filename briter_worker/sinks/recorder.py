@@ -44,7 +44,7 @@ _NOT_SEEN_BY_A_PULL = frozenset(
 )
 """Conditions that may keep a post from being pushed although the remote's commits can be fetched."""
 
-Ending = events.JobOutcome | events.Superseded | events.Cancelled | events.Quarantined
+Ending = events.JobOutcome | events.Superseded | events.Cancelled | events.Quarantined | events.ConflictAhead
 _WORTH_A_HISTORY = (events.JobEvent, events.ConditionChanged, events.SiteUpdated, events.Steered)
 _RECORDED = ("attempt", "duration_ms", "commit", "error", "failure", "fix", "retry_at", "superseded_by")
 """The fields of an outcome that are columns of its receipt."""
@@ -338,11 +338,9 @@ class HistorySink:
                 return
             case events.JobStarted():
                 self._start(transaction, at, event)
-            case events.JobOutcome() | events.Superseded() | events.Cancelled() | events.Quarantined():
-                if not self._end(transaction, at, event):
-                    return
             case _:
-                pass
+                if isinstance(event, Ending) and not self._end(transaction, at, event):
+                    return
         data = json.dumps(log_entry(event, at), ensure_ascii=False, separators=(",", ":"))
         transaction.execute(
             "INSERT INTO moments (site, at, event, data) VALUES (?, ?, ?, ?)",

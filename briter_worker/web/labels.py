@@ -26,6 +26,7 @@ OUTCOMES = {
     "cancelled": "cancelled",
     "handled": "done",
     "superseded": "replaced by a newer save",
+    "conflict-ahead": "changed on the remote, too",
 }
 STATES = {
     State.PENDING: ("busy", "waiting"),

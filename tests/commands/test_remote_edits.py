@@ -98,6 +98,28 @@ def test_a_pull_keeps_what_the_cms_has_changed_and_a_push_is_no_update(site: Sit
     assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
 
 
+def test_a_conflict_is_shown_with_its_post_before_anybody_saves(site: Site, other: Path) -> None:
+    lines = "".join(f"{number}\n" for number in range(9))
+    for slug in ("clash", "merge", "saved"):
+        site.write_post(f"content/posts/{slug}.md", lines)
+        site.save(slug, [f"content/posts/{slug}.md"])
+    assert len(site.run_once().of("published")) == 3
+    site.git("pull", "--quiet", cwd=other)
+    for slug, changed in (("clash", "ours"), ("merge", "0"), ("saved", "ours")):
+        push(site, other, lines.replace("0", "theirs"), f"content/posts/{slug}.md")
+        text = lines.replace("8", "ours") if slug == "merge" else lines.replace("0", changed)
+        site.write_post(f"content/posts/{slug}.md", text)
+    site.save("saved", ["content/posts/saved.md"], scheduledFor="2199-01-01")
+
+    (event,) = site.run_once(**SOON).of("conflict-ahead")
+
+    assert (event["slug"], bool(event["fix"])) == ("clash", True)
+    assert "content/posts/clash.md in the same lines" in event["error"]
+    receipt = json.loads(site.command("show", "clash", "--json").stdout)["receipts"][0]
+    assert (receipt["outcome"], receipt["error"]) == ("conflict-ahead", event["error"])
+    assert site.run_once(**SOON).of("conflict-ahead") == []
+
+
 @pytest.mark.parametrize("env", [{}, SOON | {"BRITER_WORKER_DRY_RUN": "true"}])
 def test_without_an_interval_and_in_a_dry_run_no_file_changes(
     site: Site, other: Path, env: dict[str, str]
