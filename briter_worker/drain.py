@@ -210,18 +210,18 @@ class Drain:
             return
         if self._stopping():
             raise StoppedError
-        overtaken: set[str] = set()
+        superseded: set[str] = set()
         unsettled: list[float] = []
 
         def scheduled() -> Mapping[str, float]:
             """Look, before and after the files are read, also for saves that claims must wait for."""
-            overtaken.update(self.queue.overtaken(list(batch.open.values()), self.clock()))
+            superseded.update(self.queue.find_superseded(list(batch.open.values()), self.clock()))
             if (until := self.queue.unsettled_until(self.clock())) is not None:
                 unsettled.append(until)
             return self.queue.scheduled_paths(self.clock())
 
         def check(key: str, changes: Sequence[Change]) -> Outcome | None:
-            if key in overtaken:
+            if key in superseded:
                 return Outcome(key, Result.RELEASED)
             return _deferral(batch.open[key], changes, unsettled) or batch.check(key, changes)
 

@@ -95,7 +95,7 @@ class Queue(Protocol):
     def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
         """Return the keys of the claims whose cancellation was requested."""
 
-    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+    def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
         """Return the keys of the claims whose posts have been saved again since, scheduled for later.
 
         Their files may have the content whose time has not come.

@@ -377,11 +377,11 @@ def test_a_claim_is_overtaken_by_a_newer_save_on_hold_alone(engine: Backend) -> 
     engine.save("held", ["x"], created=NOW - 3)
     engine.save("due", ["y"], created=NOW - 2)
     held, due = claimed(engine)
-    assert not engine.queue.overtaken([held, due], NOW)
+    assert not engine.queue.find_superseded([held, due], NOW)
     engine.save("due", ["y"], created=NOW - 1, name="newer-due")
     engine.save("held", ["x"], created=NOW - 1, name="newer-held", scheduledFor=format_time(NOW + 600))
-    assert set(engine.queue.overtaken([held, due], NOW)) == {held.key}
-    assert not engine.queue.overtaken([held, due], NOW + 601)
+    assert set(engine.queue.find_superseded([held, due], NOW)) == {held.key}
+    assert not engine.queue.find_superseded([held, due], NOW + 601)
 
 
 # Dead letters

@@ -270,7 +270,7 @@ class DiskQueue(DiskControl):
             return marked(folder, CANCEL) & {claim.key for claim in claims}
         return set()
 
-    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+    def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
         """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
         with self._guard:
             self._index.refresh(now)

@@ -204,7 +204,7 @@ class PostgresQueue(PostgresControl):
             )
             return {str(number) for (number,) in found}
 
-    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+    def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
         """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
         with self._database.connection() as connection:
             found = connection.execute(
