@@ -26,7 +26,7 @@ from briter_worker.redaction import conceal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from briter_worker.git.environment import Signer
+    from briter_worker.git.environment import Configuration, Signer
     from briter_worker.git.push import OwnCommit, Person
 
 REMOTE = "origin"
@@ -36,6 +36,8 @@ _MAX_PACKS = 100
 """Each publication and each fetch adds one; rolling them up is not worth the time of a new clone."""
 _LOCK_WAIT_S = 1.0
 _DAMAGED = frozenset({FailureCode.CORRUPT, FailureCode.NOT_A_REPOSITORY, FailureCode.LOCKED})
+_configurations: dict[Path, Configuration] = {}
+"""Git's configuration in each clone, as this process has read it."""
 _sound: set[Path] = set()
 """Clones that this process has found complete."""
 _NO_BRANCH = re.compile(r"Remote branch .* not found")
@@ -69,12 +71,16 @@ def open_clone(
         # A process that another thread is just starting has a copy of the lock for a moment.
         with git.locked(folder / "lock", _LOCK_WAIT_S):
             try:
+                if (known := _configurations.get(place)) is not None and known.is_current():
+                    git.configuration = known
                 with _naming(folder):
                     _prepare(repository, place, url)
                 _sound.add(place)
                 yield repository
             finally:
                 git.abort()
+                if git.configuration is not None:
+                    _configurations[place] = git.configuration
                 if git.failures & _DAMAGED:
                     _sound.discard(place)
                     with suppress(OSError):  # the next opening clones again

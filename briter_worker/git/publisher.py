@@ -20,6 +20,7 @@ from briter_worker.errors import (
     UnavailableError,
     os_error_fix,
 )
+from briter_worker.events import FileChange
 from briter_worker.git.merge import Base, Conflicts, Edit, Merge
 from briter_worker.git.push import (
     Commit,
@@ -147,6 +148,8 @@ class GitPublisher:
         self._warn = warn
         self._still_ours = still_ours
         self._scheduled: Mapping[str, float] = {}
+        self._built: Mapping[str, tuple[FileChange, ...]] = {}
+        """What the commits changed that were built last."""
         self._conflicts = Conflicts(repository, bases, identity, copies.read)
 
     def publish(
@@ -368,7 +371,11 @@ class GitPublisher:
                 repository.git, commits, parent=tip.commit, ref=ref, progress=self._progress
             )
             names = dict(zip(own, written, strict=True))
-            repository.last_built = tip.commit, written[-1]
+            repository.know_built(tip.commit, written[-1], [commit.files for commit in commits])
+            self._built = {
+                sha: tuple(FileChange(path, None, None, file is None) for path, file in commit.files.items())
+                for sha, commit in zip(written, commits, strict=True)
+            }
             plan = plan._replace(tip=written[-1])
         names |= {key: names[carrier] for key, carrier in carried.items()}
         return plan._replace(commits=names, blobs=blobs), merge, unchanged, conflicts
@@ -446,7 +453,11 @@ class GitPublisher:
         git, described = self._repository.git, list(outcomes)
 
         def describe() -> None:
-            changes, signed_with = read_changes(git, [each.commit for each in outcomes if each.commit])
+            commits = [each.commit for each in outcomes if each.commit]
+            if git.worktree is None and git.signer is None and self._built.keys() >= set(commits):
+                changes, signed_with = self._built, None  # a clone has no contents to count lines in
+            else:
+                changes, signed_with = read_changes(git, commits)
             for number, each in enumerate(outcomes):
                 if each.commit:
                     found = changes.get(each.commit, ())
@@ -489,7 +500,9 @@ class GitPublisher:
         moves: list[Move] = [(ref, None, None)] if repository.ref(ref) else []
         if landed and not self._dry_run and repository.ref(repository.pushed_ref) != landed:
             moves.append((repository.pushed_ref, landed, None))
-        if moves:
+        if moves and repository.git.worktree is None:  # a clone that is locked, and thrown away if damaged
+            self._guard(lambda: repository.write_refs(moves))
+        elif moves:
             self._guard(lambda: repository.update_refs(*moves))
         if plan.commits and not self._dry_run:
             self._guard(lambda: self._plans.drop(plan))

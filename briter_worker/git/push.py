@@ -240,7 +240,7 @@ def read_changes(git: Git, commits: Sequence[str]) -> tuple[Mapping[str, tuple[F
         elif text.startswith(":"):
             path = next(parts)
             changes[path] = FileChange(path, None, None, deleted=text.endswith("D"))
-        else:
+        elif "\t" in text:  # a commit that a shallow clone lacks is answered with its name alone
             added, removed, path = text.split("\t", 2)
             if added != "-":
                 changes[path] = changes[path]._replace(added=int(added), removed=int(removed))

@@ -15,9 +15,10 @@ import psutil
 from briter_worker.errors import FailureCode, PublishError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from briter_worker.git.push import File
     from briter_worker.git.run import Git
 
 PRIVATE = "refs/briter"
@@ -219,6 +220,24 @@ class Repository:
             stdin += (f"update {name} {new} {must}" if new else f"delete {name} {must}").rstrip() + "\n"
         command = ("update-ref", "-m", "briter: publish", "--stdin")
         self.git.run(*command, stdin=stdin.encode(), what="the refs could not be moved")
+
+    def write_refs(self, moves: Iterable[Move]) -> None:
+        """Move refs without git, where nobody else uses the repository and damage costs nothing."""
+        for name, new, _ in moves:
+            path = self.git.common_dir / name
+            if new is None:
+                path.unlink(missing_ok=True)
+            else:
+                new_path = path.with_suffix(".lock")  # git reads no such file
+                new_path.write_text(f"{new}\n")
+                new_path.replace(path)
+
+    def know_built(self, base: str, tip: str, changes: Iterable[Mapping[str, File | None]]) -> None:
+        """Note what was built on a commit of the remote: git need not be asked for that."""
+        self.last_built = base, tip
+        files = {path: file for each in changes for path, file in each.items()}
+        # Where a file was deleted, a folder may be.
+        self._listed = tip, {path: Entry(file.mode, file.blob) for path, file in files.items() if file}
 
     def is_ancestor(self, old: str, new: str) -> bool:
         """Return True if `new` contains `old`; False also where `old` is not known here."""

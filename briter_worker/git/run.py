@@ -89,7 +89,8 @@ class Git:
         self.branch = ""
         """The branch to check out, for the fix of a damaged HEAD."""
         self._repo: git.Repo | None = None
-        self._configuration: Configuration | None = None
+        self.configuration: Configuration | None = None
+        """Git's configuration here, once it is read."""
         self._environment: dict[str, str] | None = None
         self._active: list[Command] = []
         self._begun: dict[tuple[tuple[str, ...], bytes | None], Command] = {}
@@ -162,7 +163,7 @@ class Git:
     @property
     def settings(self) -> Sequence[Setting]:
         """Return git's configuration here, in the order in which later settings win."""
-        if self._configuration is None:
+        if self.configuration is None:
             self._environment = self._build_environment(worktree=self.worktree, fds=self.fds)
             began = time.time()
             out = self.run(
@@ -171,9 +172,9 @@ class Git:
                 discover=not self._place.exists(),  # a clone that is about to be made
             )
             self._environment = None
-            self._configuration = Configuration(out, self._place, began)
-            conceal_secrets(self._configuration.settings)
-        return self._configuration.settings
+            self.configuration = Configuration(out, self._place, began)
+            conceal_secrets(self.configuration.settings)
+        return self.configuration.settings
 
     def config(self, key: str, default: str = "") -> str:
         """Return the value that counts for this key."""
@@ -186,8 +187,8 @@ class Git:
 
     def refresh(self) -> None:
         """Look at the repository again, and at its configuration if a user may have changed that."""
-        if self._configuration is None or not self._configuration.is_current():
-            self._configuration = self._environment = self._repo = None
+        if self.configuration is None or not self.configuration.is_current():
+            self.configuration = self._environment = self._repo = None
         if not is_git_dir(f"{self._place}/.git"):  # damaged, or a linked work tree's or a bare repository's
             self._repo = None
 
