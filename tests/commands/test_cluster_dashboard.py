@@ -99,7 +99,7 @@ def test_each_site_has_the_pages_and_sees_its_own_posts_only(
 ) -> None:
     save(database, "blog", "mine", scheduledFor=LATE)
     save(database, "shop", "theirs", status="failed", failure="rejected", lastError="refused")
-    for path in ("/", "/scheduled", "/failed", "/published", "/site", "/post?slug=mine"):
+    for path in ("/", "/scheduled", "/failed", "/published", "/site", "/search?q=MINE", "/post?slug=mine"):
         answer = dashboard.page.get(f"/sites/blog{path}")
         assert answer.status_code == 200, path
         assert "theirs" not in answer.text, path
@@ -181,11 +181,17 @@ def test_a_post_comes_over_http_with_its_files_and_is_published(site: Site, data
         answer = dashboard.api.post("/api/sites/blog/jobs", json=body)
         assert answer.status_code == 201, answer.text
         made = answer.json()
+        site.command("run", "--once", BRITER_WORKER_DRY_RUN="true")
+        eventually(lambda: "Dry run." in dashboard.page.get("/sites/blog/").text)  # as the node says
         assert site.command("run", "--once").returncode == 0
         eventually(lambda: dashboard.json(f"/api/sites/blog/jobs/{made['id']}")["receipts"])
-        (receipt,) = dashboard.json(f"/api/sites/blog/jobs/{made['id']}")["receipts"]
-        assert receipt["outcome"] == "published"
-        assert "hello" in dashboard.page.get("/sites/blog/published").text
+        receipt, tried = dashboard.json(f"/api/sites/blog/jobs/{made['id']}")["receipts"]
+        assert (receipt["outcome"], receipt["dryRun"], tried["dryRun"]) == ("published", False, True)
+        assert "Say hello" in dashboard.page.get("/sites/blog/search", params={"q": "HELLO say"}).text
+        page = dashboard.page.get("/sites/blog/post?slug=hello").text
+        assert "content/posts/welcome.md</code> deleted" in page
+        assert "Show the differences" not in page, "the dashboard has no repository"
+        eventually(lambda: "Dry run." not in dashboard.page.get("/sites/blog/").text)
     assert site.git("show", "main:content/posts/hello.md", cwd=site.remote) == "# Hello"
     assert (
         site.git("ls-tree", "--name-only", "main", "content/posts/", cwd=site.remote)
