@@ -99,6 +99,26 @@ def test_a_rejected_post_is_corrected_retried_and_published(running: Running, vi
     assert running.site.remote_file(path) == "# Lighthouse\n\nAda built it.\n"
 
 
+def test_a_publication_is_looked_at_and_undone(running: Running, visitor: Visitor) -> None:
+    page = visitor.page
+    for number, tide in ((1, "low"), (2, "high")):
+        path = running.save("tide", f"The tide is {tide}.")
+        page.goto("/post?slug=tide")
+        expect(page.locator(".attempts > li")).to_have_count(number)
+    page.get_by_text("1 file changed").first.click()
+    page.get_by_role("link", name="Show the differences").first.click()
+    expect(page.locator("pre.words del")).to_have_text("low.")
+    expect(page.locator("pre.words ins")).to_have_text("high.")
+
+    restore = page.get_by_role("button", name="Restore the version before")
+    expect(restore).to_be_hidden()
+    page.get_by_text("Undo", exact=True).click()
+    restore.click()
+
+    expect(page.locator("#told")).to_have_text("The version before is restored and will be published.")
+    eventually(lambda: "low" in (running.site.remote_file(path) or ""))
+
+
 def test_a_scheduled_post_is_cancelled_after_a_question(running: Running, visitor: Visitor) -> None:
     page = visitor.page
     path = running.save("regrets", scheduledFor=TOMORROW)
