@@ -58,7 +58,7 @@ def test_only_the_right_token_opens_and_signing_out_closes(browser: Browser, run
 def test_signing_in_works_without_scripts(browser: Browser, running: Running) -> None:
     with visiting(browser, running.dashboard, signed_in=False, java_script_enabled=False) as visitor:
         page = visitor.page
-        page.goto("/published?q=x")
+        page.goto("/search?q=x")
         page.get_by_label("Token").fill(TOKEN)
         page.get_by_role("button", name="Sign in").click()
         expect(page.get_by_label("Search")).to_have_value("x")
