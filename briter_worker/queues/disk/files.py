@@ -337,8 +337,8 @@ def read_queue_file(folder: Folder, name: str, original: str | None = None) -> J
         job = Job.from_document(
             document, name=stem(original or name) + SUFFIX, modified=found.st_mtime_ns / 1e9
         )
-    except UnreadableJobError as error:
-        return BadFile(found, str(error), may_become_job=True)
     except MalformedJobError as error:
         return BadFile(found, error.reason, FailureCode.MALFORMED, error.document)
+    except UnreadableJobError as error:
+        return BadFile(found, error.reason, document=error.document, may_become_job=True)
     return JobFile(name, found, job, document)

@@ -347,9 +347,9 @@ class Index:
         return any(save.created_at >= entry.created_at for save in saves)
 
     def unsettled_until(self, now: float) -> float | None:
-        """Return when the last half-written file of which nothing is known is quarantined."""
-        half_written = (e.due for e in self.entries.values() if e.problem and not e.paths and e.due > now)
-        return max(half_written, default=None)
+        """Return when the last half-written file that was never read whole is quarantined."""
+        unread = (e for e in self.entries.values() if e.problem and e.scheduled_for is None)
+        return max((e.due for e in unread if e.due > now), default=None)
 
 
 def _stamp(found: os.stat_result) -> int:
