@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.doctor import State, attempt, error, ok, warning
-from briter_worker.doctor.environment import check_writable
+from briter_worker.doctor.environment import check_accounts, check_writable
 from briter_worker.errors import FailureCode, FixableError, PublishError
 from briter_worker.git.push import sign_commit
 from briter_worker.git.run import Git
@@ -60,6 +60,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
             "end that command; the worker removes its own stale locks; remove any other by hand",
         )
     yield check_writable("repository", repository.git.common_dir / "objects")
+    yield check_accounts(settings, repository.git.common_dir)
     yield from _check_folders(settings, repository)
     yield _check_storage(settings, repository)
     yield from _check_local_commits(repository)

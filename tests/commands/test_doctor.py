@@ -62,7 +62,7 @@ def test_a_healthy_site_has_no_finding_to_mend(site: Site) -> None:
     assert {finding["check"] for finding in findings(result)} == {
         *("configuration", "dry-run", "queue", "quarantine", "storage", "lock", "disk"),
         *("dead-letters", "unreadable-files", "worker", "worktree", "git", "state", "ownership", "branch"),
-        *("unfinished", "repository", "folders", "storage-place", "remote"),
+        *("unfinished", "repository", "accounts", "folders", "storage-place", "remote"),
         *("plugins",),
     }
 
