@@ -31,7 +31,6 @@ from briter_worker.events import (
     DeadLettered,
     Event,
     Failed,
-    Handled,
     JobStarted,
     NoChange,
     NoPaths,
@@ -416,9 +415,7 @@ class _Batch:
         return min(at, now + longest)
 
     def _receipt(self, claim: Claim, outcome: Outcome) -> Event:
-        if claim.job.type != GIT_SYNC:
-            return Handled(**self._facts(claim, outcome))
-        if outcome.result is Result.UNCHANGED or outcome.commit is None:
+        if claim.job.type != GIT_SYNC or outcome.result is Result.UNCHANGED or outcome.commit is None:
             return NoChange(**self._facts(claim, outcome))
         self.has_pushed = self.has_pushed or not self._dry_run
         return Published(

@@ -97,7 +97,7 @@ class Published(JobOutcome):
 
 
 class NoChange(JobOutcome):
-    """The remote has the content of the job already."""
+    """The remote has the content of the job already, or a plugin has handled a job of its own type."""
 
     name = "nochange"
 
@@ -123,12 +123,6 @@ class Failed(JobFailure):
     level = "warning"
     failure: str
     retry_at: float
-
-
-class Handled(JobOutcome):
-    """A plugin handled a job of its own type."""
-
-    name = "handled"
 
 
 class DeadLettered(JobFailure):

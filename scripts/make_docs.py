@@ -315,8 +315,8 @@ def log_page() -> str:
         '"jobId":"4f1c9b0e-hello","slug":"hello","attempt":1,'
         '"commit":"52ed5b9c2a5b45b9a7a0a6f8f1f7be9bd5b2d6b1","dryRun":false,"durationMs":96}\n'
         "```",
-        "Each attempt has one `start`, then exactly one of `published`, `nochange`, `nopaths`, `failed`, "
-        "`dead-lettered` and `handled`.",
+        "Each attempt has one `start`, then exactly one of `published`, `nochange`, `nopaths`, `failed` and "
+        "`dead-lettered`.",
         "## Events",
         table(["event", "level", "meaning", "fields"], rows),
         "## Fields",

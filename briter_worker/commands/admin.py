@@ -114,7 +114,9 @@ def pull(
 
 
 def schema(
-    model: Annotated[Literal["job", "config"], typer.Argument(help="Job file or config.json.")],
+    model: Annotated[
+        Literal["job", "config"], typer.Argument(metavar="job|config", help="Job file or config.json.")
+    ],
     *,
     as_json: Json = False,  # noqa: ARG001 - a schema is JSON in any case
 ) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from briter_worker.job import ago, encode_document, format_time, span
 from briter_worker.redaction import one_line, quote_fix
@@ -150,7 +150,8 @@ def _write_table(headings: Sequence[str], rows: Sequence[Sequence[_Cell]], now: 
         for index in shown:
             cell = row[index]
             text = ago(cell - now) if isinstance(cell, float) else one_line(_plain(cell))
-            cells.append(Text(text, style=_STYLES.get(text, "")))
+            is_state = headings[index] in {"State", "Outcome"}
+            cells.append(Text(text, style=_STYLES.get(text.partition(" ")[0], "") if is_state else ""))
         message, *fixes = [one_line(str(cell)) for cell in row[len(headings) - 1 :] if cell] or [""]
         table.add_row(*cells, Text("\nFix: ".join([quote_fix(message), *fixes])))
     console.print(table)
@@ -203,9 +204,10 @@ def write_receipts(receipts: Sequence[Receipt], now: float) -> None:
     """Print a table of receipts."""
     cells: list[list[_Cell]] = []
     for each in receipts:
-        attempt = each.attempt or None
-        what = each.error or changes_text(each)
-        row = [each.ended, each.outcome, each.slug, each.job_id, attempt, each.commit, what, each.fix]
+        outcome = f"{each.outcome}{' (dry run)' if each.dry_run else ''}"
+        commit = each.commit and (each.commit[:_SHORT_COMMIT] if is_terminal() else each.commit)
+        row = [each.ended, outcome, each.slug, each.job_id, each.attempt or None, commit]
+        row += [each.error or changes_text(each), each.fix]
         cells.append(row)
     headings = ["When", "Outcome", "Post", "Job", "Try", "Commit", "What happened"]
     _write_table(headings, cells, now, "No receipts yet.")
@@ -253,6 +255,17 @@ def receipt_text(receipt: Receipt) -> str:
     if receipt.href:
         text += f": {one_line(receipt.href)}"
     return f"{text}: {quote_fix(one_line(receipt.error))}" if receipt.error else text
+
+
+def event_text(entry: dict[str, Any]) -> str:
+    """Return an entry of the log as a line for a person."""
+    left = {key: value for key, value in entry.items() if key not in {"level", "jobId", "attempt"}}
+    moment, event, fix = left.pop("time")[11:19], left.pop("event"), left.pop("fix", "")
+    mark = " (dry run)" if left.pop("dryRun", False) else ""
+    texts = [f"{event}{mark}", *(str(left.pop(key)) for key in ("site", "slug", "commit") if key in left)]
+    texts += [quote_fix(str(left.pop(key))) for key in ("message", "condition", "error") if key in left]
+    texts += [f"{key} {value}" for key, value in left.items()]
+    return one_line(f"{moment} {' '.join(texts)}") + (f"\n         Fix: {one_line(fix)}" if fix else "")
 
 
 # --- status, doctor, pull

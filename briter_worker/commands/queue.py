@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from briter_worker import client
-from briter_worker.allowlist import PathRefusedError
+from briter_worker.allowlist import PathRefusedError, is_inside
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, user_name, wake_worker
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.events import Event, Warned
+from briter_worker.git.folders import Folders, Staged
 from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, pause_to_json, post_to_json, read_status
 from briter_worker.wiring import (
@@ -30,7 +31,7 @@ from briter_worker.wiring import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from briter_worker.job import Job
     from briter_worker.ports import ListedJob
@@ -49,9 +50,10 @@ _STATES = {
 }
 StatusFilter = Literal["pending", "scheduled", "failed", "all"]
 Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="Duration: 90s, 30m, 2h, 1d.")]
-Reason = Annotated[str, typer.Option(help="Reason shown in list, status and the dashboard.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason shown in list, status and the dashboard.")]
 Paths = Annotated[
-    list[str], typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository.")
+    list[str],
+    typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository or absolute."),
 ]
 At = Annotated[
     str | None, typer.Option(metavar="ISO", help="Time to publish, as 2026-01-31T09:00:00Z. [default: now]")
@@ -59,7 +61,7 @@ At = Annotated[
 Author = Annotated[
     str | None, typer.Option(metavar="'NAME <MAIL>'", help="Author of the commit. [default: the worker]")
 ]
-Message = Annotated[str | None, typer.Option("--message", "-m", help="Commit message.")]
+Message = Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Commit message.")]
 Root = Annotated[
     str | None,
     typer.Option(metavar="FOLDER", help="Folder of the files (cluster only). [env: BRITER_GIT_WORKTREE]"),
@@ -77,6 +79,7 @@ def enqueue(
     author: Author = None,
     site: SiteOption = None,
     root: Root = None,
+    force: Annotated[bool, typer.Option("--force", help="Accept paths that are missing or refused.")] = False,
     as_json: Json = False,
 ) -> None:
     """Enqueue a job for a post. In a cluster, sends the files with the job."""
@@ -87,42 +90,55 @@ def enqueue(
             "omit --root, or set BRITER_DATABASE_URL or BRITER_GIT_WORKTREE",
         )
     folder = settings.git_worktree if root is None else Path(root).absolute()
-    missing: Collection[str] = ()
+    paths = [_relative(path, folder) for path in paths]
     try:
         document = client.compose(slug, paths, message=message, at=at, author=author)
+        _check_paths(settings, paths, folder, force=force)
         if settings.database_url:
             from briter_worker.cluster.submit import send  # noqa: PLC0415 - the extra [postgres]
 
             sent = send(settings, document, root=folder)
-            job, missing = {"id": sent.id, "slug": slug, "site": sent.site}, sent.missing
-            for path, reason in sent.left_out.items():
-                output.report(f"warning: {path} will not be published: {reason}")
+            job = {"id": sent.id, "slug": slug, "site": sent.site}
+            for path in sent.left_out.keys() - {*paths}:
+                output.report(f"warning: {path} will not be published: {sent.left_out[path]}")
         else:
             written = client.submit(document, queue=settings.queue_root)
             job = {"id": written.id, "slug": slug, "file": str(written.path)}
-            if (folder / ".git").exists():  # else the work tree may be on another machine
-                missing = [path for path in document["paths"] if not os.path.lexists(folder / path)]
     except ValueError as error:
         raise UsageError(str(error), getattr(error, "fix", "")) from None
-    _warn_about_paths(settings, document["paths"], missing, folder)
-    text = f"{one_line(slug)} is queued as job {job['id']}" if output.is_terminal() else job["id"]
-    output.answer(job, text, as_json=as_json)
+    output.answer(job, f"{one_line(slug)} is queued as job {job['id']}", as_json=as_json)
 
 
-def _warn_about_paths(
-    settings: Settings, paths: Sequence[str], missing: Collection[str], folder: Path
-) -> None:
-    allowlist = settings.allowlist()
-    for path in paths:
-        try:
-            allowlist.resolve(path)
-        except PathRefusedError as refused:
-            output.report(f"warning: {path} will not be published: {refused.reason}")
-        else:
-            if path in missing:
-                output.report(
-                    f"warning: {path} is not in {folder}: if the remote has it, it will be deleted there"
-                )
+def _relative(path: str, folder: Path) -> str:
+    """Return an absolute path inside the site as jobs declare it, and any other path as it is."""
+    roots = (str(folder), os.path.realpath(folder))
+    root = next((root for root in roots if path.startswith("/") and is_inside(root, path)), None)
+    return path if root is None else path[len(root) :].lstrip("/")
+
+
+def _check_paths(settings: Settings, paths: Sequence[str], folder: Path, *, force: bool) -> None:
+    """Report each path that is missing or will be refused. Raises DeclinedError at the first one."""
+    allowlist, staged = settings.allowlist(), Staged()
+    is_here = settings.database_url or (folder / ".git").exists()  # or else on another machine
+    with closing(Folders(folder)) if is_here else nullcontext() as folders:
+        for path in dict.fromkeys(paths):
+            problem, fix = "", "correct the path; or add --force to enqueue it all the same"
+            try:
+                allowlist.resolve(path)
+                if folders is not None:
+                    staged.expand(folders, allowlist, path)
+                    problem = staged.rejected.get(path, "")
+            except PathRefusedError as refused:
+                problem = refused.reason
+            if problem:
+                problem = f"{path} will not be published: {problem}"
+            elif staged.places.get(path) in staged.absent:
+                problem = f"{path} is not in {folder}"
+                fix = "correct the path; or add --force to delete it on the remote"
+            if problem and not force:
+                raise DeclinedError(problem, fix)
+            if problem:
+                output.report(f"warning: {problem}")
 
 
 # --- list, show, history
@@ -130,7 +146,9 @@ def _warn_about_paths(
 
 def list_(
     *,
-    status: Annotated[StatusFilter, typer.Option(help="State of the jobs; failed: dead letters.")] = "all",
+    status: Annotated[
+        StatusFilter, typer.Option(metavar="STATE", help="pending, scheduled, failed (dead letters) or all.")
+    ] = "all",
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
@@ -149,7 +167,9 @@ def list_(
 def history(
     *,
     slug: Annotated[str | None, typer.Option(metavar="SLUG", help="Show only this post.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of receipts.")] = 50,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Maximum number of receipts.")
+    ] = 50,
     actions: Annotated[bool, typer.Option("--actions", help="Show who retried, cancelled, undid.")] = False,
     site: SiteOption = None,
     as_json: Json = False,
@@ -285,7 +305,7 @@ def retry(
     jobs = queue.retry_all(now) if wanted is None else queue.retry(wanted, now)
     _record(settings, "retry", jobs)
     wake_worker(settings)
-    _report_jobs("retried", "will be tried again", jobs, as_json=as_json)
+    _report_jobs("will be tried again", jobs, as_json=as_json)
 
 
 def publish_now(
@@ -307,17 +327,13 @@ def publish_now(
         jobs = open_queue(settings).publish_now(wanted, read_clock(settings))
     _record(settings, "publish-now", jobs)
     wake_worker(settings)
-    _report_jobs("due", "is due now", jobs, as_json=as_json)
+    _report_jobs("is due now", jobs, as_json=as_json)
 
 
-def _report_jobs(word: str, sentence: str, jobs: Sequence[Job], *, as_json: bool) -> None:
-    if as_json:
-        output.write_json([{"id": job.id, "slug": job.slug} for job in jobs])
-    elif output.is_terminal():
-        lines = [f"{one_line(job.slug)} {sentence} (job {one_line(job.id)})" for job in jobs]
-        output.write("\n".join(lines) or "No job needs that.")
-    else:
-        output.write_columns([word, job.slug, job.id] for job in jobs)
+def _report_jobs(sentence: str, jobs: Sequence[Job], *, as_json: bool) -> None:
+    lines = [f"{one_line(job.slug)} {sentence} (job {one_line(job.id)})" for job in jobs]
+    text = "\n".join(lines) or "No job needs that."
+    output.answer([{"id": job.id, "slug": job.slug} for job in jobs], text, as_json=as_json)
 
 
 def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
@@ -337,7 +353,7 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
             f"see briter-worker show {one_line(job.id)}"
         )
     if done.removed:
-        _report_jobs("cancelled", "cancelled", done.removed, as_json=False)
+        _report_jobs("is cancelled", done.removed, as_json=False)
 
 
 def undo(
@@ -355,8 +371,7 @@ def undo(
     done = undo_post(settings, slug, to=to, message=message)
     record_action(settings, "undo", user_name(), [(done.id, slug)], _report_warning)
     job = {"id": done.id, "slug": slug, "file": str(done.path)}
-    text = f"{one_line(slug)} is restored and queued as job {done.id}" if output.is_terminal() else done.id
-    output.answer(job, text, as_json=as_json)
+    output.answer(job, f"{one_line(slug)} is restored and queued as job {done.id}", as_json=as_json)
 
 
 def _record(settings: Settings, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:

@@ -51,8 +51,12 @@ def save(  # noqa: PLR0913 - each is an option
     remote: Annotated[
         str | None, typer.Option(metavar="URL", help="Repository to publish to, without credentials.")
     ] = None,
-    branch: Annotated[str | None, typer.Option(help="Branch to publish to. [env: BRITER_GIT_BRANCH]")] = None,
-    adapter: Annotated[str | None, typer.Option(help="Kind of site. [env: BRITER_ADAPTER]")] = None,
+    branch: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Branch to publish to. [env: BRITER_GIT_BRANCH]")
+    ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Kind of site. [env: BRITER_ADAPTER]")
+    ] = None,
     allow: Annotated[
         list[str] | None, typer.Option(metavar="FOLDER", help="Added folder. Repeatable.")
     ] = None,

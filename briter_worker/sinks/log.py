@@ -47,8 +47,10 @@ class LogSink:
         complain: Callable[[str], None] = lambda _: None,
         *,
         patience: float = _STALL_TIMEOUT_S,
+        render: Callable[[dict[str, Any]], str] | None = None,
     ) -> None:
         """Take an unbuffered stream, which may write a part, or nothing (None) when it would block."""
+        self._render = render or json_line
         self._stream = stream
         self._complain = complain
         self._patience = patience
@@ -59,10 +61,12 @@ class LogSink:
         self._guard = threading.Lock()
 
     @classmethod
-    def standard(cls, complain: Callable[[str], None]) -> LogSink:
+    def standard(
+        cls, complain: Callable[[str], None], render: Callable[[dict[str, Any]], str] | None = None
+    ) -> LogSink:
         """Return the log on the process's standard output, if it has one."""
         stream = None if sys.stdout is None else io.FileIO(sys.stdout.fileno(), "w", closefd=False)
-        return cls(stream, complain)
+        return cls(stream, complain, render=render)
 
     def __call__(self, event: Event, /, site: str | None = None) -> None:
         """Write the event's line; progress has none."""
@@ -74,9 +78,10 @@ class LogSink:
             try:
                 if self._lost:
                     text = f"{self._lost} log lines are lost: the reader of the log did not keep up"
-                    self._write(self._stream, log_line(Warned(error=text), time.time()), 0.0)
+                    self._write(self._stream, self._render(log_entry(Warned(error=text), time.time())), 0.0)
                     self._lost = 0
-                self._write(self._stream, log_line(event, time.time(), site), self._patience)
+                line = self._render(log_entry(event, time.time(), site))
+                self._write(self._stream, line, self._patience)
             except TimeoutError:
                 self._lost += 1  # `complain` may write to the same reader
             except (OSError, ValueError) as error:
@@ -111,9 +116,9 @@ def _await_room(stream: BinaryIO, patience: float) -> None:
         raise TimeoutError
 
 
-def log_line(event: Event, now: float, site: str | None = None) -> str:
-    """Return the line of the event, without a line feed."""
-    return PREFIX + json.dumps(log_entry(event, now, site), ensure_ascii=False, separators=(",", ":"))
+def json_line(entry: dict[str, Any]) -> str:
+    """Return the line of an entry, without a line feed."""
+    return PREFIX + json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
 
 
 def log_entry(event: Event, now: float, site: str | None = None) -> dict[str, Any]:

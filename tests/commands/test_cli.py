@@ -179,36 +179,64 @@ def test_without_git_the_job_waits_and_says_what_is_missing(site: Site) -> None:
 
 def test_enqueue_writes_what_it_was_told(site: Site) -> None:
     result = site.command(
-        *("enqueue", "hello", POST, "content/images/", "-m", "Grüße\n\nmore", "--at", "2099-01-31"),
+        *(
+            "enqueue",
+            "hello",
+            POST,
+            "content/images/",
+            "-m",
+            "Grüße\n\nmore",
+            "--at",
+            "2099-01-31",
+            "--force",
+        ),
         *("--author", "Ada Lovelace <ada@example.org>"),
     )
     assert result.returncode == 0, result.stderr
     job = site.job("hello")
-    assert result.stdout == f"{job['id']}\n"
+    assert result.stdout == f"hello is queued as job {job['id']}\n"
     assert job["paths"] == [POST, "content/images/"]
     assert job["message"] == "Grüße\n\nmore"
     assert job["scheduledFor"] == "2099-01-31T00:00:00.000Z"
     assert job["author"] == {"name": "Ada Lovelace", "email": "ada@example.org"}
 
 
-def test_enqueue_warns_of_a_path_that_will_not_be_published(site: Site) -> None:
-    result = site.command("enqueue", "secret", ".env")
-    assert result.returncode == 0
-    assert ".env will not be published" in error_of(result)
-    assert site.job("secret")["paths"] == [".env"]
-
-
-def test_enqueue_warns_of_what_is_not_there_and_says_nothing_of_what_is(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        (".env", ".env will not be published: it is under none of the allowed folders"),
+        ("content/posts/link.md", "will not be published: it is, or is below, a symbolic link"),
+        ("content/posts/helo.md", "content/posts/helo.md is not in "),
+    ],
+)
+def test_enqueue_refuses_what_is_missing_or_will_be_refused_unless_forced(
+    site: Site, path: str, reason: str
+) -> None:
     site.write_post(POST, "# Hello")
-    assert site.command("enqueue", "hello", POST, "content/posts/").stderr == ""
-    told = error_of(site.command("enqueue", "typo", "content/posts/helo.md"))
-    assert "warning: content/posts/helo.md is not in" in told
-    assert "it will be deleted there" in told
-    assert site.job("typo")["paths"] == ["content/posts/helo.md"]
+    (site.worktree / "content/posts/link.md").symlink_to("hello.md")
+    result = site.command("enqueue", "hello", POST, path)
+    assert (result.returncode, result.stdout, site.jobs()) == (1, "", [])
+    assert reason in error_of(result)
+    assert "Fix: correct the path; or add --force" in result.stderr
+    forced = site.command("enqueue", "hello", POST, path, "--force")
+    assert forced.returncode == 0
+    assert "briter-worker: warning: " in error_of(forced)
+    assert site.job("hello")["paths"] == [POST, path]
+
+
+def test_enqueue_accepts_absolute_paths_inside_the_site(site: Site) -> None:
+    (site.root / "link").symlink_to(site.worktree)
+    site.write_post(POST, "# Hello")
+    paths = [str(site.worktree / POST), f"{site.root}/link/content/posts/"]
+    result = site.command("enqueue", "hello", *paths, BRITER_APP_ROOT=str(site.root / "link"))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert site.job("hello")["paths"] == [POST, "content/posts/"]
+    assert site.command("enqueue", "other", "/etc/passwd").returncode == 1
 
 
 def test_a_path_or_message_may_look_like_an_option(site: Site) -> None:
-    assert site.command("enqueue", "-m", "--all", "--", "-x", "--upload-pack=touch x").returncode == 0
+    result = site.command("enqueue", "--force", "-m", "--all", "--", "-x", "--upload-pack=touch x")
+    assert result.returncode == 0
     assert (site.job("-x")["message"], site.job("-x")["paths"]) == ("--all", ["--upload-pack=touch x"])
 
 
@@ -300,12 +328,12 @@ def test_retry_all_takes_every_dead_letter(busy: Site) -> None:
     busy.save("other", [".env"], id="other-1")
     busy.run_once()
     result = busy.command("retry", "--all")
-    assert result.stdout.splitlines() == ["retried\tdead\tdead-1", "retried\tother\tother-1"]
+    assert result.stdout == "dead will be tried again (job dead-1)\nother will be tried again (job other-1)\n"
     assert data(busy.command("list", "--status", "failed", "--json")) == []
 
 
 def test_a_waiting_job_and_a_dead_letter_can_be_cancelled(busy: Site) -> None:
-    assert busy.command("cancel", "late").stdout == "cancelled\tlate\tlate-1\n"
+    assert busy.command("cancel", "late").stdout == "late is cancelled (job late-1)\n"
     assert data(busy.command("cancel", "dead-1", "--json")) == [
         {"id": "dead-1", "slug": "dead", "cancelled": True}
     ]
@@ -460,7 +488,7 @@ def test_a_mistake_of_ours_is_one_line_unless_asked_for_more(
     "command",
     [
         *("status", "status --json", "list --json", "history --json", "doctor --json", "show hello"),
-        *("health", "schema job", "schema config", "enqueue hello content/x.md", "--help", "--version"),
+        *("health", "schema job", "schema config", "enqueue hello content/posts", "--help", "--version"),
     ],
 )
 def test_what_cannot_be_printed_is_one_line_and_exit_1(site: Site, command: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import termios
 from typing import TYPE_CHECKING
+
+from outcomes import save
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,18 +77,45 @@ def test_in_a_terminal_of_eighty_columns_the_whole_reason_has_room(site: Site) -
 
 
 def test_every_command_can_speak_to_a_person(site: Site) -> None:
-    assert "is queued as job" in worker(site, "enqueue", "secret", ".env")
-    site.run_once()
+    assert "is queued as job" in worker(site, "enqueue", "secret", ".env", "--force")
+    said = worker(site, "run", "--once")
+    assert re.search(r"^\d\d:\d\d:\d\d nopaths secret none of its paths .*\n +Fix: ", said, re.MULTILINE)
+    assert worker(site, "run", "--once", "--json").startswith("[briter-worker] {")
     for arguments, said in {
         ("show", "secret"): "nopaths",
         ("status",): "live",
         ("doctor",): "✓ branch: ",
         ("retry", "secret"): "secret will be tried again",
-        ("cancel", "secret"): "secret cancelled",
+        ("cancel", "secret"): "secret is cancelled",
         ("list",): "No jobs.",
         ("retry", "--all"): "No job needs that.",
     }.items():
         assert said in _STYLE.sub("", worker(site, *arguments)), arguments
+
+
+def test_the_history_has_whole_words_and_marks_dry_runs_at_eighty_columns(site: Site) -> None:
+    save(site, "hello")
+    site.save("secret", [".env"])
+    assert "published (dry run) hello" in worker(site, "run", "--once", BRITER_WORKER_DRY_RUN="true")
+    shown = _STYLE.sub("", at_terminal(["-m", "briter_worker", "history"], site.environment(), columns=80))
+    heading, *rows = shown.splitlines()
+    at = heading.index("What happened")
+    receipts = json.loads(site.command("history", "--json").stdout)
+    failed = next(each for each in receipts if each["error"])
+    assert f"{failed['error']} Fix: {failed['fix']}" in " ".join(row[at:].strip() for row in rows)
+    assert "published (dry run)" in shown
+    assert "\tpublished (dry run)\thello\t" in site.command("history").stdout
+
+
+def test_the_help_names_arguments_plainly_and_the_shell_completes(site: Site) -> None:
+    shown = site.command("enqueue", "--help").stdout
+    assert "Usage: briter-worker enqueue [OPTIONS] SLUG PATH...\n" in shown
+    assert not re.search(r"<[a-z]|\{", shown)
+    shell = ["bash", "-c", f"{sys.executable} -m briter_worker --install-completion; true"]
+    subprocess.run(shell, env=site.environment(HOME=str(site.root)), check=True, capture_output=True)
+    assert (site.root / ".bash_completions" / "briter-worker.sh").exists()
+    words = {"_BRITER_WORKER_COMPLETE": "complete_bash", "COMP_WORDS": "briter-worker pub", "COMP_CWORD": "1"}
+    assert site.command(**words).stdout.split() == ["publish-now"]
 
 
 def test_json_is_plain_at_a_terminal_too(site: Site) -> None:

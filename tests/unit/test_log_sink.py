@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from briter_worker import events
-from briter_worker.sinks.log import PREFIX, LogSink, log_line
+from briter_worker.sinks.log import PREFIX, LogSink, json_line, log_entry
 
 NOW = 1769850000.4125
 HOSTILE = "a\x1b[31mred\x1b[0m\nb\r\x9b2J\u202ec\ud800 https://me:hunter2@example.org/x"
@@ -82,10 +82,10 @@ class Pipe:
 
 def test_a_failure_has_the_time_of_its_retry_and_its_fix_apart_from_the_error() -> None:
     failed = next(event for event in every_event() if isinstance(event, events.Failed))
-    entry = parsed(log_line(changed(failed, error="no route", fix="plug it in"), NOW))
+    entry = parsed(json_line(log_entry(changed(failed, error="no route", fix="plug it in"), NOW)))
     assert entry["retryAt"] == "2026-01-31T09:00:00.412Z"
     assert (entry["error"], entry["fix"]) == ("no route", "plug it in")
-    assert "fix" not in parsed(log_line(changed(failed, fix=""), NOW))
+    assert "fix" not in parsed(json_line(log_entry(changed(failed, fix=""), NOW)))
 
 
 @pytest.mark.parametrize("event", every_event(), ids=lambda event: event.name)
@@ -97,7 +97,7 @@ def test_no_text_of_any_event_can_forge_a_line_or_show_a_secret(event: events.Ev
         elif isinstance(value, tuple):
             fields[name] = (HOSTILE,)
 
-    text = log_line(type(event)(**fields), NOW)
+    text = json_line(log_entry(type(event)(**fields), NOW))
 
     assert text.isprintable()
     assert "hunter2" not in text
