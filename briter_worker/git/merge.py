@@ -285,10 +285,12 @@ class Conflicts:
         ref = f"{repository.own_refs}/conflict/{uuid.uuid4().hex}"
         commits = [item.commit(self._identity, now, files)]
         (commit,) = write_commits(repository.git, commits, parent=parent, ref=ref, progress=lambda *_: None)
-        name = f"conflict/{_branch_name(slug)}"
+        name = _branch_name(slug)
+        # Git keeps no branch below another one: for `a/b` beside `a`, a name without a slash is free.
+        free = (f"conflict/{name}", f"conflict/{name.replace('/', '-')}-{commit[:8]}")
         own = [base.conflicts[slug] for base in self._open.values() if slug in base.conflicts]
         candidates = {each.branch: each.commit for each in own if each.branch}
-        wanted = [*candidates.items(), (name, None), (f"{name}-{commit[:8]}", None)]
+        wanted = [*candidates.items(), *((branch, None) for branch in free)]
         kept = (branch for branch, expect in wanted if move_side_branch(repository, ref, branch, expect))
         branch = next(kept, "")
         repository.update_refs((ref, None, None))

@@ -119,6 +119,21 @@ def test_a_conflict_concerns_its_own_post_alone_and_keeps_both_versions(site: Si
     assert (site.worktree / "content/posts/welcome.md").read_text() == "# Ours\n"
 
 
+@pytest.mark.parametrize("slugs", [("a", "a/b"), ("a/b", "a")])
+def test_conflicts_of_slugs_of_which_one_begins_the_other_are_both_kept(
+    site: Site, other: Path, slugs: tuple[str, str]
+) -> None:
+    paths = [f"content/posts/{slug.replace('/', '-')}.md" for slug in slugs]
+    for slug, path in zip(slugs, paths, strict=True):
+        push(site, other, path, "theirs\n")
+        site.write_post(path, f"{slug}\n")
+        site.save(slug, [path])
+    site.run_once()
+    branches = [re.findall(r"(conflict/\S+) of", site.job(slug)["lastError"])[0] for slug in slugs]
+    kept = [site.remote_file(path, branch) for path, branch in zip(paths, branches, strict=True)]
+    assert kept == [f"{slug}\n" for slug in slugs]
+
+
 def test_the_same_content_conflicts_again_and_a_new_save_resolves_it(site: Site, other: Path) -> None:
     push(site, other, "content/posts/welcome.md", "# Theirs\n")
     site.write_post("content/posts/welcome.md", "# Ours\n")
