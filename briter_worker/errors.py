@@ -216,7 +216,7 @@ class SnoozedError(Exception):
 
 
 class StoppedError(Exception):
-    """Abort the work because the operator told the worker to stop; only the remote knows what a push did."""
+    """Abort the work because the operator stops the worker; only the remote knows what a push did."""
 
 
 class LockLostError(Exception):

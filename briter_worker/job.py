@@ -382,7 +382,7 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
     """Return the JSON value of a job file, read strictly.
 
     Raises:
-        UnreadableJobError: it is not JSON (torn, empty, not UTF-8).
+        UnreadableJobError: it is not JSON (cut off, empty, not UTF-8).
         MalformedJobError: it is JSON that programs disagree about (a key twice, NaN, NUL, too deep, …).
     """
     limit = MAX_REWRITTEN_BYTES if b'"updatedAt"' in data else MAX_FILE_BYTES

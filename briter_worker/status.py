@@ -32,7 +32,7 @@ _MIN_PATIENCE_S = 60.0
 _LATEST = 250_000_000_000.0
 """In the year 9892."""
 _BETWEEN_RUNS_S = 600.0
-"""Where cron starts the worker, it is due again so long after its last run."""
+"""Where cron starts the worker, it is due again this time after its last run."""
 
 LocalCommits = tuple[tuple[str, str], ...]
 """The id and subject of each commit of the local branch that the remote lacks."""
@@ -262,7 +262,7 @@ def read_status(
                 waiting.append(unpushed[-1])
     condition, since = _find_condition(settings, rows, history) or (None, None)
     site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
-    # As the worker says: the settings here may be others than its own.
+    # As the worker says: the settings here may differ from its own.
     known = site.pop("dry_run")
     known = True if known is None and counts[State.TRIED] else known
     return SiteStatus(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
 
 _ALIVE_S = 15.0
-"""A node that has said nothing for so long is not counted."""
+"""A node that has sent no heartbeat for this time is not counted."""
 _FORGET_S = 86_400.0
 _MAX_SKEW_S = 2.0
 _MIN_BYTES = 16 << 20
@@ -101,7 +101,7 @@ class Health:
         with self._guard:
             is_first = failure.code is not FailureCode.INTERNAL and site not in self._damaged
             self._damaged.add(site)
-        return is_first  # the clone is made anew; what fails again is no accident
+        return is_first  # the site is cloned again; what fails again is no accident
 
     def succeed(self, site: str) -> None:
         """Note that the node has published."""

@@ -335,7 +335,7 @@ class Node:
             return Counts(), math.inf
         except NodeFailureError as error:
             if self._health.problem is None:
-                self._warn(site, f"{error}; the clone is made anew", "")
+                self._warn(site, f"{error}; the site is cloned again", "")
                 return Counts(), 0.0
             self._defer(site)
             self._forgive()

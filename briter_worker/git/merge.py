@@ -317,7 +317,7 @@ class Conflicts:
             base, theirs = bases[path], merge.tree_blob(path)
             known = self._open.get(path, BaseVersion(base.blob if base else theirs))
             own = known.conflicts.get(slug)
-            # The author who was told of this version before has seen it since.
+            # An author to whom this version was reported before has seen it since.
             at = own.recorded_at if own and own.theirs == theirs else new.recorded_at
             conflict = new._replace(ours=item.blobs[path], theirs=theirs, recorded_at=at)
             self._open[path] = BaseVersion(known.blob, {**known.conflicts, slug: conflict})

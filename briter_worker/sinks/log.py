@@ -38,7 +38,7 @@ class LogSink:
     """Writes each event at once. Raises nothing, and never waits for long. Safe in several threads.
 
     A line that cannot be written is lost; `complain` hears of the first one. A reader that stalls is waited
-    for once, then not before it reads on; it is told how many lines it missed.
+    for once, then not before it reads on; a line says how many lines it missed.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LogSink:
         self._patience = patience
         self._lost = 0
         """Lines that a stalled reader has missed."""
-        self._is_torn = False
+        self._is_cut = False
         self._has_complained = False
         self._guard = threading.Lock()
 
@@ -93,16 +93,16 @@ class LogSink:
 
     def _write(self, stream: BinaryIO, text: str, patience: float) -> None:
         # A line that was cut short stays a line of its own.
-        data = memoryview(f"{chr(10) if self._is_torn else ''}{text}\n".encode())
+        data = memoryview(f"{chr(10) if self._is_cut else ''}{text}\n".encode())
         left = data
         try:
             while left:
                 _await_room(stream, patience)
                 # None: a parent made the stream non-blocking, and another writer was quicker.
                 left = left[stream.write(left[:_PIPE_BYTES]) or 0 :]
-            self._is_torn = False
+            self._is_cut = False
         except (OSError, ValueError):
-            self._is_torn = self._is_torn or 0 < len(left) < len(data)
+            self._is_cut = self._is_cut or 0 < len(left) < len(data)
             raise
 
 

@@ -48,7 +48,7 @@ MAX_CONNECTIONS_PER_ADDRESS = 200
 _KEEP_ALIVE_S = 30
 _SHUTDOWN_S = 1
 _SWITCH_S = 0.0005
-"""A request waits so long for a thread that computes; Python's 5 ms, several times, is a slow page."""
+"""Time that a request waits for a thread that computes; Python's 5 ms, several times, is a slow page."""
 _BACKLOG = 1024
 
 router = APIRouter(responses=api.PROBLEMS)

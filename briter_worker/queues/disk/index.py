@@ -282,7 +282,7 @@ class Index:
         return job.due_at(now, self._longest_delay)
 
     def next_work(self) -> float:
-        """Return when the next file is to be claimed, quarantined or joined with others."""
+        """Return when the next file will be claimed, quarantined or joined with others."""
         if self._next_work[0] != self.version:
             times = [max(entry.due, self._blocked.get(name, 0.0)) for name, entry in self.entries.items()]
             times += [max(self._blocked.get(name, 0.0) for name in names) for names in self._groups()]
@@ -477,7 +477,7 @@ class FolderWatcher:
         return changed
 
     def _read(self, inotify: INotify, seconds: float) -> None:
-        """Note what changed, waiting at most so long for it."""
+        """Note what changed; wait at most this time for a change."""
         events = list(inotify.read(timeout=round(seconds * 1000)))
         if any(not event.name for event in events):  # too many events, or the folder itself changed
             self._changed = None
