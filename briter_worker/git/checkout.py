@@ -204,7 +204,7 @@ class Checkout:
             work_tree.clear_temporary()
 
     def remember(self, tip: str, blobs: Mapping[str, str | None]) -> None:
-        """Store the versions that the published files are edits of from now on; the branch will follow `tip`."""
+        """Store the versions that the published files are edits of from now on; the branch follows `tip`."""
         state, committed = self.state(), self._committed_versions(blobs)
         bases = {path: FileBase(blob, committed.get(path, "")) for path, blob in blobs.items()}
         self._state.save(MirrorState(tip, {**state.bases, **bases}))
