@@ -259,7 +259,7 @@ def published_commits(settings: Settings, slug: str) -> list[str]:
     commits = [each.commit for each in receipts if each.commit and not each.dry_run]
     if not commits:
         text = f"the history has no publication of the post {slug!r}"
-        raise DeclinedError(text, "briter-worker history shows the slugs of published posts")
+        raise UsageError(text, "briter-worker history shows the slugs of published posts")
     return commits
 
 

@@ -156,7 +156,7 @@ def test_an_undo_of_an_edit_of_the_remote_needs_to_be_asked_for(site: Site, two:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["never"], 1, "no publication"),
+        (["never"], 2, "no publication"),
         (["a", "--to", "HEAD~9"], 2, "no commit of main"),
         (["a", "--to", "--all"], 2, "no commit of main"),
         (["a", "--to", "other"], 2, "no commit of main"),
@@ -219,7 +219,7 @@ def test_the_differences_of_the_last_publication_are_shown(site: Site, two: tupl
     assert "+red" in said
     assert "\x1b" not in said
     assert json.loads(site.command("show", "a", "--diff", "--json").stdout)["commit"] == commit
-    assert site.command("show", "never", "--diff").returncode == 1
+    assert site.command("show", "never", "--diff").returncode == 2
 
 
 @pytest.mark.usefixtures("two")
