@@ -387,7 +387,8 @@ class HistorySink:
             self._insert(transaction, event.job_id, event.slug, facts)
         if self._drain is not None:
             self._drain.end(event, at)
-        self._count(transaction, event, waiting_time(at, *ended[0]) if ended else None)
+        if not isinstance(event, events.ConflictAhead):  # no attempt
+            self._count(transaction, event, waiting_time(at, *ended[0]) if ended else None)
         return True
 
     def _facts_of(self, event: Ending) -> dict[str, Any]:
