@@ -394,11 +394,8 @@ class Machine(CheckedHistory):
         raise AssertionError(f"it never ends: {waiting}")
 
 
-def histories(examples: int, dice: int, *, shrink: bool = False) -> tuple[Counter[str], str]:
-    """Run histories; return how often what happened, and what went wrong, with the steps that lead to it.
-
-    To shrink that takes minutes, and is for whoever looks into it.
-    """
+def histories(examples: int, dice: int) -> tuple[Counter[str], str]:
+    """Run histories; return how often what happened, and what went wrong, with the steps that lead to it."""
     os.environ["LC_ALL"] = "C.UTF-8"
     figures: Counter[str] = Counter()
     folder = memory_folder()
@@ -413,7 +410,7 @@ def histories(examples: int, dice: int, *, shrink: bool = False) -> tuple[Counte
         deadline=None,
         database=None,
         print_blob=False,
-        phases=(Phase.generate, *([Phase.shrink] if shrink else [])),
+        phases=(Phase.generate,),  # to shrink a failing one takes minutes
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )

@@ -224,7 +224,7 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
         cases: list[Case] = []
         calls = 0
         for moved in (False, True):
-            if not (options.full or options.scale is not None) and moved != bool(options.seed % 2):
+            if not options.full and moved != bool(options.seed % 2):
                 continue
             found = lab.prepare(moved=moved)
             calls += len(found)

@@ -59,9 +59,7 @@ def make_template(root: Path, *, moved: bool) -> Site:
     site = Site.make(root)
     for path, text in BEFORE.items():
         site.write_post(path, text)
-    site.git("add", "--all")
-    site.git("commit", "--quiet", "--message=Fill the site")
-    site.git("push", "--quiet", "origin", "main")
+    site.commit_all("Fill the site")
     if moved:
         tip = site.git("rev-parse", "main")
         assert commit_files(site.remote, tip, ELSEWHERE, "From elsewhere")
