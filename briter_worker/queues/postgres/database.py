@@ -332,4 +332,6 @@ def _conninfo(url: str) -> str:
 
 def _explain(error: Exception) -> DatabaseError:
     fix = next((fix for kind, fix in _FIXES.items() if isinstance(error, kind)), _FIX)
+    if "idle-in-transaction" in str(error):  # its code is lost if the connection's end is read with it
+        fix = _FIXES[psycopg.errors.IdleInTransactionSessionTimeout]
     return DatabaseError(f"Postgres: {one_line(str(error)) or type(error).__name__}", fix)
