@@ -33,7 +33,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PATIENCE = 20_000
+PATIENCE = 45_000
 """Milliseconds that a page may take: longer than any busy machine needs."""
 PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/site")
 PICTURES = Path(__file__).parents[1] / "docs" / "images"

@@ -137,25 +137,6 @@ def test_a_scheduled_post_is_cancelled_after_a_question(running: Running, visito
     assert (running.site.worktree / path).exists()
 
 
-def test_publishing_is_paused_with_a_reason_and_resumed(running: Running, visitor: Visitor) -> None:
-    page = visitor.page
-    page.goto("/")
-    page.get_by_text("Pause publishing").click()
-    page.get_by_label("Length").select_option("2 hours")
-    page.get_by_label("Reason").fill("The printers are on strike")
-    page.get_by_role("button", name="Pause", exact=True).click()
-    expect(page.get_by_role("heading", name="Publishing is paused until")).to_be_visible()
-    expect(page.locator(".condition")).to_contain_text("The printers are on strike")
-
-    running.save("patient")
-    expect(page.locator("#oldest")).to_contain_text("patient")
-    assert running.site.remote_file("content/posts/patient.md") is None
-
-    page.get_by_role("button", name="Resume publishing").click()
-    expect(receipt(page, "patient")).to_contain_text("published")
-    expect(page.get_by_role("button", name="Resume publishing")).to_have_count(0)
-
-
 def test_an_open_page_shows_the_beginning_and_the_end_of_a_pause(running: Running, visitor: Visitor) -> None:
     page = visitor.page
     page.goto("/published")
@@ -253,43 +234,6 @@ def test_a_lost_stream_does_not_reload_over_a_half_filled_form(visitor: Visitor)
     expect(page.locator("#live-word")).to_have_text("connected")
     assert not stayed(page)
     visitor.wrong.clear()
-
-
-def test_every_action_works_without_scripts(running: Running, plain_visitor: Visitor) -> None:
-    page = plain_visitor.page
-    for slug in ("plain-now", "plain-never"):
-        running.save(slug, scheduledFor=TOMORROW)
-    running.save("plain-todo", "TODO")
-    page.goto("/failed")
-    eventually(lambda: page.reload() and row(page, "plain-todo").count())
-    page.goto("/scheduled")
-    row(page, "plain-now").get_by_text("Publish now").click()
-    row(page, "plain-now").get_by_role("button", name="Publish this post now").click()
-    expect(page.locator("#told")).to_have_text("It will be published now.")
-    row(page, "plain-never").get_by_text("Cancel", exact=False).first.click()
-    row(page, "plain-never").get_by_role("button", name="Cancel this post").click()
-    expect(page.locator("#told")).to_contain_text("It is cancelled")
-
-    running.site.write_post("content/posts/plain-todo.md", "done")
-    page.goto("/failed")
-    row(page, "plain-todo").get_by_role("button", name="Retry").click()
-    expect(page.locator("#told")).to_have_text("It will be retried now.")
-
-    def found() -> int:
-        page.goto("/")
-        page.get_by_label("Search").fill("NOW plain")
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("heading", name="Search", exact=True)).to_be_visible()
-        return page.locator(".receipts > li").count()
-
-    eventually(lambda: found() == 1)
-
-    page.goto("/")
-    page.get_by_text("Pause publishing").click()
-    page.get_by_role("button", name="Pause", exact=True).click()
-    expect(page.get_by_role("heading", name="Publishing is paused")).to_be_visible()
-    page.get_by_role("button", name="Resume publishing").click()
-    expect(page.get_by_role("heading", name="Everything that was")).to_be_visible()
 
 
 def test_an_open_page_of_a_restarted_dashboard_asks_to_sign_in_again(

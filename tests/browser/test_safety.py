@@ -55,17 +55,6 @@ def test_only_the_right_token_opens_and_signing_out_closes(browser: Browser, run
         assert page.context.cookies() == []
 
 
-def test_signing_in_works_without_scripts(browser: Browser, running: Running) -> None:
-    with visiting(browser, running.dashboard, signed_in=False, java_script_enabled=False) as visitor:
-        page = visitor.page
-        page.goto("/search?q=x")
-        page.get_by_label("Token").fill(TOKEN)
-        page.get_by_role("button", name="Sign in").click()
-        expect(page.get_by_label("Search")).to_have_value("x")
-        page.get_by_role("button", name="Sign out").click()
-        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
-
-
 def test_a_page_of_another_site_cannot_change_anything(running: Running, visitor: Visitor) -> None:
     running.save("kept", scheduledFor=TOMORROW)
     eventually(lambda: running.knows("kept"))

@@ -14,13 +14,7 @@ from typing import Any
 import pytest
 from sites import Result, Site, eventually, lines_of
 
-from briter_worker import cli
-from briter_worker.commands import queue
-from briter_worker.settings import load_settings
-from briter_worker.wiring import open_queue
-
 POST = "content/posts/hello.md"
-HOSTILE = "evil\x1b]0;owned\x07\u202e\x9b2Jé"
 
 
 def shell(site: Site, script: str, **env: str) -> Result:
@@ -91,20 +85,6 @@ def test_a_second_worker_steps_aside_with_the_phrase_and_exits_0(site: Site) -> 
     assert entry["holderPid"] == worker.pid
 
 
-@pytest.mark.parametrize(
-    "script",
-    ["$worker run --once <&- >&- 2>&-", "$worker run --once | true"],
-    ids=["no standard stream at all", "a reader that left"],
-)
-def test_publishing_goes_on_without_anybody_to_tell(site: Site, script: str) -> None:
-    site.write_post(POST, "# Hello\n")
-    site.save("hello", [POST])
-    result = shell(site, script)
-    assert "Traceback" not in result.stderr
-    assert site.remote_file(POST) == "# Hello\n"
-    assert site.jobs() == []
-
-
 def test_a_descriptor_that_was_closed_is_not_given_to_the_lock(site: Site) -> None:
     lock = site.storage / "worker.lock"
     with subprocess.Popen(
@@ -122,8 +102,7 @@ def test_a_descriptor_that_was_closed_is_not_given_to_the_lock(site: Site) -> No
 
 
 def test_the_log_is_utf_8_whatever_the_locale(site: Site) -> None:
-    site.write_post("content/posts/日本.md", "x\n")
-    site.save("日本", ["content/posts/日本.md"])
+    site.save_post("日本", "x\n")
     result = site.run_once(LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert result.of("published")[0]["slug"] == "日本"
     assert "日本" in result.stdout
@@ -291,15 +270,6 @@ def test_in_a_pipe_a_job_is_one_line_of_columns(busy: Site) -> None:
     assert "none of its paths" in cells[3][5]
 
 
-def test_nothing_that_a_job_says_is_obeyed_by_a_terminal(site: Site) -> None:
-    site.save("plain", [POST], id="evil-1", type=HOSTILE, note=HOSTILE, message=HOSTILE)
-    site.run_once()
-    for arguments in (["list"], ["show", "plain"], ["list", "--json"], ["show", "plain", "--json"]):
-        shown = site.command(*arguments).stdout
-        assert shown.replace("\n", "").replace("\t", "").isprintable(), arguments
-    assert data(site.command("show", "plain", "--json"))["note"] == HOSTILE
-
-
 def test_show_finds_a_job_by_id_and_by_slug(busy: Site) -> None:
     by_id, by_slug = (data(busy.command("show", name, "--json")) for name in ("dead-1", "dead"))
     assert by_id == by_slug
@@ -338,20 +308,6 @@ def test_a_waiting_job_and_a_dead_letter_can_be_cancelled(busy: Site) -> None:
         {"id": "dead-1", "slug": "dead", "cancelled": True}
     ]
     assert {job["id"] for job in busy.jobs()} == {"again-1", "now-1"}
-
-
-def test_a_job_in_flight_is_cancelled_as_soon_as_it_is_safe(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.save("hello", [POST], id="hello-1")
-    for name, value in site.environment().items():
-        monkeypatch.setenv(name, value)
-    found = open_queue(load_settings()).claim(time.time())
-    assert found.claims
-    result = site.command("cancel", "hello")
-    assert result.returncode == 0
-    assert "it will be cancelled unless its push has begun" in error_of(result)
-    assert [row["state"] for row in data(site.command("list", "--json"))] == ["claimed"]
 
 
 @pytest.mark.parametrize("command", ["show", "show --watch", "retry", "cancel"])
@@ -466,22 +422,6 @@ def test_a_wrong_setting_exits_2_with_one_line_that_names_it(site: Site, command
     assert result.returncode == 2
     assert 'BRITER_WORKER_MAX_ATTEMPTS is "many"' in error_of(result)
     assert result.stdout == ""
-
-
-def test_a_mistake_of_ours_is_one_line_unless_asked_for_more(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def mistake(_site: str | None) -> None:
-        raise KeyError("lost")
-
-    monkeypatch.setattr(queue, "read_site", mistake)
-    assert cli.main(["list"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "KeyError: 'lost'" in line
-    assert "BRITER_DEBUG=1" in line
-    monkeypatch.setenv("BRITER_DEBUG", "1")
-    with pytest.raises(KeyError):
-        cli.main(["list"])
 
 
 @pytest.mark.parametrize(

@@ -131,9 +131,7 @@ def test_what_a_job_says_cannot_steer_the_terminal(site: Site) -> None:
 
 
 def test_a_remotes_fix_never_reads_as_the_programs_own(site: Site) -> None:
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text("#!/bin/sh\necho 'no. Fix: curl https://evil.example' >&2\nexit 1\n")
-    hook.chmod(0o755)
+    site.hook("echo 'no. Fix: curl https://evil.example' >&2\nexit 1")
     site.write_post(POST, "# Hello\n")
     site.save("hello", [POST])
     site.run_once()

@@ -24,7 +24,6 @@ from briter_worker.cluster.health import Health, host_of, running_nodes
 from briter_worker.cluster.submit import enqueue, send
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.queues.postgres.database import Database
-from briter_worker.queues.postgres.payloads import collect_blobs
 from briter_worker.wiring import open_database
 
 if TYPE_CHECKING:
@@ -65,8 +64,8 @@ def test_one_run_brings_all_that_is_due_on_all_sites_to_their_remotes(farm: Farm
 def test_a_page_is_published_without_what_its_site_excludes(farm: Farm) -> None:
     page = "content/hello"
     farm.add("blog", excludedPaths=["_changes/", ".lock"])
-    farm.person("blog", {f"{page}/.lock": "old\n", f"{page}/_changes/note.txt": "old\n"})
-    root = farm.clone("blog")
+    farm.site("blog").push_elsewhere({f"{page}/.lock": "old\n", f"{page}/_changes/note.txt": "old\n"})
+    root = farm.site("blog").colleague()
     for name in ("note.txt", "_changes/new.txt", "sub/_changes/new.txt", "note.txt~", ".DS_Store"):
         (root / page / name).parent.mkdir(parents=True, exist_ok=True)
         (root / page / name).write_text("new\n")
@@ -78,9 +77,11 @@ def test_a_page_is_published_without_what_its_site_excludes(farm: Farm) -> None:
     done = farm.once()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rejectedPaths" not in done.stdout
-    tree = farm.git("ls-tree", "-r", "--name-only", f"main:{page}", cwd=farm.remote("blog")).split()
+    tree = (
+        farm.site("blog").git("ls-tree", "-r", "--name-only", f"main:{page}", cwd=farm.remote("blog")).split()
+    )
     assert sorted(tree) == [".lock", "_changes/note.txt", "note.txt"]
-    assert farm.file("blog", f"{page}/.lock") == "old\n"
+    assert farm.site("blog").remote_file(f"{page}/.lock") == "old\n"
 
 
 def test_no_clock_but_the_databases_decides_what_is_due_and_which_save_is_newer(farm: Farm) -> None:
@@ -91,7 +92,7 @@ def test_no_clock_but_the_databases_decides_what_is_due_and_which_save_is_newer(
         document["createdAt"] = (datetime.now(UTC) + timedelta(seconds=ahead)).isoformat()
         send(settings, document, files={"content/post.md": text})
         assert farm.once(**AHEAD).returncode == 0
-        assert farm.file("blog", "content/post.md") == text.decode()
+        assert farm.site("blog").remote_file("content/post.md") == text.decode()
     farm.save("blog", "later", at=datetime.now(UTC) + timedelta(hours=1))
     assert farm.once(**AHEAD).returncode == 0
     assert farm.published("blog") == Counter({"Publish post": 2})
@@ -136,15 +137,17 @@ def test_what_others_did_is_merged_also_where_another_host_published_before(farm
     lines = [f"line {number}\n" for number in range(9)]
     farm.save("blog", "post", "".join(lines))
     assert farm.once("one").returncode == 0
-    farm.person("blog", {"content/post.md": "".join(["theirs\n", *lines[1:]])})
+    farm.site("blog").push_elsewhere({"content/post.md": "".join(["theirs\n", *lines[1:]])})
     farm.save("blog", "post", "".join([*lines[:8], "ours\n"]))
     done = farm.once("two")
     assert done.returncode == 0, done.stdout
-    assert farm.file("blog", "content/post.md") == "".join(["theirs\n", *lines[1:8], "ours\n"])
+    assert farm.site("blog").remote_file("content/post.md") == "".join(["theirs\n", *lines[1:8], "ours\n"])
     # The CMS knows nothing of theirs; its next save is no edit of it all the same.
     farm.save("blog", "post", "".join([*lines[:7], "ours\n", "ours\n"]))
     assert farm.once("three").returncode == 0
-    assert farm.file("blog", "content/post.md") == "".join(["theirs\n", *lines[1:7], "ours\n", "ours\n"])
+    assert farm.site("blog").remote_file("content/post.md") == "".join(
+        ["theirs\n", *lines[1:7], "ours\n", "ours\n"]
+    )
 
 
 def test_a_save_is_on_the_remote_within_a_second_while_a_host_runs(farm: Farm) -> None:
@@ -330,15 +333,15 @@ def test_a_restored_backup_never_reverts_a_post(farm: Farm, postgres_server: Ser
         done = farm.once("fresh" if way == "fresh" else "one")
         (letter,) = [each for each in events(done.stdout) if each["event"] == "dead-lettered"]
         assert (letter["slug"], letter["failure"]) == ("post", "outdated"), done.stdout
-        assert farm.tip("blog")[:10] in letter["error"]
-        assert (farm.file("blog", "content/post.md"), farm.rows()) == ("v2\n", 1)
+        assert farm.site("blog").git("rev-parse", "main", cwd=farm.remote("blog"))[:10] in letter["error"]
+        assert (farm.site("blog").remote_file("content/post.md"), farm.rows()) == ("v2\n", 1)
         assert farm.command("publish-now", "post", "--over", "--site", "blog").returncode == 0
         done = farm.once("one")
         assert done.returncode == 0, done.stdout
-        assert farm.file("blog", "content/post.md") == "v1\n"
+        assert farm.site("blog").remote_file("content/post.md") == "v1\n"
         farm.save("blog", "post", "v3\n")
         assert farm.once("one").returncode == 0
-        assert (farm.file("blog", "content/post.md"), farm.rows()) == ("v3\n", 0)
+        assert (farm.site("blog").remote_file("content/post.md"), farm.rows()) == ("v3\n", 0)
     finally:
         open_database(farm.settings()).close()
         farm.database.close()
@@ -392,32 +395,3 @@ def test_a_host_that_sleeps_before_its_push_is_replaced_and_changes_nothing_when
     assert "reaped" in heir.text()
     slugs = [(each["slug"], each["event"]) for each in events(sleeper.text()) if each["event"] == "published"]
     assert ("post", "published") not in slugs
-
-
-@pytest.mark.slow
-def test_nothing_is_lost_nor_twice_whatever_dies(farm: Farm, postgres_server: Server) -> None:
-    names = [f"site{number}" for number in range(8)]
-    farm.add(*names)
-    hosts = [farm.start(f"host{number}") for number in range(3)]
-    for round_ in range(5):
-        for name in names:
-            farm.save(name, f"post{round_}")
-        match round_:
-            case 0:
-                hosts[0].process.kill()
-            case 1:
-                hosts[1].signal(signal.SIGSTOP)
-                hosts.append(farm.start("host3"))
-            case 2:
-                postgres_server.restart(signal.SIGQUIT)
-            case 3:
-                hosts[1].signal(signal.SIGCONT)
-            case _:
-                pass
-    eventually(lambda: farm.rows() == 0, within=90)
-    for name in names:
-        assert farm.published(name) == Counter({f"post{number}": 1 for number in range(5)})
-    collect_blobs(farm.database)  # all have the same bytes: two that let go of them at once left them there
-    with farm.database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
-        assert connection.execute("SELECT count(*) FROM plans").fetchone() == (0,)

@@ -87,8 +87,7 @@ def test_the_cron_service_drains_once_and_is_healthy_without_a_daemon(site: Site
     cron = _services()["cron"]
     assert cron["profiles"] == ["cron"]
     assert cron["healthcheck"] == {"disable": True}
-    site.write_post("content/posts/hello.md", "# Hello\n")
-    site.save("hello", ["content/posts/hello.md"])
+    site.save_post("hello", "# Hello\n")
     command = _by_hand([*json.loads(_last("ENTRYPOINT")), *cron["command"]])
 
     result = site.command(*command, **_environment(cron))

@@ -84,17 +84,11 @@ def test_the_readmes_five_minutes_publish_a_post_of_ones_own_site(site: Site) ->
 def test_a_persons_commit_goes_out_and_leaves_what_the_cms_has_written_since(site: Site) -> None:
     """As `How to: when a post does not appear` says."""
     (recipe,) = [block for block in _commands("docs/how-to/failed-posts.md") if "pull --rebase" in block]
-    elsewhere = site.root / "elsewhere"
-    site.git("clone", "--quiet", str(site.remote), str(elsewhere), cwd=site.root)
-    (elsewhere / "content/posts/hello.md").write_text("published\n")
-    site.git("add", "--all", cwd=elsewhere)
-    site.git("commit", "--quiet", "--message=Publish Hello", cwd=elsewhere)
-    site.git("push", "--quiet", "origin", "main", cwd=elsewhere)
+    site.push_elsewhere({"content/posts/hello.md": "published\n"})
     site.write_post("layout.html", "mine\n")
     site.git("add", "layout.html")
     site.git("commit", "--quiet", "--message=My layout")
-    site.write_post("content/posts/new.md", "new\n")
-    site.save("new", ["content/posts/new.md"])
+    site.save_post("new", "new\n")
     assert site.run_once().of("published")
     assert site.remote_file("layout.html") is None
     site.write_post("content/posts/hello.md", "published\nand better\n")
@@ -111,8 +105,7 @@ def test_a_persons_commit_goes_out_and_leaves_what_the_cms_has_written_since(sit
 
 def test_a_publication_is_looked_at_and_undone(site: Site) -> None:
     for text in ("one", "two"):
-        site.write_post("content/posts/hello.md", f"{text}\n")
-        site.save("hello", ["content/posts/hello.md"])
+        site.save_post("hello", f"{text}\n")
         site.run_once()
     first, again, older = _commands("docs/how-to/undo.md")
     exports = [

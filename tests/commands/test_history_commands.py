@@ -26,8 +26,7 @@ def receipts(site: Site, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_a_published_post_has_a_receipt_with_commit_branch_remote_time_and_link(site: Site) -> None:
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"], message="Hello\n\nmore")
+    site.save_post("a", "a", message="Hello\n\nmore")
     site.run_once(BRITER_PUBLISHED_HREF_TEMPLATE="https://example.org/{slug}")
     (receipt,) = receipts(site)
     commit = site.remote_log()[0][0]
@@ -58,9 +57,7 @@ def test_a_receipt_names_the_files_of_the_commit_and_their_lines(site: Site) -> 
 
 
 def test_the_push_is_timed_until_the_remote_has_answered(site: Site) -> None:
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text("#!/bin/sh\nsleep 0.5\n")
-    hook.chmod(0o755)
+    site.hook("sleep 0.5")
     save(site, "a")
     site.run_once()
     (receipt,) = receipts(site)

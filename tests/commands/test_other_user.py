@@ -36,9 +36,7 @@ def site() -> Iterator[Site]:
     root.chmod(0o755)
     site = Site.make(root)
     site.write_post("content/posts/there.md", "there\n")
-    site.git("add", "--all")
-    site.git("commit", "--quiet", "--message=There")
-    site.git("push", "--quiet", "origin", "main")
+    site.commit_all("There")
     for path in (root, *root.rglob("*")):
         os.chown(path, WORKER, WORKER, follow_symlinks=False)
     yield site

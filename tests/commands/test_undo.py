@@ -109,8 +109,7 @@ def test_an_undo_with_line_endings_of_the_site(site: Site) -> None:
 def test_an_undo_beside_another_post_of_the_same_batch(site: Site) -> None:
     for text in ("one", "two"):
         for slug in ("a", "b"):
-            site.write_post(f"content/posts/{slug}.md", f"{slug} {text}")
-            site.save(slug, [f"content/posts/{slug}.md"])
+            site.save_post(slug, f"{slug} {text}")
         site.run_once()
     undo(site, "a")
     assert (site.remote_file(A), site.remote_file("content/posts/b.md")) == ("a one", "b two")
@@ -139,11 +138,7 @@ def test_an_undo_leaves_what_the_cms_has_changed_since(site: Site, edit: str, pa
 
 
 def test_an_undo_of_an_edit_of_the_remote_needs_to_be_asked_for(site: Site, two: tuple[str, str]) -> None:
-    elsewhere = site.root / "elsewhere"
-    site.git("clone", "-q", str(site.remote), str(elsewhere), cwd=site.root)
-    (elsewhere / A).write_text("a colleague's\n")
-    site.git("commit", "-qam", "Edit", cwd=elsewhere)
-    site.git("push", "-q", cwd=elsewhere)
+    site.push_elsewhere({A: "a colleague's\n"})
     assert site.command("pull").returncode == 0
     done = site.command("undo", "a")
     assert (done.returncode, site.jobs()) == (1, [])

@@ -107,12 +107,7 @@ def test_what_git_ignores_what_is_no_post_and_what_did_not_change_makes_no_job(w
 
 
 def test_files_that_the_worker_writes_make_no_job(watched: Site) -> None:
-    elsewhere = watched.root / "elsewhere"
-    watched.git("clone", "--quiet", str(watched.remote), str(elsewhere), cwd=watched.root)
-    (elsewhere / "content/posts/theirs.md").write_text("theirs\n")
-    watched.git("add", "--all", cwd=elsewhere)
-    watched.git("commit", "--quiet", "--message=Theirs", cwd=elsewhere)
-    watched.git("push", "--quiet", "origin", "main", cwd=elsewhere)
+    watched.push_elsewhere({"content/posts/theirs.md": "theirs\n"})
     watched.write_post("content/posts/mine.md", "mine\n")
     _published(watched, "posts/mine")
     eventually((watched.worktree / "content/posts/theirs.md").exists)

@@ -31,15 +31,12 @@ def dashboard(site: Site) -> Iterator[Dashboard]:
 
 def refuse_everything(site: Site, words: str) -> None:
     """Make the remote's hook refuse any push, with this text."""
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text(f"#!/bin/sh\ncat <<'END'\n{words}\nEND\nexit 1\n")
-    hook.chmod(0o755)
+    site.hook(f"cat <<'END'\n{words}\nEND\nexit 1")
 
 
 def publish(site: Site, slug: str, **keys: object) -> None:
     """Save a post, and run the worker."""
-    site.write_post(f"content/posts/{slug}.md", f"# {slug}\n")
-    site.save(slug, [f"content/posts/{slug}.md"], **keys)
+    site.save_post(slug, f"# {slug}\n", **keys)
     assert site.run_once().returncode in {0, 1}
 
 
@@ -172,20 +169,6 @@ def test_scheduled_posts_are_listed_by_day_and_published_now_or_cancelled(
     assert re.findall(r'class="post"[^>]*>(\w+)<', dashboard.page.get("/scheduled").text) == ["latest"]
 
 
-def test_local_commits_are_named_with_the_command_that_publishes_them(site: Site) -> None:
-    site.write_post("content/posts/mine.md", "by hand")
-    site.git("add", "content")
-    site.git("commit", "-m", "Written by hand")
-    with serving(site) as dashboard:
-
-        def text() -> str:
-            return text_of(dashboard.page.get("/").text)
-
-        eventually(lambda: "Written by hand" in text())
-        assert "1 commit that the remote lacks" in text()
-        assert "For the administrator: briter-worker pull --rebase --push" in text()
-
-
 def test_a_pause_is_shown_and_ended_from_the_page(site: Site, dashboard: Dashboard) -> None:
     assert dashboard.act("pause", reason="the printer's deadline", **{"for": "30"}).status_code == 303
     page = text_of(dashboard.page.get("/").text)
@@ -219,27 +202,12 @@ def test_every_page_says_why_no_post_can_be_published(site: Site, dashboard: Das
         assert "paused" not in page
 
 
-def test_the_longest_wait_counts_from_the_due_time_and_includes_retries(
-    site: Site, dashboard: Dashboard
-) -> None:
-    site.git("remote", "set-url", "origin", str(site.root / "nowhere"))
-    now = datetime.now(UTC)
-    save = {"createdAt": (now - timedelta(days=9)).isoformat()}
-    publish(site, "late", **save, scheduledFor=(now - timedelta(minutes=3)).isoformat())
-    eventually(lambda: dashboard.json("/api/status")["jobs"]["retrying"] == 1)
-    page = text_of(dashboard.page.get("/scheduled").text)
-    assert "No post can be published: the remote repository was not found. For the administrator: " in page
-    page = text_of(dashboard.page.get("/").text)
-    assert "Longest waiting late , due 3 min ago" in page
-
-
 def test_one_cause_is_one_card_for_all_its_posts_with_since_and_next_try(
     site: Site, dashboard: Dashboard
 ) -> None:
     site.git("remote", "set-url", "origin", str(site.root / "nowhere"))
     for slug in ("one", "two", "three"):
-        site.write_post(f"content/posts/{slug}.md", f"# {slug}\n")
-        site.save(slug, [f"content/posts/{slug}.md"])
+        site.save_post(slug, f"# {slug}\n")
     site.run_once()
     eventually(lambda: dashboard.json("/api/status")["jobs"]["retrying"] == 3)
     page = dashboard.page.get("/waiting").text

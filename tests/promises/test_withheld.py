@@ -64,6 +64,18 @@ def test_a_malformed_job_that_no_worker_saw_before_withholds_what_it_names(
         assert site.remote_file(LATER) is None
 
 
+def test_what_is_scheduled_while_the_files_are_read_waits_for_its_time(site: Site, job: Path) -> None:
+    late = site.root / "late.json"
+    late.write_text(json.dumps(SCHEDULED))
+    site.git("config", "filter.late.clean", f"mv {late} {job} 2>/dev/null; cat")
+    site.write_post(".gitattributes", "*.late filter=late\n")
+    site.write_post("content/posts/read.late", "read\n")
+    publish_folder(site)
+    assert site.remote_file("content/posts/now.md") == "now\n"
+    assert not late.exists()
+    assert site.remote_file(LATER) is None
+
+
 @pytest.mark.parametrize("torn", ['],"scheduledFor":"2999', '],"scheduledFor"', ',"content/posts/no'])
 def test_a_file_that_was_torn_before_any_worker_read_it_withholds_what_it_names(
     site: Site, job: Path, torn: str

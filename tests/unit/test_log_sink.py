@@ -7,7 +7,6 @@ import io
 import json
 import os
 import threading
-import time
 from inspect import get_annotations
 from typing import Any
 
@@ -104,36 +103,9 @@ def test_no_text_of_any_event_can_forge_a_line_or_show_a_secret(event: events.Ev
     assert parsed(text.encode().decode())["event"] == event.name
 
 
-def test_progress_is_not_logged() -> None:
-    pipe = Pipe()
-    log = LogSink(pipe.stream)
-    log(events.Progress(phase="push", done=1, total=2))
-    assert pipe.read_all() == ""
-
-
 def write_many(log: LogSink, slug: str, times: int) -> None:
     for _ in range(times):
         log(published(slug=slug))
-
-
-class Dribble(io.BytesIO):
-    """Takes a few bytes at a time, and lets others run in between."""
-
-    def write(self, data: Any, /) -> int:  # noqa: ANN401 - whatever BytesIO takes
-        time.sleep(0)
-        return super().write(bytes(data)[:50])
-
-
-def test_lines_of_several_threads_never_mix() -> None:
-    stream = Dribble()
-    log = LogSink(stream)
-    writing = [threading.Thread(target=write_many, args=(log, f"{n}" * 500, 20)) for n in range(4)]
-    for thread in writing:
-        thread.start()
-    for thread in writing:
-        thread.join()
-    slugs = [parsed(text)["slug"] for text in stream.getvalue().decode().splitlines()]
-    assert sorted(slugs) == sorted(f"{n}" * 500 for n in range(4) for _ in range(20))
 
 
 def read_from(descriptor: int) -> str:

@@ -300,15 +300,6 @@ def test_a_limit_on_the_size_of_files_is_of_the_environment_and_names_the_limit(
     assert "ulimit -f" in error.fix
 
 
-def test_the_fatal_line_is_shown_behind_a_megabyte_of_words() -> None:
-    text = "remote: " + "word " * 200_000 + "\nfatal: the requested URL returned error: 403"
-    found = messages.from_git("it failed", text)
-    assert found.message.endswith("error: 403")
-    assert found.fix.startswith("give the worker a deploy key")
-    rejected = messages.from_rejection("[remote rejected] (hook declined)", text.replace("word", "no"))
-    assert len(rejected.message) <= 2_000
-
-
 @pytest.mark.parametrize("pad", range(15_960, 15_990, 2))
 def test_no_half_of_a_secret_is_shown_where_words_are_cut(pad: int) -> None:
     secret = "https://u:s3cr3tcanary@h/x "  # noqa: S105 - it opens nothing

@@ -162,12 +162,3 @@ def test_a_cached_value_is_old_rather_than_late_and_new_after_a_change(
     with pytest.raises(ProblemError, match="the queue cannot be read: gone"):
         cached.get()
     cached.renew()
-
-
-def test_a_value_that_is_new_enough_is_not_read_again() -> None:
-    source = Source()
-    source.read_again.set()
-    cached = CachedValue(source.read, "the queue", lifetime=60.0)
-    assert [cached.get() for _ in range(5)] == [1] * 5
-    cached.renew()
-    assert cached.get() == 2

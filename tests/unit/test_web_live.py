@@ -54,22 +54,6 @@ def ids(data: bytes) -> list[int]:
     return [int(number) for number in re.findall(rb"^id: (\d+)$", data, re.MULTILINE)]
 
 
-@pytest.mark.parametrize(
-    ("last", "expected"),
-    [("7", [8, 9, 10]), ("10", []), ("11", [10]), ("x", [10]), (None, [10])],
-)
-def test_a_reader_gets_the_events_that_it_missed_or_a_snapshot(last: str | None, expected: list[int]) -> None:
-    async def connect() -> bytes:
-        stream = chunks(Past(10).feed().stream(last))
-        await anext(stream)
-        return await anext(stream)
-
-    first = asyncio.run(connect())
-    assert ids(first) == expected
-    assert (b"event: snapshot" in first) == (expected == [10])
-    assert (b"event: status" in first) == (expected != [10])
-
-
 def test_a_late_reader_gets_what_is_kept_or_a_snapshot() -> None:
     past = Past()
 
