@@ -36,6 +36,8 @@ _NAMED = 10
 _SHOWN = 50
 """A page shows the differences of so many files."""
 _MAX_SHOWN_BYTES = 20 << 20
+_MAX_TEXT = 1 << 20
+"""With more text than this, a page shows the sizes only."""
 _LOCK_TIMEOUT_S = 30.0
 _Versions = dict[str, "Entry | None"]
 _Stats = dict[str, os.stat_result | None]
@@ -67,6 +69,7 @@ def differences(repository: Repository, commit: str) -> list[FileDifference]:
         return []
     options = ("-r", "--patch", "--word-diff=porcelain", "--unified=2")
     text = _diff(repository, commit, *options, paths=shown).decode(errors="replace")
+    text = text if len(text) <= _MAX_TEXT else re.sub(r"^(?!diff --git ).*\n", "", text, flags=re.MULTILINE)
     patches = re.split(r"^diff --git .*\n", text, flags=re.MULTILINE)[1:]
     asked = "".join(f"{blob}\n" for path in shown for blob in blobs[path])
     out = repository.git.run("cat-file", "--batch-check=%(objectsize)", stdin=asked.encode()).decode()
@@ -97,7 +100,9 @@ def file_of(repository: Repository, commit: str, path: str, *, before: bool) -> 
 
 
 def _diff(repository: Repository, commit: str, *options: str, paths: Sequence[str] = ()) -> bytes:
-    command = ("--literal-pathspecs", "-c", "core.quotePath=false", "-c", "core.bigFileThreshold=1m")
+    command = ["--literal-pathspecs", "-c", "core.quotePath=false"]
+    if paths:  # for a page: of larger files the sizes are enough
+        command += ["-c", "core.bigFileThreshold=256k"]
     plain = ("--no-commit-id", "--no-ext-diff", "--no-textconv")
     what = "the differences could not be read"
     return repository.git.run(*command, "diff-tree", *plain, *options, commit, "--", *paths, what=what)

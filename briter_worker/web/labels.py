@@ -64,6 +64,8 @@ def advice(failure: str | None) -> str:
             return "change the post as the message says, then save it again"
         case FailureCode.LOST_RACE | FailureCode.UNSETTLED | FailureCode.KILLED_WORKER | FailureCode.INTERNAL:
             return "retry it"
+        case FailureCode.OUTDATED:
+            return "save the post again if its version is to replace the newer one"
         case _ if is_environment(failure):
             return "wait, or retry it: it is published by itself once the cause is gone"
         case _:
