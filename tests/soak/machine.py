@@ -122,7 +122,9 @@ class Machine(CheckedHistory):
     def save_what_is_refused(self, what: str) -> None:
         """A job that can never be published."""
         keys: dict[str, Any] = {}
-        paths = {"paths": ["config.toml", "a/../b"], "link": [LINK]}.get(what, [POSTS[0]])
+        # What a damaged job declares stays withheld until it is cancelled: here, a path of nobody else's.
+        own = ["content/posts/refused.md"] if what == "list" else [POSTS[0]]
+        paths = {"paths": ["config.toml", "a/../b"], "link": [LINK]}.get(what, own)
         word = "nopaths" if what in ("paths", "link") else "unknown-type" if what == "type" else "malformed"
         if what == "type":
             keys["type"] = "rss"
