@@ -22,7 +22,7 @@ PARTS = {
     "machine": "hold random histories of CMS, worker, operator, remote and clock against a model",
     "oracle": "compare what is published of random path lists with git itself",
     "fuzz": "feed random bytes as jobs",
-    "cluster": "kill, stop and cut off the nodes of a cluster, and restart Postgres",
+    "cluster": "kill, stop, cut off and sicken a cluster's nodes, and restart and restore Postgres",
 }
 
 
