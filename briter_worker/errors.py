@@ -75,7 +75,7 @@ class FailureCode(StrEnum):
     GIT_MISSING = "git-missing"
 
 
-FAILURE_TEXTS = {
+FAILURE_TEXTS: dict[str, str] = {
     FailureCode.NO_PATHS: "none of its files may be published",
     FailureCode.MALFORMED: "the editor's program wrote something that is not a job",
     FailureCode.UNREADABLE: "the job's file cannot be read",
@@ -113,7 +113,7 @@ FAILURE_TEXTS = {
 
 def failure_text(failure: str | None) -> str:
     """Return what a failure code means; empty for an unknown one."""
-    return FAILURE_TEXTS[FailureCode(failure)] if failure in set(FailureCode) else ""
+    return FAILURE_TEXTS.get(failure or "", "")
 
 
 def is_environment(code: str | None) -> bool:

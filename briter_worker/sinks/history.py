@@ -182,7 +182,7 @@ class History:
             values.append(slug)
         for word in search.lower().split():
             text = re.sub(r"([\\%_])", r"\\\1", word)
-            causes = [code.value for code, meaning in FAILURE_TEXTS.items() if word in meaning.lower()]
+            causes = [str(code) for code, meaning in FAILURE_TEXTS.items() if word in meaning.lower()]
             query += rf""" AND ({_SEARCHED} LIKE ? ESCAPE '\' OR a."commit" LIKE ? ESCAPE '\'"""
             query += f" OR a.failure IN ({', '.join('?' * len(causes)) or 'NULL'}))"
             values += [f"%{text}%", f"{text}%", *causes]
