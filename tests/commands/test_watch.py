@@ -76,6 +76,22 @@ def test_a_page_with_its_siblings_is_one_post(watched: Site) -> None:
     assert watched.remote_file("content/posts/trip/img/map.svg") is None
 
 
+def test_a_page_of_kirby_is_one_post_without_its_unpublished_edits(site: Site) -> None:
+    site.env["BRITER_ADAPTER"] = "kirby"
+    page = "content/2_notes/hello"
+    with site.running("watch"):
+        for name in ("note.txt", "_changes/note.txt", ".lock", "cover.jpg", "cover.jpg.txt"):
+            site.write_post(f"{page}/{name}", "x\n")
+        names = {f"{page}/{name}" for name in ("cover.jpg", "cover.jpg.txt", "note.txt")}
+        eventually(lambda: {path for job in site.jobs() for path in job["paths"]} == names)
+        site.write_post(f"{page}/_changes/note.txt", "y\n")
+        site.write_post("content/2_notes/last/note.txt", "x\n")
+        eventually(lambda: any(job["slug"] == "2_notes/last" for job in site.jobs()))
+    published = _published(site, "2_notes/hello", "2_notes/last")
+    assert set(published) == {"2_notes/hello", "2_notes/last"}
+    assert site.remote_file(f"{page}/_changes/note.txt") is None
+
+
 def test_what_is_renamed_leaves_its_old_name(watched: Site) -> None:
     watched.write_post("content/posts/old/a.md", "a\n")
     _published(watched, "posts/old/a")
