@@ -332,15 +332,16 @@ PIXEL = bytes.fromhex("47494638396101000100800100ff0000ffffff2c00000000010001000
 
 
 def test_a_post_shows_what_a_publication_changed(site: Site, dashboard: Dashboard) -> None:
-    paths = ["content/a.md", "content/b.gif", "content/c.bin", "content/<b>.md"]
+    paths = ["content/a.md", "content/b.gif", "content/c.bin", "content/<b>.md", "content/e.txt"]
     for text, byte in (("One old line\n", b"\0"), ("One new line\n", b"\0\0")):
         site.write_post(paths[0], text)
         site.write_post(paths[3], text)
+        site.write_post(paths[4], text * 30_000)
         (site.worktree / paths[1]).write_bytes(PIXEL + byte)
         (site.worktree / paths[2]).write_bytes(byte * 5)
         site.save("hello", paths)
         assert site.run_once().returncode == 0
-    eventually(lambda: "4 files changed" in dashboard.page.get("/post?slug=hello").text)
+    eventually(lambda: "5 files changed" in dashboard.page.get("/post?slug=hello").text)
     page = dashboard.page.get("/post?slug=hello").text
     assert "content/a.md</code> +1 -1" in page
     link = re.search(r'href="([^"]+)">Show the differences', page)
@@ -348,6 +349,7 @@ def test_a_post_shows_what_a_publication_changed(site: Site, dashboard: Dashboar
     page = dashboard.page.get(html.unescape(link[1])).text
     assert page.count("One <del>old</del><ins>new</ins> line") == 2
     assert "5 Bytes → 10 Bytes" in page
+    assert "390.0 kB → 390.0 kB" in page, "too long to show"
     pictures = [html.unescape(each) for each in re.findall(r'<img src="([^"]+)"', page)]
     assert [dashboard.page.get(each).content for each in pictures] == [PIXEL + b"\0", PIXEL + b"\0\0"]
     assert dashboard.page.get(pictures[0]).headers["content-type"] == "image/gif"
