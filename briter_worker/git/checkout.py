@@ -205,7 +205,10 @@ class Checkout:
 
     def remember(self, tip: str, blobs: Mapping[str, str | None]) -> None:
         """Store the versions that the published files are edits of from now on; the branch follows `tip`."""
-        state, committed = self.state(), self._committed_versions(blobs)
+        state, committed = self.state(), dict[str, str | None]()
+        if blobs and self._local() and self.repository.is_checked_out():
+            entries = self.repository.entries(self._local(), blobs)
+            committed = self._index.committed({path: entries.get(path) for path in blobs})
         bases = {path: FileBase(blob, committed.get(path, "")) for path, blob in blobs.items()}
         self._state.save(MirrorState(tip, {**state.bases, **bases}))
 
@@ -223,17 +226,6 @@ class Checkout:
             f"{self.repository.branch} has commits that the remote lacks",
             "briter-worker pull --rebase --push",
         )
-
-    def _committed_versions(self, paths: Collection[str]) -> dict[str, str | None]:
-        """Return the local branch's version of the paths of which the index has no other one."""
-        index = self._index
-        before = index.stamp()
-        if not (paths and before and self._local() and self.repository.is_checked_out()):
-            return {}
-        staged, branch = index.entries(paths)[0], self.repository.entries(self._local(), paths)
-        if index.is_locked() or index.stamp() != before:
-            return {}
-        return {path: _blob(branch.get(path)) for path in paths if staged.get(path) == branch.get(path)}
 
     @cached_property
     def _index(self) -> Index:

@@ -76,6 +76,15 @@ class Index:
                 skipped |= {path} if tag in "Ss" else set()
         return found, skipped
 
+    def committed(self, branch: Mapping[str, Entry | None]) -> dict[str, str | None]:
+        """Return the branch's blobs that the index has too; none if git is writing it."""
+        before = self.stamp()
+        staged = self.entries(branch)[0] if before else {}
+        if before is None or self.is_locked() or self.stamp() != before:
+            return {}
+        same = (path for path, entry in branch.items() if staged.get(path) == entry)
+        return {path: entry.blob if (entry := branch[path]) else None for path in same}
+
     def is_locked(self) -> bool:
         """Return True if a git command holds the index."""
         return self._lock.exists()
