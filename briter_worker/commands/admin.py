@@ -111,6 +111,8 @@ def pull(
         output.write_json(document | {"paths": updated})
     else:
         output.write_pull(result, settings)
+    if result.is_blocked:
+        raise typer.Exit(2)
 
 
 def schema(

@@ -117,6 +117,8 @@ class Checkout:
         self.edited = edited
         self.late_reason = ""
         """The reason why the last sync was delayed; empty if it was not."""
+        self.is_blocked = False
+        """The last sync waits for a user's local changes."""
         self.git = repository.git
         self._state = _StateRef(repository)
         self._warn = warn
@@ -153,7 +155,7 @@ class Checkout:
                 self._warn_once(text, second)
             return False
         self._warned.clear()
-        self.late_reason = ""
+        self.late_reason, self.is_blocked = "", False
         return True
 
     def catch_up(self) -> None:
@@ -236,6 +238,7 @@ class Checkout:
 
     def _warn_late(self, prefix: str, error: PublishError | OSError) -> None:
         self.late_reason = _text(error)
+        self.is_blocked = isinstance(error, PublishError) and error.code is FailureCode.DIVERGED
         branch = self.repository.branch
         text = f"{prefix}The local branch {branch} is behind: {_text(error)}. It updates by itself."
         self._warn_once(text, error)

@@ -47,6 +47,8 @@ class PullResult:
     is_pushed: bool = False
     late_reason: str = ""
     """The reason why the local branch does not have `tip` yet; empty if it has."""
+    is_blocked: bool = False
+    """The pull changed nothing, because the user has local changes."""
 
 
 def pull(
@@ -72,7 +74,7 @@ def pull(
             if repository.is_ancestor(local, tip):
                 if local != tip or checkout.state() != MirrorState():
                     checkout.sync(tip, {})
-                return PullResult(tip, late_reason=checkout.late_reason)
+                return PullResult(tip, late_reason=checkout.late_reason, is_blocked=checkout.is_blocked)
             commits = _local_commits(repository, tip)
             if not rebase:
                 raise DeclinedError(

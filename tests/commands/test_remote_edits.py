@@ -85,6 +85,19 @@ def test_a_pull_keeps_what_the_cms_has_changed_and_a_push_is_no_update(site: Sit
     assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
 
 
+def test_a_pull_over_local_changes_changes_nothing(site: Site) -> None:
+    site.push_elsewhere({"theme.css": "one\n"})
+    assert site.command("pull").returncode == 0
+    site.push_elsewhere({"theme.css": "theirs\n", THEIRS: "theirs\n"})
+    site.write_post("theme.css", "mine\n")
+    before = site.git("rev-parse", "main")
+    done = site.command("pull")
+    assert done.returncode == 2
+    assert "theme.css has local changes" in done.stderr
+    assert "Fix: commit it, or drop the changes: git restore theme.css" in done.stderr
+    assert (site.git("rev-parse", "main"), has(site)) == (before, False)
+
+
 def test_a_conflict_is_shown_with_its_post_before_anybody_saves(site: Site) -> None:
     lines = "".join(f"{number}\n" for number in range(9))
     for slug in ("clash", "merge", "saved"):
