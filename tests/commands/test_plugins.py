@@ -99,20 +99,6 @@ def test_a_snooze_costs_no_attempt_and_is_tried_again(plugged: Plugged) -> None:
     assert plugged.run().of("failed")
 
 
-def test_a_snooze_until_what_is_no_time_is_that_posts_failure_alone(plugged: Plugged) -> None:
-    plugged.install(
-        "later",
-        HEAD
-        + "@hookimpl\ndef before_publish(job):\n"
-        + "    if job.slug == 'bad': raise SnoozedError('tomorrow', 'not yet')\n",
-    )
-    plugged.post("bad")
-    plugged.post("good")
-    done = plugged.run()
-    assert [line["slug"] for line in done.of("published")] == ["good"]
-    assert [line["slug"] for line in done.of("failed")] == ["bad"]
-
-
 def test_middleware_surrounds_each_attempt_the_first_outermost(plugged: Plugged) -> None:
     for name in ("b-second", "a-first"):
         plugged.install(

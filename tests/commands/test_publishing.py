@@ -144,6 +144,37 @@ def test_attributes_that_are_not_checked_out_count_as_git_add_counts_them(
     assert [site.remote_file(post) for post in posts] == [changed, changed, "one\r\ntwo\r\n"]
 
 
+def test_modes_are_as_git_itself_would_record_them(site: Site) -> None:
+    site.write_post("content/posts/run.sh", "#!/bin/sh\n").chmod(0o755)
+    site.write_post("content/posts/odd.md", "odd\n").chmod(0o640)
+    site.save("x", ["content/posts/run.sh", "content/posts/odd.md"])
+    site.run_once()
+    modes = site.git("ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote)
+    assert "100755 content/posts/run.sh" in modes
+    assert "100644 content/posts/odd.md" in modes
+    (site.worktree / "content/posts/run.sh").chmod(0o644)
+    site.save("x", ["content/posts/run.sh"])
+    assert site.run_once().of("published")
+    assert "100644 content/posts/run.sh" in site.git(
+        "ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote
+    )
+
+
+@pytest.mark.parametrize("what", ["ignored", "symlink", "bare repository"])
+def test_a_folder_in_which_nothing_may_be_published_fails_as_nopaths(site: Site, what: str) -> None:
+    folder = site.worktree / "content/odd"
+    folder.mkdir()
+    if what == "ignored":
+        site.write_post(".gitignore", "content/odd/\n")
+        site.write_post("content/odd/a.md", "a\n")
+    elif what == "symlink":
+        (folder / "a.md").symlink_to("/etc/passwd")
+    else:
+        site.git("init", "-q", "--bare", str(folder / "b.git"))
+    site.save("odd", ["content/odd"])
+    assert site.run_once().of("nopaths")
+
+
 def test_nothing_new_is_nochange(site: Site) -> None:
     site.save("welcome", ["content/posts/welcome.md"])
     result = site.run_once()

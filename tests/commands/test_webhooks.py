@@ -237,17 +237,6 @@ def test_a_redirect_is_never_followed_and_the_message_is_given_up(
     assert station.fixes == ["use the new address"]
 
 
-def test_a_receiver_that_is_gone_causes_one_warning_for_all_its_messages(
-    station: Station, receiver: Receiver
-) -> None:
-    receiver.replies += [Reply(410)] * 3
-    station.tell(station.open(f"{receiver.url}/T0KEN"), published("a"), published("b"), published("c"))
-    assert station.unsent() == 0
-    (warning,) = station.warnings
-    assert receiver.url in warning
-    assert "T0KEN" not in warning, "the path of a hook is its password"
-
-
 def test_a_post_to_a_stalled_or_slow_receiver_ends_in_time(receiver: Receiver) -> None:
     receiver.replies += [Reply(stall=receiver.ended), Reply(drip=True)]
     for _ in range(2):

@@ -105,21 +105,6 @@ def test_a_command_that_starts_as_all_are_aborted_is_ended_too(
     assert children() == []
 
 
-def test_an_abort_from_another_thread_ends_what_runs_and_lets_nothing_start_but_the_last(
-    site: Site, git: Git
-) -> None:
-    site.git("config", "alias.hang", "!sleep 60")
-    threading.Timer(0.3, git.abort).start()
-    with pytest.raises(StoppedError):
-        git.run("hang")
-    with pytest.raises(StoppedError):
-        git.run("rev-parse", "HEAD")
-    git.allow_last_commands(0.5)
-    assert git.run("rev-parse", "HEAD")
-    with pytest.raises(PublishError, match=r"within 0.5 s"):
-        git.run("hang")
-
-
 def test_git_gets_sigterm_when_the_worker_dies(site: Site) -> None:
     pid, program_text = site.root / "pid", "from pathlib import Path; from briter_worker.git.run import Git; "
     program_text += f"Git(Path({str(site.worktree)!r}), remote='origin', timeout=60).run('hang')"

@@ -88,14 +88,6 @@ def test_without_a_home_the_posts_are_published(site: Site) -> None:
 # Its state
 
 
-def test_a_branch_that_was_left_and_entered_again_was_left(site: Site, repository: Repository) -> None:
-    repository.check()
-    repository.check_unmoved()
-    site.git("switch", "-q", "-c", "other")
-    site.git("switch", "-q", "main")
-    assert failure_of(repository.check_unmoved).code is FailureCode.WRONG_BRANCH
-
-
 def test_a_rewritten_branch_is_refused_until_a_person_accepts_it(site: Site, repository: Repository) -> None:
     old = site.git("rev-parse", "HEAD")
     new = site.git("commit-tree", "-m", "Another", "HEAD^{tree}")

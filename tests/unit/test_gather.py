@@ -141,15 +141,6 @@ def test_what_a_sparse_checkout_leaves_out_was_not_deleted(site: Site) -> None:
         assert gone == ["content/posts/gone.md"]
 
 
-@pytest.mark.parametrize("has_git", [False, True])
-def test_without_a_commit_no_version_is_known(tmp_path: Path, *, has_git: bool) -> None:
-    if has_git:
-        subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
-    put(tmp_path, "content/a.md")
-    (file,) = gathered(tmp_path, "content/a.md").payload.files
-    assert (file.base, file.has_base) == (None, has_git)
-
-
 class Contents(dict[str, bytes]):
     """What a job brought, by blob."""
 
