@@ -175,6 +175,34 @@ def test_a_folder_in_which_nothing_may_be_published_fails_as_nopaths(site: Site,
     assert site.run_once().of("nopaths")
 
 
+def test_a_folder_job_never_deletes_what_no_job_may_publish(site: Site) -> None:
+    site.write_post("content/.gitattributes", "*.bin binary\n")
+    site.commit_all("attributes")
+    (site.worktree / "content/.gitattributes").unlink()
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("all", ["content"])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}
+
+
+def test_a_file_takes_a_folders_place_and_the_reverse(site: Site) -> None:
+    site.write_post("content/posts/x/a.md", "a\n")
+    site.save("x", ["content/posts/x"])
+    site.run_once()
+    (site.worktree / "content/posts/x/a.md").unlink()
+    (site.worktree / "content/posts/x").rmdir()
+    site.write_post("content/posts/x", "a file now\n")
+    site.save("x", ["content/posts/x"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/x") == "a file now\n"
+    (site.worktree / "content/posts/x").unlink()
+    site.write_post("content/posts/x/b.md", "b\n")
+    site.save("x", ["content/posts/x"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/x/b.md") == "b\n"
+    assert site.git("status", "--porcelain") == ""
+
+
 def test_nothing_new_is_nochange(site: Site) -> None:
     site.save("welcome", ["content/posts/welcome.md"])
     result = site.run_once()
