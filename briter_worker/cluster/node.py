@@ -161,7 +161,7 @@ class Node:
         self._stop = stop
         self._name = name
         self._slots = slots
-        self._lanes = Lanes(slots, settings.worker_per_host)
+        self._lanes = Lanes(slots, settings.worker_per_host, self._permits)
         self._threads = ThreadPoolExecutor(self._lanes.threads, thread_name_prefix="drain")
         self._running: set[int] = set()
         """Procrastinate's numbers of the jobs that this node works on."""
@@ -239,7 +239,7 @@ class Node:
 
     async def _run_workers(self) -> None:
         """Run a worker of Procrastinate's for each lane."""
-        lanes = {DRAIN_QUEUE: self._lanes.fetched, SLOW_QUEUE: self._lanes.slow}
+        lanes = {DRAIN_QUEUE: self._slots, SLOW_QUEUE: self._lanes.slow}
         await asyncio.gather(*(self._run_worker([queue], size, wait=True) for queue, size in lanes.items()))
 
     async def _run_worker(self, queues: list[str], size: int, *, wait: bool) -> None:
@@ -313,6 +313,10 @@ class Node:
             await asyncio.to_thread(mark_slow, self._database, site, is_slow=True)
             return Counts(), 0.0
         return found
+
+    def _permits(self) -> asyncio.Semaphore:
+        """Return the semaphore by which the worker of the ordinary lane fetches."""
+        return self._workers[0]._job_semaphore  # noqa: SLF001 - test_procrastinate.py pins it
 
     def _read_host(self, site: str) -> str:
         with suppress(DeclinedError):  # it was removed meanwhile

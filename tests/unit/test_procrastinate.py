@@ -7,38 +7,39 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from procrastinate import App, PsycopgConnector
+from procrastinate.worker import Worker
 
 from briter_worker.cluster.connector import LastingConnector, Outage
-from briter_worker.cluster.sites import DRAIN_QUEUE
+from briter_worker.cluster.sites import DRAIN_QUEUE, DRAIN_TASK, wake
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     import pytest
-    from procrastinate.jobs import Job
-    from procrastinate.manager import JobManager
 
     from briter_worker.queues.postgres.database import Database
 
 
-def run(database: Database, step: Callable[[JobManager], Awaitable[object]]) -> None:
-    """Run a step against the job manager of an app of its own."""
+def test_another_job_is_fetched_when_the_workers_semaphore_is_released(database: Database) -> None:
+    app, running = App(connector=PsycopgConnector(conninfo=database.conninfo)), list[str]()
+    other = asyncio.Event()
+    worker = Worker(app, queues=[DRAIN_QUEUE], concurrency=1, fetch_job_polling_interval=0.01)
+
+    async def drain(site: str) -> None:
+        running.append(site)
+        if site == "a":
+            worker._job_semaphore.release()  # noqa: SLF001 - as Node does
+            await other.wait()
+            worker.stop()  # type: ignore[no-untyped-call]
+        else:
+            other.set()
 
     async def main() -> None:
-        app = App(connector=PsycopgConnector(conninfo=database.conninfo, min_size=1, max_size=1))
+        app.task(name=DRAIN_TASK, queue=DRAIN_QUEUE)(drain)
+        wake(database, ["a", "b"])
         async with app.open_async():
-            await step(app.job_manager)
+            await asyncio.wait_for(worker.run(), 20)  # type: ignore[no-untyped-call]
 
     asyncio.run(main())
-
-
-async def fetch(manager: JobManager, worker: int) -> Job | None:
-    return await manager.fetch_job([DRAIN_QUEUE], worker)
-
-
-def execute(database: Database, statement: str) -> None:
-    with database.connection() as connection:
-        connection.execute(statement.encode())
+    assert running == ["a", "b"]
 
 
 def test_a_cancellation_that_the_pool_swallows_still_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
