@@ -133,7 +133,7 @@ _LOCAL = _rows(r"""
     network    remote end hung up|could not read from remote repository|rpc failed|unable to access
     index      index file (?:corrupt|smaller)|bad (?:index|signature)|index uses [^\n]{1,80} extension
     index      cache entry has null sha1
-    config     bad config line
+    config     bad config line|bad (?:boolean|numeric) config value
     objects    corrupt(?:ed|ion)?|bad (?:object|tree|config|ref)
     objects    missing (?:blob|tree|object|necessary objects)
     objects    unable to read|could not read [0-9a-f]{40}

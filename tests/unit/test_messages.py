@@ -115,6 +115,7 @@ WORDS = read_cases(r"""
     corrupt          fatal: unable to read tree 4b825dc642cb6eb9a060e54bf8d69288fbee4904
     corrupt          error: refs/heads/main is not valid
                    | fatal: bad config line 3 in file .git/config
+                   | fatal: bad boolean config value 'maybe' for 'core.filemode'
     internal         fatal: something that git has never said
 """)
 
