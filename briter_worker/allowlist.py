@@ -63,7 +63,7 @@ ADAPTER_EXCLUDED = {"kirby": ("_changes/", ".lock")}
 MAX_PATH_BYTES = 4096
 MAX_PARTS = 64
 MAX_PART_BYTES = 255
-"""What Linux can open: a longer name could not have been saved."""
+"""The limit of Linux: a longer name could not have been saved."""
 
 
 class PathRefusedError(Exception):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from briter_worker.events import Event
 
 _PATIENCE_S = 10.0
-"""How long `pull` waits for a publication to end."""
+"""The longest time in seconds that `pull` waits for a publication to end."""
 database_app = typer.Typer(
     no_args_is_help=True, help="Manage the database of a cluster.", rich_markup_mode=None
 )

@@ -15,7 +15,7 @@ import typer
 from briter_worker import client
 from briter_worker.allowlist import PathRefusedError, is_inside
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, user_name, wake_worker
-from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.errors import DeclinedError, PublishError, UsageError
 from briter_worker.events import Event, Warned
 from briter_worker.git.folders import Folders, Staged
 from briter_worker.redaction import many_lines, one_line
@@ -130,6 +130,8 @@ def _check_paths(settings: Settings, paths: Sequence[str], folder: Path, *, forc
                     problem = staged.rejected.get(path, "")
             except PathRefusedError as refused:
                 problem = refused.reason
+            except PublishError as failure:
+                problem = failure.message
             if problem:
                 problem = f"{path} will not be published: {problem}"
             elif staged.places.get(path) in staged.absent:

@@ -30,7 +30,7 @@ from briter_worker.status import read_status
 from briter_worker.wiring import open_history, open_outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from briter_worker.doctor import Finding
     from briter_worker.settings import Settings
@@ -161,19 +161,17 @@ def check_accounts(settings: Settings, git_dir: Path) -> Finding:
         return ok("accounts", "posts and jobs belong to the worker's user")
     for path in filter(os.path.lexists, private):
         found = path.lstat()
-        if found.st_uid != worker or _is_open(found, shared):
+        is_shared = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid in shared else 0)
+        if found.st_uid != worker or found.st_mode & is_shared:
             message = f"{path} can be written by others than the worker's user, who could run programs by it"
             return warning("accounts", message, f"sudo chown {worker} {path}; sudo chmod go-w {path}")
     for path, found in looked:
         is_folder = stat.S_ISDIR(found.st_mode)
+        has_group = found.st_mode & stat.S_ISGID or "system.posix_acl_default" in os.listxattr(path)
         wanted = os.R_OK | (os.W_OK | os.X_OK if is_folder else 0)
         if not _may(path, found, worker, wanted):
             message = f"the worker's user may not {'write' if is_folder else 'read'} {path}"
-        elif (
-            is_folder
-            and not found.st_mode & stat.S_ISGID
-            and "system.posix_acl_default" not in os.listxattr(path)
-        ):
+        elif is_folder and not has_group:
             message = f"{path} has no setgid bit: what the worker writes there leaves the group of the CMS"
         else:
             continue
@@ -186,19 +184,15 @@ def check_accounts(settings: Settings, git_dir: Path) -> Finding:
 
 
 def _entries(places: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield what a CMS writes: folders and files, but not the worker's own folders in the queue."""
+    """Yield the folders and files that a CMS writes, without links and the worker's folders in the queue."""
     for place in places:
         yield place, place.lstat()
         for folder, folders, files in os.walk(place):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            for name in (*folders, *files):
+            for path in (Path(folder, name) for name in (*folders, *files)):
                 with suppress(OSError):
-                    yield Path(folder, name), Path(folder, name).lstat()
-
-
-def _is_open(found: os.stat_result, groups: Collection[int]) -> bool:
-    mask = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid in groups else 0)
-    return bool(found.st_mode & mask)
+                    if not path.is_symlink():
+                        yield path, path.lstat()
 
 
 def _may(path: Path, found: os.stat_result, user: int, wanted: int) -> bool:

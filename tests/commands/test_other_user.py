@@ -121,6 +121,7 @@ def test_the_cms_can_write_neither_the_repository_nor_the_workers_state(site: Si
     ("spoil", "message"),
     [
         ("", ""),
+        ("ln -s nowhere content/dangling; ln -s ../.git content/linked", ""),
         ("chmod -R g-s content", "content has no setgid bit"),
         ("chmod g+w,o+w .git", ".git can be written by others"),
         (f"chown {CMS} ../storage", "storage can be written by others"),
