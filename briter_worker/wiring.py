@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from briter_worker import client
 from briter_worker.allowlist import parents
 from briter_worker.drain import Drain
 from briter_worker.errors import (
@@ -38,7 +37,6 @@ from briter_worker.events import (
 )
 from briter_worker.git.environment import Signer
 from briter_worker.git.publisher import GitPublisher
-from briter_worker.git.pull import pull as pull_branch
 from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
@@ -54,6 +52,7 @@ from briter_worker.worker import Puller, PullOrder, Stop, Worker, heartbeat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from briter_worker import client
     from briter_worker.errors import Failure
     from briter_worker.events import Event
     from briter_worker.job import Job
@@ -277,7 +276,8 @@ def undo_post(
     settings: Settings, slug: str, *, to: str | None = None, message: str | None = None
 ) -> client.Enqueued:
     """Bring the post's files to an earlier version, and enqueue their publication."""
-    from briter_worker.git import undo  # noqa: PLC0415 - a worker undoes nothing
+    from briter_worker import client  # noqa: PLC0415 - a worker undoes nothing
+    from briter_worker.git import undo  # noqa: PLC0415 - as above
 
     commits = published_commits(settings, slug)
     with closing(open_git(settings)) as git:
@@ -378,6 +378,8 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
 
     def pull() -> None:
         """Follow the remote; local commits, which `status` names, keep the site where it is."""
+        from briter_worker.git.pull import pull as pull_branch  # noqa: PLC0415 - most workers never pull
+
         with suppress(DeclinedError):
             pull_branch(copies().checkout.repository, copies().checkout, rebase=False, push=False)
 
@@ -436,7 +438,8 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
 
 def open_post_watcher(settings: Settings, emit: Callable[[Event], None]) -> PostWatcher:
     """Return what enqueues the posts whose files change. Raises UsageError in a cluster."""
-    from briter_worker.plugins import Plugins  # noqa: PLC0415 - most workers watch no posts
+    from briter_worker import client  # noqa: PLC0415 - most workers watch no posts
+    from briter_worker.plugins import Plugins  # noqa: PLC0415 - as above
     from briter_worker.watch import PostWatcher  # noqa: PLC0415 - as above
 
     if settings.database_url:

@@ -34,7 +34,7 @@ _RETRY_S = 60.0
 """After this time, a file that could not be moved is tried again."""
 _SCAN_SHARE = 1 / 200
 """Share of the time for full scans while the kernel reports changes: it does not report other machines'."""
-_LONGEST_SCAN_INTERVAL_S = 300.0
+_SHORTEST_SCAN_INTERVAL_S, _LONGEST_SCAN_INTERVAL_S = 1.0, 300.0
 _MANY = 1_000
 """A queue is large from this many jobs on."""
 _RACY_NS = 50_000_000
@@ -113,6 +113,8 @@ class Index:
         self._latest = 0.0
         self._authors: dict[Author | None, Author | None] = {}
         self._next_scan = -math.inf
+        self._racy: set[str] = set()
+        """Files to read again at the next look: no time stamp, and perhaps no event, tells a last change."""
         self._next_work = (-1, math.inf)
 
     # What the folder holds
@@ -131,23 +133,23 @@ class Index:
                 self.forget(name)
             return
         with folder:
+            self.watcher.open()  # before the first scan: later looks read only what changed
             changed = self.watcher.changes(os.fstat(folder.descriptor))
             began = time.monotonic()
             is_scan = changed is None or began >= self._next_scan
             try:
                 if is_scan:
                     changed = self.entries.keys() | set(filter(is_job_name, folder.names()))
-                for name in changed or ():
+                racy, self._racy = self._racy, set()
+                for name in racy.union(changed or ()):
                     self._look(folder, name)
                 self._write_record()
             except BaseException:
                 self._next_scan = -math.inf  # the watcher does not name these files again
                 raise
             if is_scan:
-                if len(self.entries) >= _MANY:
-                    self.watcher.open()
-                ended = time.monotonic()
-                self._next_scan = ended + min((ended - began) / _SCAN_SHARE, _LONGEST_SCAN_INTERVAL_S)
+                wait = max((time.monotonic() - began) / _SCAN_SHARE, _SHORTEST_SCAN_INTERVAL_S)
+                self._next_scan = began + min(wait, _LONGEST_SCAN_INTERVAL_S)
 
     def _look(self, folder: Folder, name: str) -> None:
         """Read the file if it is not the one that was read last."""
@@ -178,6 +180,8 @@ class Index:
                 self._blocked.pop(name, None)
         if not -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS:
             entry.stamp = _stamp(file.stat)
+        else:
+            self._racy.add(name)
         self._add(name, entry)
 
     def with_quiet_time(self, file: JobFile, known: Entry | None = None) -> JobFile:
@@ -296,9 +300,8 @@ class Index:
 
     def rivals(self, now: float) -> list[list[str]]:
         """Return the names, by slug, of the jobs that one job is to stand for from now on."""
-        return [
-            names for names in self._groups() if all(self._blocked.get(name, 0.0) <= now for name in names)
-        ]
+        until = self._blocked
+        return [names for names in self._groups() if all(until.get(name, 0.0) <= now for name in names)]
 
     def _groups(self) -> list[list[str]]:
         found = []
