@@ -20,7 +20,8 @@ from briter_worker.job import format_time
 from briter_worker.ports import Pause
 from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.redaction import one_line, redact
-from briter_worker.settings import SITE_NAME, for_site
+from briter_worker.setting_types import SITE_NAME
+from briter_worker.settings import for_site
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

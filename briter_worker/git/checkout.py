@@ -208,7 +208,7 @@ class Checkout:
     def remember(self, tip: str, blobs: Mapping[str, str | None]) -> None:
         """Store the versions that the published files are edits of from now on; the branch follows `tip`."""
         state, committed = self.state(), dict[str, str | None]()
-        if blobs and self._local() and self.repository.is_checked_out():
+        if blobs and self._local() and self.repository.head_ref() == self.repository.branch_ref:
             entries = self.repository.entries(self._local(), blobs)
             committed = self._index.committed({path: entries.get(path) for path in blobs})
         bases = {path: FileBase(blob, committed.get(path, "")) for path, blob in blobs.items()}

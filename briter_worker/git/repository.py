@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import psutil
@@ -95,11 +95,9 @@ class Repository:
         Files that were read meanwhile may be that branch's.
         """
         if self._check_head() != self._head:
-            raise PublishError(
-                FailureCode.WRONG_BRANCH,
-                "another branch was checked out while the posts were read",
-                f"leave the site on {self.branch}; the worker tries again by itself",
-            )
+            fix = f"leave the site on {self.branch}; the worker tries again by itself"
+            text = "another branch was checked out while the posts were read"
+            raise PublishError(FailureCode.WRONG_BRANCH, text, fix)
 
     def _check_head(self) -> object:
         """Return what changes whenever git switches branches: it rewrites HEAD; a commit does not."""
@@ -113,7 +111,7 @@ class Repository:
     def check_branch(self) -> None:
         """Raise PublishError unless the configured branch is checked out, with a commit."""
         message, fix = f"the branch {self.branch} has no commit yet", "commit and push once by hand"
-        if (current := self._head_ref()) != self.branch_ref:
+        if (current := self.head_ref()) != self.branch_ref:
             found = f"{current[11:]} is checked out" if current else "HEAD is detached"
             message = f"{found}, and the worker publishes {self.branch}"
             fix = f"git switch {self.branch}, or set BRITER_GIT_BRANCH"
@@ -121,11 +119,7 @@ class Repository:
             return
         raise PublishError(FailureCode.WRONG_BRANCH, message, fix)
 
-    def is_checked_out(self) -> bool:
-        """Return True if work tree and index are the configured branch's."""
-        return self._head_ref() == self.branch_ref
-
-    def _head_ref(self) -> str:
+    def head_ref(self) -> str:
         """Return the ref that is checked out; empty where HEAD is detached, or damaged since."""
         with suppress(AssertionError, TypeError, ValueError):
             return str(self.git.repo.head.reference.path)
@@ -135,9 +129,8 @@ class Repository:
         """Raise PublishError while a merge, a rebase or the like is under way."""
         for name, (what, fix) in _IN_PROGRESS.items():
             if (self.git.git_dir / name).exists():
-                raise PublishError(
-                    FailureCode.UNFINISHED, f"{what} is under way in the site's repository", fix
-                )
+                text = f"{what} is under way in the site's repository"
+                raise PublishError(FailureCode.UNFINISHED, text, fix)
 
     def check_owner(self) -> None:
         """Raise PublishError if git does not trust the repository's owner.
@@ -155,11 +148,9 @@ class Repository:
         except UsageError as error:
             raise PublishError(FailureCode.REMOTE_MISSING, error.message, error.fix) from None
         if not count:
-            raise PublishError(
-                FailureCode.REMOTE_MISSING,
-                f"the repository has no remote named {self.remote}",
-                f"git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
-            )
+            fix = f"git remote add {self.remote} URL, or set BRITER_GIT_REMOTE"
+            text = f"the repository has no remote named {self.remote}"
+            raise PublishError(FailureCode.REMOTE_MISSING, text, fix)
 
     def check_push_address(self) -> int:
         """Return the number of push addresses. Raises UsageError if there is more than one."""
@@ -198,11 +189,8 @@ class Repository:
         repair = f'git update-ref {name} "$(tail -n 1 {log} | cut -d" " -f2)"'
         if name == self.tracking_ref:
             repair = f"git fetch {self.remote}"
-        raise PublishError(
-            FailureCode.CORRUPT,
-            f"{path} is damaged: it holds no commit",
-            f"rm {shlex.quote(str(path))} && {repair}",
-        )
+        text, fix = f"{path} is damaged: it holds no commit", f"rm {shlex.quote(str(path))} && {repair}"
+        raise PublishError(FailureCode.CORRUPT, text, fix)
 
     def _packed_ref(self, name: str) -> str | None:
         try:
@@ -388,12 +376,13 @@ class Repository:
         `Git.locked`. Raises PublishError.
         """
         self.git.refresh()
-        with ExitStack() as stack:
-            if not self._is_marked:
-                # Of this work tree alone: a worker in another linked one has its own.
-                if self.git.worktree is not None:
-                    stack.enter_context(self.git.locked(self.git.own_dir / "lock", patience))
-                stack.enter_context(self._marked(self.git.own_dir / "busy"))
+        if self._is_marked:
+            yield
+            return
+        # Of this work tree alone: a worker in another linked one has its own.
+        own = self.git.own_dir
+        lock = self.git.locked(own / "lock", patience) if self.git.worktree else nullcontext()
+        with lock, self._marked(own / "busy"):
             yield
 
     @contextmanager
