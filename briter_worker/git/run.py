@@ -394,7 +394,7 @@ class Git:
         place = [] if discover else [f"--git-dir={self.repo.git_dir}"]
         if self.worktree is not None and not discover:
             place.append(f"--work-tree={self.worktree}")
-        prefix = _with_death_signal() if _ENDING_ALONE.isdisjoint(args[:3]) else ()
+        prefix = _with_death_signal() if _ENDING_ALONE.isdisjoint(args[:5]) else ()
         environment = {**self._env(), **env}
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes through stdin only
