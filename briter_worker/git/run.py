@@ -209,11 +209,8 @@ class Git:
         while not filelock.lock_descriptor(self._lock, blocking=False):
             self.check_running()
             if time.monotonic() >= deadline:
-                raise PublishError(
-                    FailureCode.LOCKED,
-                    "another command of briter-worker works in the repository",
-                    "let that command end, then try again",
-                )
+                text = "another command of briter-worker works in the repository"
+                raise PublishError(FailureCode.LOCKED, text, "let that command end, then try again")
             time.sleep(_LOCK_POLL_S)
         try:
             yield
@@ -443,11 +440,9 @@ class Git:
             self._finish(command)
         self.check_running()
         if command.is_expired:
-            raise PublishError(
-                FailureCode.TIMEOUT,
-                f"git {command.name} did not end within {self._timeout:g} s",
-                "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS",
-            )
+            fix = "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS"
+            text = f"git {command.name} did not end within {self._timeout:g} s"
+            raise PublishError(FailureCode.TIMEOUT, text, fix)
 
     def execute(self, args: Sequence[str]) -> subprocess.Popen[Any]:
         """Run what GitPython asks for, within the deadline; `watch` and `said` get what it prints."""
