@@ -24,12 +24,10 @@ from briter_worker.errors import (
     UsageError,
 )
 from briter_worker.events import (
-    Cancelled,
     ConflictAhead,
     Enqueued,
     Progress,
     SiteUpdated,
-    Steered,
     Warned,
     WorkerSkipped,
     WorkerStarted,
@@ -52,10 +50,8 @@ from briter_worker.worker import Puller, PullOrder, Stop, Worker, heartbeat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from briter_worker import client
     from briter_worker.errors import Failure
     from briter_worker.events import Event
-    from briter_worker.job import Job
     from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
@@ -63,14 +59,12 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import History
     from briter_worker.sinks.recorder import Sink
-    from briter_worker.sinks.store import Store
     from briter_worker.sinks.webhooks import Sender, WebhookSink
     from briter_worker.watch import PostWatcher
 
     SiteQueue = DiskQueue | PostgresQueue
     """The queue for commands and pages, which do the same on either backend."""
 
-_MAX_PUBLICATIONS = 1000
 _MAX_UPDATED_PATHS = 1000
 _SKIPPED = "another worker instance is active, skipping"
 
@@ -244,67 +238,6 @@ def open_sinks(settings: Settings, log: Callable[[Event], None], *, metrics: Seq
         log,
         condition=SiteCondition(history),
     )
-
-
-def published_commits(settings: Settings, slug: str) -> list[str]:
-    """Return the commits of the post's publications, newest first. Raises UsageError and DeclinedError."""
-    if settings.database_url:
-        raise UsageError(
-            "a cluster has no work tree, so its publications are neither shown nor undone here",
-            "git show COMMIT or git revert COMMIT in a clone of the site",
-        )
-    with closing(open_history(settings)) as history:
-        receipts = history.receipts(slug=slug, outcomes=("published",), limit=_MAX_PUBLICATIONS)
-    commits = [each.commit for each in receipts if each.commit and not each.dry_run]
-    if not commits:
-        text = f"the history has no publication of the post {slug!r}"
-        raise UsageError(text, "briter-worker history shows the slugs of published posts")
-    return commits
-
-
-def show_difference(settings: Settings, slug: str) -> tuple[str, str]:
-    """Return the commit of the post's last publication and its differences."""
-    from briter_worker.git import undo  # noqa: PLC0415 - a worker undoes nothing
-
-    commit = published_commits(settings, slug)[0]
-    with closing(open_git(settings)) as git:
-        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-        return commit, undo.difference(repository, commit)
-
-
-def undo_post(
-    settings: Settings, slug: str, *, to: str | None = None, message: str | None = None
-) -> client.Enqueued:
-    """Bring the post's files to an earlier version, and enqueue their publication."""
-    from briter_worker import client  # noqa: PLC0415 - a worker undoes nothing
-    from briter_worker.git import undo  # noqa: PLC0415 - as above
-
-    commits = published_commits(settings, slug)
-    with closing(open_git(settings)) as git:
-        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-        with undo.restored(repository, settings.allowlist(), commits, to) as paths:
-            document = client.compose(slug, paths, message=message or f"Restore {slug}")
-            return client.submit(document, queue=settings.queue_root)
-
-
-def record_action(
-    settings: Settings,
-    action: str,
-    by: str,
-    jobs: Iterable[tuple[str | None, str | None]],
-    log: Callable[[Event], None],
-    *,
-    cancelled: Iterable[Job] = (),
-) -> None:
-    """Store and log who steered which jobs (id, slug), and which were removed, beside a running worker."""
-    if settings.database_url:
-        store: Store = PostgresStore(open_database(settings).transaction)
-    else:
-        store = SqliteStore(settings.history_path)
-    batch: list[Event] = [Steered(action=action, by=by, job_id=each, slug=slug) for each, slug in jobs]
-    batch += [Cancelled(job_id=job.id, slug=job.slug) for job in cancelled]
-    with closing(FanOut([HistorySink(store, target_of(settings), site=settings.site)], log)) as emit:
-        emit.deliver(batch, lambda: None)
 
 
 def run_worker(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from briter_worker import client
+from briter_worker.actions import record_action, show_difference, undo_post
 from briter_worker.allowlist import PathRefusedError, is_inside
 from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, user_name, wake_worker
 from briter_worker.errors import DeclinedError, PublishError, UsageError
@@ -20,15 +21,7 @@ from briter_worker.events import Event, Warned
 from briter_worker.git.folders import Folders, Staged
 from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, pause_to_json, post_to_json, read_status
-from briter_worker.wiring import (
-    open_history,
-    open_postgres_queue,
-    open_queue,
-    read_clock,
-    record_action,
-    show_difference,
-    undo_post,
-)
+from briter_worker.wiring import open_history, open_postgres_queue, open_queue, read_clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,7 +9,7 @@ import time
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from briter_worker import client, wiring
+from briter_worker import actions, client, wiring
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
 from briter_worker.errors import DeclinedError, FixableError, PublishError, UnknownJobError
@@ -186,7 +186,7 @@ class Site:
 
     def _record(self, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:
         pairs = [(job.id, job.slug) for job in jobs]
-        wiring.record_action(self.settings, action, ACTOR.get(), pairs, self._log, cancelled=cancelled)
+        actions.record_action(self.settings, action, ACTOR.get(), pairs, self._log, cancelled=cancelled)
 
     def cancel(self, wanted: str) -> Cancellation:
         """Remove jobs from the queue, and record it. Raises ProblemError."""
@@ -217,17 +217,17 @@ class Site:
         receipts = self.history.attempts(wanted)
         slug = receipts[0].slug if receipts else wanted
         try:
-            job = wiring.undo_post(self.settings, slug)
+            job = actions.undo_post(self.settings, slug)
         except (FixableError, PublishError) as error:
             raise ProblemError(409, error.message, error.fix) from None
-        wiring.record_action(self.settings, "undo", ACTOR.get(), [(job.id, slug)], self._log)
+        actions.record_action(self.settings, "undo", ACTOR.get(), [(job.id, slug)], self._log)
         self._after_change()
         return job.id
 
     def pause(self, until: float | None, reason: str) -> Pause:
         """Stop publishing. The worker records the pause in the history. Raises ProblemError."""
         pause = self.change(lambda queue, now: queue.pause(now, until=until, reason=reason))
-        wiring.record_action(self.settings, "pause", ACTOR.get(), _WHOLE_SITE, self._log)
+        actions.record_action(self.settings, "pause", ACTOR.get(), _WHOLE_SITE, self._log)
         self._log(Paused(reason=pause.reason, until=pause.until))
         return pause
 
@@ -235,7 +235,7 @@ class Site:
         """End the pause. Return True if there was one. Raises ProblemError."""
         resumed = self.change(lambda queue, _now: queue.resume())
         if resumed:
-            wiring.record_action(self.settings, "resume", ACTOR.get(), _WHOLE_SITE, self._log)
+            actions.record_action(self.settings, "resume", ACTOR.get(), _WHOLE_SITE, self._log)
             self._log(Resumed())
         return resumed
 

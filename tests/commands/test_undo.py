@@ -9,10 +9,10 @@ import pytest
 from dashboards import serving
 from sites import eventually
 
+from briter_worker.actions import undo_post
 from briter_worker.errors import DeclinedError
 from briter_worker.git.work_tree import WorkTree
 from briter_worker.settings import load_settings
-from briter_worker.wiring import undo_post
 
 if TYPE_CHECKING:
     import os
