@@ -103,6 +103,18 @@ def test_a_rewritten_branch_is_refused_until_a_person_accepts_it(site: Site, rep
 # Its refs and objects
 
 
+def test_blobs_come_in_their_order_and_a_missing_one_is_named(site: Site, repository: Repository) -> None:
+    contents = [b"", b"a" * 200_000, b"b\n"]
+    shas = []
+    for n, content in enumerate(contents):
+        (site.root / str(n)).write_bytes(content)
+        shas.append(site.git("hash-object", "-w", str(site.root / str(n))))
+    assert repository.blobs(shas * 100) == contents * 100
+    missing = failure_of(lambda: repository.blob("1" * 40))
+    assert missing.code is FailureCode.CORRUPT
+    assert "1" * 40 in missing.message
+
+
 # What a power cut has damaged
 
 
