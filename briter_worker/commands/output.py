@@ -9,6 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from briter_worker.events import Progress
 from briter_worker.job import ago, encode_document, format_time, span
 from briter_worker.redaction import one_line, quote_fix
 
@@ -42,6 +43,13 @@ _STYLES = {
 }
 """By state of a job, and by outcome of an attempt."""
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
+_PHASES = {
+    "stage": "reading files",
+    "commit": "writing commits",
+    "push": "pushing",
+    "settle": "storing receipts",
+}
+"""By phase of a drain."""
 _WIDE_COLUMNS = 100
 """Width of a terminal with room for job ids. Every command takes the slug, too."""
 _SHORT_COMMIT = 10
@@ -259,6 +267,9 @@ def receipt_text(receipt: Receipt) -> str:
 
 def event_text(entry: dict[str, Any]) -> str:
     """Return an entry of the log as a line for a person."""
+    if entry["event"] == Progress.name:
+        number = f", {entry['done']} of {entry['total']}" if entry["total"] > 1 else ""
+        return f"         {_PHASES[entry['phase']]}{number} …"
     left = {key: value for key, value in entry.items() if key not in {"level", "jobId", "attempt"}}
     moment, event, fix = left.pop("time")[11:19], left.pop("event"), left.pop("fix", "")
     mark = " (dry run)" if left.pop("dryRun", False) else ""

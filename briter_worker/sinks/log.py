@@ -1,4 +1,4 @@
-"""The log: one line per event, `[briter-worker] ` and a JSON object."""
+"""The log: one line per event, `[briter-worker] ` and a JSON object; at a terminal, for a person."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ _CLOSED = frozenset({errno.EPIPE, errno.EBADF, errno.EIO})
 _STALL_TIMEOUT_S = 5.0
 _PIPE_BYTES = 4096
 """A pipe that is ready for writing takes at least this much without blocking, on any system."""
+_CLEAR = "\r\x1b[K"
+"""Returns to the start of a terminal's line, and empties it."""
 _TIMES = frozenset({"retry_at", "until"})
 
 # A job's id and slug come with each of its events, to several sinks.
@@ -57,6 +59,7 @@ class LogSink:
         self._lost = 0
         """Lines that a stalled reader has missed."""
         self._is_cut = False
+        self._shows_progress = False
         self._has_complained = False
         self._guard = threading.Lock()
 
@@ -69,8 +72,9 @@ class LogSink:
         return cls(stream, complain, render=render)
 
     def __call__(self, event: Event, /, site: str | None = None) -> None:
-        """Write the event's line; progress has none."""
-        if isinstance(event, Progress):
+        """Write the event's line. Progress is a line of a terminal only, which the next line replaces."""
+        is_progress = isinstance(event, Progress)
+        if is_progress and self._render is json_line:
             return
         with self._guard:
             if self._stream is None:
@@ -81,7 +85,8 @@ class LogSink:
                     self._write(self._stream, self._render(log_entry(Warned(error=text), time.time())), 0.0)
                     self._lost = 0
                 line = self._render(log_entry(event, time.time(), site))
-                self._write(self._stream, line, self._patience)
+                text, self._shows_progress = (_CLEAR if self._shows_progress else "") + line, is_progress
+                self._write(self._stream, text, self._patience, end="" if is_progress else "\n")
             except TimeoutError:
                 self._lost += 1  # `complain` may write to the same reader
             except (OSError, ValueError) as error:
@@ -91,9 +96,9 @@ class LogSink:
                     self._has_complained = True
                     self._complain(f"the log cannot be written: {error}; publishing goes on without it")
 
-    def _write(self, stream: BinaryIO, text: str, patience: float) -> None:
+    def _write(self, stream: BinaryIO, text: str, patience: float, end: str = "\n") -> None:
         # A line that was cut short stays a line of its own.
-        data = memoryview(f"{chr(10) if self._is_cut else ''}{text}\n".encode())
+        data = memoryview(f"{chr(10) if self._is_cut else ''}{text}{end}".encode())
         left = data
         try:
             while left:

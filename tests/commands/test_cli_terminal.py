@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sites import Site
 
 POST = "content/posts/hello.md"
+_REPLACED = re.compile(r"[^\n]*\r\x1b\[K")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -49,7 +50,8 @@ def at_terminal(arguments: Sequence[str], environment: dict[str, str], columns: 
 
 
 def worker(site: Site, *arguments: str, **env: str) -> str:
-    return at_terminal(["-m", "briter_worker", *arguments], site.environment(**env))
+    """What stays at the terminal."""
+    return _REPLACED.sub("", at_terminal(["-m", "briter_worker", *arguments], site.environment(**env)))
 
 
 def test_the_list_is_a_table_in_colour(site: Site) -> None:
@@ -91,6 +93,18 @@ def test_every_command_can_speak_to_a_person(site: Site) -> None:
         ("retry", "--all"): "No job needs that.",
     }.items():
         assert said in _STYLE.sub("", worker(site, *arguments)), arguments
+
+
+def test_a_run_shows_its_progress_on_a_line_that_its_outcome_replaces(site: Site) -> None:
+    for number in range(3):
+        save(site, f"post{number}")
+    said = at_terminal(["-m", "briter_worker", "run", "--once"], site.environment())
+    assert "reading files, 3 of 3 …\r\x1b[K" in said
+    assert [line.split()[1] for line in _REPLACED.sub("", said).splitlines()] == [
+        *("worker-started", "start", "start", "start"),
+        *("published", "published", "published", "worker-stopped"),
+    ]
+    assert "…" not in worker(site, "run", "--once", "--json")
 
 
 def test_the_history_has_whole_words_and_marks_dry_runs_at_eighty_columns(site: Site) -> None:
