@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from briter_worker.allowlist import normalized
 from briter_worker.errors import (
-    OS_FIXES,
     Failure,
     FailureClass,
     FailureCode,
@@ -25,6 +24,7 @@ from briter_worker.errors import (
     SnoozedError,
     StoppedError,
     UnavailableError,
+    failure_of,
 )
 from briter_worker.events import (
     Cancelled,
@@ -156,7 +156,7 @@ class Drain:
             except (LockLostError, UnavailableError):
                 raise
             except Exception as error:  # noqa: BLE001 - an error here must not stop the other jobs
-                doubt = _failure_of(error)
+                doubt = failure_of(error)
             undecided = frozenset(publisher.undecided()) & batch.open.keys()
         batch.complete_cancelled(except_for=undecided)
         self._report_doubt(doubt if undecided else None)
@@ -236,7 +236,7 @@ class Drain:
         except (LockLostError, UnavailableError, StoppedError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever happens to a batch never ends the worker
-            self._publish_less(batch, requests, _failure_of(error))
+            self._publish_less(batch, requests, failure_of(error))
 
     def _publish_less(self, batch: _Batch, requests: Sequence[Request], failure: Failure) -> None:
         """Fail the requests of a failed push, or publish them in halves until one at fault stands alone."""
@@ -484,20 +484,6 @@ def _is_refusal(failure: Failure) -> bool:
 def _plugin_failure(error: Exception) -> Failure:
     message = f"a plugin failed: {type(error).__name__}: {error}"
     return Failure(FailureCode.INTERNAL, message, "correct the plugin, or uninstall it")
-
-
-def _failure_of(error: Exception) -> Failure:
-    """Return the failure that an exception of the publisher means for its requests."""
-    match error:
-        case PublishError():
-            return error.failure
-        case OSError() if error.errno in OS_FIXES:
-            return PublishError.from_os("the queue or the repository cannot be used", error).failure
-        case MemoryError():
-            return Failure(FailureCode.INTERNAL, "the memory does not suffice", "give the worker more memory")
-        case _:
-            message = f"an error in the worker itself: {type(error).__name__}: {error}"
-            return Failure(FailureCode.INTERNAL, message, "report it to the developers of Briter Worker")
 
 
 def _poison_failure(claim: Claim) -> Failure:

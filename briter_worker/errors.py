@@ -268,6 +268,20 @@ class UnknownJobError(DeclinedError):
     """The queue has no job of the wanted id or slug."""
 
 
+def failure_of(error: Exception) -> Failure:
+    """Return the failure that an exception of the publisher means for its requests."""
+    match error:
+        case PublishError():
+            return error.failure
+        case OSError() if error.errno in OS_FIXES:
+            return PublishError.from_os("the queue or the repository cannot be used", error).failure
+        case MemoryError():
+            return Failure(FailureCode.INTERNAL, "the memory does not suffice", "give the worker more memory")
+        case _:
+            message = f"an error in the worker itself: {type(error).__name__}: {error}"
+            return Failure(FailureCode.INTERNAL, message, "report it to the developers of Briter Worker")
+
+
 def describe(error: Exception) -> tuple[str, str]:
     """Return what the error says to a user, and the fix, which may be empty."""
     match error:
