@@ -17,7 +17,6 @@ import re
 import secrets
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ class Access:
         self._csrf_key = secrets.token_bytes(32)
         self._ends: dict[bytes, float] = {}
         """The end of each session and each link, by the digest of its key."""
-        self._failures: dict[str, deque[float]] = {}
+        self._failures: dict[str, list[float]] = {}
         self._guard = threading.Lock()
         self.find_api_token: Callable[[str], ApiToken | None] = lambda _token: None
         """Return what a token of a cluster's API opens."""
@@ -116,6 +115,8 @@ class Access:
 
         Raises ProblemError if it is neither, or if the address sent too many wrong ones.
         """
+        with self._guard:
+            self._recent_failures(address)  # before the database is asked
         api_token = self.find_api_token(given)
         self._check(api_token is not None or _is_same(given, self._token), address)
         return api_token
@@ -136,21 +137,24 @@ class Access:
             self._check(_is_same(given, signature.hexdigest()), address)
 
     def _check(self, is_right: bool, address: str) -> None:  # noqa: FBT001 - the one question
-        now = self._clock()
         with self._guard:
-            failures = self._failures.get(address, deque(maxlen=MAX_FAILURES))
-            recent = [each for each in failures if each > now - FAILURES_WITHIN_S]
-            if len(recent) == MAX_FAILURES:  # for the right token, too: an answer would end the guessing
-                wait = max(1, round(recent[0] + FAILURES_WITHIN_S - now + 0.5))
-                text = f"too many wrong tokens; try again in {span(wait)}"
-                raise ProblemError(429, text, headers={"Retry-After": str(wait)})
+            failures = self._recent_failures(address)
             if is_right:
                 return
             if len(self._failures) >= _MAX_ADDRESSES:
                 del self._failures[next(iter(self._failures))]
-            failures.append(now)
-            self._failures[address] = failures
+            self._failures[address] = [*failures, self._clock()]
         raise ProblemError(401, "that is not the token", headers=_CHALLENGE)
+
+    def _recent_failures(self, address: str) -> list[float]:
+        """Return the times of the address's wrong tokens. Raises ProblemError if they are too many."""
+        now = self._clock()
+        recent = [each for each in self._failures.get(address, ()) if each > now - FAILURES_WITHIN_S]
+        if len(recent) >= MAX_FAILURES:  # for the right token, too: an answer would end the guessing
+            wait = max(1, round(recent[0] + FAILURES_WITHIN_S - now + 0.5))
+            text = f"too many wrong tokens; try again in {span(wait)}"
+            raise ProblemError(429, text, headers={"Retry-After": str(wait)})
+        return recent
 
     def create_link_key(self) -> str:
         """Return the key of a sign-in link that works once, for 15 minutes."""
