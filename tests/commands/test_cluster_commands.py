@@ -293,6 +293,7 @@ def test_a_host_is_healthy_while_the_database_answers_and_a_worker_lives(
 
 def test_beside_a_folder_nothing_of_the_cluster_is_loaded(site: Site) -> None:
     site.save("late", [POST], scheduledFor=LATE)
+    site.write_post(POST, "Hello\n")
     for command in (["list"], ["status"], ["enqueue", "a", POST], ["run", "--once"], ["pause"]):
         done = subprocess.run(
             [sys.executable, "-X", "importtime", "-m", "briter_worker", *command],

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -216,5 +217,8 @@ def test_as_pid_1_it_publishes_leaves_no_zombie_and_ends_with_0_on_sigterm(
         outer.communicate()
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def _parent(pid: int) -> int | None:
+    """Return the parent of a process; None if the process has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None

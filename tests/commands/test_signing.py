@@ -299,7 +299,7 @@ def test_a_terminal_is_never_asked_for_a_passphrase(site: Site, keys: Keys) -> N
     provide("script", package="bsdutils")
     env = keys.settings("ssh", "secret")
     save(site, "a")
-    worker = f"{sys.executable} -m briter_worker run --once"
+    worker = f"{sys.executable} -m briter_worker run --once --json"
     done = subprocess.run(
         ["script", "--quiet", "--return", "--command", worker, "/dev/null"],
         env=site.environment(**env, BRITER_GIT_TIMEOUT_MS="20000"),

@@ -264,7 +264,7 @@ secret = sys.argv.pop()
 if sys.argv[1] == "thread":
     cli.main = lambda _: threading.Thread(target=fail).start()
 else:
-    cli.typer.main.get_command = lambda app: type('Command', (), {'main': fail})()
+    cli.typer.main.get_command = lambda app: type('Command', (), {'main': fail, 'params': ()})()
 __main__.main()
 """
 

@@ -68,7 +68,7 @@ def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_comm
     assert site.git("status", "--porcelain") == ""
     receipt = json.loads(site.command("history", "--json").stdout)[0]
     assert (receipt["outcome"], receipt["commit"]) == ("published", commit)
-    assert receipt["changes"] == [{"path": "content/posts/a.md", "added": 1, "removed": 0}]
+    assert receipt["changes"] == [{"path": "content/posts/a.md", "added": 1, "removed": 0, "deleted": False}]
 
 
 @pytest.fixture
