@@ -1,4 +1,4 @@
-"""What a node says of itself, and whether its own surroundings let it publish: disk, memory, network, git.
+"""Node health: the stored heartbeat, and checks of disk, memory, network and git.
 
 A failure of the node's own costs a post no attempt, and a node that is sick leaves the sites to others.
 """

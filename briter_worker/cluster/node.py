@@ -370,7 +370,7 @@ class Node:
         (self._idle.discard if counts.completed else self._idle.add)(site)
 
     def _forgive(self) -> None:
-        """Take back the attempts that the missing network has cost before it was known to be the node's."""
+        """Uncount the attempts that failed because this node had no network."""
         for site in self._health.unreachable_sites():
             with suppress(DatabaseError, DeclinedError):
                 PostgresControl(self._database, site).forgive(FailureCode.NETWORK, self._database.now())

@@ -223,7 +223,7 @@ def list_tokens(*, as_json: Json = False) -> None:
 def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the token.")], *, as_json: Json = False
 ) -> None:
-    """Delete a token: it opens nothing from now on."""
+    """Delete a token. Requests with it are refused at once."""
     _, database = _open("token revoke")
     tokens.revoke(database, name)
     output.answer({"name": name, "revoked": True}, f"the token {name} is revoked", as_json=as_json)

@@ -328,7 +328,7 @@ class SubmittedCopies:
     def _is_wanted(
         self, path: str, change: File | None, published: Mapping[str, float], known: Collection[str]
     ) -> bool:
-        """Return False for what nobody saved, and for what is older than the published version."""
+        """Return True if the CMS saved the path, and not before the published version."""
         own = self._newest.files.get(path)
         saved_at = self._newest.gone_at(path)
         if change is not None and own is not None:
