@@ -53,6 +53,8 @@ def test_only_the_right_token_opens_and_signing_out_closes(browser: Browser, run
         page.goto("/")
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
         assert page.context.cookies() == []
+        # The page that was left may have asked for its news just as the session ended.
+        visitor.wrong[:] = [each for each in visitor.wrong if "401" not in each]
 
 
 def test_a_page_of_another_site_cannot_change_anything(running: Running, visitor: Visitor) -> None:
