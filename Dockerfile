@@ -1,8 +1,10 @@
 # The worker in a container: unprivileged, without a compiler, pip or any secret.
-#   docker build --tag briter-worker .
+#   scripts/image, or docker build --tag briter-worker .
 # The user's id should be that of the site's files: --build-arg WORKER_UID=$(id -u)
 
-FROM python:3.11-slim-bookworm AS build
+# The patch version is pinned; Debian's packages are the newest of its release at each build.
+ARG PYTHON=3.11.14-slim-bookworm
+FROM python:${PYTHON} AS build
 WORKDIR /build
 COPY constraints.txt ./
 RUN pip install --no-cache-dir --disable-pip-version-check --constraint constraints.txt hatchling
@@ -13,10 +15,14 @@ RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir wheels .
  && pip --python /opt/briter-worker/bin/python install --no-cache-dir --disable-pip-version-check \
     --constraint constraints.txt "$(echo wheels/*.whl)[metrics,postgres,web,webhooks]"
 
-FROM python:3.11-slim-bookworm
+FROM python:${PYTHON}
+LABEL org.opencontainers.image.title="Briter Worker" \
+      org.opencontainers.image.description="Publishes each save of a flat-file CMS as one commit on the git remote" \
+      org.opencontainers.image.licenses="MIT"
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends git openssh-client tini \
- && rm -rf /var/lib/apt/lists/*
+ && apt-get install --yes --no-install-recommends git git-lfs openssh-client tini \
+ && rm -rf /var/lib/apt/lists/* \
+ && git lfs install --system --skip-repo
 
 ARG WORKER_UID=10001
 ARG WORKER_GID=10001

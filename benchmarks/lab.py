@@ -161,10 +161,12 @@ def timed(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> float
 
 
 @contextmanager
-def daemon(folder: Path, env: Mapping[str, str], *, is_read: bool = False) -> Iterator[subprocess.Popen[str]]:
+def daemon(
+    folder: Path, env: Mapping[str, str], *args: str, is_read: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     """Yield the worker as a started service, and end it. `is_read`: a thread reads the log from now on."""
     with subprocess.Popen(
-        worker("run"), cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        worker("run", *args), cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         try:
             wait_for(process, "worker-started")

@@ -30,7 +30,7 @@ _READY_S = 120.0
 _SLOWEST_MS = 200
 _PAGES = (
     *("/", "/scheduled", "/scheduled?start={late}", "/failed", "/published", "/published?show=failed"),
-    *("/published?q=nothing-like-it&show=all", "/post?id=job-77", "/site"),
+    *("/search?q=nothing-like-it", "/post?id=job-77", "/site"),
 )
 _RECEIPT = """
 INSERT INTO attempts (job_id, slug, title, attempt, saved_at, began, ended, outcome, duration_ms, "commit",

@@ -63,7 +63,7 @@ ADAPTER_EXCLUDED = {"kirby": ("_changes/", ".lock")}
 MAX_PATH_BYTES = 4096
 MAX_PARTS = 64
 MAX_PART_BYTES = 255
-"""What Linux can open: a longer name could not have been saved."""
+"""The limit of Linux: a longer name could not have been saved."""
 
 
 class PathRefusedError(Exception):
@@ -142,18 +142,18 @@ class Allowlist:
         return compile_patterns(self._excluded)
 
 
-def compile_patterns(patterns: Iterable[str]) -> GitIgnoreSpec:
+@lru_cache(maxsize=16)
+def compile_patterns(patterns: tuple[str, ...]) -> GitIgnoreSpec:
     """Return the matcher of patterns as in `.gitignore`. Raises ValueError for what is none."""
     from pathspec import GitIgnoreSpec  # noqa: PLC0415 - an idle worker matches nothing
 
-    lines = list(patterns)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # Python would read `[[:alpha:]]` as another set
         try:
-            spec = GitIgnoreSpec.from_lines(lines, backend="simple")
+            spec = GitIgnoreSpec.from_lines(patterns, backend="simple")
         except (ValueError, re.error, FutureWarning) as error:
             raise ValueError(str(error)) from None
-    if len(spec.patterns) != len(lines) or any(each.include is None for each in spec.patterns):
+    if len(spec.patterns) != len(patterns) or any(each.include is None for each in spec.patterns):
         raise ValueError("an empty pattern, or a comment")
     return spec
 

@@ -7,7 +7,7 @@ import os
 import traceback
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.main
@@ -40,6 +40,7 @@ _COMMANDS = {
     "import": ("admin", "import_"),
     "export": ("admin", "export"),
     "site": ("site", "app"),
+    "token": ("site", "token_app"),
     "db": ("admin", "database_app"),
 }
 """The module in `commands` and the function or group of each command."""
@@ -50,7 +51,7 @@ def build_app(wanted: str | None = None) -> typer.Typer:
     app = typer.Typer(
         name="briter-worker",
         help="Publish the posts of a flat-file CMS through git.",
-        add_completion=False,
+        add_completion=wanted not in _COMMANDS,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -65,6 +66,16 @@ def build_app(wanted: str | None = None) -> typer.Typer:
         else:
             app.command(name)(command)
     return app
+
+
+def use_plain_names(command: Any) -> None:  # noqa: ANN401 - Typer's own copy of click is private
+    """Show an argument in the help by its name alone, as options are."""
+    for each in getattr(command, "commands", {}).values():
+        use_plain_names(each)
+    for each in command.params:
+        if each.param_type_name == "argument":
+            name = each.metavar if each.required else f"[{each.metavar}]"
+            vars(each).update(display_type_rich=lambda ctx: "", _usage_display_name=lambda name=name: name)  # noqa: ARG005
 
 
 def _print_version(*, wanted: bool) -> None:
@@ -95,6 +106,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         try:
             command = typer.main.get_command(build_app(wanted))
+            use_plain_names(command)
             gc.freeze()
             gc.enable()
             command.main(list(argv), prog_name="briter-worker")

@@ -17,7 +17,6 @@ from briter_worker.job import (
     WORKERS_KEYS,
     Document,
     Job,
-    MalformedJobError,
     UnreadableJobError,
     encode_document,
     format_time,
@@ -129,7 +128,7 @@ def _encode(document: Document) -> bytes:
         raise ValueError(f"the job cannot be written as JSON: {error}") from None
     try:
         Job.from_document(read_document(data), name=SUFFIX, modified=0.0)
-    except (MalformedJobError, UnreadableJobError) as error:
+    except UnreadableJobError as error:
         raise ValueError(str(error)) from None
     return data
 

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from briter_worker.allowlist import normalized
 from briter_worker.errors import (
-    OS_FIXES,
     Failure,
     FailureClass,
     FailureCode,
     LockLostError,
+    NodeFailureError,
     PublishError,
     SnoozedError,
     StoppedError,
     UnavailableError,
+    failure_of,
 )
 from briter_worker.events import (
     Cancelled,
     DeadLettered,
     Event,
     Failed,
-    Handled,
     JobStarted,
     NoChange,
     NoPaths,
@@ -58,7 +58,7 @@ _MAX_TITLE = 200
 
 @dataclass(slots=True)
 class Counts:
-    """How many claims were completed, how many of them are not published, and how many are undecided."""
+    """Numbers of completed claims, of those of them that are not published, and of undecided ones."""
 
     completed: int = 0
     failed: int = 0
@@ -76,10 +76,11 @@ class Drain:
     """Publishes what is due in one site's queue, until `stopping`.
 
     Raises LockLostError, with nothing left claimed, when the site may be another worker's. Raises
-    UnavailableError when the queue cannot be reached; the next `recover` finds what is claimed then.
+    UnavailableError when the queue cannot be reached; the next `recover` finds what is claimed then. Raises
+    NodeFailureError, with nothing left claimed, when this machine cannot publish.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part or an option
         self,
         *,
         queue: Queue,
@@ -91,8 +92,11 @@ class Drain:
         dry_run: bool,
         co_authors: bool = False,
         stopping: Callable[[], bool],
+        blames_node: Callable[[Failure], bool] = lambda _: False,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`blames_node` returns True for a failure that is this machine's alone: it costs no attempt."""
+        self._blames_node = blames_node
         self.queue = queue
         self.emit = emit
         self.plugins = plugins
@@ -146,13 +150,13 @@ class Drain:
         else:
             try:
                 for landed in publisher.resolve():
-                    batch.complete([Outcome(key, Result.PUBLISHED, commit) for key, commit in landed.items()])
+                    batch.complete(landed)
             except StoppedError:
                 pass  # the plans that were not asked about are undecided
             except (LockLostError, UnavailableError):
                 raise
             except Exception as error:  # noqa: BLE001 - an error here must not stop the other jobs
-                doubt = _failure_of(error)
+                doubt = failure_of(error)
             undecided = frozenset(publisher.undecided()) & batch.open.keys()
         batch.complete_cancelled(except_for=undecided)
         self._report_doubt(doubt if undecided else None)
@@ -205,18 +209,18 @@ class Drain:
             return
         if self._stopping():
             raise StoppedError
-        overtaken: set[str] = set()
+        superseded: set[str] = set()
         unsettled: list[float] = []
 
         def scheduled() -> Mapping[str, float]:
             """Look, before and after the files are read, also for saves that claims must wait for."""
-            overtaken.update(self.queue.overtaken(list(batch.open.values()), self.clock()))
+            superseded.update(self.queue.find_superseded(list(batch.open.values()), self.clock()))
             if (until := self.queue.unsettled_until(self.clock())) is not None:
                 unsettled.append(until)
             return self.queue.scheduled_paths(self.clock())
 
         def check(key: str, changes: Sequence[Change]) -> Outcome | None:
-            if key in overtaken:
+            if key in superseded:
                 return Outcome(key, Result.RELEASED)
             return _deferral(batch.open[key], changes, unsettled) or batch.check(key, changes)
 
@@ -232,10 +236,12 @@ class Drain:
         except (LockLostError, UnavailableError, StoppedError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever happens to a batch never ends the worker
-            self._publish_less(batch, requests, _failure_of(error))
+            self._publish_less(batch, requests, failure_of(error))
 
     def _publish_less(self, batch: _Batch, requests: Sequence[Request], failure: Failure) -> None:
         """Fail the requests of a failed push, or publish them in halves until one at fault stands alone."""
+        if self._blames_node(failure):
+            raise NodeFailureError(failure)
         undecided = self._undecided(batch)
         batch.counts.undecided = len(undecided)
         left = [each for each in requests if each.key in batch.open and each.key not in undecided]
@@ -286,6 +292,7 @@ class _Batch:
                     attempt=claim.attempt,
                     dry_run=self._dry_run,
                     title=claim.job.commit_message.partition("\n")[0][:_MAX_TITLE],
+                    author=claim.job.author.name if claim.job.author else "",
                     saved_at=claim.job.created_at,
                     due_at=claim.job.scheduled_for,
                 )
@@ -408,12 +415,15 @@ class _Batch:
         return min(at, now + longest)
 
     def _receipt(self, claim: Claim, outcome: Outcome) -> Event:
-        if claim.job.type != GIT_SYNC:
-            return Handled(**self._facts(claim, outcome))
-        if outcome.result is Result.UNCHANGED or outcome.commit is None:
+        if claim.job.type != GIT_SYNC or outcome.result is Result.UNCHANGED or outcome.commit is None:
             return NoChange(**self._facts(claim, outcome))
         self.has_pushed = self.has_pushed or not self._dry_run
-        return Published(**self._facts(claim, outcome), commit=outcome.commit)
+        return Published(
+            **self._facts(claim, outcome),
+            commit=outcome.commit,
+            changes=outcome.changes,
+            signed_with=outcome.signed_with,
+        )
 
     def _facts(self, claim: Claim, outcome: Outcome) -> dict[str, Any]:
         return {
@@ -474,20 +484,6 @@ def _is_refusal(failure: Failure) -> bool:
 def _plugin_failure(error: Exception) -> Failure:
     message = f"a plugin failed: {type(error).__name__}: {error}"
     return Failure(FailureCode.INTERNAL, message, "correct the plugin, or uninstall it")
-
-
-def _failure_of(error: Exception) -> Failure:
-    """Return the failure that an exception of the publisher means for its requests."""
-    match error:
-        case PublishError():
-            return error.failure
-        case OSError() if error.errno in OS_FIXES:
-            return PublishError.from_os("the queue or the repository cannot be used", error).failure
-        case MemoryError():
-            return Failure(FailureCode.INTERNAL, "the memory does not suffice", "give the worker more memory")
-        case _:
-            message = f"an error in the worker itself: {type(error).__name__}: {error}"
-            return Failure(FailureCode.INTERNAL, message, "report it to the developers of Briter Worker")
 
 
 def _poison_failure(claim: Claim) -> Failure:

@@ -49,6 +49,7 @@ class FailureCode(StrEnum):
     TOO_LARGE = "too-large", FailureClass.REFUSED
     REJECTED = "rejected", FailureClass.REFUSED
     CONFLICT = "conflict", FailureClass.REFUSED
+    OUTDATED = "outdated", FailureClass.REFUSED
     PLUGIN = "plugin", FailureClass.REFUSED
     LOST_RACE = "lost-race", FailureClass.TRANSIENT
     UNSETTLED = "unsettled", FailureClass.TRANSIENT
@@ -74,6 +75,47 @@ class FailureCode(StrEnum):
     GIT_MISSING = "git-missing"
 
 
+FAILURE_TEXTS: dict[str, str] = {
+    FailureCode.NO_PATHS: "none of its files may be published",
+    FailureCode.MALFORMED: "the editor's program wrote something that is not a job",
+    FailureCode.UNREADABLE: "the job's file cannot be read",
+    FailureCode.UNKNOWN_TYPE: "no plugin handles this type of job",
+    FailureCode.PLUGIN: "a rule of the site does not allow it",
+    FailureCode.PLUGIN_BROKEN: "a plugin of the site failed",
+    FailureCode.SIGNING: "the commits cannot be signed",
+    FailureCode.TOO_LARGE: "one of its files is too large",
+    FailureCode.REJECTED: "the remote does not accept this post",
+    FailureCode.OUTDATED: "a newer version of the post is published already",
+    FailureCode.CONFLICT: "the same lines were changed on the remote",
+    FailureCode.LOST_RACE: "other pushes kept coming first",
+    FailureCode.UNSETTLED: "a file kept changing while it was read",
+    FailureCode.KILLED_WORKER: "the worker died while it published this post",
+    FailureCode.INTERNAL: "the worker has an internal error",
+    FailureCode.NETWORK: "the remote cannot be reached",
+    FailureCode.TIMEOUT: "the remote does not answer in time",
+    FailureCode.AUTH: "the remote refused the password or key",
+    FailureCode.HOST_KEY: "the identity of the remote could not be verified",
+    FailureCode.REMOTE_MISSING: "the remote repository was not found",
+    FailureCode.REMOTE_REFUSED: "the remote refuses every push at the moment",
+    FailureCode.REMOTE_REWRITTEN: "the remote's history was rewritten",
+    FailureCode.DIVERGED: "the local branch and the remote have diverged",
+    FailureCode.WRONG_BRANCH: "another branch is checked out on the server",
+    FailureCode.UNFINISHED: "a merge or rebase is unfinished on the server",
+    FailureCode.LOCKED: "another program keeps the site's repository locked",
+    FailureCode.CORRUPT: "the site's repository is corrupted",
+    FailureCode.OWNERSHIP: "the site's files belong to another user",
+    FailureCode.NOT_A_REPOSITORY: "the site's folder is not a repository",
+    FailureCode.DISK: "the server's disk is full or failing",
+    FailureCode.GIT_MISSING: "git is missing on the server",
+}
+"""What each failure means, for an editor."""
+
+
+def failure_text(failure: str | None) -> str:
+    """Return what a failure code means; empty for an unknown one."""
+    return FAILURE_TEXTS.get(failure or "", "")
+
+
 def is_environment(code: str | None) -> bool:
     """Return True if a job file's `failure` names an environment failure."""
     return code in _ENVIRONMENT
@@ -84,7 +126,7 @@ _ENVIRONMENT = frozenset(code.value for code in FailureCode if code.failure_clas
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Reason why a job was not published: a code, a message for a person, and the fix.
+    """Reason why a job was not published: a code, a message for a user, and the fix.
 
     The message and the fix are safe to show: no credentials, no control characters, at most 2,000 characters.
     `fix` is a command or an action and never contains text of a remote or a job; it may be empty.
@@ -174,7 +216,7 @@ class SnoozedError(Exception):
 
 
 class StoppedError(Exception):
-    """Abort the work because the operator told the worker to stop; only the remote knows what a push did."""
+    """Abort the work because the operator stops the worker; only the remote knows what a push did."""
 
 
 class LockLostError(Exception):
@@ -194,6 +236,15 @@ class UnavailableError(OSError):
     """The store of the jobs (Postgres) cannot be reached, so nothing can be decided about any job."""
 
     fix = ""
+
+
+class NodeFailureError(UnavailableError):
+    """The machine cannot publish any post, whichever it is: nothing is decided about the posts at hand."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        self.fix = failure.fix
+        super().__init__(failure.message)
 
 
 class FixableError(Exception):
@@ -217,8 +268,22 @@ class UnknownJobError(DeclinedError):
     """The queue has no job of the wanted id or slug."""
 
 
+def failure_of(error: Exception) -> Failure:
+    """Return the failure that an exception of the publisher means for its requests."""
+    match error:
+        case PublishError():
+            return error.failure
+        case OSError() if error.errno in OS_FIXES:
+            return PublishError.from_os("the queue or the repository cannot be used", error).failure
+        case MemoryError():
+            return Failure(FailureCode.INTERNAL, "the memory does not suffice", "give the worker more memory")
+        case _:
+            message = f"an error in the worker itself: {type(error).__name__}: {error}"
+            return Failure(FailureCode.INTERNAL, message, "report it to the developers of Briter Worker")
+
+
 def describe(error: Exception) -> tuple[str, str]:
-    """Return what the error says to a person, and the fix, which may be empty."""
+    """Return what the error says to a user, and the fix, which may be empty."""
     match error:
         case FixableError() | PublishError():
             return error.message, error.fix

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import get_annotations
-from typing import ClassVar, dataclass_transform
+from typing import ClassVar, NamedTuple, dataclass_transform
 
 from briter_worker.job import GIT_SYNC
 
@@ -53,11 +53,12 @@ class JobStarted(JobEvent):
     """An attempt starts; exactly one outcome follows."""
 
     name = "start"
-    unlogged = frozenset({"title", "saved_at", "due_at"})
+    unlogged = frozenset({"title", "author", "saved_at", "due_at"})
     attempt: int
     dry_run: bool
     title: str
     """The commit message's first line."""
+    author: str = ""
     saved_at: float
     due_at: float | None
     """The time that the job was scheduled for, if any."""
@@ -76,15 +77,27 @@ class JobOutcome(JobEvent):
     """Address to notify. The address may contain a secret, so neither log nor history has it."""
 
 
+class FileChange(NamedTuple):
+    """A file that a commit changed, with its lines added and removed (None: not text, or not at hand)."""
+
+    path: str
+    added: int | None
+    removed: int | None
+    deleted: bool = False
+
+
 class Published(JobOutcome):
     """The job's commit is on the remote (in a dry run: would be)."""
 
     name = "published"
+    unlogged = JobOutcome.unlogged | {"changes"}
     commit: str
+    changes: tuple[FileChange, ...] = ()
+    signed_with: str | None = None
 
 
 class NoChange(JobOutcome):
-    """The remote has the content of the job already."""
+    """The remote has the content of the job already, or a plugin has handled a job of its own type."""
 
     name = "nochange"
 
@@ -101,7 +114,6 @@ class NoPaths(JobFailure):
     """None of the job's paths may be published; the job is a dead letter."""
 
     name = "nopaths"
-    fix: str = ""
 
 
 class Failed(JobFailure):
@@ -113,18 +125,11 @@ class Failed(JobFailure):
     retry_at: float
 
 
-class Handled(JobOutcome):
-    """A plugin handled a job of its own type."""
-
-    name = "handled"
-
-
 class DeadLettered(JobFailure):
     """The job is not tried again by itself, except after an environment failure (`Revived`)."""
 
     name = "dead-lettered"
     failure: str
-    fix: str = ""
 
 
 class Superseded(JobEvent):
@@ -148,6 +153,15 @@ class Quarantined(JobEvent):
     error: str
     file: str
     fix: str = ""
+
+
+class ConflictAhead(JobEvent):
+    """The remote changed a file in the same lines as the CMS, which has not enqueued a job for it yet."""
+
+    name = "conflict-ahead"
+    level = "warning"
+    error: str
+    fix: str
 
 
 class Revived(JobEvent):
@@ -210,7 +224,7 @@ class SiteUpdated(Event):
 
 
 class Steered(Event):
-    """Somebody steered jobs or the site, from the command line or the dashboard."""
+    """A user steered jobs or the site, from the command line or the dashboard."""
 
     name = "steered"
     action: str

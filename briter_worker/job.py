@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -57,14 +59,15 @@ Document = dict[str, Any]
 class UnreadableJobError(Exception):
     """The bytes are not a JSON document (yet): the producer may still be writing them."""
 
-
-class MalformedJobError(Exception):
-    """The bytes are JSON, but not a job. `document` holds what could be read, without the broken keys."""
-
     def __init__(self, reason: str, document: Document | None = None) -> None:
         self.reason = one_line(reason)
         self.document = document or {}
+        """The keys that could be read, without the broken ones."""
         super().__init__(self.reason)
+
+
+class MalformedJobError(UnreadableJobError):
+    """The bytes are JSON, but not a job."""
 
 
 class Status(StrEnum):
@@ -287,7 +290,7 @@ class Job(BaseModel):
 
 
 class QuietTime(NamedTuple):
-    """How long a post waits after a save, and at most after its first unpublished save, in seconds."""
+    """A post's wait after a save, and its longest wait after the first unpublished save, in seconds."""
 
     after_save: float = 0.0
     longest: float = 60.0
@@ -379,7 +382,7 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
     """Return the JSON value of a job file, read strictly.
 
     Raises:
-        UnreadableJobError: it is not JSON (torn, empty, not UTF-8).
+        UnreadableJobError: it is not JSON (cut off, empty, not UTF-8).
         MalformedJobError: it is JSON that programs disagree about (a key twice, NaN, NUL, too deep, …).
     """
     limit = MAX_REWRITTEN_BYTES if b'"updatedAt"' in data else MAX_FILE_BYTES
@@ -395,8 +398,29 @@ def read_document(data: bytes) -> Any:  # noqa: ANN401 - any JSON value
     except RecursionError:
         raise MalformedJobError(f"the JSON is nested deeper than {_MAX_DEPTH} levels") from None
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-        raise UnreadableJobError(one_line(f"not valid JSON: {error}")) from None
+        raise UnreadableJobError(f"not valid JSON: {error}", _readable_keys(data)) from None
     return value
+
+
+def _readable_keys(data: bytes) -> Document:
+    """Return the complete keys of a torn JSON object, and of `paths` the complete ones."""
+    text = data.decode("utf-8-sig", "replace")
+    found: Document = {}
+    start = re.match(r"\s*\{\s*", text)
+    at = start.end() if start else len(text)
+    with suppress(ValueError, RecursionError, MalformedJobError):
+        while key := _KEY.match(text, at):
+            name = json.loads(key[1])
+            if name == "paths":
+                found[name], at = [], key.end()
+                while item := _ITEM.match(text, at):  # each from where the last one ended: in linear time
+                    found[name].append(json.loads(item[1]))
+                    at = item.end()
+            value, end = _DECODER.raw_decode(text, key.end())
+            if (separator := _SEPARATOR.match(text, end)) is None:
+                break
+            found[name], at = value, separator.end()
+    return {key: value for key, value in found.items() if not _fault_of({key: value})}
 
 
 def _fault_of(value: object, depth: int = 0) -> str:
@@ -429,6 +453,10 @@ def _refuse_constant(text: str) -> float:
     raise MalformedJobError(f"{text} is not JSON")
 
 
+_STRING = r'("(?:[^"\\]++|\\.)*+")'
+_KEY = re.compile(rf"\s*+{_STRING}\s*+:\s*+")
+_ITEM = re.compile(rf"[\s\[,]*+{_STRING}")
+_SEPARATOR = re.compile(r"\s*[,}]")
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
 
 

@@ -49,6 +49,8 @@ class Holder(NamedTuple):
     namespace: str | None = None
     """PID namespace in which `pid` is valid."""
     token: str | None = None
+    dry_run: bool | None = None
+    """Whether the worker runs dry: commands and pages may have other settings."""
     heartbeat: float | None = None
 
 
@@ -71,8 +73,9 @@ class SiteLock:
     Any thread may call the methods. In a forked child, `still_ours` is False and nothing changes the lock.
     """
 
-    def __init__(self, path: Path, *, stale_after: float) -> None:
+    def __init__(self, path: Path, *, stale_after: float, dry_run: bool | None = None) -> None:
         self._path = path.absolute()
+        self._dry_run = dry_run
         self._stale_after = stale_after
         self._kernel: filelock.BaseFileLock | None = None
         self._descriptor = -1
@@ -106,7 +109,7 @@ class SiteLock:
         if not stat.S_ISREG(status.st_mode):
             raise OSError("not a regular file")
         recorded = _parse(os.pread(locked, _MAX_READ_BYTES, 0))
-        record = _this_process()._replace(token=uuid.uuid4().hex, heartbeat=now)
+        record = _this_process()._replace(token=uuid.uuid4().hex, dry_run=self._dry_run, heartbeat=now)
         # Each heartbeat sets the file's time: on a network file system by the clock that all hosts share.
         is_fresh = abs(now - status.st_mtime) <= self._stale_after
         if recorded is not None and is_fresh and _must_respect(recorded):
@@ -293,6 +296,8 @@ def _is_sound(name: str, value: object) -> bool:
     match name:
         case "started":
             return type(value) is int
+        case "dry_run":
+            return type(value) is bool
         case "heartbeat":
             return isinstance(value, int | float) and 0 <= value <= _MAX_TIME_S
         case _:

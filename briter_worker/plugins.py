@@ -61,7 +61,7 @@ class Plugins:
         self._extra = tuple(extra)
         self._manager: pluggy.PluginManager | None = None
         self.kinds: dict[str, JobKind] = {}
-        """How jobs of the plugins' own types are handled, once the plugins are loaded."""
+        """The plugins' own types of job, once the plugins are loaded."""
 
     @property
     def names(self) -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from briter_worker.errors import Failure
-    from briter_worker.events import Event, Quarantined, Superseded
+    from briter_worker.events import Event, FileChange, Quarantined, Superseded
     from briter_worker.job import Document, Job, State
 
 
@@ -54,7 +54,7 @@ class Pause(NamedTuple):
 
 
 class Queue(Protocol):
-    """Where jobs wait. Every change of state is durable when the call returns.
+    """The queue of jobs. Every change of state is durable when the call returns.
 
     A method that finds a newer save of the claimed post never loses it: the newer save stays pending.
     """
@@ -81,21 +81,21 @@ class Queue(Protocol):
         """Put jobs that a dry run has built back as tried, with `dryRunAt`; the attempt does not count."""
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
-        """Put the job back until `at`. Return False, and remove the job, if somebody cancelled it."""
+        """Put the job back until `at`. Return False, and remove the job, if a user cancelled it."""
 
     def dead_letter(self, claim: Claim, failure: Failure) -> bool:
         """Store the job as failed; a newer save of the post takes over its paths instead.
 
-        Return False, and remove the job, if somebody cancelled it.
+        Return False, and remove the job, if a user cancelled it.
         """
 
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Put jobs back as if they had not been claimed. Remove and return those that somebody cancelled."""
+        """Put jobs back as if they had not been claimed. Remove and return those that a user cancelled."""
 
     def cancelled(self, claims: Sequence[Claim]) -> Collection[str]:
         """Return the keys of the claims whose cancellation was requested."""
 
-    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+    def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
         """Return the keys of the claims whose posts have been saved again since, scheduled for later.
 
         Their files may have the content whose time has not come.
@@ -173,7 +173,7 @@ class Result(Enum):
     CANCELLED = "cancelled"
     """Left out of the push on request."""
     RELEASED = "released"
-    """Not tried; the next claim decides anew."""
+    """Not tried; the next claim decides again."""
 
 
 class Outcome(NamedTuple):
@@ -186,6 +186,10 @@ class Outcome(NamedTuple):
     retry_at: float | None = None
     rejected_paths: tuple[str, ...] = ()
     """Declared paths that were not published although the job was."""
+    changes: tuple[FileChange, ...] = ()
+    """What the commit changed."""
+    signed_with: str | None = None
+    """Kind and key of the commit's signature."""
 
 
 class Publisher(Protocol):
@@ -211,10 +215,10 @@ class Publisher(Protocol):
         is on the remote unless `undecided` names it.
         """
 
-    def resolve(self) -> Iterator[Mapping[str, str]]:
-        """Ask the remote about each recorded plan; yield the commits that landed, by claim key.
+    def resolve(self) -> Iterator[Sequence[Outcome]]:
+        """Ask the remote about each recorded plan; yield the outcomes of the requests that landed.
 
-        A plan is dropped when the iteration is resumed. A plan that did not land yields an empty mapping.
+        A plan is dropped when the iteration is resumed. A plan that did not land yields no outcomes.
         Raises PublishError when the remote cannot be asked; the remaining plans stay.
         """
 
@@ -240,7 +244,7 @@ class Plan(NamedTuple):
 
 
 class PlanStore(Protocol):
-    """Where a publisher records its plans: the repository's `.git/briter/`, or the database."""
+    """The store of a publisher's plans: the repository's `.git/briter/`, or the database."""
 
     def record(self, plan: Plan) -> None:
         """Store the plan durably."""
@@ -264,7 +268,7 @@ class Conflict(NamedTuple):
     commit: str | None
     """The tip of that branch."""
     recorded_at: float
-    """What the author saved before has not taken the remote's version into account."""
+    """The time of the conflict: a save before it does not know the remote's version."""
 
 
 class BaseVersion(NamedTuple):
@@ -276,15 +280,18 @@ class BaseVersion(NamedTuple):
 
 
 class BaseVersions(Protocol):
-    """What a publisher remembers about the authors' copies of files."""
+    """A publisher's memory of the authors' copies of files."""
 
     def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
         """Return what is known of these paths."""
 
-    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+    def remember(
+        self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes], tip: str | None = None
+    ) -> None:
         """Store the versions durably, each in place of what was known of its path.
 
-        `contents`: by blob, the contents of base versions that the remote does not have.
+        `contents`: by blob, the contents of base versions that the remote does not have. `tip`: the commit on
+        the remote that has the versions.
         """
 
 
@@ -309,6 +316,14 @@ class Payload(NamedTuple):
     """Declared folders: what the branch has below them and `files` lacks is deleted."""
 
 
+class PublishedVersion(NamedTuple):
+    """The version of a path that was published last."""
+
+    saved_at: float
+    outdated_by: str = ""
+    """The commit on the remote that has it, where it was published before a backup was restored."""
+
+
 class Payloads(Protocol):
     """The contents that jobs carry, for a publisher that cannot read the CMS's work tree."""
 
@@ -318,7 +333,7 @@ class Payloads(Protocol):
     def content(self, blob: str) -> bytes:
         """Return the content of a blob. Raises LookupError if the blob is unknown."""
 
-    def published(self, paths: Collection[str]) -> Mapping[str, float]:
+    def published(self, paths: Collection[str]) -> Mapping[str, PublishedVersion]:
         """Return when the version was saved that was published last, for the paths that ever were."""
 
 
@@ -346,7 +361,7 @@ class Backoff:
 
 
 class JobKind(NamedTuple):
-    """How a plugin handles jobs of a type of its own. None: as for all jobs."""
+    """A plugin's handling of jobs of a type of its own. None: as for all jobs."""
 
     handle: Callable[[Job], None]
     max_attempts: int | None = None

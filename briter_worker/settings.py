@@ -6,27 +6,21 @@ environment and the defaults decide where `config.json` is; the file cannot move
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
-    AfterValidator,
-    BeforeValidator,
     Field,
-    Json,
     PrivateAttr,
     ValidationError,
-    ValidationInfo,
-    WithJsonSchema,
 )
 from pydantic.alias_generators import to_camel
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict
 
-from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS, Allowlist, compile_patterns
+import briter_worker.setting_types as types
+from briter_worker.allowlist import ADAPTER_EXCLUDED, EXCLUDED, FOLDERS, Allowlist
 from briter_worker.errors import UsageError, os_error_fix, os_error_text
 from briter_worker.redaction import one_line
 
@@ -73,164 +67,6 @@ PER_SITE = (
 )  # fmt: skip
 """What each site of a cluster may set for itself."""
 
-_MONTH_MS = 31 * 24 * 60 * 60 * 1000
-SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-"""Pattern of a site's name, which also names a folder of the clone cache."""
-
-_NO_LINE = r"\x00-\x1f\x7f-\x9f\ud800-\udfff"
-_INK = rf"[^\s{_NO_LINE}]"
-_REF_PART = r"[A-Za-z0-9_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*(?<!\.lock)"
-_REF_NAME = rf"(?!refs/|HEAD$)(?=.{{1,200}}$){_REF_PART}(?:/{_REF_PART})*"
-"""Stricter than `git check-ref-format`, which accepts `+main` (a forced push in a refspec)."""
-_REF_TEXT = "letters, digits, and between them . _ - and /"
-_ADDRESS = r"://(?:[!-~]*@)?(?:[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?(?:[/?][!\"$-+\--~]*)?"
-_TOPIC = "(?:published|dead-lettered|condition|updated)"
-_TOPICS = rf"{_TOPIC}(?:\+{_TOPIC})*"
-_FILE_NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]+"
-"""Text that the system can open. The remaining surrogates stand for bytes that are not UTF-8."""
-
-
-def absolute_path(path: Path, base: Path | None = None) -> Path:
-    """Return the absolute path of one that may be relative to `base`."""
-    path = ((base or Path()) / path).absolute()
-    # `..` after a symlink means what the file system says; other paths stay as written.
-    return Path(os.path.realpath(path)) if ".." in path.parts else path
-
-
-def _parse_folder(value: object, info: ValidationInfo) -> Path:
-    if not isinstance(value, str | Path) or not re.fullmatch(_FILE_NAME, str(value)):
-        raise ValueError("a folder, absolute or relative to BRITER_APP_ROOT")
-    return absolute_path(Path(value), info.data.get("app_root"))
-
-
-def _refuse_letters(value: object) -> object:
-    # pydantic also takes one letter; only an explicit false may turn the dry run off.
-    if isinstance(value, str) and value.casefold() in {"t", "f", "y", "n"}:
-        raise ValueError(_FLAG)
-    return value
-
-
-def _split(value: object) -> object:
-    return [item.strip() for item in value.split(",")] if isinstance(value, str) else value
-
-
-def _check_folders(folders: tuple[str, ...]) -> tuple[str, ...]:
-    try:
-        return Allowlist(folders).folders
-    except UsageError as error:
-        raise ValueError(f"a list of folders below the repository's root; {error.message}") from None
-
-
-def _check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    try:
-        if patterns:
-            compile_patterns(patterns)
-    except ValueError:
-        raise ValueError("a list of patterns as in .gitignore, such as drafts/ or *.bak") from None
-    return patterns
-
-
-def _parse_signing_key(key: str, info: ValidationInfo) -> str:
-    if not re.fullmatch(rf"[^{_NO_LINE}]*", key):
-        raise ValueError("the name of a key in one line, not the key itself")
-    if not key or key.startswith("key::") or info.data.get("git_signing_format") != "ssh":
-        return key
-    return str(absolute_path(Path(key).expanduser(), info.data.get("app_root")))
-
-
-def _check_network(text: str) -> str:
-    try:
-        return str(ipaddress.ip_network(text, strict=False))
-    except ValueError:
-        raise ValueError("a list of IP addresses or networks, such as 10.0.0.0/8") from None
-
-
-def _check_address(value: str, info: ValidationInfo) -> str:
-    scheme = "https?" if info.data.get("webhook_allow_private") else "https"
-    if value and not re.fullmatch(scheme + _ADDRESS, value):
-        schemes = scheme.replace("?", " or http")
-        raise ValueError(f"an address with {schemes}, such as https://example.org/hook")
-    return value
-
-
-def _check_topics(address: str, info: ValidationInfo) -> str:
-    url, mark, topics = address.partition("#")
-    if not url or (mark and not re.fullmatch(_TOPICS, topics)):
-        raise ValueError(
-            "addresses, after each if wanted # and the events to send, such as published+condition"
-        )
-    _check_address(url, info)
-    return address
-
-
-def _check_longest(longest: int, info: ValidationInfo) -> int:
-    if longest < info.data.get("worker_quiet_ms", 0):
-        raise ValueError("a number that is not below BRITER_WORKER_QUIET_MS (workerQuietMs)")
-    return longest
-
-
-def _matching(pattern: str, accepted: str) -> AfterValidator:
-    """Return a validator of texts that match the whole pattern."""
-
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
-            raise ValueError(accepted)
-        return value
-
-    return AfterValidator(check)
-
-
-def _list_schema(item: str) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": [{"items": {"type": item}, "type": "array"}, {"type": "string"}]})
-
-
-_Split = BeforeValidator(_split)
-_Strings = _list_schema("string")
-Flag = Annotated[bool, BeforeValidator(_refuse_letters)]
-Folder = Annotated[Path, BeforeValidator(_parse_folder)]
-Milliseconds = Annotated[int, Field(ge=0, le=_MONTH_MS)]
-QuietMaximum = Annotated[Milliseconds, AfterValidator(_check_longest)]
-PositiveMilliseconds = Annotated[int, Field(ge=1, le=_MONTH_MS)]
-PollInterval = Annotated[int, Field(ge=10, le=_MONTH_MS)]
-Attempts = Annotated[int, Field(ge=1, le=1_000_000)]
-Jitter = Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)]
-FileSize = Annotated[int, Field(ge=1, le=2**53 - 1)]
-Concurrency = Annotated[int, Field(ge=1, le=1_000)]
-Days = Annotated[int, Field(ge=1, le=36_500)]
-Port = Annotated[int, Field(ge=0, le=65_535)]
-Delays = Annotated[tuple[Milliseconds, ...], Field(min_length=1), _Split, _list_schema("integer")]
-Folders = Annotated[tuple[str, ...], AfterValidator(_check_folders), _Split, _Strings]
-Patterns = Annotated[tuple[str, ...], AfterValidator(_check_patterns), _Split, _Strings]
-Networks = Annotated[tuple[Annotated[str, AfterValidator(_check_network)], ...], _Split, _Strings]
-SigningKey = Annotated[str, AfterValidator(_parse_signing_key)]
-WebAddress = Annotated[str, AfterValidator(_check_address)]
-WebAddresses = Annotated[tuple[Annotated[str, AfterValidator(_check_topics)], ...], _Split, _Strings]
-JsonObject = dict[str, Any] | Json[dict[str, Any]]
-AdapterName = Annotated[str, _matching("|".join(FOLDERS), f"one of {', '.join(FOLDERS)}")]
-
-_BRANCH = f"a branch's short name, such as main: {_REF_TEXT}"
-_REMOTE = f"the name of a configured remote, such as origin: {_REF_TEXT}"
-_LINK = "an http(s) address with {%s} in it, such as https://example.org/%s/{%s}"
-_LINK_PATTERN = rf"https?://(?![/?#{{]){_INK}*\{{%s\}}{_INK}*|"
-_KEY = r"whsec_(?:[A-Za-z0-9+/]{4}){8,21}(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?|"
-_SITE = "a site's name: up to 100 letters, digits, and after the first also . _ and -"
-_DATABASE = "an address of Postgres, such as postgresql://db.example.org/briter"
-_HOST = "an IP address or a host name, such as 127.0.0.1 or ::1"
-
-BranchName = Annotated[str, _matching(_REF_NAME, _BRANCH)]
-RemoteName = Annotated[str, _matching(_REF_NAME, _REMOTE)]
-PersonName = Annotated[
-    str, _matching(rf"(?=.*\w)[^{_NO_LINE}<>]+", "one line with a letter, without < and >")
-]
-Email = Annotated[str, _matching(rf"(?!.*[<>]){_INK}+", "an address without spaces, < and >")]
-PostLink = Annotated[str, _matching(_LINK_PATTERN % "slug", _LINK % ("slug", "notes", "slug"))]
-CommitLink = Annotated[str, _matching(_LINK_PATTERN % "commit", _LINK % ("commit", "commit", "commit"))]
-Host = Annotated[str, _matching(r"[A-Za-z0-9.:%_-]{1,255}", _HOST)]
-SigningSecret = Annotated[str, _matching(_KEY, "whsec_ and 24 to 64 bytes in base64")]
-SiteName = Annotated[str, _matching(rf"{SITE_NAME}|", _SITE)]
-DatabaseAddress = Annotated[str, _matching(r"postgres(?:ql)?://[!-~]+|", _DATABASE)]
-Token = Annotated[str, _matching(r"[!-~]{16,200}|", "at least 16 characters, without spaces")]
-
 
 def _setting(default: object, description: str, *, secret: bool = False) -> Any:  # noqa: ANN401 - as Field
     """Return a field. A default that is a function derives from the settings above it."""
@@ -252,110 +88,124 @@ class Settings(BaseSettings):
         field_title_generator=lambda name, _: PREFIX + name.upper(),
     )
 
-    app_root: Folder = _setting(Path.cwd, "Base of relative paths.")
-    storage_root: Folder = _setting(
+    app_root: types.Folder = _setting(Path.cwd, "Base of relative paths.")
+    storage_root: types.Folder = _setting(
         lambda above: above["app_root"] / "storage",
         "Folder of queue, lock, history and quarantine. Default: `storage` in the app root.",
     )
-    queue_root: Folder = _setting(
+    queue_root: types.Folder = _setting(
         lambda above: above["storage_root"] / "queue", "Queue folder. Default: `queue` in the storage root."
     )
-    adapter: AdapterName = _setting("local-mdx", "Kind of site: decides which folders are published.")
-    allowed_paths: Folders = _setting((), "Folders added to the adapter's.")
-    excluded_paths: Patterns = _setting(
+    adapter: types.AdapterName = _setting("local-mdx", "Kind of site: decides which folders are published.")
+    allowed_paths: types.Folders = _setting((), "Folders added to the adapter's.")
+    excluded_paths: types.Patterns = _setting(
         (), "Patterns as in `.gitignore`, added to the adapter's: never published, also inside a folder."
     )
-    git_worktree: Folder = _setting(
+    git_worktree: types.Folder = _setting(
         lambda above: above["app_root"], "The site's repository. Default: the app root."
     )
-    git_branch: BranchName = _setting("main", "Branch that is checked out and pushed to.")
-    git_remote: RemoteName = _setting("origin", "Remote that is pushed to.")
-    git_author_name: PersonName = _setting("Briter Worker", "The worker's committer name.")
-    git_author_email: Email = _setting("briter-worker@localhost", "The worker's committer address.")
-    git_timeout_ms: PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
-    git_pull_interval_ms: Milliseconds = _setting(
+    git_branch: types.BranchName = _setting("main", "Branch that is checked out and pushed to.")
+    git_remote: types.RemoteName = _setting("origin", "Remote that is pushed to.")
+    git_author_name: types.PersonName = _setting("Briter Worker", "The worker's committer name.")
+    git_author_email: types.Email = _setting("briter-worker@localhost", "The worker's committer address.")
+    git_timeout_ms: types.PositiveMilliseconds = _setting(120_000, "Deadline of a git command in ms.")
+    git_pull_interval_ms: types.Milliseconds = _setting(
         0, "Interval in ms at which an idle worker pulls the remote's edits. 0: only when publishing."
     )
     git_signing_format: Literal["ssh", "openpgp", "x509"] = _setting("ssh", "Kind of the signing key.")
-    git_signing_key: SigningKey = _setting(
+    git_signing_key: types.SigningKey = _setting(
         "",
         "Key that signs every commit: a file for `ssh`, an id for `openpgp` and `x509`. Empty: unsigned.",
     )
-    git_co_authors: Flag = _setting(
+    git_co_authors: types.Flag = _setting(
         False, "Name the authors of superseded saves in `Co-authored-by` trailers of the commit."
     )
-    git_hooks: Flag = _setting(False, "Run the repository's own hooks.")
-    worker_dry_run: Flag = _setting(True, "Do everything except the push. Jobs stay in the queue as `tried`.")
-    worker_poll_interval_ms: PollInterval = _setting(
+    git_hooks: types.Flag = _setting(False, "Run the repository's own hooks.")
+    worker_dry_run: types.Flag = _setting(
+        True, "Do everything except the push. Jobs stay in the queue as `tried`."
+    )
+    worker_poll_interval_ms: types.PollInterval = _setting(
         5_000, "Interval of the fallback poll in ms. Changes wake the worker."
     )
-    worker_quiet_ms: Milliseconds = _setting(
-        0, "Quiet time in ms: a post is published once it has not been saved for so long."
+    worker_quiet_ms: types.Milliseconds = _setting(
+        0, "Quiet time in ms: a post is published when it has not been saved for this time."
     )
-    worker_quiet_max_ms: QuietMaximum = _setting(
+    worker_quiet_max_ms: types.QuietMaximum = _setting(
         lambda above: max(60_000, above["worker_quiet_ms"]),
         "Time in ms after its first unpublished save at which a post is published though it is still saved. "
         "Default: 60000, or the quiet time if that is longer.",
     )
-    worker_max_attempts: Attempts = _setting(8, "Attempts before a job is dead-lettered.")
-    worker_backoff_ms: Delays = _setting(
+    worker_max_attempts: types.Attempts = _setting(8, "Attempts before a job is dead-lettered.")
+    worker_backoff_ms: types.Delays = _setting(
         (60_000, 300_000, 1_800_000), "Delays between attempts in ms. The last one repeats."
     )
-    worker_backoff_jitter: Jitter = _setting(0.0, "Fraction by which delays vary at random, up and down.")
-    worker_lock_stale_ms: PositiveMilliseconds = _setting(
+    worker_backoff_jitter: types.Jitter = _setting(
+        0.0, "Fraction by which delays vary at random, up and down."
+    )
+    worker_lock_stale_ms: types.PositiveMilliseconds = _setting(
         60_000, "Age in ms at which the heartbeat of an unheld lock is stale."
     )
-    worker_shutdown_timeout_ms: Milliseconds = _setting(
+    worker_shutdown_timeout_ms: types.Milliseconds = _setting(
         300_000, "Time in ms that a running publication has after SIGTERM."
     )
-    worker_max_file_bytes: FileSize = _setting(104_857_600, "Maximum size of a published file in bytes.")
-    plugins: JsonObject = _setting(dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True)
-    history_keep_days: Days = _setting(365, "Days after which a receipt is deleted.")
-    published_href_template: PostLink = _setting(
+    worker_max_file_bytes: types.FileSize = _setting(
+        104_857_600, "Maximum size of a published file in bytes."
+    )
+    plugins: types.JsonObject = _setting(
+        dict, "Plugin settings: a JSON object, keyed by plugin name.", secret=True
+    )
+    history_keep_days: types.Days = _setting(365, "Days after which a receipt is deleted.")
+    published_href_template: types.PostLink = _setting(
         "", "Address of a published post: `https://example.org/notes/{slug}`."
     )
-    commit_href_template: CommitLink = _setting(
+    commit_href_template: types.CommitLink = _setting(
         "", "Address of a commit, for the dashboard: `https://example.org/commit/{commit}`."
     )
-    webhook_allow_private: Flag = _setting(False, "Allow webhooks to private networks and over http.")
-    webhook_urls: WebAddresses = _setting(
+    webhook_allow_private: types.Flag = _setting(False, "Allow webhooks to private networks and over http.")
+    webhook_urls: types.WebAddresses = _setting(
         (),
         "Addresses notified of publications, dead letters, site conditions and the remote's edits.",
         secret=True,
     )
-    webhook_secret: SigningSecret = _setting(
+    webhook_secret: types.SigningSecret = _setting(
         "", "Key that signs webhooks (Standard Webhooks): `whsec_…`.", secret=True
     )
     webhook_template: Literal["json", "slack", "discord", "text"] = _setting(
         "json", "Format of the notifications for `BRITER_WEBHOOK_URLS`."
     )
-    build_hook_url: WebAddress = _setting(
+    build_hook_url: types.WebAddress = _setting(
         "", "Address that gets an empty POST after a push that published a post.", secret=True
     )
-    build_hook_min_interval_ms: Milliseconds = _setting(
+    build_hook_min_interval_ms: types.Milliseconds = _setting(
         60_000, "Minimum interval of these POSTs in ms. The last push gets one."
     )
-    metrics_port: Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
-    metrics_host: Host = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
-    dashboard_host: Host = _setting("127.0.0.1", "Address that `serve` listens on.")
-    dashboard_port: Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
-    dashboard_token: Token = _setting(
+    metrics_port: types.Port = _setting(0, "Port of the `/metrics` endpoint of `run`. 0 disables it.")
+    metrics_host: types.Host = _setting("127.0.0.1", "Address of the `/metrics` endpoint of `run`.")
+    metrics_sites: types.SiteNames = _setting(
+        (), "Cluster: sites with metrics of their own; `*`: all. Empty: the 20 in trouble, or busiest."
+    )
+    dashboard_host: types.Host = _setting("127.0.0.1", "Address that `serve` listens on.")
+    dashboard_port: types.Port = _setting(8320, "Port that `serve` listens on. 0: any free port.")
+    dashboard_token: types.Token = _setting(
         "",
         "Token of the dashboard, also for `Bearer`. Default: a random one in `.git/briter/dashboard.token`.",
         secret=True,
     )
-    pull_secret: Token = _setting(
+    pull_secret: types.Token = _setting(
         "", "Secret by which a git host's webhook may call `POST /api/pull` of the dashboard.", secret=True
     )
-    trusted_proxies: Networks = _setting(
+    trusted_proxies: types.Networks = _setting(
         (), "IP addresses or networks of proxies whose `X-Forwarded-*` headers count."
     )
-    database_url: DatabaseAddress = _setting(
+    database_url: types.DatabaseAddress = _setting(
         "", "Postgres of a cluster: `postgresql://user@host/name`. Empty: a folder.", secret=True
     )
-    site: SiteName = _setting("", "Cluster: site that commands act on by default.")
-    worker_concurrency: Concurrency = _setting(4, "Cluster: sites published at once.")
-    cache_root: Folder = _setting(
+    site: types.SiteName = _setting("", "Cluster: site that commands act on by default.")
+    worker_concurrency: types.Concurrency = _setting(4, "Cluster: sites published at once.")
+    worker_per_host: types.HostLimit = _setting(
+        0, "Cluster: sites of one remote host that a node publishes at once. 0: half of them."
+    )
+    cache_root: types.Folder = _setting(
         lambda above: above["storage_root"] / "cache",
         "Cluster: folder of the sites' disposable clones. Default: `cache` in the storage root.",
     )
@@ -443,8 +293,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """
     environment = _Environment(os.environ if environ is None else environ)()
     try:
-        app_root = absolute_path(Path(environment.get("app_root", "")))
-        path = absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
+        app_root = types.absolute_path(Path(environment.get("app_root", "")))
+        path = types.absolute_path(Path(environment.get("storage_root", "storage")), app_root) / "config.json"
         settings = _merge(
             environment,
             _read_config(path),
@@ -476,9 +326,8 @@ def for_site(settings: Settings, own: Mapping[str, object], *, source: str) -> S
 
 
 def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[str], str]) -> Settings:
-    sources = (InitSettingsSource(Settings, upper), InitSettingsSource(Settings, lower))
     try:
-        settings = Settings(_build_sources=(sources, {}))
+        settings = Settings(_build_sources=((InitSettingsSource(Settings, lower | upper),), {}))
     except ValidationError as refused:
         error = refused.errors(include_url=False)[0]
         name = str(error["loc"][0])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from briter_worker.errors import FailureCode, FixableError, PublishError, is_environment
+from briter_worker.errors import FixableError, PublishError, failure_text, is_environment
 from briter_worker.job import State, format_time
 from briter_worker.lock import is_held, read_holder
 from briter_worker.redaction import one_line, quote_fix
@@ -26,47 +26,13 @@ if TYPE_CHECKING:
     from briter_worker.wiring import SiteQueue
 
 PULL_COMMAND = "briter-worker pull --rebase --push"
-"""Publishes the local commits of a person."""
+"""Publishes the local commits of a user."""
 _MIN_PATIENCE_S = 60.0
 """A heartbeat may be this late on a loaded machine."""
-
-FAILURE_TEXTS = {
-    FailureCode.NO_PATHS: "none of its files may be published",
-    FailureCode.MALFORMED: "the editor's program wrote something that is not a job",
-    FailureCode.UNREADABLE: "the job's file cannot be read",
-    FailureCode.UNKNOWN_TYPE: "no plugin handles this type of job",
-    FailureCode.PLUGIN: "a rule of the site does not allow it",
-    FailureCode.PLUGIN_BROKEN: "a plugin of the site failed",
-    FailureCode.SIGNING: "the commits cannot be signed",
-    FailureCode.TOO_LARGE: "one of its files is too large",
-    FailureCode.REJECTED: "the remote does not accept this post",
-    FailureCode.CONFLICT: "somebody changed the same lines elsewhere",
-    FailureCode.LOST_RACE: "somebody else kept publishing at the same moment",
-    FailureCode.UNSETTLED: "a file kept changing while it was read",
-    FailureCode.KILLED_WORKER: "the worker died while it published this post",
-    FailureCode.INTERNAL: "the worker has an internal error",
-    FailureCode.NETWORK: "the remote cannot be reached",
-    FailureCode.TIMEOUT: "the remote does not answer in time",
-    FailureCode.AUTH: "the remote refused the password or key",
-    FailureCode.HOST_KEY: "the identity of the remote could not be verified",
-    FailureCode.REMOTE_MISSING: "the remote repository was not found",
-    FailureCode.REMOTE_REFUSED: "the remote refuses every push at the moment",
-    FailureCode.REMOTE_REWRITTEN: "the remote's history was rewritten",
-    FailureCode.DIVERGED: "the local branch and the remote have diverged",
-    FailureCode.WRONG_BRANCH: "another branch is checked out on the server",
-    FailureCode.UNFINISHED: "a merge or rebase is unfinished on the server",
-    FailureCode.LOCKED: "another program keeps the site's repository locked",
-    FailureCode.CORRUPT: "the site's repository is corrupted",
-    FailureCode.OWNERSHIP: "the site's files belong to another user",
-    FailureCode.NOT_A_REPOSITORY: "the site's folder is not a repository",
-    FailureCode.DISK: "the server's disk is full or failing",
-    FailureCode.GIT_MISSING: "git is missing on the server",
-}
-"""What each failure means, for an editor."""
 _LATEST = 250_000_000_000.0
 """In the year 9892."""
 _BETWEEN_RUNS_S = 600.0
-"""Where cron starts the worker, it is due again so long after its last run."""
+"""Where cron starts the worker, it is due again this time after its last run."""
 
 LocalCommits = tuple[tuple[str, str], ...]
 """The id and subject of each commit of the local branch that the remote lacks."""
@@ -82,11 +48,6 @@ class Headline:
     fix: str = ""
 
 
-def failure_text(failure: str | None) -> str:
-    """Return what a failure code means; empty for an unknown one."""
-    return FAILURE_TEXTS[FailureCode(failure)] if failure in set(FailureCode) else ""
-
-
 def count(number: int, noun: str) -> str:
     """Return `1 post` or `3 posts`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -100,18 +61,19 @@ class LockHolder:
     host: str | None
     alive: bool
     heartbeat: float | None
+    dry_run: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteStatus:
-    """What `status` shows. Ages and waits are in seconds."""
+    """The status of a site. Ages and waits are in seconds."""
 
     now: float
     jobs: dict[str, int]
     oldest: dict[str, float | None]
     """Age of the oldest save in each state."""
     waiting_since: float | None
-    """When the longest wait of a due job began: at its save, or when it was due."""
+    """The beginning of the longest wait of a due job: its save, or the time at which it was due."""
     unpushed_since: float | None
     """The same, including dead letters."""
     next_due_in: float | None
@@ -128,9 +90,9 @@ class SiteStatus:
     """The condition's fix."""
     condition_since: float | None
     condition_checked: float | None
-    """When an attempt failed by it last."""
+    """The time of the last attempt that failed by it."""
     last_run: float | None
-    """When the last worker ended, if none runs."""
+    """The time at which the last worker ended, if none runs."""
     quarantined: int
     stuck: dict[str, str]
     dry_run: bool
@@ -300,6 +262,9 @@ def read_status(
                 waiting.append(unpushed[-1])
     condition, since = _find_condition(settings, rows, history) or (None, None)
     site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
+    # As the worker says: the settings here may differ from its own.
+    known = site.pop("dry_run")
+    known = True if known is None and counts[State.TRIED] else known
     return SiteStatus(
         now=now,
         jobs=counts,
@@ -315,7 +280,7 @@ def read_status(
         condition_checked=condition.updated_at if condition else None,
         quarantined=len(queue.quarantined()),
         stuck={one_line(name): one_line(why) for name, why in queue.unusable_files(now).items()},
-        dry_run=_is_dry_run(settings, history),
+        dry_run=_is_dry_run(settings, history) if known is None else known,
         branch=settings.git_branch,
         local_commits=read_local_commits(settings) if local_commits is None else local_commits,
         **site,
@@ -339,6 +304,7 @@ def _disk_site(settings: Settings, now: float) -> dict[str, Any]:
             last_run = settings.lock_path.stat().st_mtime
     return {
         "worker": worker,
+        "dry_run": worker.dry_run if worker is not None and worker.alive else None,
         "last_run": last_run,
         "hosts": None,
         "worktree": str(settings.git_worktree),
@@ -351,12 +317,14 @@ def _cluster_site(settings: Settings) -> dict[str, Any]:
     from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
 
     database = open_database(settings)
+    site = sites.get(database, settings.site)
     return {
         "worker": None,
+        "dry_run": settings.worker_dry_run if "workerDryRun" in site.settings else None,
         "last_run": None,
         "hosts": sites.count_nodes(database),
         "worktree": "",
-        "remote": sites.get(database, settings.site).remote,
+        "remote": site.remote,
         "queue": f"the site {settings.site} of the cluster",
     }
 
@@ -385,12 +353,11 @@ def _find_condition(
 
 
 def _is_dry_run(settings: Settings, history: History | None) -> bool:
-    """Return whether the worker runs dry, as its last attempt says; the settings here may be others."""
+    """Return whether the worker's last attempt was a dry run; without one, what the settings here say."""
     with suppress(StoreError):
-        if history is not None and not settings.database_url:
-            started = history.last_moment("start")
-            if started is not None:
-                return started.data.get("dryRun") is True
+        started = history.last_moment("start") if history else None
+        if started is not None:
+            return started.data.get("dryRun") is True
     return settings.worker_dry_run
 
 
@@ -410,7 +377,7 @@ def lock_holder(settings: Settings, now: float) -> LockHolder | None:
     if recorded is None:
         return None
     alive = is_held(settings.lock_path, now=now, stale_after=_patience(settings))
-    return LockHolder(recorded.pid, recorded.host, alive, recorded.heartbeat)
+    return LockHolder(recorded.pid, recorded.host, alive, recorded.heartbeat, recorded.dry_run)
 
 
 def _patience(settings: Settings) -> float:

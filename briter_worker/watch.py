@@ -9,15 +9,20 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
+from contextlib import suppress
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+import filelock
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
-from briter_worker.allowlist import PathRefusedError, is_inside
+from briter_worker.allowlist import PathRefusedError, is_inside, parents
 from briter_worker.errors import PublishError, os_error_fix, os_error_text
+from briter_worker.git.index import hash_files
 from briter_worker.git.staging import ignored_paths
+from briter_worker.git.undo import LOCK_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -31,9 +36,10 @@ if TYPE_CHECKING:
 _PAGE_FILES = {"kirby": "*.txt", "grav": "*.md"}
 """A folder with such a file is one post; for every other kind of site, a folder with an `index.*` is."""
 _MASK = flags.CLOSE_WRITE | flags.MOVED_FROM | flags.MOVED_TO | flags.CREATE | flags.DELETE | flags.ONLYDIR
-_STILL_S = 0.02
+_STILL_S = 0.01
 """A post is saved when none of its files was closed, moved or deleted for this long."""
 _LONGEST_STILL_S = 0.5
+_JOB_TIME_STEP_S = 0.001
 _STOP_CHECK_S = 0.5
 _RETRY_S = 5.0
 
@@ -46,8 +52,7 @@ class TreeWatcher:
         self._folders = folders
         self._inotify = INotify()
         self._watched: dict[int, str] = {}
-        for folder in folders:
-            self._watch(folder)
+        self._watch_folders()
 
     def close(self) -> None:
         """Stop watching."""
@@ -69,14 +74,17 @@ class TreeWatcher:
             if event.mask & flags.IGNORED:
                 del self._watched[event.wd]
                 continue
-            path = f"{folder}/{event.name}"
+            path = f"{folder}/{event.name}".lstrip("/")
+            is_post = any(is_inside(each, path) for each in self._folders)
             if not event.mask & flags.ISDIR:
-                if not event.mask & flags.CREATE:
+                if is_post and not event.mask & flags.CREATE:
                     changed.add(path)
-            elif event.mask & (flags.CREATE | flags.MOVED_TO):
+            elif event.mask & flags.DELETE:
+                continue
+            elif is_post and not event.mask & flags.MOVED_FROM:
                 changed.update(self._watch(path))
-            elif event.mask & flags.MOVED_FROM:  # the files in a folder that was moved away have no events
-                self._rewatch()
+            elif any(is_inside(each, path) or is_inside(path, each) for each in self._folders):
+                self._rewatch()  # the files in a folder that was moved have no events
                 return None
         return changed
 
@@ -84,8 +92,18 @@ class TreeWatcher:
         self._inotify.close()
         self._inotify = INotify()
         self._watched = {}
+        self._watch_folders()
+
+    def _watch_folders(self) -> None:
         for folder in self._folders:
+            for above in ("", *parents(folder)):  # a folder may be made, or replaced, later
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    self._add(above)
             self._watch(folder)
+
+    def _add(self, folder: str) -> None:
+        mask = _MASK | (flags.DONT_FOLLOW if folder else 0)
+        self._watched[self._inotify.add_watch(self._root / folder, mask)] = folder
 
     def _watch(self, top: str) -> Iterable[str]:
         """Watch a folder and all below it; return the files that are there already."""
@@ -94,9 +112,7 @@ class TreeWatcher:
         while todo:
             folder = todo.pop()
             try:
-                self._watched[self._inotify.add_watch(self._root / folder, _MASK | flags.DONT_FOLLOW)] = (
-                    folder
-                )
+                self._add(folder)
                 with os.scandir(self._root / folder) as entries:
                     for entry in entries:
                         path = f"{folder}/{entry.name}"
@@ -132,7 +148,7 @@ class PostWatcher:
         self._warn = warn
 
     def run(self, is_stopping: Callable[[], bool], poll: float) -> None:
-        """Watch until told to stop. Where there is no inotify, compare every `poll` seconds."""
+        """Watch until stopped. Where there is no inotify, compare every `poll` seconds."""
         waiting: set[str] | None = None
         watcher: TreeWatcher | None = None
         while not is_stopping():
@@ -185,16 +201,21 @@ class PostWatcher:
 
     def save(self, paths: Collection[str] | None) -> None:
         """Enqueue the posts of those paths that differ from the remote's tip; None: of all paths."""
+        with filelock.FileLock(self._git.state_dir / LOCK_NAME):  # an undo enqueues what it restored
+            self._save(paths)
+
+    def _save(self, paths: Collection[str] | None) -> None:
         now = time.time()
         changed = self._changed(self._candidates() if paths is None else paths)
-        withheld = [path.rstrip("/") for path in self._scheduled_paths(now)] if changed else []
+        withheld = {path.rstrip("/") for path in self._scheduled_paths(now)} if changed else set()
         posts: dict[str, list[str]] = defaultdict(list)
-        pages = self._pages_of_deleted(changed)
+        gone = self._pages_of_deleted(changed)
+        is_page = cache(lambda folder: folder in gone or self._is_page(folder))
         for path in sorted(changed):
-            if not any(is_inside(each, path) for each in withheld):
-                posts[self._slug(path, pages)].append(path)
-        # After a restart, or when events were lost, a job may have been written for it before.
-        known = {row.job.slug: row.job for row in self._list_jobs(now)} if posts and paths is None else {}
+            if withheld.isdisjoint((path, *parents(path))):
+                posts[self._slug(path, is_page)].append(path)
+        # An undo, or `watch` itself before a restart, may have written a job for it before.
+        known = {row.job.slug: row.job for row in self._list_jobs(now)} if posts else {}
         for slug, files in posts.items():
             if not (slug in known and self._covers(known[slug], files)):
                 self._enqueue(slug, files)
@@ -202,7 +223,8 @@ class PostWatcher:
     def _covers(self, job: Job, files: Sequence[str]) -> bool:
         """Return True if the job was written after these files were, and declares them."""
         times = [file.stat().st_mtime for path in files if (file := self._root / path).exists()]
-        return job.created_at >= max(times, default=0.0) and set(job.paths) >= set(files)
+        is_later = job.created_at + _JOB_TIME_STEP_S > max(times, default=0.0)
+        return is_later and set(job.paths) >= set(files)
 
     def _candidates(self) -> set[str]:
         """Return what may differ: what git reports, and what it is told not to look at."""
@@ -225,8 +247,9 @@ class PostWatcher:
             return set()
         known = self._repository.entries(self._tip(), allowed)
         present = {path for path in allowed if (self._root / path).is_file()}
-        blobs = self._hash(sorted(present & known.keys()))
-        changed = {path for path, blob in blobs.items() if blob != known[path].blob}
+        both = sorted(present & known.keys())
+        blobs = zip(both, hash_files(self._git, both), strict=True)
+        changed = {path for path, blob in blobs if blob != known[path].blob}
         changed |= {path for path in known.keys() - present if not (self._root / path).is_dir()}
         new = present - known.keys()
         return changed | (new - ignored_paths(self._git, new))
@@ -246,11 +269,6 @@ class PostWatcher:
     def _tip(self) -> str:
         return self._repository.ref(self._repository.tracking_ref) or "HEAD"
 
-    def _hash(self, paths: Sequence[str]) -> dict[str, str]:
-        lines = b"".join(os.fsencode(path) + b"\n" for path in paths)
-        found = self._git.run("hash-object", "--stdin-paths", stdin=lines) if paths else b""
-        return dict(zip(paths, os.fsdecode(found).split(), strict=True))
-
     def _is_allowed(self, path: str) -> bool:
         try:
             self._allowlist.resolve(path)
@@ -258,12 +276,12 @@ class PostWatcher:
             return False
         return not (self._root / path).is_symlink()
 
-    def _slug(self, path: str, pages: Collection[str]) -> str:
+    def _slug(self, path: str, is_page: Callable[[str], bool]) -> str:
         """Return the post's name: its path below the allowed folder, without its extension."""
         top = max((folder for folder in self._allowlist.folders if is_inside(folder, path)), key=len)
         place = PurePosixPath(path).relative_to(top)
         for folder in place.parents[:-1]:
-            if f"{top}/{folder}" in pages or self._is_page(f"{top}/{folder}"):
+            if is_page(f"{top}/{folder}"):
                 return str(folder)
         return str(place.with_suffix("")) if place.suffix else str(place)
 

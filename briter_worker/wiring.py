@@ -11,8 +11,9 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
-from briter_worker import client
+from briter_worker.allowlist import parents
 from briter_worker.drain import Drain
 from briter_worker.errors import (
     DeclinedError,
@@ -23,11 +24,10 @@ from briter_worker.errors import (
     UsageError,
 )
 from briter_worker.events import (
-    Cancelled,
+    ConflictAhead,
     Enqueued,
     Progress,
     SiteUpdated,
-    Steered,
     Warned,
     WorkerSkipped,
     WorkerStarted,
@@ -35,24 +35,23 @@ from briter_worker.events import (
 )
 from briter_worker.git.environment import Signer
 from briter_worker.git.publisher import GitPublisher
-from briter_worker.git.pull import pull as pull_branch
 from briter_worker.git.push import FileConflicts, FilePlans, Person
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import Staging, WorkTreeCopies
-from briter_worker.job import QuietTime
+from briter_worker.job import QuietTime, State
 from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
 from briter_worker.sinks.recorder import FanOut, HistorySink, OpenedLater, SiteCondition, Target
-from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore
+from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore, StoreError
 from briter_worker.worker import Puller, PullOrder, Stop, Worker, heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from briter_worker.errors import Failure
     from briter_worker.events import Event
-    from briter_worker.job import Job
     from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
@@ -60,14 +59,12 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import History
     from briter_worker.sinks.recorder import Sink
-    from briter_worker.sinks.store import Store
     from briter_worker.sinks.webhooks import Sender, WebhookSink
     from briter_worker.watch import PostWatcher
 
     SiteQueue = DiskQueue | PostgresQueue
-    """What commands and pages do with a queue is the same on either backend."""
+    """The queue for commands and pages, which do the same on either backend."""
 
-_MAX_PUBLICATIONS = 1000
 _MAX_UPDATED_PATHS = 1000
 _SKIPPED = "another worker instance is active, skipping"
 
@@ -122,7 +119,9 @@ def open_database(settings: Settings) -> Database:
     known = _databases.get(settings.database_url)
     if known is not None:
         return known
-    missing = [name for name in ("procrastinate", "psycopg", "psycopg_pool") if find_spec(name) is None]
+    missing = [
+        name for name in ("procrastinate", "psycopg", "psycopg_pool", "yaml") if find_spec(name) is None
+    ]
     if missing:
         raise UsageError(
             f"a cluster (BRITER_DATABASE_URL) needs {', '.join(missing)}",
@@ -133,6 +132,11 @@ def open_database(settings: Settings) -> Database:
     database = _databases[settings.database_url] = Database(settings.database_url)
     atexit.register(database.close)
     return database
+
+
+def read_clock(settings: Settings) -> float:
+    """Return the time by the clock that decides: Postgres's in a cluster. Raises OSError."""
+    return open_database(settings).read_clock() if settings.database_url else time.time()
 
 
 def open_history(settings: Settings) -> History:
@@ -153,7 +157,8 @@ def open_outbox(settings: Settings) -> SqliteStore | PostgresStore:
 
 def open_lock(settings: Settings) -> SiteLock:
     """Return the site's lock, not acquired yet."""
-    return SiteLock(settings.lock_path, stale_after=settings.worker_lock_stale_ms / 1000)
+    stale_after = settings.worker_lock_stale_ms / 1000
+    return SiteLock(settings.lock_path, stale_after=stale_after, dry_run=settings.worker_dry_run)
 
 
 def open_git(settings: Settings, *, pass_fds: tuple[int, ...] = ()) -> Git:
@@ -183,7 +188,9 @@ def target_of(settings: Settings) -> Target:
     return Target(settings.git_branch, settings.git_remote, settings.published_href_template)
 
 
-def open_sender(settings: Settings, log: Callable[[Event], None]) -> Sender:
+def open_sender(
+    settings: Settings, log: Callable[[Event], None], clock: Callable[[], float] = time.time
+) -> Sender:
     """Return the sender of this process's webhooks, not started yet."""
     from briter_worker.sinks.webhooks import Sender  # noqa: PLC0415 - most sites have none
 
@@ -192,10 +199,13 @@ def open_sender(settings: Settings, log: Callable[[Event], None]) -> Sender:
         secret=settings.webhook_secret,
         allow_private=settings.webhook_allow_private,
         warn=lambda message, fix: log(Warned(error=message, fix=fix)),
+        clock=clock,
     )
 
 
-def open_webhooks(settings: Settings, sender: Sender, site: str | None = None) -> WebhookSink:
+def open_webhooks(
+    settings: Settings, sender: Sender, site: str | None = None, clock: Callable[[], float] = time.time
+) -> WebhookSink:
     """Return the sink that sends the webhooks of one site."""
     from briter_worker.sinks.webhooks import WebhookSink  # noqa: PLC0415 - most sites have none
 
@@ -206,6 +216,7 @@ def open_webhooks(settings: Settings, sender: Sender, site: str | None = None) -
         build_hook=settings.build_hook_url,
         href=target_of(settings).href,
         site=site,
+        clock=clock,
     )
 
 
@@ -229,66 +240,6 @@ def open_sinks(settings: Settings, log: Callable[[Event], None], *, metrics: Seq
     )
 
 
-def published_commits(settings: Settings, slug: str) -> list[str]:
-    """Return the commits of the post's publications, newest first. Raises UsageError and DeclinedError."""
-    if settings.database_url:
-        raise UsageError(
-            "a cluster has no work tree, so its publications are neither shown nor undone here",
-            "git show COMMIT or git revert COMMIT in a clone of the site",
-        )
-    with closing(open_history(settings)) as history:
-        receipts = history.receipts(slug=slug, outcomes=("published",), limit=_MAX_PUBLICATIONS)
-    commits = [each.commit for each in receipts if each.commit and not each.dry_run]
-    if not commits:
-        text = f"the history has no publication of the post {slug!r}"
-        raise DeclinedError(text, "briter-worker history shows the slugs of published posts")
-    return commits
-
-
-def show_difference(settings: Settings, slug: str) -> tuple[str, str]:
-    """Return the commit of the post's last publication and its differences."""
-    from briter_worker.git import undo  # noqa: PLC0415 - a worker undoes nothing
-
-    commit = published_commits(settings, slug)[0]
-    with closing(open_git(settings)) as git:
-        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-        return commit, undo.difference(repository, commit)
-
-
-def undo_post(
-    settings: Settings, slug: str, *, to: str | None = None, message: str | None = None
-) -> client.Enqueued:
-    """Bring the post's files to an earlier version, and enqueue their publication."""
-    from briter_worker.git import undo  # noqa: PLC0415 - a worker undoes nothing
-
-    commits = published_commits(settings, slug)
-    with closing(open_git(settings)) as git:
-        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-        paths = undo.restore(repository, settings.allowlist(), commits, to)
-    document = client.compose(slug, paths, message=message or f"Restore {slug}")
-    return client.submit(document, queue=settings.queue_root)
-
-
-def record_action(
-    settings: Settings,
-    action: str,
-    by: str,
-    jobs: Iterable[tuple[str | None, str | None]],
-    log: Callable[[Event], None],
-    *,
-    cancelled: Iterable[Job] = (),
-) -> None:
-    """Store and log who steered which jobs (id, slug), and which were removed, beside a running worker."""
-    if settings.database_url:
-        store: Store = PostgresStore(open_database(settings).transaction)
-    else:
-        store = SqliteStore(settings.history_path)
-    batch: list[Event] = [Steered(action=action, by=by, job_id=each, slug=slug) for each, slug in jobs]
-    batch += [Cancelled(job_id=job.id, slug=job.slug) for job in cancelled]
-    with closing(FanOut([HistorySink(store, target_of(settings), site=settings.site)], log)) as emit:
-        emit.deliver(batch, lambda: None)
-
-
 def run_worker(
     settings: Settings,
     *,
@@ -297,7 +248,7 @@ def run_worker(
     metrics: Sequence[Sink] = (),
     watcher: PostWatcher | None = None,
 ) -> int:
-    """Run the worker until told to stop, or with `once` until nothing is due; return the exit status."""
+    """Run the worker until a stop signal, or with `once` until nothing is due; return the exit status."""
     _check_start(settings)
     with closing(open_sinks(settings, log, metrics=metrics)) as emit:
         lock = open_lock(settings)
@@ -360,6 +311,8 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
 
     def pull() -> None:
         """Follow the remote; local commits, which `status` names, keep the site where it is."""
+        from briter_worker.git.pull import pull as pull_branch  # noqa: PLC0415 - most workers never pull
+
         with suppress(DeclinedError):
             pull_branch(copies().checkout.repository, copies().checkout, rebase=False, push=False)
 
@@ -384,8 +337,15 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         co_authors=settings.git_co_authors,
         stopping=stop.is_set,
     )
+
+    def report_pull(failure: Failure | None) -> None:
+        """Make due what an outage delayed once a pull shows its end; dead letters wait for a push."""
+        if emit.follow_pull(failure):
+            now = time.time()
+            queue.requeue(now, [row.job.id for row in queue.jobs(now) if row.state is State.FAILED])
+
     interval = settings.git_pull_interval_ms / 1000
-    puller = Puller(pull_order(settings, git), interval, pull=pull, report=emit.follow_pull)
+    puller = Puller(pull_order(settings, git), interval, pull=pull, report=report_pull)
     worker = Worker(
         drain=drain,
         queue=queue,
@@ -411,7 +371,8 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
 
 def open_post_watcher(settings: Settings, emit: Callable[[Event], None]) -> PostWatcher:
     """Return what enqueues the posts whose files change. Raises UsageError in a cluster."""
-    from briter_worker.plugins import Plugins  # noqa: PLC0415 - most workers watch no posts
+    from briter_worker import client  # noqa: PLC0415 - most workers watch no posts
+    from briter_worker.plugins import Plugins  # noqa: PLC0415 - as above
     from briter_worker.watch import PostWatcher  # noqa: PLC0415 - as above
 
     if settings.database_url:
@@ -452,10 +413,22 @@ def open_copies(
     def updated(tip: str, paths: Sequence[str]) -> None:
         emit(SiteUpdated(commit=tip, paths=tuple(paths[:_MAX_UPDATED_PATHS]), total=len(paths)))
 
+    def conflicting(paths: Sequence[str]) -> None:
+        """Name the post that will conflict, unless its job says so anyway."""
+        rows = open_disk_queue(settings).jobs(time.time())
+        declared = {path.rstrip("/") for row in rows for path in row.job.paths}
+        with suppress(StoreError), closing(open_history(settings)) as history:
+            for path in paths:
+                if declared.isdisjoint((path, *parents(path))):
+                    slug = history.slug_of(path) or path
+                    text = f"the remote changed {path} in the same lines as the CMS did"
+                    fix = "take the remote's changes over into the post before it is saved"
+                    emit(ConflictAhead(job_id=f"remote-{uuid4()}", slug=slug, error=text, fix=fix))
+
     repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
     allowlist = settings.allowlist(private=_private_folders(settings), more=more_folders)
     staging = Staging(repository, allowlist, settings.worker_max_file_bytes, partial(_report_progress, emit))
-    return WorkTreeCopies(staging, partial(_warn, emit), updated)
+    return WorkTreeCopies(staging, partial(_warn, emit), updated, conflicting)
 
 
 def _report_progress(emit: EventSink, phase: str, done: int, total: int) -> None:

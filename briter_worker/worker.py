@@ -201,7 +201,7 @@ class Worker:
         return self.counts
 
     def run_forever(self) -> Counts:
-        """Drain whenever something is due, until told to stop. Raises LockLostError."""
+        """Drain whenever something is due, until stopped. Raises LockLostError."""
         tidied = -math.inf  # a worker that died may have left the local branch behind the remote
         while not self._stop.is_set():
             try:
@@ -245,7 +245,7 @@ class Worker:
         return True
 
     def _pull_if_idle(self) -> None:
-        """Pull if it is time, but not during a pause, and not when told to stop."""
+        """Pull if it is time, but not during a pause, and not when stopped."""
         if self._pause is None and not self._stop.is_set():
             self._pull(time.monotonic())
 

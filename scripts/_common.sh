@@ -80,7 +80,7 @@ ensure_venv() {
   local project=$root
   case $want in
     cluster) project="$root[postgres]" ;;
-    dev) project="$root[dev,web,webhooks,metrics,postgres]" ;;
+    dev) project="$root[dev,docs,web,webhooks,metrics,postgres]" ;;
   esac
   # The build backend is pinned like all else: it is installed first, and pip builds with it.
   pip_install hatchling editables

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import typer.main
+from fastapi import FastAPI
 from pydantic.alias_generators import to_camel
 
 from briter_worker import events
@@ -20,6 +21,8 @@ from briter_worker.cli import build_app
 from briter_worker.errors import FailureClass, FailureCode
 from briter_worker.job import job_schema
 from briter_worker.settings import settings_schema
+from briter_worker.sinks.metrics import GAUGES, MetricsSink
+from briter_worker.web import api, server
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -93,36 +96,130 @@ def job_page() -> str:
 
 
 MEANINGS = {
-    FailureCode.NO_PATHS: "No declared path may be published: see [adapters](configuration.md#adapters).",
-    FailureCode.MALFORMED: "The file is JSON, but breaks [the job file's table](job.md).",
-    FailureCode.UNREADABLE: "The file is not JSON. Its bytes are in `storage/quarantine/`.",
-    FailureCode.UNKNOWN_TYPE: "No installed plugin handles jobs of this `type`.",
-    FailureCode.TOO_LARGE: "A file is larger than `BRITER_WORKER_MAX_FILE_BYTES`.",
-    FailureCode.REJECTED: "The remote rejects this post alone (a hook, a size limit, a secret scan).",
-    FailureCode.CONFLICT: "The same lines were changed on the remote. Both versions are kept.",
-    FailureCode.PLUGIN: "A plugin refuses this post, and gives the reason.",
-    FailureCode.LOST_RACE: "Other pushes came first, several times in a row.",
-    FailureCode.UNSETTLED: "A file kept changing while the worker read it.",
-    FailureCode.KILLED_WORKER: "The worker died while it published this job, several times.",
-    FailureCode.INTERNAL: "An error in the worker itself. Please report it.",
-    FailureCode.NETWORK: "The remote cannot be reached.",
-    FailureCode.TIMEOUT: "A git command did not end within `BRITER_GIT_TIMEOUT_MS`.",
-    FailureCode.AUTH: "The remote does not accept the credentials, or there are none.",
-    FailureCode.HOST_KEY: "The remote's SSH host key is unknown, or has changed.",
-    FailureCode.REMOTE_MISSING: "There is no such remote, or no repository at its address.",
-    FailureCode.REMOTE_REFUSED: "The remote refuses every push (a protected branch, a full disk, locks).",
-    FailureCode.REMOTE_REWRITTEN: "The remote's branch was deleted, or set back.",
-    FailureCode.DIVERGED: "Only in the history of earlier versions: local commits were in the way of a push.",
-    FailureCode.WRONG_BRANCH: "The checked-out branch is not `BRITER_GIT_BRANCH`, or HEAD is detached.",
-    FailureCode.UNFINISHED: "A merge, rebase, cherry-pick or bisect is under way in the site.",
-    FailureCode.LOCKED: "A lock file of git is in the way, and may belong to a running command.",
-    FailureCode.CORRUPT: "The repository is damaged. The worker resets nothing by itself.",
-    FailureCode.OWNERSHIP: "The site's files belong to another user (git: dubious ownership).",
-    FailureCode.SIGNING: "The key of `BRITER_GIT_SIGNING_KEY` cannot [sign](../how-to/signing.md).",
-    FailureCode.NOT_A_REPOSITORY: "The folder is not the top of a git repository.",
-    FailureCode.DISK: "The disk is full, read-only, or failing.",
-    FailureCode.PLUGIN_BROKEN: "An installed plugin cannot be loaded.",
-    FailureCode.GIT_MISSING: "Git is not installed, or too old.",
+    FailureCode.NO_PATHS: (
+        "No declared path may be published: see [adapters](configuration.md#adapters).",
+        "Correct the paths that the CMS declares, or allow the folder with `BRITER_ALLOWED_PATHS`.",
+    ),
+    FailureCode.MALFORMED: (
+        "The file is JSON, but breaks [the job file's table](job.md).",
+        "Correct the program that writes the jobs; `lastError` names the key.",
+    ),
+    FailureCode.UNREADABLE: (
+        "The file is not JSON. Its bytes are in `storage/quarantine/`.",
+        "Have the producer [rename a complete file](../how-to/write-jobs.md) into the queue.",
+    ),
+    FailureCode.UNKNOWN_TYPE: (
+        "No installed plugin handles jobs of this `type`.",
+        "Leave `type` out, or install the plugin where the worker runs.",
+    ),
+    FailureCode.TOO_LARGE: (
+        "A file is larger than `BRITER_WORKER_MAX_FILE_BYTES`.",
+        "Make the file smaller, or raise the setting if the remote accepts such a file.",
+    ),
+    FailureCode.REJECTED: (
+        "The remote rejects this post alone (a hook, a size limit, a secret scan).",
+        "Change what the remote names in `lastError`, then save the post again.",
+    ),
+    FailureCode.OUTDATED: (
+        "The remote has a later version of the post than this save, which a restored backup brought back.",
+        "Cancel the job, or publish it all the same with `briter-worker publish-now ID-or-SLUG --over`.",
+    ),
+    FailureCode.CONFLICT: (
+        "The same lines were changed on the remote. Both versions are kept.",
+        "Save the post again with both changes, or merge `conflict/<slug>` with the commands in `fix`.",
+    ),
+    FailureCode.PLUGIN: (
+        "A plugin refuses this post, and gives the reason.",
+        "Change the post as the plugin asks.",
+    ),
+    FailureCode.LOST_RACE: (
+        "Other pushes came first, several times in a row.",
+        "Nothing: the worker retries. If it happens often, let fewer programs push to the branch.",
+    ),
+    FailureCode.UNSETTLED: (
+        "A file kept changing while the worker read it.",
+        "Nothing: the worker retries when the file is complete. Stop a program that writes without end.",
+    ),
+    FailureCode.KILLED_WORKER: (
+        "The worker died while it published this job, several times.",
+        "Look for the cause (memory limit, time limit of cron), then run `briter-worker retry`.",
+    ),
+    FailureCode.INTERNAL: (
+        "An error in the worker itself. Please report it.",
+        "Run `briter-worker retry`, and report `lastError`.",
+    ),
+    FailureCode.NETWORK: (
+        "The remote cannot be reached.",
+        "Nothing, if the remote is down. Otherwise check name resolution, proxy and firewall.",
+    ),
+    FailureCode.TIMEOUT: (
+        "A git command did not end within `BRITER_GIT_TIMEOUT_MS`.",
+        "Check the connection, or raise `BRITER_GIT_TIMEOUT_MS` for a large or slow remote.",
+    ),
+    FailureCode.AUTH: (
+        "The remote does not accept the credentials, or there are none.",
+        "Renew the [deploy key or token](../how-to/deploy-keys.md), with write access.",
+    ),
+    FailureCode.HOST_KEY: (
+        "The remote's SSH host key is unknown, or has changed.",
+        "Compare the key with its owner's, then add it to `known_hosts` ([how](../how-to/deploy-keys.md)).",
+    ),
+    FailureCode.REMOTE_MISSING: (
+        "There is no such remote, or no repository at its address.",
+        "Correct `BRITER_GIT_REMOTE` or the address: `git remote set-url`.",
+    ),
+    FailureCode.REMOTE_REFUSED: (
+        "The remote refuses every push (a protected branch, a full disk, locks).",
+        "Allow the worker's account to push to the branch, or free space on the remote.",
+    ),
+    FailureCode.REMOTE_REWRITTEN: (
+        "The remote's branch was deleted, or set back.",
+        "Restore the branch on the remote, or make the site's clone follow it: `fix` has the command.",
+    ),
+    FailureCode.DIVERGED: (
+        "Only in the history of earlier versions: local commits were in the way of a push.",
+        "Nothing: the present version does not report it.",
+    ),
+    FailureCode.WRONG_BRANCH: (
+        "The checked-out branch is not `BRITER_GIT_BRANCH`, or HEAD is detached.",
+        "Check the configured branch out: `git switch main`.",
+    ),
+    FailureCode.UNFINISHED: (
+        "A merge, rebase, cherry-pick or bisect is under way in the site.",
+        "Finish or abort it: `git status` names the command.",
+    ),
+    FailureCode.LOCKED: (
+        "A lock file of git is in the way, and may belong to a running command.",
+        "Wait, if a git command runs. Otherwise remove the file that `fix` names.",
+    ),
+    FailureCode.CORRUPT: (
+        "The repository is damaged. The worker resets nothing by itself.",
+        "Run the command in `fix`, or clone the site again. Waiting posts stay in the queue.",
+    ),
+    FailureCode.OWNERSHIP: (
+        "The site's files belong to another user (git: dubious ownership).",
+        "Run the worker as the owner, or use [a shared group](../how-to/other-user.md).",
+    ),
+    FailureCode.SIGNING: (
+        "The key of `BRITER_GIT_SIGNING_KEY` cannot [sign](../how-to/signing.md).",
+        "Correct the key or its file mode; `briter-worker doctor` signs a test commit.",
+    ),
+    FailureCode.NOT_A_REPOSITORY: (
+        "The folder is not the top of a git repository.",
+        "Set `BRITER_GIT_WORKTREE` to the top of the site's clone.",
+    ),
+    FailureCode.DISK: (
+        "The disk is full, read-only, or failing.",
+        "Free space or inodes, or mount the disk writable.",
+    ),
+    FailureCode.PLUGIN_BROKEN: (
+        "An installed plugin cannot be loaded.",
+        "Repair or uninstall the plugin that `lastError` names, then restart the worker.",
+    ),
+    FailureCode.GIT_MISSING: (
+        "Git is not installed, or too old.",
+        "Install git 2.38 or newer.",
+    ),
 }
 CONSEQUENCES = {
     FailureClass.REFUSED: "The job can never succeed as it is, and becomes a dead letter at once. Fix the "
@@ -140,11 +237,14 @@ def failures_page() -> str:
     for failure_class, text in CONSEQUENCES.items():
         codes = [code for code in FailureCode if code.failure_class is failure_class]
         parts += [f"## {failure_class.value.capitalize()}", text]
-        parts.append(table(["`failure`", "meaning"], [[f"`{code}`", MEANINGS[code]] for code in codes]))
+        for code in codes:
+            meaning, action = MEANINGS[code]
+            parts += [f"### `{code}`", f"{meaning} **What to do:** {action}"]
     return page(
         "Why a job fails",
         "`failure` in a job file and in the log is a code from this closed set, for programs. `lastError` "
-        "describes what happened, and `fix` what to do. See [failed posts](../how-to/failed-posts.md).",
+        "describes what happened, and `fix` what to do. Each code has its anchor on this page, such as "
+        "`failures.md#conflict`. See also [failed posts](../how-to/failed-posts.md).",
         *parts,
     )
 
@@ -171,7 +271,7 @@ FIELDS = {
     "drained": "number of completed jobs",
     "reason": "the reason given with `pause`",
     "action": "`retry`, `publish-now`, `cancel`, `undo`, `pause` or `resume`",
-    "by": "the system user of the command line, or `dashboard`",
+    "by": "the system user of the command line; `dashboard` (a session), `token` or `token NAME` (API)",
     "until": "when the pause ends by itself",
     "site": "in a cluster: the site",
     "worker": "in a cluster: the number of the node that had the site",
@@ -215,8 +315,8 @@ def log_page() -> str:
         '"jobId":"4f1c9b0e-hello","slug":"hello","attempt":1,'
         '"commit":"52ed5b9c2a5b45b9a7a0a6f8f1f7be9bd5b2d6b1","dryRun":false,"durationMs":96}\n'
         "```",
-        "Each attempt has one `start`, then exactly one of `published`, `nochange`, `nopaths`, `failed`, "
-        "`dead-lettered` and `handled`.",
+        "Each attempt has one `start`, then exactly one of `published`, `nochange`, `nopaths`, `failed` and "
+        "`dead-lettered`.",
         "## Events",
         table(["event", "level", "meaning", "fields"], rows),
         "## Fields",
@@ -344,6 +444,60 @@ def commands_page() -> str:
     )
 
 
+def schema_text(schema: dict[str, Any], parts: dict[str, Any]) -> str:
+    """Return the keys that a request's body may have."""
+    schema = next((each for each in schema.get("anyOf", [schema]) if "$ref" in each), schema)
+    if "$ref" not in schema:
+        return type_text(schema)
+    described = parts[schema["$ref"].split("/")[-1]]
+    required = described.get("required", ())
+    return ", ".join(f"`{key}`" + (" (required)" * (key in required)) for key in described["properties"])
+
+
+def api_page() -> str:
+    """Return the page about the API of one site, from its OpenAPI document."""
+    application = FastAPI()
+    for router in (api.router, api.folder_router):
+        application.include_router(router, prefix="/api")
+    for router in (api.live_router, server.router):
+        application.include_router(router)
+    document = application.openapi()
+    models = document["components"]["schemas"]
+    rows = []
+    for path, methods in document["paths"].items():
+        for method, described in methods.items():
+            inputs = [f"`{each['name']}`" for each in described.get("parameters", []) if each["in"] != "path"]
+            bodies = described.get("requestBody", {}).get("content", {}).values()
+            inputs += ["body: " + schema_text(body["schema"], models) for body in bodies]
+            text = described["description"].split("\n\n")[0].replace("\n", " ")
+            rows.append([f"`{method.upper()} {path}`", text, ", ".join(inputs)])
+    return page(
+        "The HTTP API",
+        "`briter-worker serve` answers these calls beside [the dashboard](../how-to/dashboard.md). Programs "
+        "send the dashboard's token as `Authorization: Bearer`. Answers have the keys of the commands' "
+        "`--json`; an error is `application/problem+json`, with the fix in `fix`. The dashboard's own "
+        "`/openapi.json` has every type and limit. In a cluster, `/api/…` is `/api/sites/NAME/…`.",
+        table(["call", "meaning", "parameters"], rows),
+        "[The guide](../how-to/dashboard.md#for-programs) has examples with `curl`, and "
+        "[this one](../how-to/outcome.md) shows how to wait for the outcome of a job.",
+    )
+
+
+def metrics_page() -> str:
+    """Return the page about metrics, from the sink."""
+    rows = [[f"`briter_{name}`", "gauge", text] for name, text in GAUGES.items()]
+    for metric in MetricsSink().registry.collect():
+        name = metric.name + ("_total" if metric.type == "counter" else "")
+        rows.append([f"`{name}`", metric.type, metric.documentation])
+    return page(
+        "Metrics",
+        "`briter-worker run --metrics-port 9320` and the dashboard answer `/metrics` for Prometheus. In a "
+        "cluster, each number has the label `site`. [Monitoring](../how-to/monitoring.md) has alerts and a "
+        "Grafana dashboard.",
+        table(["metric", "type", "meaning"], sorted(rows)),
+    )
+
+
 def pages() -> dict[str, str]:
     """Return every page of the reference, by file name."""
     return {
@@ -352,6 +506,8 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page(),
         "log.md": log_page(),
         "failures.md": failures_page(),
+        "api.md": api_page(),
+        "metrics.md": metrics_page(),
     }
 
 

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sites import PERSON
+from sites import Site, write_files
 
 from briter_worker.allowlist import Allowlist
 from briter_worker.errors import UnavailableError
@@ -20,10 +19,10 @@ from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
-from briter_worker.ports import Payload, Plan, Request, SubmittedFile
+from briter_worker.ports import Payload, Plan, PublishedVersion, Request, SubmittedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from briter_worker.git.repository import Repository
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 WORKER = Person("Briter Worker", "briter-worker@localhost")
 NOW = 1_800_000_000.0
 LINES = "".join(f"line {n}\n" for n in range(20))
-PIECE = 1 << 20
 
 
 def named(content: bytes) -> str:
@@ -59,8 +57,8 @@ class Database:
             raise UnavailableError("the database is away")
         return self.contents[blob]
 
-    def published(self, paths: Collection[str]) -> Mapping[str, float]:
-        return {path: self.saved[path] for path in paths if path in self.saved}
+    def published(self, paths: Collection[str]) -> Mapping[str, PublishedVersion]:
+        return {path: PublishedVersion(self.saved[path]) for path in paths if path in self.saved}
 
     def acknowledge(self, key: str) -> None:
         """As the queue does in the transaction that removes a published job."""
@@ -70,7 +68,12 @@ class Database:
     def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
         return {path: self.known[path] for path in paths if path in self.known}
 
-    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+    def remember(
+        self,
+        versions: Mapping[str, BaseVersion],
+        contents: Mapping[str, bytes],
+        tip: str | None = None,  # noqa: ARG002 - nothing is restored here
+    ) -> None:
         if self.is_away:
             raise UnavailableError("the database is away")
         self.known |= versions
@@ -97,7 +100,6 @@ class Cluster:
     credentials: Mapping[str, str] | None = None
     warned: list[str] = field(default_factory=list)
     clock: float = NOW
-    max_file_bytes: int = 100 << 20
 
     @property
     def remote(self) -> Path:
@@ -110,13 +112,14 @@ class Cluster:
     def clone(self, node: str = "one") -> Path:
         return self.folder(node) / "clone.git"
 
+    @property
+    def site(self) -> Site:
+        """The remote's folder, as other tests have it."""
+        return Site(self.root)
+
     def git(self, *args: str, cwd: Path | None = None) -> str:
         """Run git as a person would, on the remote if nowhere else."""
-        done = subprocess.run(
-            ["git", *PERSON, *args], cwd=cwd or self.remote, capture_output=True, check=False
-        )
-        assert done.returncode == 0, f"git {' '.join(args)}: {done.stderr.decode()}"
-        return done.stdout.decode().strip()
+        return self.site.git(*args, cwd=cwd or self.remote)
 
     def log(self, branch: str = "main") -> list[str]:
         """The subjects on the remote's branch, newest first."""
@@ -125,33 +128,13 @@ class Cluster:
     def tip(self) -> str:
         return self.git("rev-parse", "main")
 
-    def file(self, path: str, branch: str = "main") -> str | None:
+    def file(self, path: str) -> str | None:
         """The remote's version of a file; None when it has none."""
-        done = subprocess.run(
-            ["git", "cat-file", "blob", f"refs/heads/{branch}:{path}"],
-            cwd=self.remote,
-            capture_output=True,
-            check=False,
-        )
-        return done.stdout.decode() if done.returncode == 0 else None
+        return self.site.remote_file(path)
 
-    def person(self, changes: Mapping[str, str | None], message: str = "Somebody else's") -> str:
-        """Somebody changes files on the remote; the new commit."""
-        clone = self.root / "person"
-        if not clone.exists():
-            self.git("clone", "-q", str(self.remote), str(clone), cwd=self.root)
-        self.git("pull", "-q", "--rebase", cwd=clone)
-        for path, text in changes.items():
-            file = clone / path
-            if text is None:
-                file.unlink()
-            else:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(text.encode())
-        self.git("add", "-A", cwd=clone)
-        self.git("commit", "-qm", message, cwd=clone)
-        self.git("push", "-q", "origin", "HEAD:main", cwd=clone)
-        return self.git("rev-parse", "HEAD", cwd=clone)
+    def person(self, changes: Mapping[str, str | None]) -> None:
+        """Somebody changes files on the remote."""
+        self.site.push_elsewhere(changes, "Somebody else's")
 
     def save(
         self,
@@ -159,10 +142,8 @@ class Cluster:
         files: Mapping[str, str | bytes | None],
         *,
         folders: Iterable[str] = (),
-        paths: Iterable[str] | None = None,
         at: float | None = None,
         bases: Mapping[str, str | None] | None = None,
-        mode: str = "100644",
     ) -> Request:
         """A CMS saves a post: a job with all that it publishes."""
         self.clock += 1
@@ -174,44 +155,32 @@ class Cluster:
             if content is not None and blob is not None:
                 self.database.contents[blob] = content
             base = (bases or {}).get(path)
-            submitted.append(SubmittedFile(path, mode, blob, saved_at, base, path in (bases or {})))
+            submitted.append(SubmittedFile(path, "100644", blob, saved_at, base, path in (bases or {})))
         key = f"{slug}-{self.clock}"
         folders = tuple(folders)
         self.database.payloads[key] = Payload(tuple(submitted), folders)
-        return Request(
-            key, slug, folders or tuple(files if paths is None else paths), f"Publish {slug}", saved_at
-        )
+        return Request(key, slug, folders or tuple(files), f"Publish {slug}", saved_at)
 
     @contextmanager
-    def opened(self, node: str = "one", *, timeout: float = 30) -> Iterator[Repository]:
+    def opened(self, node: str = "one") -> Iterator[Repository]:
         """A node's clone."""
         with open_clone(
-            self.folder(node),
-            url=self.url,
-            branch=self.branch,
-            credentials=self.credentials,
-            timeout=timeout,
+            self.folder(node), url=self.url, branch=self.branch, credentials=self.credentials, timeout=30
         ) as repository:
             yield repository
 
-    def publisher(
-        self,
-        repository: Repository,
-        *,
-        dry_run: bool = False,
-        still_ours: Callable[[], bool] = lambda: True,
-    ) -> GitPublisher:
-        staging = Staging(repository, Allowlist(["content"]), self.max_file_bytes, lambda *_: None)
+    def publisher(self, repository: Repository) -> GitPublisher:
+        staging = Staging(repository, Allowlist(["content"]), 100 << 20, lambda *_: None)
         return GitPublisher(
             repository,
             copies=SubmittedCopies(staging, self.database, self.database),
             plans=self.database,
             bases=self.database,
             identity=WORKER,
-            dry_run=dry_run,
+            dry_run=False,
             progress=lambda _phase, _done, _total: None,
             warn=lambda text, _fix: self.warned.append(text),
-            still_ours=still_ours,
+            still_ours=lambda: True,
         )
 
     def publish(
@@ -219,15 +188,13 @@ class Cluster:
         *requests: Request,
         node: str = "one",
         scheduled: Mapping[str, float] | None = None,
-        dry_run: bool = False,
         settle: bool = True,
-        still_ours: Callable[[], bool] = lambda: True,
     ) -> dict[str, Outcome]:
         """Drain these on a node; the outcomes by slug. `settle` False: the worker dies after the push."""
         slugs = {request.key: request.slug for request in requests}
         found: dict[str, Outcome] = {}
         with self.opened(node) as repository:
-            publisher = self.publisher(repository, dry_run=dry_run, still_ours=still_ours)
+            publisher = self.publisher(repository)
             for outcomes in publisher.publish(
                 requests,
                 scheduled=lambda: scheduled or {},
@@ -239,33 +206,27 @@ class Cluster:
                 if not settle:
                     break
                 for outcome in outcomes:
-                    if outcome.failure is None and not dry_run:
+                    if outcome.failure is None:
                         self.database.acknowledge(outcome.key)
         return found
 
     def resolve(self, node: str = "one") -> dict[str, str]:
         """What landed of the recorded plans: commits by claim key."""
         with self.opened(node) as repository:
-            return {
-                key: sha for landed in self.publisher(repository).resolve() for key, sha in landed.items()
-            }
+            landed = self.publisher(repository).resolve()
+            return {each.key: each.commit or "" for outcomes in landed for each in outcomes}
 
 
-def made(root: Path, files: Mapping[str, str], *options: str) -> Cluster:
+def made(root: Path, files: Mapping[str, str | None]) -> Cluster:
     """A remote with these files in one commit."""
     cluster = Cluster(root, str(root / "remote.git"))
-    cluster.git("init", "-q", "--bare", "--initial-branch=main", *options, str(cluster.remote), cwd=root)
-    clone = root / "person"
-    cluster.git("init", "-q", "--initial-branch=main", *options, str(clone), cwd=root)
-    cluster.git("remote", "add", "origin", str(cluster.remote), cwd=clone)
+    cluster.git("init", "-q", "--bare", "--initial-branch=main", str(cluster.remote), cwd=root)
+    cluster.git("init", "-q", "--initial-branch=main", str(root / "other"), cwd=root)
+    cluster.git("remote", "add", "origin", str(cluster.remote), cwd=root / "other")
     cluster.git("config", "uploadpack.allowFilter", "true")
-    for path, text in files.items():
-        file = clone / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(text.encode())
-    cluster.git("add", "-A", cwd=clone)
-    cluster.git("commit", "-qm", "Start the site", cwd=clone)
-    cluster.git("push", "-q", "--set-upstream", "origin", "main", cwd=clone)
+    write_files(root / "other", files)
+    cluster.site.push_elsewhere(message="Start the site")
+    cluster.git("branch", "-q", "--set-upstream-to=origin/main", cwd=root / "other")
     return cluster
 
 

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sites import eventually
+from sites import Site, eventually
 
 from briter_worker.cluster import sites
 from briter_worker.cluster.submit import enqueue
@@ -18,12 +19,12 @@ from briter_worker.settings import load_settings
 
 if TYPE_CHECKING:
     import signal
-    from pathlib import Path
 
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
 
-PERSON = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "init.defaultBranch=main")
+AHEAD = {"PYTHONPATH": str(Path(__file__).with_name("skew")), "SKEW_S": "7200"}
+"""The surroundings of a process whose clock is two hours ahead."""
 
 
 @dataclass
@@ -54,39 +55,20 @@ class Farm:
     def add(self, *names: str, **settings: object) -> None:
         """Sites, each with a remote of its own that has a post."""
         for name in names:
-            clone = self.clone(name)
-            self.git("init", "-q", "--bare", "-b", "main", str(self.remote(name)), cwd=self.root)
-            self.git("clone", "-q", str(self.remote(name)), str(clone), cwd=self.root)
-            self.git("symbolic-ref", "HEAD", "refs/heads/main", cwd=clone)
-            self.person(name, {"content/welcome.md": "# Welcome\n"})
+            Site.make(self.root / "sites" / name)
             site = sites.Site(name, str(self.remote(name)), "main", "local-mdx", settings=settings)
             sites.add(self.database, site, self.settings())
 
+    def site(self, name: str) -> Site:
+        """Return the site's remote, with a clone in which a person works."""
+        return Site(self.root / "sites" / name)
+
     def remote(self, name: str) -> Path:
-        return self.root / "remotes" / f"{name}.git"
-
-    def clone(self, name: str) -> Path:
-        """Where a person works on the site."""
-        return self.root / "clones" / name
-
-    def person(self, name: str, files: dict[str, str]) -> None:
-        """Somebody pushes these."""
-        clone = self.clone(name)
-        if self.tip(name):
-            self.git("pull", "-q", "--rebase", "origin", "main", cwd=clone)
-        for path, text in files.items():
-            (clone / path).parent.mkdir(parents=True, exist_ok=True)
-            (clone / path).write_text(text)
-        self.git("add", "-A", cwd=clone)
-        self.git("commit", "-qm", "By hand", cwd=clone)
-        self.git("push", "-q", "origin", "HEAD:main", cwd=clone)
+        return self.site(name).remote
 
     def hook(self, name: str, script: str) -> None:
-        """The remote's server runs this before it takes a push."""
-        hook = self.remote(name) / "hooks" / "pre-receive"
-        hook.parent.mkdir(exist_ok=True)
-        hook.write_text(f"#!/bin/sh\n{script}\n")
-        hook.chmod(0o755)
+        """Have the remote run this script at every push."""
+        self.site(name).hook(script)
 
     def save(self, name: str, slug: str, text: str | None = None, **extra: Any) -> None:  # noqa: ANN401 - enqueue's
         """The site's CMS saves a post."""
@@ -100,30 +82,12 @@ class Farm:
             **extra,
         )
 
-    def git(self, *arguments: str, cwd: Path) -> str:
-        done = subprocess.run(
-            ["git", *PERSON, *arguments], cwd=cwd, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def tip(self, name: str) -> str:
-        done = subprocess.run(
-            ["git", "rev-parse", "-q", "--verify", "main"],
-            cwd=self.remote(name),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.stdout.strip()
-
     def published(self, name: str) -> Counter[str]:
         """The worker's commits on the remote, by their messages."""
-        log = self.git("log", "--committer=Briter Worker", "--format=%s", "main", cwd=self.remote(name))
+        log = self.site(name).git(
+            "log", "--committer=Briter Worker", "--format=%s", "main", cwd=self.remote(name)
+        )
         return Counter(log.splitlines())
-
-    def file(self, name: str, path: str) -> str:
-        return self.git("show", f"main:{path}", cwd=self.remote(name))
 
     def rows(self) -> int:
         """Publications that are in the database still."""
@@ -134,8 +98,12 @@ class Farm:
 
     def once(self, host: str = "one", *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
         """`run --once` on this host."""
+        return self.command("run", "--once", *arguments, host=host, **extra)
+
+    def command(self, *arguments: str, host: str = "one", **extra: str) -> subprocess.CompletedProcess[str]:
+        """A command on this host."""
         return subprocess.run(
-            [sys.executable, "-m", "briter_worker", "run", "--once", *arguments],
+            [sys.executable, "-m", "briter_worker", *arguments],
             env=os.environ | self.environment(host, **extra),
             capture_output=True,
             text=True,

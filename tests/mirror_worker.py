@@ -1,15 +1,9 @@
-"""A worker that publishes one post again and again: plan, push, sync. For tests that race or kill it.
-
-python mirror_worker.py ROOT FROM TO: publishes the versions FROM to TO of `content/posts/a.md`.
-"""
+"""A worker that publishes posts, a step at a time: push, then sync. For tests that kill it in between."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import FailureCode, PublishError
@@ -19,15 +13,9 @@ from briter_worker.git.run import Git
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 POST = "content/posts/a.md"
-
-
-def main(root: Path, first: int, last: int) -> None:
-    worker = MirrorWorker(root)
-    worker.resume()
-    for number in range(first, last + 1):
-        print("now" if worker.publish(number) else "later", flush=True)  # noqa: T201
 
 
 def text(number: int) -> str:
@@ -36,25 +24,17 @@ def text(number: int) -> str:
 
 
 class MirrorWorker:
-    """Publishes as the real one: on the remote's tip, with a plan before the push."""
+    """Publishes as the real one: on the remote's tip."""
 
     def __init__(self, root: Path, *, is_cms_path: Callable[[str], bool] = lambda _path: True) -> None:
         self.worktree, self.remote = root / "site", root / "remote.git"
-        self._index, self._plan = root / "worker-index", root / "plan.json"
+        self._index = root / "worker-index"
         self.git = Git(self.worktree, remote="origin", timeout=60)
         self.repository = Repository(self.git, branch="main", remote="origin")
         self.warned: list[str] = []
         self.checkout = Checkout(
             self.repository, lambda text, _fix: self.warned.append(text), is_cms_path=is_cms_path
         )
-
-    def resume(self) -> None:
-        """Finish what a killed worker has pushed."""
-        if self._plan.exists():
-            plan = json.loads(self._plan.read_text())
-            if self._run("merge-base", "--is-ancestor", plan["tip"], self.tip()) is not None:
-                self.sync(plan["tip"], plan["blobs"])
-            self._plan.unlink()
 
     def bases(self) -> dict[str, str | None]:
         """Return the remembered base versions."""
@@ -63,13 +43,6 @@ class MirrorWorker:
     def tip(self) -> str:
         """Return the remote's tip."""
         return str(self._run("rev-parse", "main", cwd=self.remote))
-
-    def publish(self, number: int) -> bool:
-        """Save the next version as the CMS does, push it, and sync."""
-        saved = self.worktree / f".{number}.new"
-        saved.write_text(text(number))
-        saved.rename(self.worktree / POST)
-        return self.sync(*self.push({POST: text(number)}))
 
     def push(self, posts: dict[str, str | None]) -> tuple[str, dict[str, str | None]]:
         """Commit these files on the remote's tip and push the commit; return it, and the blobs."""
@@ -84,9 +57,6 @@ class MirrorWorker:
             self._run("update-index", *(change if content else ["--force-remove", path]))
         new = self._run("commit-tree", str(self._run("write-tree")), "-p", tip, "-m", f"post {list(posts)}")
         assert new
-        plan = self._plan.with_suffix(".new")
-        plan.write_text(json.dumps({"tip": new, "blobs": blobs}))
-        plan.rename(self._plan)
         self._run("push", "-q", "origin", f"{new}:refs/heads/main")
         return str(new), blobs
 
@@ -112,7 +82,3 @@ class MirrorWorker:
             check=False,
         )
         return done.stdout.strip() if done.returncode == 0 else None
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

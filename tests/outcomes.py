@@ -26,9 +26,8 @@ LAST = {"BRITER_WORKER_MAX_ATTEMPTS": "1"}
 
 def save(site: Site, *slugs: str) -> None:
     """A CMS saves these posts."""
-    for slug in slugs:
-        site.write_post(f"content/posts/{slug}.md", f"{slug}\n")
-        site.save(slug, [f"content/posts/{slug}.md"])
+    for slug in slugs or ("a",):
+        site.save_post(slug, f"{slug}\n")
 
 
 def assert_put_off(
@@ -135,13 +134,6 @@ def assert_once(site: Site, *slugs: str) -> None:
     assert subjects == Counter(["Start the site", *(f"Publish {slug}" for slug in slugs)])
     assert site.jobs() == []
     assert_sound(site)
-
-
-def program(file: Path, text: str) -> Path:
-    """An executable script."""
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755)
-    return file
 
 
 def give_away(folder: Path) -> None:

@@ -106,7 +106,11 @@ class Server:
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(number)
-            process.wait(_PATIENCE)
+            try:
+                process.wait(_PATIENCE / 3)
+            except subprocess.TimeoutExpired:  # a backend writes into a cut network
+                process.send_signal(signal.SIGQUIT)
+                process.wait(_PATIENCE)
 
     def restart(self, number: signal.Signals = signal.SIGINT) -> None:
         """All its connections end, and it is there again."""

@@ -27,7 +27,7 @@ def take_queue(
     return PostgresQueue(
         database,
         site,
-        token=take_site(database, site, "worker", NOW)["token"],
+        token=take_site(database, site, "worker")["token"],
         longest_delay=LONGEST_DELAY,
         dry_run=dry_run,
         limit=limit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from briter_worker.job import NO_QUIET_TIME, State, format_time
 from briter_worker.queues.disk.queue import DiskQueue
@@ -20,43 +20,6 @@ if TYPE_CHECKING:
 
 NOW = 1_800_000_000.0
 LONGEST_DELAY = 1800.0
-
-
-class Backend(Protocol):
-    """A queue with its surroundings: producers, a worker that dies, an operator who looks."""
-
-    @property
-    def queue(self) -> DiskQueue | PostgresQueue:
-        """The queue under test."""
-        ...
-
-    def save(
-        self,
-        slug: str,
-        paths: list[str],
-        *,
-        created: float = NOW,
-        arrived: float = NOW,
-        name: str = "",
-        **keys: object,
-    ) -> str:
-        """Save the post as a CMS does; return the job's id. `name`: beside the other saves, not over one.
-
-        `created` is the time of the CMS's clock, `arrived` that of the queue's.
-        """
-        ...
-
-    def restart(self, *, dry_run: bool = False, quiet: QuietTime = NO_QUIET_TIME) -> None:
-        """Kill the worker and start another one: only what was durable is left."""
-        ...
-
-    def rows(self, slug: str, now: float = NOW) -> list[tuple[State, tuple[str, ...]]]:
-        """List the jobs of the slug."""
-        ...
-
-    def document(self, slug: str, now: float = NOW) -> dict[str, Any]:
-        """Return the slug's only job, with all its keys."""
-        ...
 
 
 class _Looking:
@@ -88,6 +51,7 @@ class Disk(_Looking):
         self.restart()
 
     def restart(self, *, dry_run: bool = False, quiet: QuietTime = NO_QUIET_TIME) -> None:
+        """Kill the worker and start another one: only what was durable is left."""
         self.queue = DiskQueue(
             self.root,
             self.folder / "quarantine",
@@ -107,6 +71,10 @@ class Disk(_Looking):
         name: str = "",
         **keys: object,
     ) -> str:
+        """Save the post as a CMS does; return the job's id. `name`: beside the other saves, not over one.
+
+        `created` is the time of the CMS's clock, `arrived` that of the queue's.
+        """
         self.saves += 1
         job_id = keys.pop("id", f"job{self.saves:05}")
         document = {"id": job_id, "slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
@@ -116,6 +84,13 @@ class Disk(_Looking):
             os.utime(temp, (arrived, arrived))
         temp.rename(self.root / f"{name or (slug if self.named_after_slugs else job_id)}.json")
         return str(job_id)
+
+    def put(self, name: str | bytes, data: bytes, *, age: float = 10.0) -> Path:
+        """Write a file as a careless writer leaves it, last written `age` seconds ago."""
+        path = self.root / os.fsdecode(name)
+        path.write_bytes(data)
+        os.utime(path, (NOW - age, NOW - age))
+        return path
 
 
 @dataclass
@@ -153,3 +128,6 @@ class Postgres(_Looking):
         document = {"id": job_id, "slug": slug, "paths": paths, "createdAt": format_time(created), **keys}
         store(self.database, document, site=self.site, now=arrived, quiet=self._quiet)
         return job_id
+
+
+Backend = Disk | Postgres

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 PREFIX = "[briter-worker] "
 PERSON = ("-c", "user.name=A Person", "-c", "user.email=person@example.org")
@@ -129,6 +129,40 @@ class Site:
         file.write_text(text, encoding="utf-8")
         return file
 
+    def commit_all(self, message: str = "By hand") -> str:
+        """Commit everything as a person would, and push it. Return the commit."""
+        return self._commit_all(self.worktree, message)
+
+    def _commit_all(self, clone: Path, message: str) -> str:
+        self.git("add", "--all", cwd=clone)
+        self.git("commit", "--quiet", f"--message={message}", cwd=clone)
+        self.git("push", "--quiet", "origin", "HEAD:main", cwd=clone)
+        return self.git("rev-parse", "HEAD", cwd=clone)
+
+    def colleague(self) -> Path:
+        """Return somebody else's clone, up to date."""
+        clone = self.root / "other"
+        if not clone.exists():
+            self.git("clone", "--quiet", str(self.remote), str(clone), cwd=self.root)
+        self.git("pull", "--quiet", "--rebase", cwd=clone)
+        return clone
+
+    def push_elsewhere(self, files: Mapping[str, str | None] | None = None, message: str = "Theirs") -> str:
+        """Have somebody else push these files (None deletes one), or what is in `colleague()`."""
+        clone = self.colleague() if files else self.root / "other"
+        write_files(clone, files or {})
+        return self._commit_all(clone, message)
+
+    def hook(self, text: str, name: str = "pre-receive") -> Path:
+        """Have the remote run this script at every push."""
+        return program(self.remote / "hooks" / name, text)
+
+    def save_post(self, slug: str, text: str, **keys: object) -> Path:
+        """Write a post of one file, and a job for it."""
+        path = f"content/posts/{slug}.md"
+        self.write_post(path, text)
+        return self.save(slug, [path], **keys)
+
     def save(self, slug: str, paths: Sequence[str], **keys: object) -> Path:
         """Write a job for the post, safely: a name the worker does not read, then a rename."""
         number = next(_numbers)
@@ -163,10 +197,10 @@ class Site:
             **env,
         }
 
-    def command(self, *args: str, **env: str) -> Result:
-        """Run `python -m briter_worker` with these arguments, to its end."""
+    def command(self, *args: str, prefix: Sequence[str] = (), **env: str) -> Result:
+        """Run `python -m briter_worker` with these arguments, to its end; perhaps by another program."""
         done = subprocess.run(
-            [sys.executable, "-m", "briter_worker", *args],
+            [*prefix, sys.executable, "-m", "briter_worker", *args],
             cwd=self.root,
             env=self.environment(**env),
             capture_output=True,
@@ -176,9 +210,9 @@ class Site:
         )
         return Result(done.returncode, done.stdout, done.stderr)
 
-    def run_once(self, **env: str) -> Result:
-        """Drain what is due, live unless `env` says otherwise."""
-        return self.command("run", "--once", **env)
+    def run_once(self, *prefix: str, **env: str) -> Result:
+        """Drain what is due, live unless `env` says otherwise; perhaps started by another program."""
+        return self.command("run", "--once", prefix=prefix, **env)
 
     @contextmanager
     def running(self, *args: str, **env: str) -> Iterator[subprocess.Popen[str]]:
@@ -205,12 +239,8 @@ class Site:
 
     def remote_file(self, path: str, branch: str = "main") -> str | None:
         """The remote's version of a file, to the letter; None when it has none."""
-        done = subprocess.run(
-            ["git", "cat-file", "blob", f"refs/heads/{branch}:{path}"],
-            cwd=self.remote,
-            capture_output=True,
-            check=False,
-        )
+        command = ["git", "cat-file", "blob", f"refs/heads/{branch}:{path}"]
+        done = subprocess.run(command, cwd=self.remote, capture_output=True, check=False)
         return done.stdout.decode() if done.returncode == 0 else None
 
 
@@ -223,13 +253,32 @@ def _template() -> Path:
     return folder
 
 
+def write_files(folder: Path, files: Mapping[str, str | None]) -> None:
+    """Write files; None deletes one."""
+    for path, text in files.items():
+        file = folder / path
+        if text is None:
+            file.unlink()
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+
+def program(file: Path, text: str) -> Path:
+    """Write an executable script."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
 def children() -> list[psutil.Process]:
     """Return the processes that this one started, without the Postgres of other tests."""
     found = psutil.Process().children(recursive=True)
     return [process for process in found if process.name() != "postgres"]
 
 
-def eventually(condition: Callable[[], object], *, within: float = 20.0, pause: float = 0.02) -> float:
+def eventually(condition: Callable[[], object], *, within: float = 45.0, pause: float = 0.02) -> float:
     """Wait until `condition()` is true; return the seconds. Raises AssertionError after `within` seconds."""
     began = time.monotonic()
     while not condition():

@@ -129,9 +129,9 @@ class Cluster:
                 "message": f"Publish post {number}",
                 "createdAt": format_time(now),
             }
-            values = PayloadSource.of({path: make_post(self._saves)}, saved_at=now)
+            values = PayloadSource.of({path: make_post(self._saves)})
             with self.database.transaction() as connection:
-                submit(connection, site, document, values, now=now)
+                submit(connection, site, document, values)
 
     def ask(self, query: str, *values: object) -> Any:  # noqa: ANN401 - what a database answers
         """Return the first column of the first row."""

@@ -34,14 +34,19 @@ def measure(lab: Lab) -> Section:
         _WHAT.format(sites=size.sites, files=POSTS, posts=size.posts),
         [
             Check(
-                "time of enqueue(), of Procrastinate's defer()",
+                "time of enqueue(), relative to Procrastinate's defer() (lower is better)",
                 ratio(stored[saving.ENQUEUE], stored[saving.DEFER]),
                 "×",
                 3,
             ),
-            Check("SIGKILL until another node has published", max(waits), " s", 30),
             Check(
-                "publications per second, of Procrastinate's with one job per post",
+                "seconds from SIGKILL to the next publication by another node (lower is better)",
+                max(waits),
+                " s",
+                30,
+            ),
+            Check(
+                "publications per second, relative to Procrastinate with one job per post (higher is better)",
                 ratio(rates[OURS], rates[PROCRASTINATE]),
                 "×",
                 1,
@@ -50,7 +55,9 @@ def measure(lab: Lab) -> Section:
         ],
         [
             *(Series(f"stored: {name}", "ms", values) for name, values in stored.items()),
-            Series("SIGKILL until another node has published", "s", waits),
+            Series(
+                "seconds from SIGKILL to the next publication by another node (lower is better)", "s", waits
+            ),
             *(Series(f"publications: {name}", "/s", values) for name, values in rates.items()),
         ],
     )

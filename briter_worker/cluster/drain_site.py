@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
 from contextlib import ExitStack
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from briter_worker.cluster.sites import Site, settings_of
+from briter_worker.cluster.health import Health, host_of
+from briter_worker.cluster.lanes import CRAWL_PER_JOB_S, CRAWL_S
+from briter_worker.cluster.sites import Site, settings_of, wake
 from briter_worker.drain import Counts, Drain
+from briter_worker.errors import PublishError, UsageError
 from briter_worker.events import Progress, Warned
-from briter_worker.git.clone import open_clone
+from briter_worker.git.clone import find_own_commits, open_clone
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
+from briter_worker.ports import Pause
 from briter_worker.queues.postgres.payloads import PostgresBases, PostgresPayloads
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
-from briter_worker.queues.postgres.rows import take_site
+from briter_worker.queues.postgres.rows import decode_path, take_site
 from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, retire
 from briter_worker.sinks.store import PostgresStore
 from briter_worker.wiring import open_backoff, open_sender, open_webhooks, signer_of, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
+    from briter_worker.git.push import OwnCommit
+    from briter_worker.git.repository import Repository
     from briter_worker.git.run import Git
     from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
@@ -35,6 +44,15 @@ if TYPE_CHECKING:
     from briter_worker.sinks.log import LogSink
     from briter_worker.sinks.metrics import MetricsSink
     from briter_worker.sinks.recorder import Sink
+
+_OUTDATED = """
+SELECT p.site, p.job_id, p.slug, f.path, o.outdated_by
+FROM publications p JOIN files f ON f.publication = p.id
+JOIN published o ON o.site = p.site AND o.path = f.path
+LEFT JOIN base_versions b ON b.site = p.site AND b.path = f.path
+WHERE o.outdated_by IS NOT NULL AND f.saved_at < o.saved_at AND f.blob IS DISTINCT FROM b.base
+ORDER BY p.site, p.slug, f.path
+"""
 
 
 class NodeSinks:
@@ -47,23 +65,25 @@ class NodeSinks:
         self._log = log
         self._metrics = metrics
         self._store = PostgresStore(database.transaction)
-        self._sender = open_sender(settings, log)
+        self._clock = database.now
+        self._sender = open_sender(settings, log, database.now)
         self._sender.wake()  # an earlier node may have left messages
 
     def open(self, settings: Settings) -> FanOut:
         """Return the sinks of one drain of the settings' site, for one thread."""
         site = settings.site
         sinks: list[Sink] = [
-            HistorySink(self._store, target_of(settings), site=site),
-            open_webhooks(settings, self._sender, site),
+            HistorySink(self._store, target_of(settings), site=site, clock=self._clock),
+            open_webhooks(settings, self._sender, site, self._clock),
         ]
         if self._metrics is not None:
             sinks.append(self._metrics.for_drain())
-        return FanOut(sinks, partial(self._log, site=site), condition=SiteCondition(self._store, site))
+        condition = SiteCondition(self._store, site, clock=self._clock)
+        return FanOut(sinks, partial(self._log, site=site), condition=condition)
 
-    def retire(self, now: float) -> None:
+    def retire(self) -> None:
         """Delete old receipts of all sites. Raises StoreError."""
-        retire(self._store, self._settings.history_keep_days, now)
+        retire(self._store, self._settings.history_keep_days, self._clock())
 
     def close(self) -> None:
         """Send what is due, within a bounded time."""
@@ -73,32 +93,65 @@ class NodeSinks:
         self._store.close()
 
 
+class _OpenedOnce:
+    """Opens the publisher when it is first asked for. A remote that hangs is not asked twice in one drain."""
+
+    def __init__(self, open_publisher: Callable[[], GitPublisher]) -> None:
+        self._open = open_publisher
+        self._publisher: GitPublisher | None = None
+        self._failure: PublishError | None = None
+
+    def __call__(self) -> GitPublisher:
+        """Return the publisher. Raises PublishError."""
+        if self._failure is not None:
+            raise self._failure
+        if self._publisher is None:
+            try:
+                self._publisher = self._open()
+            except PublishError as failure:
+                self._failure = failure
+                raise
+        return self._publisher
+
+
 class SiteDrains:
     """Drains sites for one node, each call in a thread of its own."""
 
     def __init__(
-        self, settings: Settings, database: Database, plugins: Plugins, sinks: NodeSinks, *, node: str
+        self,
+        settings: Settings,
+        database: Database,
+        plugins: Plugins,
+        sinks: NodeSinks,
+        health: Health,
+        *,
+        node: str,
     ) -> None:
         self._settings = settings
+        self._health = health
         self._database = database
         self._plugins = plugins
         self._sinks = sinks
         self._node = node
         self._guard = threading.Lock()
         self._running: set[Git] = set()
+        self.hosts: dict[str, str] = {}
+        """The remote's host of each site that was drained here."""
         self._aborted = False
 
     def drain(self, name: str, stopping: Callable[[], bool]) -> tuple[Counts, float]:
         """Complete what a dead node left of the site, then publish what is due, once.
 
-        Return as the second value when a post is due next.
+        Return as the second value in how many seconds a post is due next.
 
-        Raises LockLostError, UnavailableError, PublishError, UsageError.
+        Raises LockLostError, UnavailableError, NodeFailureError, PublishError, UsageError.
         """
-        row = take_site(self._database, name, self._node, time.time())
+        began = time.monotonic()
+        row, clock = take_site(self._database, name, self._node), self._database.now
         site, token = Site.from_row(row), int(row["token"])
-        if site.paused is not None and site.paused.is_active(time.time()):
+        if site.paused is not None and site.paused.is_active(clock()):
             return Counts(), math.inf
+        self.hosts[name] = host_of(site.remote)
         settings = settings_of(site, self._settings)
         emit = self._sinks.open(settings)
         queue = PostgresQueue(
@@ -107,13 +160,14 @@ class SiteDrains:
             token=token,
             longest_delay=open_backoff(settings).longest,
             dry_run=settings.worker_dry_run,
+            clock=clock,
         )
         with ExitStack() as stack:
             stack.callback(emit.close)
             drain = Drain(
                 queue=queue,
                 # Opened when it is first needed: many drains find nothing to do.
-                publisher=cache(partial(self._open_publisher, site, settings, token, emit, stack)),
+                publisher=_OpenedOnce(partial(self._open_publisher, site, settings, token, emit, stack)),
                 emit=emit,
                 plugins=lambda: self._plugins,
                 backoff=open_backoff(settings),
@@ -121,12 +175,18 @@ class SiteDrains:
                 dry_run=settings.worker_dry_run,
                 co_authors=settings.git_co_authors,
                 stopping=stopping,
+                blames_node=partial(self._health.blames_node, name, self.hosts[name]),
+                clock=clock,
             )
             counts = drain.recover()
             if not stopping() and (done := drain.run()):
                 counts.add(done)
-        next_due = queue.next_due(time.time())
-        return counts, math.inf if next_due is None else next_due
+        if counts.completed or counts.undecided:
+            crawl = min(CRAWL_S, settings.git_timeout_ms / 2000) + CRAWL_PER_JOB_S * counts.completed
+            if (is_slow := time.monotonic() - began > crawl) != row["slow"]:
+                mark_slow(self._database, name, is_slow=is_slow)
+        next_due = queue.next_due(clock())
+        return counts, math.inf if next_due is None else next_due - clock()
 
     def abort(self) -> None:
         """End what git runs for any site. From any thread."""
@@ -140,16 +200,7 @@ class SiteDrains:
         self, site: Site, settings: Settings, token: int, emit: EventSink, stack: ExitStack
     ) -> GitPublisher:
         """Return the publisher to the site's remote; the stack closes its clone. Raises PublishError."""
-        repository = stack.enter_context(
-            open_clone(
-                settings.cache_root / site.name,
-                url=site.remote,
-                branch=site.branch,
-                credentials=site.credentials,
-                timeout=settings.git_timeout_ms / 1000,
-                signer=signer_of(settings),
-            )
-        )
+        repository = stack.enter_context(_open_site_clone(site, settings))
         with self._guard:
             self._running.add(repository.git)
             aborted = self._aborted
@@ -163,14 +214,100 @@ class SiteDrains:
         allowlist = settings.allowlist(more=self._plugins.allowed_paths)
         staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
         bases = PostgresBases(self._database, site.name, token=token)
+        plans = PostgresPlans(self._database, site.name, token=token)
+        identity = _identity(settings)
+        note = partial(note_unknown, plans, bases)
+        # Another tip than the database's: another node has pushed, or a backup was restored.
+        if site.pushed_tip is not None and repository.ref(repository.pushed_ref) != site.pushed_tip:
+            note(find_own_commits(repository, site.pushed_tip, identity))
         return GitPublisher(
             repository,
             copies=SubmittedCopies(staging, PostgresPayloads(self._database, site.name), bases),
-            plans=PostgresPlans(self._database, site.name, token=token),
+            plans=plans,
             bases=bases,
-            identity=Person(settings.git_author_name, settings.git_author_email),
+            identity=identity,
             dry_run=settings.worker_dry_run,
             progress=progress,
             warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
             still_ours=lambda: True,  # the plan, recorded just before, checks the token
+            note_own=note,
         )
+
+
+def mark_slow(database: Database, site: str, *, is_slow: bool) -> None:
+    """Have the site's next drain wait in the lane of slow ones, or in the other one. Raises DatabaseError."""
+    with database.connection() as connection:
+        connection.execute("UPDATE sites SET slow = %s WHERE name = %s", (is_slow, site))
+
+
+def _open_site_clone(site: Site, settings: Settings) -> AbstractContextManager[Repository]:
+    return open_clone(
+        settings.cache_root / site.name,
+        url=site.remote,
+        branch=site.branch,
+        credentials=site.credentials,
+        timeout=settings.git_timeout_ms / 1000,
+        signer=signer_of(settings),
+    )
+
+
+def _identity(settings: Settings) -> Person:
+    return Person(settings.git_author_name, settings.git_author_email)
+
+
+def note_unknown(plans: PostgresPlans, bases: PostgresBases, own: Sequence[OwnCommit]) -> None:
+    """Note commits of ours on the remote that the database does not know, because a backup was restored."""
+    if own:
+        known = {commit for plan in plans.plans() for commit in plan.commits.values()}
+        known |= bases.conflict_commits()
+        unknown = [commit for commit in own if commit.sha not in known]
+        found = {path: (each.sha, blob) for each in unknown for path, (_, blob) in each.blobs.items()}
+        if found:
+            bases.outdate(found, own[-1].sha)
+
+
+@dataclass(slots=True)
+class Restored:
+    """What was found after a backup of the database was restored."""
+
+    compared: int = 0
+    outdated: list[dict[str, str]] = field(default_factory=list)
+    """The waiting saves that the remote has a later version of."""
+    unchecked: dict[str, str] = field(default_factory=dict)
+    """The reason for each site that could not be compared, and stays paused."""
+
+
+def compare_restored(database: Database, node: Settings) -> Restored:
+    """Pause all sites, compare their waiting jobs with their remotes, and resume. Raises DatabaseError."""
+    result, pause = Restored(), Pause(database.now(), None, "the database was restored from a backup")
+    with database.transaction() as connection:
+        # A node that still runs has a later token than the backup.
+        connection.execute("UPDATE sites SET token = token + 1000000")
+        paused = connection.execute(
+            "UPDATE sites SET paused = %s WHERE paused IS NULL RETURNING name", (json.dumps(pause._asdict()),)
+        ).fetchall()
+        waiting = connection.execute(
+            "SELECT name FROM sites WHERE pushed_tip IS NOT NULL AND NOT removed"
+            " AND EXISTS (SELECT FROM publications WHERE site = name) ORDER BY name"
+        ).fetchall()
+    for (name,) in waiting:
+        row = take_site(database, name, "db restored")
+        site, token = Site.from_row(row), int(row["token"])
+        try:
+            settings = settings_of(site, node)
+            plans = PostgresPlans(database, name, token=token)
+            bases = PostgresBases(database, name, token=token)
+            with _open_site_clone(site, settings) as repository:
+                own = find_own_commits(repository, site.pushed_tip or "", _identity(settings))
+                note_unknown(plans, bases, own)
+        except (PublishError, UsageError) as error:
+            result.unchecked[name] = error.message
+    result.compared = len(waiting) - len(result.unchecked)
+    with database.transaction() as connection:
+        found = connection.execute(_OUTDATED).fetchall()
+        resumed = [name for (name,) in paused if name not in result.unchecked]
+        connection.execute("UPDATE sites SET paused = NULL WHERE name = ANY(%s)", (resumed,))
+    wake(database, resumed)
+    keys = ("site", "id", "slug", "path", "commit")
+    result.outdated = [dict(zip(keys, (*row[:3], decode_path(row[3]), row[4]), strict=True)) for row in found]
+    return result

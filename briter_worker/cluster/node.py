@@ -15,18 +15,23 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-import psycopg
-from procrastinate import App, JobContext, PsycopgConnector, exceptions
+from procrastinate import App, JobContext, exceptions
 from procrastinate.jobs import Status
 from procrastinate.worker import Worker as ProcrastinateWorker
 
-from briter_worker.cluster.drain_site import NodeSinks, SiteDrains
-from briter_worker.cluster.sites import DRAIN_QUEUE, DRAIN_TASK, wake
+from briter_worker.cluster.connector import LastingConnector, Outage
+from briter_worker.cluster.drain_site import NodeSinks, SiteDrains, mark_slow
+from briter_worker.cluster.health import Health, describe_node, forget_node, host_of, report_node
+from briter_worker.cluster.lanes import Lanes
+from briter_worker.cluster.sites import DRAIN_QUEUE, DRAIN_TASK, SLOW_QUEUE, get, wake
 from briter_worker.drain import Counts
 from briter_worker.errors import (
+    DeclinedError,
+    FailureCode,
     LockLostError,
+    NodeFailureError,
     PublishError,
     UnavailableError,
     UsageError,
@@ -35,34 +40,31 @@ from briter_worker.errors import (
 )
 from briter_worker.events import Reaped, Warned, WorkerStarted, WorkerStopped
 from briter_worker.plugins import Plugins
-from briter_worker.queues.postgres.database import Database, DatabaseError
+from briter_worker.queues.postgres.control import PostgresControl
+from briter_worker.queues.postgres.database import Database, DatabaseError, VersionError
 from briter_worker.queues.postgres.payloads import collect_blobs
 from briter_worker.sinks.store import StoreError
 from briter_worker.wiring import open_backoff
 from briter_worker.worker import Stop, loop_backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Collection
 
-    from procrastinate.connector import Notify
     from procrastinate.jobs import Job
 
     from briter_worker.settings import Settings
     from briter_worker.sinks.log import LogSink
     from briter_worker.sinks.metrics import MetricsSink
 
-T = TypeVar("T")
-
 _POLL_S = 0.5
 """A notification can be lost while a job is fetched, and none follows when a site is free again."""
 _LOOP_S = 2.0
 _STOP_LOOK_S = 0.1
 _DEAD_S = 10.0
-"""A node without a heartbeat for so long is taken for dead."""
+"""A node without a heartbeat for this time is taken for dead."""
 _FORGET_S = 86_400.0
 _HOUSEKEEPING_S = 600.0
 _FIRST_PAUSE_S = 0.25
-_MAX_PAUSE_S = 5.0
 _LAST_TRIES_S = 10.0
 """How long a node that stops tries to tell Postgres what it completed."""
 _DOUBT_S = 60.0
@@ -94,7 +96,6 @@ WHERE NOT s.removed
     SELECT FROM procrastinate_jobs j WHERE j.lock = s.name AND j.status IN ('todo', 'doing')
   )
 """
-_OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OSError, TimeoutError)
 
 
 def run_node(
@@ -105,120 +106,33 @@ def run_node(
     log: LogSink,
     metrics: MetricsSink | None = None,
 ) -> int:
-    """Publish for all sites, up to `workers` at once, until told to stop; return the exit status.
+    """Publish for all sites, up to `workers` at once, until stopped; return the exit status.
 
-    With `once`, until nothing is due. Raises DatabaseError when Postgres cannot be used at the start.
+    With `once`, until nothing is due; then DatabaseError is raised when Postgres cannot be used.
     """
     for name in ("procrastinate", "psycopg", "psycopg.pool", "asyncio"):
         log_of_library = logging.getLogger(name)  # would be unredacted
         log_of_library.propagate = False
         log_of_library.addHandler(logging.NullHandler())
     with Database(settings.database_url, connections=workers) as database:
-        database.check()
+        if once:
+            database.check()
+        name, health = f"{socket.gethostname()}:{os.getpid()}", Health(settings, log)
         sinks = NodeSinks(settings, database, log, metrics)
-        drains = SiteDrains(
-            settings,
-            database,
-            Plugins(settings.plugins),
-            sinks,
-            node=f"{socket.gethostname()}:{os.getpid()}",
-        )
+        drains = SiteDrains(settings, database, Plugins(settings.plugins), sinks, health, node=name)
         stop = Stop(log, limit=settings.worker_shutdown_timeout_ms / 1000, abort=drains.abort)
-        node = Node(settings, database, drains, sinks, log, stop, slots=workers)
+        node = Node(settings, database, drains, sinks, log, stop, health=health, name=name, slots=workers)
         try:
             with stop.on_signals():
                 log(WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
-                asyncio.run(node.run_once() if once else node.run_forever())
+                if once:
+                    asyncio.run(node.run_once())
+                elif node.wait_for_database():
+                    asyncio.run(node.run_forever())
         finally:
             log(WorkerStopped(drained=node.counts.completed))
             sinks.close()
     return 1 if once and (node.counts.failed or node.counts.undecided) else 0
-
-
-class Outage:
-    """Reports once when Postgres stops answering the dispatch, and when it answers again."""
-
-    def __init__(self, log: Callable[[Warned], None]) -> None:
-        self._log = log
-        self._since: float | None = None
-        self._steady_since = -math.inf
-
-    def begin(self, error: BaseException) -> None:
-        """Note a failure."""
-        if self._since is None:
-            self._since = time.monotonic()
-            cause = str(error.__cause__ or error).strip() or type(error).__name__
-            text = f"Postgres does not answer, so that sites wait: {cause}"
-            self._log(
-                Warned(error=text, fix="check that Postgres runs and that BRITER_DATABASE_URL is right")
-            )
-
-    def end(self) -> None:
-        """Note a success."""
-        if self._since is not None:
-            self._log(Warned(error=f"Postgres answers again after {time.monotonic() - self._since:.0f} s"))
-            self._since = None
-            self._steady_since = time.monotonic()
-
-    def is_steady(self, seconds: float) -> bool:
-        """Return True if Postgres has answered for so long that every living node sent a heartbeat."""
-        return self._since is None and time.monotonic() - self._steady_since > seconds
-
-
-class LastingConnector(PsycopgConnector):
-    """Repeats each statement until Postgres answers, because an error ends Procrastinate's worker."""
-
-    def __init__(self, conninfo: str, outage: Outage, give_up: Callable[[], bool]) -> None:
-        super().__init__(
-            conninfo=conninfo,
-            min_size=1,
-            max_size=1,
-            timeout=_MAX_PAUSE_S,
-            # Shorter than a statement waits: each one starts anew, so that no pause grows by doubling.
-            reconnect_timeout=_MAX_PAUSE_S - 1,
-        )
-        self._outage = outage
-        self._give_up = give_up
-
-    async def execute_query_async(self, query: Any, **arguments: Any) -> None:  # noqa: ANN401 - as the base
-        """Run a statement."""
-        await self._repeat(lambda: super(LastingConnector, self).execute_query_async(query, **arguments))
-
-    async def execute_query_one_async(self, query: Any, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Return one row."""
-        return await self._repeat(
-            lambda: super(LastingConnector, self).execute_query_one_async(query, **arguments)
-        )
-
-    async def execute_query_all_async(self, query: Any, **arguments: Any) -> list[dict[str, Any]]:  # noqa: ANN401
-        """Return all rows."""
-        return await self._repeat(
-            lambda: super(LastingConnector, self).execute_query_all_async(query, **arguments)
-        )
-
-    async def listen_notify(self, on_notification: Notify, channels: Any) -> None:  # noqa: ANN401 - as the base
-        """Listen until cancelled; the poll covers what was notified while nobody listened."""
-        while True:
-            with suppress(exceptions.ConnectorException):
-                await super().listen_notify(on_notification=on_notification, channels=channels)
-            await asyncio.sleep(1.0)
-
-    async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
-        pause = _FIRST_PAUSE_S
-        while True:
-            try:
-                result = await call()
-            except exceptions.ConnectorException as error:
-                if not isinstance(error.__cause__, _OUTAGES) or self._give_up():
-                    raise
-                self._outage.begin(error)
-            else:
-                self._outage.end()
-                _raise_lost_cancellation()
-                return result
-            _raise_lost_cancellation()
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _MAX_PAUSE_S)
 
 
 class Node:
@@ -233,6 +147,8 @@ class Node:
         log: LogSink,
         stop: Stop,
         *,
+        health: Health,
+        name: str,
         slots: int,
     ) -> None:
         self.counts = Counts()
@@ -240,10 +156,13 @@ class Node:
         self._database = database
         self._drains = drains
         self._sinks = sinks
+        self._health = health
         self._log = log
         self._stop = stop
+        self._name = name
         self._slots = slots
-        self._threads = ThreadPoolExecutor(slots, thread_name_prefix="drain")
+        self._lanes = Lanes(slots, settings.worker_per_host, self._permits)
+        self._threads = ThreadPoolExecutor(self._lanes.threads, thread_name_prefix="drain")
         self._running: set[int] = set()
         """Procrastinate's numbers of the jobs that this node works on."""
         self._strays: set[int] = set()
@@ -256,14 +175,29 @@ class Node:
         """When, by the monotonic clock, to look next for sites that have something due."""
         self._sooner = asyncio.Event()
         self._stopping_since: float | None = None
-        self._worker: ProcrastinateWorker | None = None
+        self._workers: list[ProcrastinateWorker] = []
         self._outage = Outage(log)
         connector = LastingConnector(database.conninfo, self._outage, self._gives_up)
         self._app = App(connector=connector)
         self._app.task(name=DRAIN_TASK, queue=DRAIN_QUEUE, pass_context=True)(self._drain_site)
 
+    def wait_for_database(self) -> bool:
+        """Wait until Postgres can be used; return False when stopped. Raises VersionError."""
+        while not self._stop.is_set():
+            try:
+                self._database.check()
+            except VersionError:
+                raise
+            except DatabaseError as error:
+                self._outage.begin(error)
+                time.sleep(_FIRST_PAUSE_S)
+            else:
+                self._outage.end()
+                return True
+        return False
+
     async def run_forever(self) -> None:
-        """Drain sites until told to stop."""
+        """Drain sites until stopped."""
         async with self._app.open_async():
             loops = [
                 asyncio.create_task(self._watch_cluster()),
@@ -271,32 +205,49 @@ class Node:
             ]
             try:
                 while not self._stop.is_set():
-                    await self._run_worker(wait=True)
+                    if self._health.problem is None:
+                        await self._run_workers()
+                    else:
+                        await self._rest()
             finally:
                 for task in loops:
                     task.cancel()
                 await asyncio.gather(*loops, return_exceptions=True)
+        with suppress(DatabaseError):
+            forget_node(self._database, self._name)
         self._threads.shutdown()
+
+    async def _rest(self) -> None:
+        """Wait before a sick node looks whether it may take sites again."""
+        until = time.monotonic() + self._health.pause()
+        while time.monotonic() < until and not self._stop.is_set():  # noqa: ASYNC110 - set in another thread
+            await asyncio.sleep(_STOP_LOOK_S)
+        await asyncio.to_thread(self._health.probe)
 
     async def run_once(self) -> None:
         """Drain sites until nothing is due that this node can publish."""
         async with self._app.open_async():
-            while not self._stop.is_set():
+            while not self._stop.is_set() and self._health.problem is None:
                 before = self.counts.completed
                 woken, _ = await asyncio.to_thread(self._wake_due, self._idle, doubt=0.0)
-                await self._run_worker(wait=False)
+                await self._run_worker([DRAIN_QUEUE, SLOW_QUEUE], self._slots, wait=False)
                 if not woken and self.counts.completed == before and not await self._free_dead_sites():
                     break
         with suppress(DatabaseError):
             collect_blobs(self._database)
         self._threads.shutdown()
 
-    async def _run_worker(self, *, wait: bool) -> None:
+    async def _run_workers(self) -> None:
+        """Run a worker of Procrastinate's for each lane."""
+        lanes = {DRAIN_QUEUE: self._slots, SLOW_QUEUE: self._lanes.slow}
+        await asyncio.gather(*(self._run_worker([queue], size, wait=True) for queue, size in lanes.items()))
+
+    async def _run_worker(self, queues: list[str], size: int, *, wait: bool) -> None:
         """Run Procrastinate's worker until it stops; an error of its own ends it, and a new one follows."""
-        worker = self._worker = ProcrastinateWorker(
+        worker = ProcrastinateWorker(
             self._app,
-            queues=[DRAIN_QUEUE],
-            concurrency=self._slots,
+            queues=queues,
+            concurrency=size,
             wait=wait,
             fetch_job_polling_interval=_POLL_S,
             delete_jobs="always",
@@ -306,18 +257,22 @@ class Node:
             stalled_worker_timeout=_FORGET_S,
         )
         stopping = asyncio.create_task(self._stop_in_time(worker))
+        self._workers.append(worker)
         try:
             await worker.run()  # type: ignore[no-untyped-call]  # of Procrastinate
         except exceptions.ProcrastinateException as error:
             self._outage.begin(error)
+            for other in self._workers:
+                other.stop()  # type: ignore[no-untyped-call]  # of Procrastinate
         finally:
             stopping.cancel()
-        if wait and not self._stop.is_set():
+            self._workers.remove(worker)
+        if wait and not self._stop.is_set() and self._health.problem is None:
             await asyncio.sleep(1.0)  # an error ended it: no loop without a pause
 
     async def _stop_in_time(self, worker: ProcrastinateWorker) -> None:
-        """Stop the worker when the order comes, which comes in another thread."""
-        while not self._stop.is_set():  # noqa: ASYNC110 - set in another thread
+        """Stop the worker when the order comes, or the node is sick; both come from another thread."""
+        while not self._stop.is_set() and self._health.problem is None:  # noqa: ASYNC110 - as said
             await asyncio.sleep(_STOP_LOOK_S)
         worker.stop()  # type: ignore[no-untyped-call]  # of Procrastinate
 
@@ -328,19 +283,45 @@ class Node:
         try:
             if self._stop.is_set():
                 return  # the sweep of another node finds it
-            counts, next_due = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._drain, site
-            )
+            counts, next_due = await self._drain_in_lane(site, is_slow=context.job.queue == SLOW_QUEUE)
             self.counts.add(counts)
-            wait = next_due - time.time()
-            if wait > 0:
-                self._sweep_in(wait)
+            if self._health.problem is not None:
+                for worker in self._workers:
+                    worker.stop()  # type: ignore[no-untyped-call]  # another node takes the site
+            if next_due > 0:
+                self._sweep_in(next_due)
             elif not self._stop.is_set():
                 await asyncio.to_thread(wake, self._database, [site])
         except DatabaseError as error:
             self._outage.begin(error)
         finally:
             self._running.discard(number)
+
+    async def _drain_in_lane(self, site: str, *, is_slow: bool) -> tuple[Counts, float]:
+        """Drain the site in a thread, when its lane and its host let it."""
+
+        def drain() -> asyncio.Future[tuple[Counts, float]]:
+            return asyncio.get_running_loop().run_in_executor(self._threads, self._drain, site)
+
+        if is_slow:
+            return await drain()
+        host = self._drains.hosts.get(site)
+        if host is None:
+            host = await asyncio.to_thread(self._read_host, site)
+        found = await self._lanes.run(host, drain)
+        if found is None:  # its host hangs
+            await asyncio.to_thread(mark_slow, self._database, site, is_slow=True)
+            return Counts(), 0.0
+        return found
+
+    def _permits(self) -> asyncio.Semaphore:
+        """Return the semaphore by which the worker of the ordinary lane fetches."""
+        return self._workers[0]._job_semaphore  # noqa: SLF001 - test_procrastinate.py pins it
+
+    def _read_host(self, site: str) -> str:
+        with suppress(DeclinedError):  # it was removed meanwhile
+            return host_of(get(self._database, site).remote)
+        return ""
 
     def _sweep_in(self, seconds: float) -> None:
         """Look no later for sites that have something due."""
@@ -356,6 +337,13 @@ class Node:
         except LockLostError as lost:
             self._warn(site, str(lost), lost.fix)
             return Counts(), math.inf
+        except NodeFailureError as error:
+            if self._health.problem is None:
+                self._warn(site, f"{error}; the site is cloned again", "")
+                return Counts(), 0.0
+            self._defer(site)
+            self._forgive()
+            return Counts(failed=1), 0.0
         except UnavailableError as error:
             self._outage.begin(error)
         except (PublishError, UsageError) as error:
@@ -366,14 +354,26 @@ class Node:
             text = f"an error in the worker itself: {type(error).__name__}: {error}"
             self._warn(site, text, "report it to the developers of Briter Worker")
         else:
-            if counts.undecided:
-                self._defer(site)
-            else:
-                self._failures.pop(site, None)
-            (self._idle.discard if counts.completed else self._idle.add)(site)
+            self._note(site, counts)
             return counts, next_due
         self._defer(site)
         return Counts(failed=1), math.inf
+
+    def _note(self, site: str, counts: Counts) -> None:
+        """Note what became of a drain."""
+        if counts.undecided:
+            self._defer(site)
+        else:
+            self._failures.pop(site, None)
+        if counts.completed > counts.failed:
+            self._health.succeed(site)
+        (self._idle.discard if counts.completed else self._idle.add)(site)
+
+    def _forgive(self) -> None:
+        """Uncount the attempts that failed because this node had no network."""
+        for site in self._health.unreachable_sites():
+            with suppress(DatabaseError, DeclinedError):
+                PostgresControl(self._database, site).forgive(FailureCode.NETWORK, self._database.now())
 
     def _defer(self, site: str) -> None:
         """Have this node leave the site alone for a while: longer after each failure."""
@@ -386,17 +386,21 @@ class Node:
 
     async def _watch_cluster(self) -> None:
         """Free the sites of dead nodes, and wake sites that have something due, again and again."""
-        poll = self._settings.worker_poll_interval_ms / 1000
+        poll, reported_at = self._settings.worker_poll_interval_ms / 1000, -math.inf
         while True:
             try:
                 await self._free_dead_sites()
                 now = time.monotonic()
+                if now >= reported_at + _LOOP_S:
+                    reported_at = now
+                    facts = describe_node(self._settings, self._health, self._database)
+                    await asyncio.to_thread(report_node, self._database, self._name, facts)
                 resting = [site for site, at in self._retry_at.items() if at > now]
                 self._retry_at = {site: self._retry_at[site] for site in resting}
                 if now >= self._swept_at:
                     self._swept_at = now + poll
                     _, next_due = await asyncio.to_thread(self._wake_due, resting)
-                    self._sweep_in(max(0.0, next_due - time.time()))
+                    self._sweep_in(max(0.0, next_due))
             except (DatabaseError, exceptions.ProcrastinateException) as error:
                 self._outage.begin(error)
             self._sooner.clear()
@@ -409,20 +413,20 @@ class Node:
         manager = self._app.job_manager
         freed: list[Job] = []
         if self._outage.is_steady(_DEAD_S):
-            stalled = await manager.get_stalled_jobs(queue=DRAIN_QUEUE, seconds_since_heartbeat=_DEAD_S)
+            stalled = await manager.get_stalled_jobs(seconds_since_heartbeat=_DEAD_S)
             freed += [job for job in stalled if job.id not in self._running]
-        worker = self._worker.worker_id if self._worker else None
-        if worker is not None:
-            ours = await manager.list_jobs_async(queue=DRAIN_QUEUE, status="doing", worker_id=worker)
-            strays = {job.id or 0: job for job in ours if job.id not in self._running}
-            freed += [job for number, job in strays.items() if number in self._strays]
-            self._strays = set(strays)
+        strays: dict[int, Job] = {}
+        for worker in [each.worker_id for each in self._workers if each.worker_id is not None]:
+            ours = await manager.list_jobs_async(status="doing", worker_id=worker)
+            strays |= {job.id or 0: job for job in ours if job.id not in self._running}
+        freed += [job for number, job in strays.items() if number in self._strays]
+        self._strays = set(strays)
         for job in freed:
             await self._free(job)
         return bool(freed)
 
     async def _free(self, job: Job) -> None:
-        """Delete the job and wake the site anew.
+        """Delete the job and wake the site again.
 
         Not by `retry_job`, which keeps the number: a node that only slept would finish the new attempt.
         """
@@ -439,15 +443,15 @@ class Node:
         while True:
             with suppress(DatabaseError, StoreError):
                 await asyncio.to_thread(collect_blobs, self._database)
-                await asyncio.to_thread(self._sinks.retire, time.time())
+                await asyncio.to_thread(self._sinks.retire)
             await asyncio.sleep(_HOUSEKEEPING_S)
 
     def _wake_due(self, besides: Collection[str], *, doubt: float = _DOUBT_S) -> tuple[list[str], float]:
-        """Wake the sites that have something due, except `besides`. Return them, and when a post is due next.
+        """Wake the sites that have something due, except `besides`. Return them, and the wait for a next one.
 
         `doubt`: how long a site rests whose jobs in flight wait for the remote. Raises DatabaseError.
         """
-        now = time.time()
+        now = self._database.read_clock()
         values = {
             "now": now,
             "furthest": now + open_backoff(self._settings).longest,
@@ -462,7 +466,7 @@ class Node:
             ).fetchone()
         if names:
             wake(self._database, names)
-        return names, row[0] if row and row[0] is not None else math.inf
+        return names, row[0] - now if row and row[0] is not None else math.inf
 
     def _gives_up(self) -> bool:
         """Return True if the node stops and Postgres has been away for too long to wait for it."""
@@ -470,13 +474,3 @@ class Node:
             return False
         self._stopping_since = self._stopping_since or time.monotonic()
         return time.monotonic() - self._stopping_since > _LAST_TRIES_S
-
-
-def _raise_lost_cancellation() -> None:
-    """Cancel again what was cancelled while it waited for the pool, which then may return a connection.
-
-    asyncio.wait_for of Python 3.11 loses a cancellation so: https://github.com/python/cpython/issues/86296
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError

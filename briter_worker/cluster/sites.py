@@ -20,7 +20,8 @@ from briter_worker.job import format_time
 from briter_worker.ports import Pause
 from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.redaction import one_line, redact
-from briter_worker.settings import SITE_NAME, for_site
+from briter_worker.setting_types import SITE_NAME
+from briter_worker.settings import for_site
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -53,21 +54,22 @@ _CREDENTIALS = {
     "sshKey": ("--ssh-key", _SSH, *_PLACE),
 }
 """Option, addresses, values and what is accepted, by kind of reference."""
-DRAIN_QUEUE = "drains"
+DRAIN_QUEUE, SLOW_QUEUE = "drains", "slow drains"
 DRAIN_TASK = "drain_site"
 # Procrastinate's own function fails for all sites if one has a drain waiting already. In one order, so that
 # two producers that wake the same sites never wait for each other. A wake-up that a crash of the server loses
 # is repeated by the node's sweep, so it need not wait for the disk.
 _WAKE = f"""
 INSERT INTO procrastinate_jobs (queue_name, task_name, lock, queueing_lock, args)
-SELECT '{DRAIN_QUEUE}', '{DRAIN_TASK}', site, site, jsonb_build_object('site', site)
-FROM unnest(%s::text[]) AS site
+SELECT CASE WHEN slow THEN '{SLOW_QUEUE}' ELSE '{DRAIN_QUEUE}' END, '{DRAIN_TASK}', site, site,
+    jsonb_build_object('site', site)
+FROM unnest(%s::text[]) AS site LEFT JOIN sites ON name = site
 WHERE set_config('synchronous_commit', 'off', true) = 'off'
 ORDER BY site
 ON CONFLICT DO NOTHING
 """  # noqa: S608 - constants only
 _ALIVE_S = 15.0
-"""A node without a heartbeat for so long is not counted."""
+"""A node without a heartbeat for this time is not counted."""
 _OWN_ARGUMENTS = {"gitBranch": "--branch", "adapter": "--adapter", "allowedPaths": "--allow"}
 _STATES = ("pending", "scheduled", "retrying", "quiet", "tried", "claimed", "failed")
 _SUMMARIES = """
@@ -113,9 +115,11 @@ class Site:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The site's own settings, with the keys of config.json."""
     credentials: Mapping[str, str] | None = None
-    """Where each node finds the credentials of the remote; never the credentials."""
+    """The place where each node finds the credentials of the remote; never the credentials."""
     created_at: float = 0.0
     paused: Pause | None = None
+    pushed_tip: str | None = None
+    """The remote's tip after the last push."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Site:
@@ -127,6 +131,7 @@ class Site:
             allowed=tuple(row["allowed"]),
             credentials=row["credentials"] or None,
             paused=pause and Pause(**pause),
+            pushed_tip=row["pushed_tip"],
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -152,7 +157,7 @@ class SiteSummary:
     jobs: Mapping[str, int]
     """The number of jobs in each state."""
     oldest: float | None
-    """When the job that waits longest was saved, or became due."""
+    """The time at which the job that waits longest was saved, or became due."""
     failure: str | None = None
     condition: str | None = None
     fix: str = ""
@@ -229,7 +234,7 @@ def check_site(site: Site, node: Settings) -> Site:
 def add(database: Database, site: Site, node: Settings) -> None:
     """Register the site. Raises UsageError, and DeclinedError when there is one of that name."""
     with database.transaction() as connection:
-        if _store(connection, check_site(site, node)) is not None:
+        if store(connection, check_site(site, node)) is not None:
             raise DeclinedError(
                 f"there is a site {site.name!r} already", f"briter-worker site change {site.name} alters it"
             )
@@ -238,15 +243,21 @@ def add(database: Database, site: Site, node: Settings) -> None:
 def change(database: Database, site: Site, node: Settings) -> None:
     """Replace the site of that name, from its next publication on. Raises UsageError and SiteMissingError."""
     with database.transaction() as connection:
-        target = _store(connection, check_site(site, node))
-        if target is None:
-            raise SiteMissingError(site.name)
-        if target != (site.remote, site.branch):
-            _forget_published(connection, site.name)
+        replace_stored(connection, check_site(site, node))
+    wake(database, [site.name])  # the site may have gone live
 
 
-def _store(connection: Connection, site: Site) -> tuple[str, str] | None:
-    """Store the site; return remote and branch of the one that it replaces, if there was one."""
+def replace_stored(connection: Connection, site: Site) -> None:
+    """Store a checked site in place of the one of that name. Raises SiteMissingError."""
+    target = store(connection, site)
+    if target is None:
+        raise SiteMissingError(site.name)
+    if target != (site.remote, site.branch):
+        _forget_published(connection, site.name)
+
+
+def store(connection: Connection, site: Site) -> tuple[str, str] | None:
+    """Store a checked site; return remote and branch of the one that it replaces, if there was one."""
     row = connection.execute(
         "SELECT remote, branch FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (site.name,)
     ).fetchone()
@@ -272,7 +283,7 @@ def _store(connection: Connection, site: Site) -> tuple[str, str] | None:
 
 def _forget_published(connection: Connection, name: str) -> None:
     """Drop what is known of the old remote, and fence off a node that still publishes to it."""
-    connection.execute("UPDATE sites SET token = token + 1 WHERE name = %s", (name,))
+    connection.execute("UPDATE sites SET token = token + 1, pushed_tip = NULL WHERE name = %s", (name,))
     for table in (b"published", b"base_versions", b"conditions", b"plans"):
         connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
@@ -312,11 +323,21 @@ def count_nodes(database: Database) -> int:
     """Return how many nodes have a recent heartbeat."""
     with database.connection() as connection:
         row = connection.execute(
-            "SELECT count(*) FROM procrastinate_workers"
-            " WHERE last_heartbeat > now() - make_interval(secs => %s)",
-            (_ALIVE_S,),
+            # A sick node has no worker of Procrastinate's; a node of the version before has no row here.
+            "SELECT greatest((SELECT count(*) FROM procrastinate_workers WHERE last_heartbeat >"
+            " now() - make_interval(secs => %(alive)s)), (SELECT count(*) FROM nodes WHERE seen_at >"
+            " extract(epoch FROM now()) - %(alive)s))",
+            {"alive": _ALIVE_S},
         ).fetchone()
     return int(row[0]) if row else 0
+
+
+def all_sites(database: Database) -> list[Site]:
+    """Return every site by name."""
+    with database.connection() as connection:
+        rows = connection.cursor(row_factory=dict_row)
+        found = rows.execute("SELECT * FROM sites WHERE NOT removed ORDER BY name").fetchall()
+    return [Site.from_row(row) for row in found]
 
 
 def remove(database: Database, name: str, *, discard: bool) -> None:
@@ -325,22 +346,28 @@ def remove(database: Database, name: str, *, discard: bool) -> None:
     A node that publishes the site loses it, and pushes nothing more.
     """
     with database.transaction() as connection:
-        known = connection.execute(
-            "SELECT 1 FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (name,)
-        ).fetchone()
-        if known is None:
-            raise SiteMissingError(name)
-        counted = connection.execute("SELECT count(*) FROM publications WHERE site = %s", (name,)).fetchone()
-        if counted and counted[0] and not discard:
-            raise DeclinedError(
-                f"the site {name} still has {counted[0]} jobs",
-                "let them be published, move them with "
-                f"briter-worker export --site {name}, or delete them with --discard",
-            )
-        connection.execute("UPDATE sites SET removed = true, paused = NULL WHERE name = %s", (name,))
-        _forget_published(connection, name)
-        for table in (b"superseded", b"publications"):
-            connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
+        remove_stored(connection, name, discard=discard)
+
+
+def remove_stored(connection: Connection, name: str, *, discard: bool) -> None:
+    """Unregister the site within a transaction, as `remove`."""
+    known = connection.execute(
+        "SELECT 1 FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (name,)
+    ).fetchone()
+    if known is None:
+        raise SiteMissingError(name)
+    counted = connection.execute("SELECT count(*) FROM publications WHERE site = %s", (name,)).fetchone()
+    if counted and counted[0] and not discard:
+        raise DeclinedError(
+            f"the site {name} still has {counted[0]} jobs",
+            "let them be published, move them with "
+            f"briter-worker export --site {name}, or delete them with "
+            f"briter-worker site remove {name} --discard",
+        )
+    connection.execute("UPDATE sites SET removed = true, paused = NULL WHERE name = %s", (name,))
+    _forget_published(connection, name)
+    for table in (b"superseded", b"publications"):
+        connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 
 
 def wake(database: Database, names: Collection[str]) -> None:
@@ -379,7 +406,7 @@ def check_credentials(remote: str, reference: Mapping[str, Any] | None) -> dict[
         scheme = "for ssh, such as git@host:path" if kind == "sshKey" else "that begins with http(s)://"
         raise UsageError(f"{option} goes with an address {scheme}")
     value = given[kind]
-    # What looks like a secret is none of our places: somebody gave the credential itself.
+    # What looks like a secret is none of our places: a user gave the credential itself.
     if not re.fullmatch(pattern, value) or (kind == "env" and redact(value) != value):
         raise UsageError(f"{option} is not accepted; accepted: {accepted}; not the credential itself")
     if not re.fullmatch(_USERNAME, given.get("username", "bot")):

@@ -5,7 +5,6 @@ The files are stored with the job, so that any node can publish them and the pro
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from briter_worker.client import compose
 from briter_worker.cluster import sites
 from briter_worker.errors import UsageError
 from briter_worker.git.payloads import GatherError, gather
-from briter_worker.job import parse_time
 from briter_worker.queues.postgres.payloads import ContentChangedError, PayloadSource, submit
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_database, quiet_time_of
@@ -88,20 +86,18 @@ def send(
     Raises as `enqueue` does.
     """
     database = open_database(settings)
-    saved_at = parse_time(document["createdAt"])
     allowlist = settings.allowlist()
     left_out: Mapping[str, str] = {}
     missing: Sequence[str] = ()
     for _ in range(_MAX_TRIES):
         if files is not None:
-            source = _values(files, allowlist, settings.worker_max_file_bytes, saved_at)
+            source = _values(files, allowlist, settings.worker_max_file_bytes)
         else:
             found = gather(
                 root or settings.git_worktree,
                 document["paths"],
                 allowlist=allowlist,
                 max_bytes=settings.worker_max_file_bytes,
-                saved_at=saved_at,
             )
             left_out, missing = found.left_out, found.missing
             if left_out and not (found.payload.files or found.payload.folders):
@@ -110,11 +106,7 @@ def send(
             source = PayloadSource(found.payload, found.content)
         try:
             with database.transaction() as connection:
-                now = time.time()
-                if settings.worker_quiet_ms:  # the nodes look at the quiet time, not the producer
-                    now = float(connection.execute("SELECT extract(epoch FROM now())").fetchall()[0][0])
-                quiet = quiet_time_of(settings)
-                submit(connection, settings.site, document, source, now=now, quiet=quiet)
+                submit(connection, settings.site, document, source, quiet=quiet_time_of(settings))
         except ContentChangedError:
             continue
         sites.wake(database, [settings.site])
@@ -122,9 +114,7 @@ def send(
     raise GatherError("the files keep changing while they are read: write them elsewhere, then rename them")
 
 
-def _values(
-    files: Mapping[str, bytes | None], allowlist: Allowlist, max_bytes: int, saved_at: float
-) -> PayloadSource:
+def _values(files: Mapping[str, bytes | None], allowlist: Allowlist, max_bytes: int) -> PayloadSource:
     """Return the payload of files passed by value. Raises GatherError for what cannot be published."""
     resolved: dict[str, bytes | None] = {}
     for declared, content in files.items():
@@ -135,4 +125,4 @@ def _values(
         if content is not None and len(content) > max_bytes:
             raise GatherError(f"{path} has {len(content)} bytes, more than the {max_bytes} allowed")
         resolved[path] = content
-    return PayloadSource.of(resolved, saved_at=saved_at)
+    return PayloadSource.of(resolved)

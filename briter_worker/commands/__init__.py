@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,6 +56,13 @@ def read_cluster(command: str) -> Settings:
             "set BRITER_DATABASE_URL, such as postgresql://db.example.org/briter",
         )
     return settings
+
+
+def user_name() -> str:
+    """Return the name of the system's user who gave the command."""
+    with suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    return str(os.getuid())
 
 
 def wake_worker(settings: Settings) -> None:

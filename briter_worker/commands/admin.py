@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from briter_worker import doctor as checks
 from briter_worker.commands import Json, SiteOption, output, read_cluster, read_site
-from briter_worker.errors import UsageError
+from briter_worker.errors import FixableError, UsageError
 from briter_worker.events import SiteUpdated, Warned
 from briter_worker.git.pull import pull as pull_branch
 from briter_worker.job import job_schema
 from briter_worker.plugins import Plugins
+from briter_worker.redaction import one_line
 from briter_worker.settings import load_settings, settings_schema
 from briter_worker.status import health_problems, read_status
 from briter_worker.wiring import open_copies, open_database, open_git, open_sinks
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from briter_worker.events import Event
 
 _PATIENCE_S = 10.0
-"""How long `pull` waits for a publication to end."""
+"""The longest time in seconds that `pull` waits for a publication to end."""
 database_app = typer.Typer(
     no_args_is_help=True, help="Manage the database of a cluster.", rich_markup_mode=None
 )
@@ -50,9 +52,16 @@ def health(
     as_json: Json = False,
 ) -> None:
     """Check the queue and the worker. Exits with 0 or 1."""
-    problems = health_problems(load_settings(), time.time(), expect_worker=worker)
-    text = "\n".join(f"unhealthy: {problem}" for problem in problems) or "healthy"
-    output.answer({"healthy": not problems, "problems": problems}, text, as_json=as_json)
+    settings, now = load_settings(), time.time()
+    problems = health_problems(settings, now, expect_worker=worker)
+    lines = [f"unhealthy: {problem}" for problem in problems] or ["healthy"]
+    more = {}
+    if problems and (settings.site or not settings.database_url):
+        with suppress(OSError, FixableError):  # that is among the problems
+            # Only then: it reads the whole queue, and containers ask every few seconds.
+            more["state"] = read_status(settings, now, local_commits=()).headline().text
+            lines.append(f"state: {more['state']}")
+    output.answer({"healthy": not problems, "problems": problems, **more}, "\n".join(lines), as_json=as_json)
     raise typer.Exit(1 if problems else 0)
 
 
@@ -102,10 +111,14 @@ def pull(
         output.write_json(document | {"paths": updated})
     else:
         output.write_pull(result, settings)
+    if result.is_blocked:
+        raise typer.Exit(2)
 
 
 def schema(
-    model: Annotated[Literal["job", "config"], typer.Argument(help="Job file or config.json.")],
+    model: Annotated[
+        Literal["job", "config"], typer.Argument(metavar="job|config", help="Job file or config.json.")
+    ],
     *,
     as_json: Json = False,  # noqa: ARG001 - a schema is JSON in any case
 ) -> None:
@@ -151,6 +164,23 @@ def upgrade(*, as_json: Json = False) -> None:
     if applied:
         text = f"the database is now at version {version}: applied {', '.join(applied)}"
     output.answer({"version": version, "applied": applied}, text, as_json=as_json)
+
+
+@database_app.command()
+def restored(*, as_json: Json = False) -> None:
+    """Compare what waits with the remotes after a backup was restored. Publishing is paused meanwhile."""
+    settings = read_cluster("db restored")
+    database = open_database(settings)
+    database.check()
+    from briter_worker.cluster.drain_site import compare_restored  # noqa: PLC0415 - the extra [postgres]
+
+    found = compare_restored(database, settings)
+    for name, reason in found.unchecked.items():
+        output.report(f"{name} could not be compared and stays paused: {reason}", "briter-worker db restored")
+    lines = [f"{found.compared} sites compared; {len(found.outdated)} waiting files are outdated"]
+    lines += [one_line(f"{each['site']} {each['slug']}: {each['path']}") for each in found.outdated]
+    output.answer(asdict(found), "\n".join(lines), as_json=as_json)
+    raise typer.Exit(1 if found.unchecked else 0)
 
 
 @database_app.command()

@@ -7,8 +7,9 @@ import json
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from briter_worker.events import Progress
 from briter_worker.job import ago, encode_document, format_time, span
 from briter_worker.redaction import one_line, quote_fix
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from briter_worker.cluster.sites import Site, SiteSummary
+    from briter_worker.cluster.sites_file import Differences
+    from briter_worker.cluster.tokens import ApiToken
     from briter_worker.doctor import Finding
     from briter_worker.git.pull import PullResult
     from briter_worker.ports import ListedJob, Pause
@@ -40,6 +43,13 @@ _STYLES = {
 }
 """By state of a job, and by outcome of an attempt."""
 _MARKS = {"ok": "✓", "warning": "!", "error": "✗"}
+_PHASES = {
+    "stage": "reading files",
+    "commit": "writing commits",
+    "push": "pushing",
+    "settle": "storing receipts",
+}
+"""By phase of a drain."""
 _WIDE_COLUMNS = 100
 """Width of a terminal with room for job ids. Every command takes the slug, too."""
 _SHORT_COMMIT = 10
@@ -148,7 +158,8 @@ def _write_table(headings: Sequence[str], rows: Sequence[Sequence[_Cell]], now: 
         for index in shown:
             cell = row[index]
             text = ago(cell - now) if isinstance(cell, float) else one_line(_plain(cell))
-            cells.append(Text(text, style=_STYLES.get(text, "")))
+            is_state = headings[index] in {"State", "Outcome"}
+            cells.append(Text(text, style=_STYLES.get(text.partition(" ")[0], "") if is_state else ""))
         message, *fixes = [one_line(str(cell)) for cell in row[len(headings) - 1 :] if cell] or [""]
         table.add_row(*cells, Text("\nFix: ".join([quote_fix(message), *fixes])))
     console.print(table)
@@ -201,11 +212,27 @@ def write_receipts(receipts: Sequence[Receipt], now: float) -> None:
     """Print a table of receipts."""
     cells: list[list[_Cell]] = []
     for each in receipts:
-        attempt = each.attempt or None
-        row = [each.ended, each.outcome, each.slug, each.job_id, attempt, each.commit, each.error, each.fix]
+        outcome = f"{each.outcome}{' (dry run)' if each.dry_run else ''}"
+        commit = each.commit and (each.commit[:_SHORT_COMMIT] if is_terminal() else each.commit)
+        row = [each.ended, outcome, each.slug, each.job_id, each.attempt or None, commit]
+        row += [each.error or changes_text(each), each.fix]
         cells.append(row)
     headings = ["When", "Outcome", "Post", "Job", "Try", "Commit", "What happened"]
     _write_table(headings, cells, now, "No receipts yet.")
+
+
+def changes_text(receipt: Receipt) -> str:
+    """Return how many files and lines a publication changed, and what its commit is signed with."""
+    number = receipt.files_changed
+    text = f"{number} file{'s' if number > 1 else ''}" if number else ""
+    if counted := [each for each in receipt.changes if each.added is not None]:
+        text += f", +{sum(each.added or 0 for each in counted)} -{sum(each.removed or 0 for each in counted)}"
+    return text + (f", signed with {receipt.signed_with}" if receipt.signed_with else "")
+
+
+def write_changes(receipt: Receipt) -> None:
+    """Print the files of a publication, with their lines added and removed."""
+    write_columns(["changed", f"+{each.added} -{each.removed}", each.path] for each in receipt.changes)
 
 
 def write_actions(moments: Sequence[Moment], slug: str | None, *, as_json: bool) -> None:
@@ -236,6 +263,20 @@ def receipt_text(receipt: Receipt) -> str:
     if receipt.href:
         text += f": {one_line(receipt.href)}"
     return f"{text}: {quote_fix(one_line(receipt.error))}" if receipt.error else text
+
+
+def event_text(entry: dict[str, Any]) -> str:
+    """Return an entry of the log as a line for a person."""
+    if entry["event"] == Progress.name:
+        number = f", {entry['done']} of {entry['total']}" if entry["total"] > 1 else ""
+        return f"         {_PHASES[entry['phase']]}{number} …"
+    left = {key: value for key, value in entry.items() if key not in {"level", "jobId", "attempt"}}
+    moment, event, fix = left.pop("time")[11:19], left.pop("event"), left.pop("fix", "")
+    mark = " (dry run)" if left.pop("dryRun", False) else ""
+    texts = [f"{event}{mark}", *(str(left.pop(key)) for key in ("site", "slug", "commit") if key in left)]
+    texts += [quote_fix(str(left.pop(key))) for key in ("message", "condition", "error") if key in left]
+    texts += [f"{key} {value}" for key, value in left.items()]
+    return one_line(f"{moment} {' '.join(texts)}") + (f"\n         Fix: {one_line(fix)}" if fix else "")
 
 
 # --- status, doctor, pull
@@ -333,3 +374,37 @@ def write_sites(rows: Sequence[SiteSummary]) -> None:
     ]
     empty = "No sites yet. Add one: briter-worker site add NAME --remote URL"
     _write_table(["Site", "Waiting", "In flight", "Failed", "Remote"], cells, 0.0, empty)
+
+
+def write_tokens(tokens: Sequence[ApiToken]) -> None:
+    """Print a table of the API tokens."""
+    cells: list[list[_Cell]] = [
+        [
+            each.name,
+            ", ".join(each.rights),
+            ", ".join(each.sites),
+            each.created_by,
+            format_time(each.created_at),
+        ]
+        for each in tokens
+    ]
+    empty = "No tokens yet. Create one: briter-worker token create NAME --site SITE"
+    _write_table(["Token", "Rights", "Sites", "Created by", "Created"], cells, 0.0, empty)
+
+
+def write_differences(changes: Differences, *, applied: bool) -> None:
+    """Print one line per site that changes, and their numbers."""
+    lines = [f"+ {site.name}: {site.branch} on {site.remote}" for site in changes.added]
+    for name, keys in changes.changed.items():
+        texts = (f"{key} {_as_json(old)} -> {_as_json(new)}" for key, (old, new) in keys.items())
+        lines.append(f"~ {name}: {'; '.join(texts)}")
+    lines += [f"- {name}" for name in changes.removed]
+    numbers = f"{len(changes.added)} added, {len(changes.changed)} changed, {len(changes.removed)} removed"
+    lines.append(f"{numbers}, {changes.unchanged} unchanged" + ("" if applied else "; nothing was done yet"))
+    if changes.undeclared:
+        lines.append(f"{changes.undeclared} sites are not in the file, and stay; --prune removes them")
+    write("\n".join(map(one_line, lines)))
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

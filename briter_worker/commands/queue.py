@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import time
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,16 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from briter_worker import client
-from briter_worker.allowlist import PathRefusedError
-from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, wake_worker
-from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.actions import record_action, show_difference, undo_post
+from briter_worker.allowlist import PathRefusedError, is_inside
+from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, user_name, wake_worker
+from briter_worker.errors import DeclinedError, PublishError, UsageError
 from briter_worker.events import Event, Warned
+from briter_worker.git.folders import Folders, Staged
 from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, pause_to_json, post_to_json, read_status
-from briter_worker.wiring import open_history, open_queue, record_action, show_difference, undo_post
+from briter_worker.wiring import open_history, open_postgres_queue, open_queue, read_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from briter_worker.job import Job
     from briter_worker.ports import ListedJob
@@ -42,9 +43,10 @@ _STATES = {
 }
 StatusFilter = Literal["pending", "scheduled", "failed", "all"]
 Span = Annotated[str | None, typer.Option("--for", metavar="SPAN", help="Duration: 90s, 30m, 2h, 1d.")]
-Reason = Annotated[str, typer.Option(help="Reason shown in list, status and the dashboard.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason shown in list, status and the dashboard.")]
 Paths = Annotated[
-    list[str], typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository.")
+    list[str],
+    typer.Argument(metavar="PATH...", help="Files and folders, relative to the repository or absolute."),
 ]
 At = Annotated[
     str | None, typer.Option(metavar="ISO", help="Time to publish, as 2026-01-31T09:00:00Z. [default: now]")
@@ -52,7 +54,7 @@ At = Annotated[
 Author = Annotated[
     str | None, typer.Option(metavar="'NAME <MAIL>'", help="Author of the commit. [default: the worker]")
 ]
-Message = Annotated[str | None, typer.Option("--message", "-m", help="Commit message.")]
+Message = Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Commit message.")]
 Root = Annotated[
     str | None,
     typer.Option(metavar="FOLDER", help="Folder of the files (cluster only). [env: BRITER_GIT_WORKTREE]"),
@@ -70,6 +72,7 @@ def enqueue(
     author: Author = None,
     site: SiteOption = None,
     root: Root = None,
+    force: Annotated[bool, typer.Option("--force", help="Accept paths that are missing or refused.")] = False,
     as_json: Json = False,
 ) -> None:
     """Enqueue a job for a post. In a cluster, sends the files with the job."""
@@ -80,42 +83,57 @@ def enqueue(
             "omit --root, or set BRITER_DATABASE_URL or BRITER_GIT_WORKTREE",
         )
     folder = settings.git_worktree if root is None else Path(root).absolute()
-    missing: Collection[str] = ()
+    paths = [_relative(path, folder) for path in paths]
     try:
         document = client.compose(slug, paths, message=message, at=at, author=author)
+        _check_paths(settings, paths, folder, force=force)
         if settings.database_url:
             from briter_worker.cluster.submit import send  # noqa: PLC0415 - the extra [postgres]
 
             sent = send(settings, document, root=folder)
-            job, missing = {"id": sent.id, "slug": slug, "site": sent.site}, sent.missing
-            for path, reason in sent.left_out.items():
-                output.report(f"warning: {path} will not be published: {reason}")
+            job = {"id": sent.id, "slug": slug, "site": sent.site}
+            for path in sent.left_out.keys() - {*paths}:
+                output.report(f"warning: {path} will not be published: {sent.left_out[path]}")
         else:
             written = client.submit(document, queue=settings.queue_root)
             job = {"id": written.id, "slug": slug, "file": str(written.path)}
-            if (folder / ".git").exists():  # else the work tree may be on another machine
-                missing = [path for path in document["paths"] if not os.path.lexists(folder / path)]
     except ValueError as error:
         raise UsageError(str(error), getattr(error, "fix", "")) from None
-    _warn_about_paths(settings, document["paths"], missing, folder)
-    text = f"{one_line(slug)} is queued as job {job['id']}" if output.is_terminal() else job["id"]
-    output.answer(job, text, as_json=as_json)
+    output.answer(job, f"{one_line(slug)} is queued as job {job['id']}", as_json=as_json)
 
 
-def _warn_about_paths(
-    settings: Settings, paths: Sequence[str], missing: Collection[str], folder: Path
-) -> None:
-    allowlist = settings.allowlist()
-    for path in paths:
-        try:
-            allowlist.resolve(path)
-        except PathRefusedError as refused:
-            output.report(f"warning: {path} will not be published: {refused.reason}")
-        else:
-            if path in missing:
-                output.report(
-                    f"warning: {path} is not in {folder}: if the remote has it, it will be deleted there"
-                )
+def _relative(path: str, folder: Path) -> str:
+    """Return an absolute path inside the site as jobs declare it, and any other path as it is."""
+    roots = (str(folder), os.path.realpath(folder))
+    root = next((root for root in roots if path.startswith("/") and is_inside(root, path)), None)
+    return path if root is None else path[len(root) :].lstrip("/")
+
+
+def _check_paths(settings: Settings, paths: Sequence[str], folder: Path, *, force: bool) -> None:
+    """Report each path that is missing or will be refused. Raises DeclinedError at the first one."""
+    allowlist, staged = settings.allowlist(), Staged()
+    is_here = settings.database_url or (folder / ".git").exists()  # or else on another machine
+    with closing(Folders(folder)) if is_here else nullcontext() as folders:
+        for path in dict.fromkeys(paths):
+            problem, fix = "", "correct the path; or add --force to enqueue it all the same"
+            try:
+                allowlist.resolve(path)
+                if folders is not None:
+                    staged.expand(folders, allowlist, path)
+                    problem = staged.rejected.get(path, "")
+            except PathRefusedError as refused:
+                problem = refused.reason
+            except PublishError as failure:
+                problem = failure.message
+            if problem:
+                problem = f"{path} will not be published: {problem}"
+            elif staged.places.get(path) in staged.absent:
+                problem = f"{path} is not in {folder}"
+                fix = "correct the path; or add --force to delete it on the remote"
+            if problem and not force:
+                raise DeclinedError(problem, fix)
+            if problem:
+                output.report(f"warning: {problem}")
 
 
 # --- list, show, history
@@ -123,7 +141,9 @@ def _warn_about_paths(
 
 def list_(
     *,
-    status: Annotated[StatusFilter, typer.Option(help="State of the jobs; failed: dead letters.")] = "all",
+    status: Annotated[
+        StatusFilter, typer.Option(metavar="STATE", help="pending, scheduled, failed (dead letters) or all.")
+    ] = "all",
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
@@ -142,7 +162,9 @@ def list_(
 def history(
     *,
     slug: Annotated[str | None, typer.Option(metavar="SLUG", help="Show only this post.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of receipts.")] = 50,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Maximum number of receipts.")
+    ] = 50,
     actions: Annotated[bool, typer.Option("--actions", help="Show who retried, cancelled, undid.")] = False,
     site: SiteOption = None,
     as_json: Json = False,
@@ -184,12 +206,12 @@ def show(
 
 @dataclass(frozen=True)
 class _Post:
-    """What is known of a post: its jobs in the queue, newest first, and its receipts."""
+    """A post: its jobs in the queue, newest first, and its receipts."""
 
     rows: Sequence[ListedJob]
     receipts: Sequence[Receipt]
     obstacle: str
-    """Why a due job waits, if the reason is not its own last error."""
+    """The reason why a due job waits, if it is not its own last error."""
 
     @property
     def running(self) -> Receipt | None:
@@ -197,7 +219,7 @@ class _Post:
         return next((each for each in self.receipts if each.outcome is None), None)
 
     def write(self) -> None:
-        """Print the post for a person."""
+        """Print the post for a user."""
         if self.rows:
             output.write_job(self.rows[0])
             for other in self.rows[1:]:
@@ -208,6 +230,7 @@ class _Post:
             output.write_facts([("phase", output.progress_text(self.running))])
         if ended := [each for each in self.receipts if each.outcome]:
             output.write_receipts(ended, time.time())
+            output.write_changes(ended[0])
 
     def progress(self) -> str:
         """Return a line for `--watch`, which does not change with time alone."""
@@ -273,30 +296,39 @@ def retry(
     if everything is (wanted is not None):
         raise UsageError("retry needs either ID-or-SLUG or --all")
     queue = open_queue(settings)
-    now = time.time()
+    now = read_clock(settings)
     jobs = queue.retry_all(now) if wanted is None else queue.retry(wanted, now)
     _record(settings, "retry", jobs)
     wake_worker(settings)
-    _report_jobs("retried", "will be tried again", jobs, as_json=as_json)
+    _report_jobs("will be tried again", jobs, as_json=as_json)
 
 
-def publish_now(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
+def publish_now(
+    wanted: Wanted,
+    *,
+    over: Annotated[
+        bool, typer.Option("--over", help="Publish an outdated save over a later version (cluster only).")
+    ] = False,
+    site: SiteOption = None,
+    as_json: Json = False,
+) -> None:
     """Publish a job now that waits for its time, a retry or the end of its quiet time."""
     settings = read_site(site)
-    jobs = open_queue(settings).publish_now(wanted, time.time())
+    if over and settings.database_url:
+        jobs = open_postgres_queue(settings).publish_over(wanted, read_clock(settings))
+    elif over:
+        raise UsageError("--over needs a cluster", "save the post again")
+    else:
+        jobs = open_queue(settings).publish_now(wanted, read_clock(settings))
     _record(settings, "publish-now", jobs)
     wake_worker(settings)
-    _report_jobs("due", "is due now", jobs, as_json=as_json)
+    _report_jobs("is due now", jobs, as_json=as_json)
 
 
-def _report_jobs(word: str, sentence: str, jobs: Sequence[Job], *, as_json: bool) -> None:
-    if as_json:
-        output.write_json([{"id": job.id, "slug": job.slug} for job in jobs])
-    elif output.is_terminal():
-        lines = [f"{one_line(job.slug)} {sentence} (job {one_line(job.id)})" for job in jobs]
-        output.write("\n".join(lines) or "No job needs that.")
-    else:
-        output.write_columns([word, job.slug, job.id] for job in jobs)
+def _report_jobs(sentence: str, jobs: Sequence[Job], *, as_json: bool) -> None:
+    lines = [f"{one_line(job.slug)} {sentence} (job {one_line(job.id)})" for job in jobs]
+    text = "\n".join(lines) or "No job needs that."
+    output.answer([{"id": job.id, "slug": job.slug} for job in jobs], text, as_json=as_json)
 
 
 def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
@@ -316,7 +348,7 @@ def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) ->
             f"see briter-worker show {one_line(job.id)}"
         )
     if done.removed:
-        _report_jobs("cancelled", "cancelled", done.removed, as_json=False)
+        _report_jobs("is cancelled", done.removed, as_json=False)
 
 
 def undo(
@@ -332,21 +364,14 @@ def undo(
     """Publish an earlier version of a post again. Changes nothing if the CMS has changed its files since."""
     settings = read_site(site)
     done = undo_post(settings, slug, to=to, message=message)
-    record_action(settings, "undo", _user(), [(done.id, slug)], _report_warning)
+    record_action(settings, "undo", user_name(), [(done.id, slug)], _report_warning)
     job = {"id": done.id, "slug": slug, "file": str(done.path)}
-    text = f"{one_line(slug)} is restored and queued as job {done.id}" if output.is_terminal() else done.id
-    output.answer(job, text, as_json=as_json)
+    output.answer(job, f"{one_line(slug)} is restored and queued as job {done.id}", as_json=as_json)
 
 
 def _record(settings: Settings, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:
     pairs = [(job.id, job.slug) for job in jobs]
-    record_action(settings, action, _user(), pairs, _report_warning, cancelled=cancelled)
-
-
-def _user() -> str:
-    with suppress(KeyError):
-        return pwd.getpwuid(os.getuid()).pw_name
-    return str(os.getuid())
+    record_action(settings, action, user_name(), pairs, _report_warning, cancelled=cancelled)
 
 
 def _report_warning(event: Event) -> None:
@@ -366,9 +391,9 @@ def pause(
 ) -> None:
     """Pause publishing until `resume`, or for a time. A running push ends first."""
     settings = read_site(site)
-    now = time.time()
+    now = read_clock(settings)
     made = open_queue(settings).pause(now, until=_pause_end(span, now), reason=reason)
-    record_action(settings, "pause", _user(), _WHOLE_SITE, _report_warning)
+    record_action(settings, "pause", user_name(), _WHOLE_SITE, _report_warning)
     output.answer(pause_to_json(made), output.pause_text(made), as_json=as_json)
 
 
@@ -377,7 +402,7 @@ def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
     settings = read_site(site)
     was_paused = open_queue(settings).resume()
     if was_paused:
-        record_action(settings, "resume", _user(), _WHOLE_SITE, _report_warning)
+        record_action(settings, "resume", user_name(), _WHOLE_SITE, _report_warning)
     wake_worker(settings)
     text = "publishing goes on" if was_paused else "publishing was not paused"
     output.answer({"resumed": was_paused}, text, as_json=as_json)

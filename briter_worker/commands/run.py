@@ -1,4 +1,4 @@
-"""The commands that stay: `run` and `serve`."""
+"""The commands that stay: run, watch, serve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from briter_worker.commands import output
+from briter_worker.commands import Json, output
 from briter_worker.errors import UsageError
 from briter_worker.events import WorkerStarted
 from briter_worker.settings import load_settings
@@ -45,10 +45,11 @@ def run(
             metavar="PORT", help="Port of the /metrics endpoint. 0 disables it. [env: BRITER_METRICS_PORT]"
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Publish what is due until SIGTERM. Prints one log line per event."""
+    """Publish what is due until SIGTERM. Prints one line per event: JSON unless at a terminal."""
     settings = _load(BRITER_WORKER_CONCURRENCY=workers, BRITER_METRICS_PORT=metrics_port)
-    log = LogSink.standard(output.report)
+    log = _open_log(as_json=as_json)
     open_metrics = None
     if settings.metrics_port:
         if find_spec("prometheus_client") is None:
@@ -75,7 +76,7 @@ def run(
 def watch() -> None:
     """Turn changed posts into jobs until SIGTERM, for a CMS that writes none. Publishes nothing itself."""
     settings = load_settings()
-    watcher = open_post_watcher(settings, LogSink.standard(output.report))
+    watcher = open_post_watcher(settings, _open_log())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -106,6 +107,11 @@ def _open_metrics(settings: Settings) -> MetricsSink:
     return metrics
 
 
+def _open_log(*, as_json: bool = False) -> LogSink:
+    is_readable = output.is_terminal() and not as_json
+    return LogSink.standard(output.report, output.event_text if is_readable else None)
+
+
 def _load(**flags: str | None) -> Settings:
     """Return the settings, with the flags of the command line over the variables of the same names."""
     return load_settings({**os.environ, **{name: text for name, text in flags.items() if text is not None}})
@@ -133,7 +139,7 @@ def serve(
             settings,
             host=settings.dashboard_host,
             port=settings.dashboard_port,
-            log=LogSink.standard(output.report),
+            log=_open_log(),
             complain=output.report,
             say=output.write,
         )

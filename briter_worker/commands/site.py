@@ -1,23 +1,25 @@
-"""The command group `site`: the sites of a cluster."""
+"""The command groups `site` and `token`: the sites of a cluster, and the tokens of its API."""
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from briter_worker.client import parse_author
-from briter_worker.commands import Json, output, queue, read_cluster
-from briter_worker.errors import UsageError
+from briter_worker.commands import Json, output, queue, read_cluster, user_name
+from briter_worker.errors import UsageError, os_error_fix, os_error_text
 from briter_worker.job import format_time
 from briter_worker.redaction import one_line
 from briter_worker.wiring import open_database
 
 with suppress(ImportError):  # the extra [postgres]; without it, `open_database` says how to install it
-    from briter_worker.cluster import sites
+    from briter_worker.cluster import sites, sites_file, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Manage the sites of a cluster.", rich_markup_mode=None)
+token_app = typer.Typer(
+    no_args_is_help=True, help="Manage the API tokens of a cluster.", rich_markup_mode=None
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the site.")]
 
@@ -46,8 +51,12 @@ def save(  # noqa: PLR0913 - each is an option
     remote: Annotated[
         str | None, typer.Option(metavar="URL", help="Repository to publish to, without credentials.")
     ] = None,
-    branch: Annotated[str | None, typer.Option(help="Branch to publish to. [env: BRITER_GIT_BRANCH]")] = None,
-    adapter: Annotated[str | None, typer.Option(help="Kind of site. [env: BRITER_ADAPTER]")] = None,
+    branch: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Branch to publish to. [env: BRITER_GIT_BRANCH]")
+    ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Kind of site. [env: BRITER_ADAPTER]")
+    ] = None,
     allow: Annotated[
         list[str] | None, typer.Option(metavar="FOLDER", help="Added folder. Repeatable.")
     ] = None,
@@ -130,6 +139,45 @@ def remove(
 
 
 @app.command()
+def apply(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="YAML file that declares sites. -: stdin.")],
+    *,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove the sites that are not in the file.")
+    ] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show the changes, and make none.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make the sites what a file declares: all changes or none."""
+    settings, database = _open("site apply")
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"cannot read {os_error_text(error)}", os_error_fix(error)) from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} is not UTF-8") from None
+    declared = sites_file.read_sites(text, settings, source="stdin" if file == "-" else file)
+    changes = sites_file.compare(sites.all_sites(database), declared, prune=prune)
+    if not diff:
+        sites_file.apply(database, changes)
+    if as_json:
+        output.write_json({**changes.to_json(), "applied": not diff})
+    else:
+        output.write_differences(changes, applied=not diff)
+
+
+@app.command()
+def export(*, as_json: Json = False) -> None:
+    """Print a file for `site apply` that declares the sites as they are."""
+    _, database = _open("site export")
+    document = sites_file.declare(sites.all_sites(database))
+    if as_json:
+        output.write_json(document)
+    else:
+        output.write(sites_file.dump(document))
+
+
+@app.command()
 def pause(name: Name, *, span: queue.Span = None, reason: queue.Reason = "") -> None:
     """Pause publishing of a site, as `pause --site`."""
     read_cluster("site pause")
@@ -141,6 +189,44 @@ def resume(name: Name) -> None:
     """Resume publishing of a site, as `resume --site`."""
     read_cluster("site resume")
     queue.resume(site=name)
+
+
+@token_app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, which records show.")],
+    *,
+    site: Annotated[list[str], typer.Option(metavar="NAME", help="Site that the token opens. Repeatable.")],
+    may: Annotated[
+        str, typer.Option(metavar="RIGHTS", help="Some of enqueue,read,act, with commas between.")
+    ] = "enqueue,read",
+    as_json: Json = False,
+) -> None:
+    """Create a token of the API, and print it. It is not shown again."""
+    _, database = _open("token create")
+    rights = [each.strip() for each in may.split(",") if each.strip()]
+    token = tokens.create(database, name, sites_of=site, rights=rights, by=user_name())
+    output.answer({"name": name, "token": token}, token, as_json=as_json)
+
+
+@token_app.command("list")
+def list_tokens(*, as_json: Json = False) -> None:
+    """List the tokens with their sites and rights."""
+    _, database = _open("token list")
+    found = tokens.all_tokens(database)
+    if as_json:
+        output.write_json([token.to_json() for token in found])
+    else:
+        output.write_tokens(found)
+
+
+@token_app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the token.")], *, as_json: Json = False
+) -> None:
+    """Delete a token. Requests with it are refused at once."""
+    _, database = _open("token revoke")
+    tokens.revoke(database, name)
+    output.answer({"name": name, "revoked": True}, f"the token {name} is revoked", as_json=as_json)
 
 
 def _summary_to_json(row: sites.SiteSummary) -> dict[str, Any]:

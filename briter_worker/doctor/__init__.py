@@ -27,7 +27,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was checked, its state, and one fix. Message and fix are safe to show."""
+    """One checked thing: its state, a message and one fix. Message and fix are safe to show."""
 
     check: str
     state: State

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tempfile
 from contextlib import closing, suppress
 from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.doctor import attempt, error, ok, warning
@@ -27,8 +30,7 @@ from briter_worker.status import read_status
 from briter_worker.wiring import open_history, open_outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator
 
     from briter_worker.doctor import Finding
     from briter_worker.settings import Settings
@@ -37,6 +39,7 @@ _MEBIBYTE = 1 << 20
 _LOW_DISK = 500 * _MEBIBYTE
 _DAY_S = 86_400
 _CLOSE_S = 60
+_MAX_LOOKED_AT = 20_000
 _MANY = 5
 """So many commits of a post, each close to the one before, are an autosave's."""
 _PERSONAL = frozenset({"GIT_SSH", "GIT_SSH_COMMAND", "GIT_ASKPASS", "SSH_ASKPASS"})
@@ -144,6 +147,60 @@ def check_writable(check: str, folder: Path) -> Finding:
 
 def _existing(folder: Path) -> Path:
     return next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+
+
+def check_accounts(settings: Settings, git_dir: Path) -> Finding:
+    """Report the first permission by which a CMS of another user and the worker are in each other's way."""
+    worker = git_dir.stat().st_uid
+    folders = (settings.git_worktree / folder for folder in settings.folders)
+    places = [each for each in (settings.queue_root, *folders) if each.is_dir()]
+    private = [git_dir, git_dir / "config", git_dir / "hooks", settings.storage_root, settings.config_path]
+    looked = list(islice(_entries(places), _MAX_LOOKED_AT))
+    shared = {each.st_gid for _, each in looked if each.st_mode & stat.S_IWGRP}
+    if not any(each.st_uid != worker for _, each in looked):
+        return ok("accounts", "posts and jobs belong to the worker's user")
+    for path in filter(os.path.lexists, private):
+        found = path.lstat()
+        is_shared = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid in shared else 0)
+        if found.st_uid != worker or found.st_mode & is_shared:
+            message = f"{path} can be written by others than the worker's user, who could run programs by it"
+            return warning("accounts", message, f"sudo chown {worker} {path}; sudo chmod go-w {path}")
+    for path, found in looked:
+        is_folder = stat.S_ISDIR(found.st_mode)
+        has_group = found.st_mode & stat.S_ISGID or "system.posix_acl_default" in os.listxattr(path)
+        wanted = os.R_OK | (os.W_OK | os.X_OK if is_folder else 0)
+        if not _may(path, found, worker, wanted):
+            message = f"the worker's user may not {'write' if is_folder else 'read'} {path}"
+        elif is_folder and not has_group:
+            message = f"{path} has no setgid bit: what the worker writes there leaves the group of the CMS"
+        else:
+            continue
+        place = next(each for each in places if path.is_relative_to(each))
+        group = next(iter(shared), "posts")
+        fix = f"sudo chgrp -R {group} {place}; sudo chmod -R g+rwX {place}; "
+        fix += f"sudo find {place} -type d -exec chmod g+s {{}} +; and give the CMS the umask 0002"
+        return warning("accounts", message, fix)
+    return ok("accounts", "the CMS's user and the worker's user can read what the other writes")
+
+
+def _entries(places: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the folders and files that a CMS writes, without links and the worker's folders in the queue."""
+    for place in places:
+        yield place, place.lstat()
+        for folder, folders, files in os.walk(place):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for path in (Path(folder, name) for name in (*folders, *files)):
+                with suppress(OSError):
+                    if not path.is_symlink():
+                        yield path, path.lstat()
+
+
+def _may(path: Path, found: os.stat_result, user: int, wanted: int) -> bool:
+    """Return True if the user may use the path; of another user than this process's, look at the mode."""
+    if user == os.geteuid():
+        return os.access(path, wanted)
+    shift = 6 if found.st_uid == user else 3
+    return found.st_mode >> shift & wanted == wanted
 
 
 def check_disk(settings: Settings) -> Iterator[Finding]:

@@ -7,12 +7,13 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.doctor import State, attempt, error, ok, warning
-from briter_worker.doctor.environment import check_writable
+from briter_worker.doctor.environment import check_accounts, check_writable
 from briter_worker.errors import FailureCode, FixableError, PublishError
 from briter_worker.git.push import sign_commit
 from briter_worker.git.run import Git
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from briter_worker.cluster.sites import Site
     from briter_worker.doctor import Finding
     from briter_worker.git.repository import Repository
+    from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
 
 _MIN_GIT = (2, 38)
 _ASKED = "can be reached, and git may push; rules that the host applies to a real push were not asked"
+_MAX_SKEW_S = 2.0
 _MAX_TIMEOUT_MS = 30_000
-"""A person is waiting, so a remote that hangs has less time than in a publication."""
+"""A user is waiting, so a remote that hangs has less time than in a publication."""
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
@@ -57,6 +60,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
             "end that command; the worker removes its own stale locks; remove any other by hand",
         )
     yield check_writable("repository", repository.git.common_dir / "objects")
+    yield check_accounts(settings, repository.git.common_dir)
     yield from _check_folders(settings, repository)
     yield _check_storage(settings, repository)
     yield from _check_local_commits(repository)
@@ -208,10 +212,12 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
     yield reached
     if reached.state is State.ERROR:
         return
-    from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
+    from briter_worker.cluster import health, sites  # noqa: PLC0415 - the extra [postgres]
 
+    yield _check_clock(database)
     if nodes := sites.count_nodes(database):
         yield ok("hosts", f"{nodes} nodes are running")
+        yield from (warning("nodes", *each) for each in health.complaints(health.running_nodes(database)))
     else:
         yield warning("hosts", "no node is running", "start briter-worker run on a node")
     if not settings.site:
@@ -230,6 +236,15 @@ def examine_cluster(settings: Settings) -> Iterator[Finding]:
     yield from _check_signing(own, settings.cache_root)
     message = f"{site.branch} of {site.remote} {_ASKED}"
     yield attempt("remote", lambda: _ask_site_remote(site, own), message)
+
+
+def _check_clock(database: Database) -> Finding:
+    """Compare this machine's clock, which people see in its logs, with the one that decides."""
+    ahead = time.time() - database.read_clock()
+    if abs(ahead) <= _MAX_SKEW_S:
+        return ok("clock", "as Postgres's, which decides when a post is due")
+    message = f"this machine's clock is {ahead:+.0f} s off Postgres's, which decides when a post is due"
+    return warning("clock", message, "synchronise the clocks: timedatectl set-ntp true")
 
 
 def _ask_site_remote(site: Site, settings: Settings) -> None:

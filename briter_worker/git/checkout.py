@@ -14,13 +14,14 @@ import stat
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
-from functools import partial
+from functools import cached_property, partial
 from typing import IO, TYPE_CHECKING, Any
 
 from briter_worker.allowlist import is_safe_to_check_out
 from briter_worker.errors import FailureCode, PublishError, os_error_fix, os_error_text
+from briter_worker.git.index import Index, hash_files
 from briter_worker.git.repository import LINK, SUBMODULE, Entry
-from briter_worker.git.work_tree import Index, WorkTree
+from briter_worker.git.work_tree import WorkTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 _TRIES = 3
 _EXECUTABLE = "100755"
 _RECORD = "record.json"
-_NOTHING: Mapping[str, str | None] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,10 @@ class FileBase:
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """What the mirror has to remember between two drains."""
+    """The mirror's memory between two drains."""
 
     late: str | None = None
     """The commit that the local branch could not be moved to."""
-    left: str | None = None
-    """A local commit that may be left: `late` has its rebased version."""
     bases: Mapping[str, FileBase] = field(default_factory=dict)
     """The versions that files started from, where the branch has another one."""
 
@@ -68,8 +66,8 @@ class _StateRef:
             return MirrorState()
         try:
             document = json.loads(self._repository.blob(f"{tree}:{_RECORD}"))
-            bases = {path: FileBase(**base) for path, base in document.pop("bases").items()}
-            return MirrorState(bases=bases, **document)
+            bases = {path: FileBase(**base) for path, base in document["bases"].items()}
+            return MirrorState(document["late"], bases)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise PublishError(
                 FailureCode.CORRUPT, f"{self._name} is damaged: {error}", f"git update-ref -d {self._name}"
@@ -103,23 +101,28 @@ class Checkout:
         *,
         is_cms_path: Callable[[str], bool] = lambda _path: True,
         updated: Callable[[str, Sequence[str]], None] = lambda _tip, _paths: None,
+        edited: Callable[[str, Mapping[str, str | None]], None] = lambda _tip, _bases: None,
     ) -> None:
         """Call `updated` with the commit and the files of the site that were written from it.
 
-        Warn once per reason for being late, with the fix. Files that are not the CMS's are a person's.
+        Call `edited` with the commit and the base versions of files that it changes, and the CMS has, too.
 
-        While a person has edited a file that changed on the remote, the mirror waits.
+        Warn once per reason for being late, with the fix. Files that are not the CMS's are a user's.
+
+        While a user has edited a file that changed on the remote, the mirror waits.
         """
         self.repository = repository
         self.is_cms_path = is_cms_path
         self.updated = updated
+        self.edited = edited
         self.late_reason = ""
-        """Why the last sync was put off to later; empty if it was not."""
+        """The reason why the last sync was delayed; empty if it was not."""
+        self.is_blocked = False
+        """The last sync waits for a user's local changes."""
         self.git = repository.git
         self._state = _StateRef(repository)
         self._warn = warn
         self._warned: set[str] = set()
-        self._index: Index | None = None
 
     def state(self) -> MirrorState:
         """Return what the mirror remembers."""
@@ -135,83 +138,84 @@ class Checkout:
     def _local(self) -> str:
         return self.repository.ref(self.repository.branch_ref) or ""
 
-    def sync(self, tip: str, blobs: Mapping[str, str | None], *, left: str | None = None) -> bool:
+    def sync(self, tip: str, blobs: Mapping[str, str | None]) -> bool:
         """Bring branch, index and files to `tip`, now or later. Return False for later.
 
-        `blobs` are the versions of published files as they were read from the work tree. `left` is the local
-        commit of which `tip` has the rebased version.
+        `blobs` are the versions of published files as they were read from the work tree.
         """
         try:
-            self.follow(tip, blobs, left=left)
+            self.follow(tip, blobs)
         except (PublishError, OSError) as error:
             self._warn_late("Published. " if blobs else "", error)
             try:
                 self.repository.clear_own_locks()  # a git that was killed has left the lock of the state
-                self.remember(tip, blobs, left=left)
+                self.remember(tip, blobs)
             except (PublishError, OSError) as second:
                 text = f"The base versions of published files could not be stored: {_text(second)}"
                 self._warn_once(text, second)
             return False
         self._warned.clear()
-        self.late_reason = ""
+        self.late_reason, self.is_blocked = "", False
         return True
 
     def catch_up(self) -> None:
         """Finish what an earlier sync could not do, and remove what a dead worker left."""
         try:
-            self._open_index().clear_leftovers()
-            self._open_work_tree().close()
-            state = self._state.read()
+            self._index.clear_leftovers()
+            self._recover()
+            state = self.state()
             if state.late is not None or state.bases:
-                self.follow(state.late or self._local(), left=state.left)
+                self.follow(state.late or self._local(), {})
         except (PublishError, OSError) as error:
             self._warn_late("", error)
 
-    def follow(
-        self, tip: str, blobs: Mapping[str, str | None] = _NOTHING, *, left: str | None = None
-    ) -> None:
-        """Bring branch, index and files to `tip` now. Raises PublishError and OSError: nothing moved."""
+    def follow(self, tip: str, blobs: Mapping[str, str | None], *, left: str | None = None) -> None:
+        """Bring branch, index and files to `tip` now. Raises PublishError and OSError: nothing moved.
+
+        `left` is the local commit of which `tip` has the rebased version.
+        """
         self.repository.check()
-        index, state = self._open_index(), self._state.read()
+        self._recover()
+        index, state = self._index, self.state()
         for tries_left in reversed(range(_TRIES)):
             old = self._local()
-            new = tip if old == tip or self._may_move(old, tip, left or state.left) else old
+            new = tip if old == tip or self._may_move(old, tip, left) else old
             try:
                 with closing(self._open_work_tree()) as work_tree, index.copied():
                     move = _Move(self, old, new, state, index, work_tree)
                     move.prepare(blobs)
                     move.run(self._state)
+                    self._state.save(move.next_state(_Action.KEEP))
+                    work_tree.clear_temporary()
                 break
             except PublishError as failure:
                 if failure.code is not FailureCode.LOCKED or not tries_left or index.is_locked():
                     raise
-        self._state.save(move.next_state(_Action.KEEP))
         if move.failed:
             path, error = next(iter(move.failed.items()))
             text = f"{len(move.failed)} files from the remote could not be written, such as {path}"
             reason = os_error_text(error, with_path=False)
             self._warn_once(f"{text}: {reason}. The next drain tries again", error)
 
-    def remember(self, tip: str, blobs: Mapping[str, str | None], *, left: str | None = None) -> None:
-        """Store the versions that the published files are edits of from now on; `tip` is to be followed."""
-        state, committed = self._state.read(), self._committed_versions(blobs)
-        bases = {path: FileBase(blob, committed.get(path, "")) for path, blob in blobs.items()}
-        self._state.save(MirrorState(tip, left or state.left, {**state.bases, **bases}))
+    def _recover(self) -> None:
+        """Remember what an unfinished move has written, as edits since are of these versions."""
+        with closing(self._open_work_tree()) as work_tree:
+            for tip, paths in work_tree.placed().items():
+                entries = self.repository.entries(tip, paths)
+                self.remember(tip, {path: _blob(entries.get(path)) for path in paths})
+            work_tree.clear_temporary()
 
-    def hash_files(self, paths: Collection[str]) -> list[str]:
-        """Return the blob of each file, as git would add it."""
-        if not paths:
-            return []
-        # git unquotes a name as JSON does; a line break in a name would end the line.
-        lines = (
-            json.dumps(path, ensure_ascii=False) if '"' in path or "\n" in path else path for path in paths
-        )
-        stdin = os.fsencode("".join(f"{line}\n" for line in lines))
-        what = "the site's files could not be read"
-        return self.git.run("hash-object", "--stdin-paths", stdin=stdin, what=what).decode().splitlines()
+    def remember(self, tip: str, blobs: Mapping[str, str | None]) -> None:
+        """Store the versions that the published files are edits of from now on; the branch follows `tip`."""
+        state, committed = self.state(), dict[str, str | None]()
+        if blobs and self._local() and self.repository.head_ref() == self.repository.branch_ref:
+            entries = self.repository.entries(self._local(), blobs)
+            committed = self._index.committed({path: entries.get(path) for path in blobs})
+        bases = {path: FileBase(blob, committed.get(path, "")) for path, blob in blobs.items()}
+        self._state.save(MirrorState(tip, {**state.bases, **bases}))
 
     def _may_move(self, old: str, tip: str, left: str | None) -> bool:
-        """Return True if `tip` contains the local branch; False if a person has pulled and it is contained.
+        """Return True if `tip` contains the local branch; False if a user has pulled and it is contained.
 
         Raises PublishError if there are local commits that the remote lacks.
         """
@@ -225,26 +229,16 @@ class Checkout:
             "briter-worker pull --rebase --push",
         )
 
-    def _committed_versions(self, paths: Collection[str]) -> dict[str, str | None]:
-        """Return the local branch's version of the paths of which the index has no other one."""
-        index = self._open_index()
-        before = index.stamp()
-        if not (paths and before and self._local() and self.repository.is_checked_out()):
-            return {}
-        staged, branch = index.entries(paths)[0], self.repository.entries(self._local(), paths)
-        if index.is_locked() or index.stamp() != before:
-            return {}
-        return {path: _blob(branch.get(path)) for path in paths if staged.get(path) == branch.get(path)}
-
-    def _open_index(self) -> Index:
-        self._index = self._index or Index(self.git, self.repository.branch_ref)
-        return self._index
+    @cached_property
+    def _index(self) -> Index:
+        return Index(self.git, self.repository.branch_ref)
 
     def _open_work_tree(self) -> WorkTree:
         return WorkTree(self.git.worktree or self.git.git_dir, self.git.state_dir / "temporary-files")
 
     def _warn_late(self, prefix: str, error: PublishError | OSError) -> None:
         self.late_reason = _text(error)
+        self.is_blocked = isinstance(error, PublishError) and error.code is FailureCode.DIVERGED
         branch = self.repository.branch
         text = f"{prefix}The local branch {branch} is behind: {_text(error)}. It updates by itself."
         self._warn_once(text, error)
@@ -320,7 +314,7 @@ class _Move:
     def _former_versions(self) -> set[tuple[str, str]]:
         """Return the paths and versions that the remote had between the two commits.
 
-        A sync that was killed, or whose branch a person has set back, wrote such a file: it is no edit.
+        A sync that was killed, or whose branch a user has set back, wrote such a file: it is no edit.
         """
         command = ("log", "-z", "-m", "--raw", "--format=", "--no-renames", "--no-abbrev")
         out = self.checkout.git.run(*command, f"{self.old}..{self.new}", "--")
@@ -383,7 +377,7 @@ class _Move:
             each.action = self._decide(path, each, found)
             if found not in (None, each.base, _blob(each.new)) and not _is_special(each.new):
                 unknown.append(path)  # git may convert the file
-        for path, found in zip(unknown, self.checkout.hash_files(unknown), strict=True):
+        for path, found in zip(unknown, hash_files(self.checkout.git, unknown), strict=True):
             each = self.files[path]
             each.action = self._decide(path, each, found)
             if each.action is _Action.KEEP and not each.is_published:
@@ -398,9 +392,9 @@ class _Move:
             return _Action.LEAVE_OUT if found is None else _Action.KEEP
         if found == new:
             return _Action.WRITE if self._lacks_mode(each) else _Action.NONE
-        if each.old != each.new and each.is_published and each.base == new:
+        if each.is_published and each.base == new:
             # Published as it was. An edit since is committed as any other. But the branch's former version
-            # may also come from git: of a person who committed the post elsewhere, or stashed it.
+            # may also come from git: of a user who committed the post elsewhere, or stashed it.
             former = (_blob(each.old), _blob(self.staged.get(path)))
             return _Action.KEEP if path in self.skipped or found in former else _Action.NONE
         return _Action.WRITE if found == each.base else _Action.KEEP
@@ -453,6 +447,9 @@ class _Move:
         finally:
             if self.written:
                 self.checkout.updated(self.new, self.written)
+        kept = {path: self.files[path] for path in self.paths(_Action.KEEP) if path not in self.failed}
+        if bases := {path: each.base for path, each in kept.items() if each.old != each.new}:
+            self.checkout.edited(self.new, bases)
 
     def _put_files(self, wanted: Collection[str]) -> None:
         """Give the new files their names, after removals: a file may take a folder's place."""
@@ -460,9 +457,9 @@ class _Move:
             each, is_done = self.files[path], True
             try:
                 if each.temporary:
-                    is_done = self.work_tree.put(each.temporary, path, each.status)
+                    is_done = self.work_tree.put(each.temporary, path, each.status, self.new)
                 elif each.status is not None:
-                    is_done = self.work_tree.remove(path, each.status)
+                    is_done = self.work_tree.remove(path, each.status, self.new)
             except OSError as error:
                 self.failed[path] = error
                 is_done = False

@@ -1,7 +1,7 @@
 """Keep a cluster's clone of a site on its node: bare, shallow, without blobs, and disposable.
 
 Everything that must outlive the clone is in the database and on the remote. So a clone that is missing,
-damaged, of another address or too large is made anew, and nothing in it waits for the disk.
+damaged, of another address or too large is cloned again, and nothing in it waits for the disk.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from briter_worker.errors import FailureCode, PublishError, os_error_text
 from briter_worker.git.environment import RemoteAccess, conceal_secrets
+from briter_worker.git.push import read_own_commits
 from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 from briter_worker.redaction import conceal
@@ -25,7 +26,8 @@ from briter_worker.redaction import conceal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from briter_worker.git.environment import Signer
+    from briter_worker.git.environment import Configuration, Signer
+    from briter_worker.git.push import OwnCommit, Person
 
 REMOTE = "origin"
 _FORMAT = "3"
@@ -34,6 +36,8 @@ _MAX_PACKS = 100
 """Each publication and each fetch adds one; rolling them up is not worth the time of a new clone."""
 _LOCK_WAIT_S = 1.0
 _DAMAGED = frozenset({FailureCode.CORRUPT, FailureCode.NOT_A_REPOSITORY, FailureCode.LOCKED})
+_configurations: dict[Path, Configuration] = {}
+"""Git's configuration in each clone, as this process has read it."""
 _sound: set[Path] = set()
 """Clones that this process has found complete."""
 _NO_BRANCH = re.compile(r"Remote branch .* not found")
@@ -51,7 +55,7 @@ def open_clone(
 ) -> Iterator[Repository]:
     """Lock the site's clone in `folder`, make it where needed, and yield it; end its git on leaving.
 
-    `credentials` are references, see `open_access`. A clone in which git finds damage is made anew by the
+    `credentials` are references, see `open_access`. A clone in which git finds damage is cloned again by the
     next caller. Raises PublishError.
     """
     access = open_access(url, credentials)
@@ -67,18 +71,31 @@ def open_clone(
         # A process that another thread is just starting has a copy of the lock for a moment.
         with git.locked(folder / "lock", _LOCK_WAIT_S):
             try:
+                if (known := _configurations.get(place)) is not None and known.is_current():
+                    git.configuration = known
                 with _naming(folder):
                     _prepare(repository, place, url)
                 _sound.add(place)
                 yield repository
             finally:
                 git.abort()
+                if git.configuration is not None:
+                    _configurations[place] = git.configuration
                 if git.failures & _DAMAGED:
                     _sound.discard(place)
-                    with suppress(OSError):  # so that the clone is made anew when it is opened next
+                    with suppress(OSError):  # the next opening clones again
                         (place / _MARK).unlink()
     finally:
         git.close()
+
+
+def find_own_commits(repository: Repository, pushed: str, identity: Person) -> list[OwnCommit]:
+    """Fetch, and return the commits of ours that came after `pushed`. Raises PublishError."""
+    tip = repository.fetch()
+    repository.update_refs((repository.pushed_ref, tip, None))
+    if tip == pushed or not repository.is_ancestor(pushed, tip):
+        return []
+    return read_own_commits(repository.git, pushed, tip, identity)
 
 
 @contextmanager
@@ -95,7 +112,7 @@ def _prepare(repository: Repository, place: Path, url: str) -> None:
     if not _is_usable(repository, place, mark):
         _clone(repository, place, url, mark)
         return
-    # Lock files: whoever held them is dead, as the clone is ours.
+    # Lock files: their holders are dead, as the clone is ours.
     for lock in (*place.glob("*.lock"), *(place / "refs").rglob("*.lock")):
         lock.unlink(missing_ok=True)
     # Large files that were uploaded, and what a dead worker was staging.

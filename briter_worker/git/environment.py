@@ -7,6 +7,7 @@ or a token in the path of a URL, looks like anything.
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import math
 import os
@@ -38,6 +39,7 @@ _CLOSE_AND_RUN = (
     """os.execv('/bin/sh',['sh','-c',sys.argv[2]+' "$@"','sh',*sys.argv[3:]])"""
 )
 """A POSIX shell cannot close a descriptor of two digits."""
+_MAX_SHELL_FD = 9
 
 _KEYS = re.compile(
     r"((remote|lfs)\.(.*\.)?(lfs)?(push)?url|(remote|http)\.(.*\.)?proxy|url\..*\.(push)?insteadof"
@@ -92,6 +94,20 @@ class Signer:
                 partial.replace(wrapper)
             program = str(wrapper)
         return ["-c", f"gpg.format={self.format}", "-c", f"gpg.{self.format}.program={program}"]
+
+    def used_for(self, commit: bytes) -> str | None:
+        """Return kind and key of a commit's signature, as receipts show them; None if there is none."""
+        header = commit.partition(b"\n\n")[0]
+        if b"\ngpgsig" not in header:
+            return None
+        found = re.search(rb"-BEGIN SSH SIGNATURE-----(.+?)-----END", header, re.DOTALL)
+        if found is None:
+            return f"{self.format} {self.key}"
+        # The public key, with its length, follows on a word of 6 bytes and a version of 4.
+        signature = base64.b64decode(found[1])
+        key = signature[14 : 14 + int.from_bytes(signature[10:14], "big")]
+        fingerprint = base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+        return f"ssh SHA256:{fingerprint}"
 
     def report(self, folder: Path) -> str:
         """Return what the last gpg printed: git 2.38 does not pass its errors on."""
@@ -151,7 +167,7 @@ def build_environment(
         "GIT_ASKPASS": "",
         "SSH_ASKPASS_REQUIRE": "never",
         "GCM_INTERACTIVE": "never",
-        "GIT_SSH_COMMAND": _without(fds, f"{ssh} {_SSH_OPTIONS}"),
+        "GIT_SSH_COMMAND": without(fds, f"{ssh} {_SSH_OPTIONS}"),
     }
 
 
@@ -204,15 +220,15 @@ def _wrap_helpers(helpers: Iterable[Setting], fds: Sequence[int]) -> list[Settin
         command = helper if Path(helper).is_absolute() else f"git credential-{helper}"
         if helper.startswith("!"):
             command = helper[1:]
-        wrapped.append((key, f"!{_without(fds, command)}" if helper else ""))
+        wrapped.append((key, f"!{without(fds, command)}" if helper else ""))
     # An empty helper clears the list.
     return [("credential.helper", ""), *wrapped] if wrapped else []
 
 
-def _without(fds: Sequence[int], command: str) -> str:
-    """Return the shell command that runs this one without our descriptors, in place of git's shell."""
-    if not fds:
-        return command
+def without(fds: Sequence[int], command: str) -> str:
+    """Return the shell command that runs this one without our descriptors."""
+    if max(fds, default=0) <= _MAX_SHELL_FD:
+        return "".join(f"exec {fd}>&-; " for fd in fds) + command
     closing = (sys.executable, "-I", "-S", "-c", _CLOSE_AND_RUN, ",".join(map(str, fds)), command)
     return f"exec {shlex.join(closing)}"
 

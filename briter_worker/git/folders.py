@@ -144,14 +144,14 @@ class Tree:
 
 @dataclass(slots=True)
 class Staged:
-    """What the declared paths of one job stand for in a work tree, and what they change on a commit."""
+    """The files that the declared paths of one job stand for in a work tree, and their changes."""
 
     places: dict[str, str] = field(default_factory=dict)
     """The safe path of each declared path that the allowlist accepts."""
     files: dict[str, None] = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
     """Declared paths that are folders."""
-    absent: list[str] = field(default_factory=list)
+    absent: dict[str, None] = field(default_factory=dict)
     """Declared paths where nothing is."""
     rejected: dict[str, str] = field(default_factory=dict)
     """Reasons, by declared path, or by the path below a declared folder."""
@@ -178,7 +178,7 @@ class Staged:
             path = self.places[declared] = allowlist.resolve(declared)
             mode = folders.mode(path)
             if mode is None:
-                self.absent.append(path)
+                self.absent[path] = None
             elif stat.S_ISDIR(mode):
                 allowlist.resolve(f"{path}/")
                 self._expand_folder(folders, allowlist, path)

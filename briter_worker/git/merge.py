@@ -193,7 +193,7 @@ class _ConflictError(Exception):
 class Conflicts:
     """Keeps the versions of posts that conflict on branches of the remote, until the conflicts are over.
 
-    A conflict is over when its path is published: with the author's answer, or after somebody has merged the
+    A conflict is over when its path is published: with the author's answer, or after a user has merged the
     branch.
     """
 
@@ -211,7 +211,7 @@ class Conflicts:
         self._open: dict[str, BaseVersion] = {}
         """By path: the version that the author started from, and the conflicts."""
         self._merged: set[str] = set()
-        """Commits of conflict branches that somebody has merged."""
+        """Commits of conflict branches that a user has merged."""
 
     def load(self, paths: Collection[str], tip: str) -> None:
         """Read what is known of the paths' conflicts, as of the remote's `tip`."""
@@ -285,10 +285,12 @@ class Conflicts:
         ref = f"{repository.own_refs}/conflict/{uuid.uuid4().hex}"
         commits = [item.commit(self._identity, now, files)]
         (commit,) = write_commits(repository.git, commits, parent=parent, ref=ref, progress=lambda *_: None)
-        name = f"conflict/{_branch_name(slug)}"
+        name = _branch_name(slug)
+        # Git keeps no branch below another one: for `a/b` beside `a`, a name without a slash is free.
+        free = (f"conflict/{name}", f"conflict/{name.replace('/', '-')}-{commit[:8]}")
         own = [base.conflicts[slug] for base in self._open.values() if slug in base.conflicts]
         candidates = {each.branch: each.commit for each in own if each.branch}
-        wanted = [*candidates.items(), (name, None), (f"{name}-{commit[:8]}", None)]
+        wanted = [*candidates.items(), *((branch, None) for branch in free)]
         kept = (branch for branch, expect in wanted if move_side_branch(repository, ref, branch, expect))
         branch = next(kept, "")
         repository.update_refs((ref, None, None))
@@ -315,7 +317,7 @@ class Conflicts:
             base, theirs = bases[path], merge.tree_blob(path)
             known = self._open.get(path, BaseVersion(base.blob if base else theirs))
             own = known.conflicts.get(slug)
-            # The author who was told of this version before has seen it since.
+            # An author to whom this version was reported before has seen it since.
             at = own.recorded_at if own and own.theirs == theirs else new.recorded_at
             conflict = new._replace(ours=item.blobs[path], theirs=theirs, recorded_at=at)
             self._open[path] = BaseVersion(known.blob, {**known.conflicts, slug: conflict})

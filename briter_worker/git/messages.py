@@ -9,17 +9,15 @@ apart from what git wrote here, and is never taken for a fix.
 from __future__ import annotations
 
 import errno
-import os
 import re
-import selectors
 import signal
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from briter_worker.errors import OS_FIXES, FailureCode, PublishError
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 _C = FailureCode
 _ADDRESS = "check the remote's address: git remote -v, and that its server lets the worker push there"
@@ -70,22 +68,9 @@ _CAUSES = {
     ),
     "none": (_C.NOT_A_REPOSITORY, "point BRITER_GIT_WORKTREE at the clone"),
 }
-_Rows = list[tuple[FailureCode, str, str]]
 
-
-def _phrases(phrases: str) -> str:
-    """Return the pattern of any of these as whole words: `ssl` is not in `hassle`."""
-    # Not compiled yet: most starts of the worker see no failure.
-    return rf"(?i)(?<!\w)(?:{phrases})(?!\w)"
-
-
-def _rows(table: str) -> _Rows:
-    """Read a table: in each line a cause, and the phrases that stand for it."""
-    lines = (line.split(maxsplit=1) for line in table.strip().splitlines())
-    return [(*_CAUSES[cause], _phrases(phrases)) for cause, phrases in lines]
-
-
-_LOCAL_FIRST = _rows(r"""
+# Tables: in each line a cause, and the phrases that stand for it. Read at the first failure.
+_LOCAL_FIRST = r"""
     large      (?:error:|HTTP) 413
     full       no space left on device|out of disk ?space
     quota      disk quota exceeded
@@ -105,8 +90,8 @@ _LOCAL_FIRST = _rows(r"""
     auth       invalid (?:username|credentials)|permission to \S{1,300} denied|access denied|deploy key
     auth       write access to repository not granted|marked as read.only|no supported authentication
     owner      dubious ownership
-""")
-_REMOTE = _rows(r"""
+"""
+_REMOTE = r"""
     large      exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
     large      large files detected|larger than the allowed
     remote     no space left|disk quota|read-only file ?system|input/output error|out of memory|unpacker error
@@ -118,8 +103,8 @@ _REMOTE = _rows(r"""
     auth       write access to repository not granted|do(?:es)? not have write access
     address    (?:repository|project) (?:'[^']*' )?(?:was )?not found|could not be found|does not exist
     network    internal server error|service unavailable|temporarily unavailable|bad gateway
-""")
-_LOCAL = _rows(r"""
+"""
+_LOCAL = r"""
     network    could not resolve (?:host|proxy)(?:name)?|name or service not known|name resolution
     network    connection (?:refused|reset|timed out|closed|was closed)|network is unreachable
     network    no route to host
@@ -135,7 +120,7 @@ _LOCAL = _rows(r"""
     network    remote end hung up|could not read from remote repository|rpc failed|unable to access
     index      index file (?:corrupt|smaller)|bad (?:index|signature)|index uses [^\n]{1,80} extension
     index      cache entry has null sha1
-    config     bad config line
+    config     bad config line|bad (?:boolean|numeric) config value
     objects    corrupt(?:ed|ion)?|bad (?:object|tree|config|ref)
     objects    missing (?:blob|tree|object|necessary objects)
     objects    unable to read|could not read [0-9a-f]{40}
@@ -144,8 +129,8 @@ _LOCAL = _rows(r"""
     lock       unable to create '?\S{0,300}\.lock|cannot lock ref|\.lock'?: file exists|unable to lock
     git        is not a git command|setpriv: failed to execute git
     none       not a git repository
-""")
-_REJECTIONS = _rows(r"""
+"""
+_REJECTIONS = r"""
     large      exceeds maximum allowed size|exceeds [^\n]{0,80}(?:file size limit|limit of)
     large      large files detected|larger than the allowed|(?:error:|HTTP) 413
     content    cannot contain secrets|push protection|contains? (?:\w{1,20} )?secrets|secrets? detected
@@ -161,7 +146,7 @@ _REJECTIONS = _rows(r"""
     remote     cannot lock ref|unable to lock|internal server error|temporarily unavailable|try again
     remote     maintenance|archived|exceeded its size limit|over its data quota
     content    declined|GH0\d\d|fsck error|prohibited by|refusing to allow
-""")
+"""
 UNLOCK = "use a key without a passphrase, or unlock it in the agent of the worker's user: ssh-add, gpg-agent"
 _NO_KEY = (
     "set BRITER_GIT_SIGNING_KEY to a key that the worker's user can read, or start the agent that has it; "
@@ -179,59 +164,18 @@ _SIGNING = (
     ("couldn't load public key|no private key found|load key", _NO_KEY),
     ("failed to sign|gpg: |gpgsm: ", _UNKNOWN_KEY),
 )
-_MOVED_THERE = _phrases("is at [0-9a-f]{4,64} but expected")
-_MOVED = _phrases("stale info|fetch first|non-fast-forward|incorrect old value|already exists")
+_MOVED_THERE = "is at [0-9a-f]{4,64} but expected"
+_MOVED = "stale info|fetch first|non-fast-forward|incorrect old value|already exists"
 _UNSTARTABLE_HOOK = re.compile(r"^(?:fatal|error): cannot (?:run|exec) \S{0,200}hooks/", re.MULTILINE)
 """The remote's git cannot start the hook, whatever is pushed."""
-
-
-_PIECE = 1 << 16
-_KEPT_ERROR_BYTES = 64_000
-"""So much is kept of the beginning of git's error output, and as much of its end."""
-_OPEN_PIPE_S = 0.5
-"""How long to wait for more output of a process that has exited, while another one keeps its pipe open."""
-
-
-def read_output(
-    stdout: IO[bytes],
-    stderr: IO[bytes],
-    has_exited: Callable[[], bool],
-    watch: Callable[[bytes], object] = len,
-) -> tuple[bytes, str]:
-    """Return the output, and the errors without their middle; `watch` gets the errors as they come.
-
-    A daemon that ssh or a helper leaves behind may keep a pipe open: the exit of git ends the reading then.
-    """
-    out, errors = bytearray(), bytearray()
-    with selectors.DefaultSelector() as selector:
-        selector.register(stdout, selectors.EVENT_READ, out)
-        selector.register(stderr, selectors.EVENT_READ, errors)
-        while selector.get_map():
-            ready = selector.select(_OPEN_PIPE_S)
-            if not ready and has_exited():
-                break
-            for key, _ in ready:
-                part = os.read(key.fd, _PIECE)
-                key.data.extend(part)
-                if key.data is errors:
-                    watch(part)
-                del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]
-                if not part:
-                    selector.unregister(key.fileobj)
-    return bytes(out), errors.decode(errors="replace")
 
 
 def from_git(what_failed: str, text: str) -> PublishError:
     """Return the failure that git's text stands for, with the text and the fix."""
     text = _shorten(text)
     here, there = _split_voices(text)
-    found = (
-        (code, fix)
-        for rows, said in ((_LOCAL_FIRST, here), (_REMOTE, there), (_LOCAL, here))
-        for code, fix, pattern in rows
-        if re.search(pattern, said)
-    )
-    code, fix = next(found, (FailureCode.INTERNAL, ""))
+    tables = (_LOCAL_FIRST, here), (_REMOTE, there), (_LOCAL, here)
+    code, fix = next((found for each in tables if (found := _find(*each))), (FailureCode.INTERNAL, ""))
     return PublishError(code, f"{what_failed}: {_essence(text) or 'git printed no reason'}", fix)
 
 
@@ -256,20 +200,29 @@ def status_text(status: int) -> str:
 def is_remote_moved(summary: str, text: str) -> bool:
     """Return True if a rejection says that the remote branch is not where it was last seen."""
     summary, there = _without_names(summary), _split_voices(_shorten(text))[1]
-    return bool(re.search(_MOVED, summary) or re.search(_MOVED_THERE, f"{summary}\n{there}"))
+    return _has(_MOVED, summary) or _has(_MOVED_THERE, f"{summary}\n{there}")
 
 
 def from_rejection(summary: str, text: str) -> PublishError:
     """Return what the remote's rejection of a push means: REJECTED when the contents are at fault."""
     text = _shorten(text)
     said = f"{_without_names(summary)}\n{_split_voices(text)[1]}"
-    found = ((code, fix) for code, fix, pattern in _REJECTIONS if re.search(pattern, said))
-    code, fix = next(found, (FailureCode.REMOTE_REFUSED, _REPAIR))
+    code, fix = _find(_REJECTIONS, said) or (FailureCode.REMOTE_REFUSED, _REPAIR)
     if _UNSTARTABLE_HOOK.search(text):
         code, fix = FailureCode.REMOTE_REFUSED, _REPAIR
     quoted = _remote_text(text)
     reason = summary.rstrip(".") if not quoted or code is FailureCode.REMOTE_REFUSED else ""
     return PublishError(code, f"the remote rejected the push: {f'{reason} {quoted}'.strip()}", fix)
+
+
+def _find(table: str, said: str) -> tuple[FailureCode, str] | None:
+    rows = (line.split(maxsplit=1) for line in table.strip().splitlines())
+    return next((_CAUSES[cause] for cause, phrases in rows if _has(phrases, said)), None)
+
+
+def _has(phrases: str, said: str) -> bool:
+    """Return True if the text has any of these phrases as whole words: `ssl` is not in `hassle`."""
+    return re.search(rf"(?i)(?<!\w)(?:{phrases})(?!\w)", said) is not None
 
 
 _READ = 16_000

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from briter_worker.git.push import File
     from briter_worker.git.staging import Staging
-    from briter_worker.ports import BaseVersions, Payloads, Request
+    from briter_worker.ports import BaseVersions, Payloads, PublishedVersion, Request
 
 _GIT_TIMEOUT_S = 60.0
 _ANY_SIZE = 2**63
@@ -71,9 +71,9 @@ class Gathered:
 
 
 def gather(
-    root: Path, paths: Sequence[str], *, allowlist: Allowlist, max_bytes: int, saved_at: float
+    root: Path, paths: Sequence[str], *, allowlist: Allowlist, max_bytes: int, saved_at: float = 0.0
 ) -> Gathered:
-    """Return everything below `root` that these paths declare.
+    """Return everything below `root` that these paths declare. The database knows when they were saved.
 
     Raises GatherError for what cannot be sent as a whole, and OSError for what cannot be read.
     """
@@ -115,7 +115,7 @@ def gather(
 
 @dataclass(slots=True)
 class _History:
-    """What the folder's git knows of some paths; nothing where it has no git."""
+    """The state of some paths in the folder's git; empty where the folder has none."""
 
     has_git: bool = False
     tree: Tree = field(default_factory=lambda: Tree({}))
@@ -240,10 +240,18 @@ class SubmittedCopies:
             raise PublishError.from_os("the posts' files cannot be written", error) from error
         paths = {path for each in staged.values() for path in each.changes}
         paths |= self._newest.files.keys()
-        published = self._payloads.published(paths)
-        known = published.keys() | self._store.bases(paths).keys()
+        versions, known = self._payloads.published(paths), self._store.bases(paths)
+        published = {path: version.saved_at for path, version in versions.items()}
         for key, each in staged.items():
-            self._judge(each, payloads.get(key, Payload()), unsound, published, known)
+            payload = payloads.get(key, Payload())
+            self._judge(each, payload, unsound, published, published.keys() | known.keys())
+            for file in payload.files:
+                version = versions.get(file.path)
+                is_newest = self._newest.files[file.path].saved_at == file.saved_at
+                if version and version.outdated_by and is_newest and file.saved_at < version.saved_at:
+                    base = known.get(file.path)
+                    if base is None or base.blob != file.blob:
+                        each.failure, each.changes = _outdated(file, version, base), {}
         return staged
 
     def _write_files(self, root: Path) -> dict[str, str]:
@@ -320,7 +328,7 @@ class SubmittedCopies:
     def _is_wanted(
         self, path: str, change: File | None, published: Mapping[str, float], known: Collection[str]
     ) -> bool:
-        """Return False for what nobody saved, and for what is older than the published version."""
+        """Return True if the CMS saved the path, and not before the published version."""
         own = self._newest.files.get(path)
         saved_at = self._newest.gone_at(path)
         if change is not None and own is not None:
@@ -373,10 +381,21 @@ class SubmittedCopies:
             if blob is not None and (entry is None or entry.blob != blob):  # merged on its way
                 with suppress(LookupError):
                     contents[blob] = self._payloads.content(blob)
-        self._store.remember({path: BaseVersion(blob) for path, blob in blobs.items()}, contents)
+        self._store.remember({path: BaseVersion(blob) for path, blob in blobs.items()}, contents, tip)
 
     def catch_up(self) -> None:
         """Do nothing: what is remembered is never late."""
+
+
+def _outdated(file: SubmittedFile, version: PublishedVersion, base: BaseVersion | None) -> Failure:
+    theirs = f"the blob {base.blob[:10]}" if base and base.blob else "a deletion"
+    ours = f"the blob {file.blob[:10]}" if file.blob else "a deletion"
+    return Failure(
+        FailureCode.OUTDATED,
+        f"the remote has a later version of {file.path}: commit {version.outdated_by[:10]} with {theirs}, "
+        f"and this save has {ours}; the database was restored from a backup in between",
+        "briter-worker publish-now ID-or-SLUG --over publishes this save; briter-worker cancel drops it",
+    )
 
 
 def _write_new(path: Path, content: bytes) -> None:

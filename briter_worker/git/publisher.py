@@ -20,6 +20,7 @@ from briter_worker.errors import (
     UnavailableError,
     os_error_fix,
 )
+from briter_worker.events import FileChange
 from briter_worker.git.merge import Base, Conflicts, Edit, Merge
 from briter_worker.git.push import (
     Commit,
@@ -28,9 +29,11 @@ from briter_worker.git.push import (
     UncertainPushError,
     push,
     push_large_files,
+    read_changes,
     read_own_commits,
     write_commits,
 )
+from briter_worker.git.repository import FAST_IMPORT
 from briter_worker.ports import Change, Outcome, Plan, Result
 
 if TYPE_CHECKING:
@@ -132,7 +135,10 @@ class GitPublisher:
         progress: Callable[[str, int, int], None],
         warn: Callable[[str, str], None],
         still_ours: Callable[[], bool],
+        note_own: Callable[[Sequence[OwnCommit]], None] = lambda _: None,
     ) -> None:
+        """`note_own` is called with commits of ours that were on the remote already, in a lost race."""
+        self._note_own = note_own
         self._repository = repository
         self._copies = copies
         self._plans = plans
@@ -142,6 +148,8 @@ class GitPublisher:
         self._warn = warn
         self._still_ours = still_ours
         self._scheduled: Mapping[str, float] = {}
+        self._built: Mapping[str, tuple[FileChange, ...]] = {}
+        """What the commits changed that were built last."""
         self._conflicts = Conflicts(repository, bases, identity, copies.read)
 
     def publish(
@@ -157,6 +165,7 @@ class GitPublisher:
         started = time.monotonic()
         with self._repository.working():
             self._repository.check()
+            self._repository.git.begin(*FAST_IMPORT, stdin=None)  # starts while the posts are read
             if not self._dry_run:
                 self._copies.catch_up()
             tip = self._first_tip()
@@ -181,7 +190,7 @@ class GitPublisher:
                 yield outcomes
             yield from self._build_and_push(items, tip, cancelled, now, started)
 
-    def resolve(self) -> Iterator[Mapping[str, str]]:
+    def resolve(self) -> Iterator[Sequence[Outcome]]:
         """Implement `ports.Publisher`."""
         plans = self._plans.plans()
         if not plans:
@@ -193,7 +202,8 @@ class GitPublisher:
                 if tip is not None:
                     self._conflicts.load(plan.blobs, tip)
                     self._follow(plan, tip, local=self._local())
-                yield plan.commits if tip is not None else {}
+                commits = plan.commits if tip is not None else {}
+                yield self._described([Outcome(key, Result.PUBLISHED, sha) for key, sha in commits.items()])
                 self._discard(plan, tip)
 
     def _local(self) -> str | None:
@@ -223,8 +233,9 @@ class GitPublisher:
     def _first_tip(self) -> Tip:
         """Return the remote's tip as the worker saw it last; ask the remote if it never saw it."""
         repository = self._repository
-        pushed = repository.ref(repository.pushed_ref)
-        if pushed is not None:
+        pushed, files_of = repository.ref(repository.pushed_ref), self._local()
+        # If a user has pulled, the files are edits of a newer tip.
+        if pushed is not None and (files_of is None or repository.is_ancestor(files_of, pushed)):
             return Tip(pushed, pushed, is_fresh=False)
         local = repository.ref(repository.branch_ref)
         # A branch that anybody has seen there was deleted since, and is not created again.
@@ -246,6 +257,7 @@ class GitPublisher:
         if since is None:
             return Tip(fetched, fetched)
         own = read_own_commits(repository.git, since.commit, fetched, self._identity)
+        self._note_own(own)
         return Tip(fetched, fetched, own_commits=(*since.own_commits, *own))
 
     def _read(self, requests: Sequence[Request], tip: Tip) -> tuple[list[Item], list[Outcome]]:
@@ -315,7 +327,7 @@ class GitPublisher:
             settled += [item.outcome(Result.PUBLISHED, commit=commit) for item, commit in published if commit]
             settled += [tip.unchanged(item) for item in unchanged]
             self._follow(plan, landed)
-            yield settled
+            yield self._described(settled)
             self._discard(plan, landed)
             return
         if settled:
@@ -359,7 +371,11 @@ class GitPublisher:
                 repository.git, commits, parent=tip.commit, ref=ref, progress=self._progress
             )
             names = dict(zip(own, written, strict=True))
-            repository.last_built = tip.commit, written[-1]
+            repository.know_built(tip.commit, written[-1], [commit.files for commit in commits])
+            self._built = {
+                sha: tuple(FileChange(path, None, None, file is None) for path, file in commit.files.items())
+                for sha, commit in zip(written, commits, strict=True)
+            }
             plan = plan._replace(tip=written[-1])
         names |= {key: names[carrier] for key, carrier in carried.items()}
         return plan._replace(commits=names, blobs=blobs), merge, unchanged, conflicts
@@ -374,10 +390,10 @@ class GitPublisher:
             push_large_files(self._repository, ref, base=plan.base, dry_run=self._dry_run)
         if not self._dry_run:
             self._plans.record(plan)
+        self._progress("push", 0, 0)
         if not self._still_ours():
             self._discard(plan, None)
             raise LockLostError
-        self._progress("push", 0, 0)
         try:
             is_done = push(
                 self._repository,
@@ -424,13 +440,31 @@ class GitPublisher:
         if self._repository.git.worktree is None:  # a job may delete what only the new tip has
             items, failed = self._read([item.request for item in items], moved)
             settled += failed
-        self._conflicts.load(known.keys(), moved.commit)  # somebody may have merged a branch
+        self._conflicts.load(known.keys(), moved.commit)  # a user may have merged a branch
         for number, item in enumerate(items):
             edits = (self._conflicts.rebase(edit, item.request) for edit in item.edits)
             items[number] = item._replace(edits=tuple(edits))
         return [item.rebased(bases, moved.own_commits) for item in items], moved
 
     # After the push
+
+    def _described(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """Return the outcomes with what their commits changed, and how the commits are signed."""
+        git, described = self._repository.git, list(outcomes)
+
+        def describe() -> None:
+            commits = [each.commit for each in outcomes if each.commit]
+            if git.worktree is None and git.signer is None and self._built.keys() >= set(commits):
+                changes, signed_with = self._built, None  # a clone has no contents to count lines in
+            else:
+                changes, signed_with = read_changes(git, commits)
+            for number, each in enumerate(outcomes):
+                if each.commit:
+                    found = changes.get(each.commit, ())
+                    described[number] = each._replace(changes=found, signed_with=signed_with)
+
+        self._guard(describe)
+        return described
 
     def _follow(self, plan: Plan, tip: str, *, local: str | None = None) -> None:
         """Have this side follow the remote. Nothing local fails a post that is on the remote."""
@@ -466,7 +500,9 @@ class GitPublisher:
         moves: list[Move] = [(ref, None, None)] if repository.ref(ref) else []
         if landed and not self._dry_run and repository.ref(repository.pushed_ref) != landed:
             moves.append((repository.pushed_ref, landed, None))
-        if moves:
+        if moves and repository.git.worktree is None:  # a clone that is locked, and thrown away if damaged
+            self._guard(lambda: repository.write_refs(moves))
+        elif moves:
             self._guard(lambda: repository.update_refs(*moves))
         if plan.commits and not self._dry_run:
             self._guard(lambda: self._plans.drop(plan))

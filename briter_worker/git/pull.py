@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, PublishError
+from briter_worker.git.checkout import MirrorState
+from briter_worker.git.index import hash_files
 from briter_worker.git.push import FilePlans, push, push_large_files, sign_commit
 from briter_worker.git.repository import Entry
 
@@ -36,7 +38,7 @@ class LocalCommit:
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """What a pull did."""
+    """The result of a pull."""
 
     tip: str
     """The remote's tip."""
@@ -44,7 +46,9 @@ class PullResult:
     """The local commits that were put onto the remote's tip."""
     is_pushed: bool = False
     late_reason: str = ""
-    """Why the local branch does not have `tip` yet; empty if it has."""
+    """The reason why the local branch does not have `tip` yet; empty if it has."""
+    is_blocked: bool = False
+    """The pull changed nothing, because the user has local changes."""
 
 
 def pull(
@@ -59,19 +63,18 @@ def pull(
 
     Safe beside a running worker: `patience` is how many seconds to wait for it. Raises DeclinedError, with
     nothing changed, if there are local commits and `rebase` is False, or if they conflict; PublishError if
-    the remote cannot be asked.
+    the remote cannot be asked, or the local branch cannot be moved.
     """
     with repository.working(patience):
         repository.check()
-        checkout.catch_up()
         for _ in range(_MAX_RACES):
             tip = _fetch(repository)
             _remember_published(repository, checkout, tip)
             local = str(repository.ref(repository.branch_ref))
             if repository.is_ancestor(local, tip):
-                if local != tip:
+                if local != tip or checkout.state() != MirrorState():
                     checkout.sync(tip, {})
-                return PullResult(tip, late_reason=checkout.late_reason)
+                return PullResult(tip, late_reason=checkout.late_reason, is_blocked=checkout.is_blocked)
             commits = _local_commits(repository, tip)
             if not rebase:
                 raise DeclinedError(
@@ -79,12 +82,13 @@ def pull(
                     "briter-worker pull --rebase --push",
                 )
             new = _Rebase(repository, checkout, tip, commits).run()
+            # Before the push: commits whose rebased versions are on the remote would be rebased once more
+            # by the pull after a crash, onto later ones of the same lines.
+            checkout.follow(new, {}, left=local)
             if not push:
-                checkout.follow(new, left=local)
                 return PullResult(tip, tuple(commits))
             if _push(repository, new, tip):
-                checkout.sync(new, {}, left=local)
-                return PullResult(new, tuple(commits), is_pushed=True, late_reason=checkout.late_reason)
+                return PullResult(new, tuple(commits), is_pushed=True)
     raise PublishError(
         FailureCode.LOST_RACE, "others pushed again and again meanwhile", "briter-worker pull --rebase --push"
     )
@@ -121,7 +125,7 @@ def _push(repository: Repository, new: str, tip: str) -> bool:
     """Push the rebased commits. Return False if the remote has moved meanwhile."""
     if new == tip:
         return True
-    ref = f"{repository.own_refs}/rebased"
+    ref = f"{repository.own_refs}/batch/rebased"  # `tidy` removes it, should the command be killed
     repository.update_refs((ref, new, None))
     if repository.git.config("filter.lfs.clean"):
         push_large_files(repository, ref, base=tip, dry_run=False)
@@ -227,10 +231,10 @@ class _Rebase:
             same = {each for each, blobs in self._blobs.items() if blobs[path] == base.committed}
             last = max((number for number, each in enumerate(line) if each in same), default=0)
             return same.union(line[: last + 1])
-        # Somebody held the index at that time: what was committed may be older or newer. But if the file
+        # A user held the index at that time: what was committed may be older or newer. But if the file
         # still is what was published, nothing newer is missing.
         file = Path(self._git.worktree or "", path)
-        found = self._checkout.hash_files([path])[0] if file.is_file() else None
+        found = hash_files(self._git, [path])[0] if file.is_file() else None
         return list(self._blobs) if found == base.blob else []
 
     def _counted(self, commit: LocalCommit, which: str) -> dict[str, Entry | None]:

@@ -15,7 +15,10 @@ import git
 from git.remote import PushInfo
 
 from briter_worker.errors import FailureCode, PublishError, sync_folder
+from briter_worker.events import FileChange
 from briter_worker.git import messages
+from briter_worker.git.environment import without
+from briter_worker.git.repository import FAST_IMPORT, quote_path
 from briter_worker.ports import BaseVersion, Conflict, Plan
 
 if TYPE_CHECKING:
@@ -32,8 +35,6 @@ _COMMIT = "\x01"
 _DROPPED = " .,:;<>\"\\'"
 _IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
 _T = TypeVar("_T")
-_RECEIVE_PACK = "git-receive-pack"
-"""Always given, because the repository's configuration may name another program, and git would run that."""
 _PROGRESS_LINE = re.compile(
     r"(?:remote: )?(?:Enumerating|Counting|Compressing|Writing|Delta|Resolving|Total|Unpacking|Receiving)\b"
 )
@@ -113,9 +114,7 @@ def write_commits(
     Commits, trees, blobs and the ref are durable when this returns. Raises PublishError.
     """
     names: list[str] = []
-    # With core.ignoreCase, fast-import would write a file to another one whose name differs in case only.
-    command = ("-c", "core.ignoreCase=false", "fast-import", "--quiet", "--done")
-    with git.open(*command, what="the commits could not be written") as process:
+    with git.open(*FAST_IMPORT, what="the commits could not be written") as process:
         send, answers = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
         for number, commit in enumerate(commits, start=1):
             if number % _PROGRESS_STEP == 1:
@@ -125,7 +124,6 @@ def write_commits(
             if not name:
                 raise EOFError
             names.append(name)
-        send.write(b"done\n")
     if git.signer is not None:
         signed = ""
         for number, (name, commit) in enumerate(zip(names, commits, strict=True)):
@@ -181,11 +179,11 @@ def _send_commit(send: IO[bytes], commit: Commit, *, ref: str, mark: int, parent
     # Deletions first, because a file may take a folder's place.
     for path, file in sorted(commit.files.items(), key=lambda item: item[1] is not None):
         if file is None:
-            send.write(b"D %s\n" % _quote(path))
+            send.write(b"D %s\n" % quote_path(path))
         elif file.content is None:
-            send.write(b"M %s %s %s\n" % (file.mode.encode(), file.blob.encode(), _quote(path)))
+            send.write(b"M %s %s %s\n" % (file.mode.encode(), file.blob.encode(), quote_path(path)))
         else:
-            send.write(b"M %s inline %s\n" % (file.mode.encode(), _quote(path)))
+            send.write(b"M %s inline %s\n" % (file.mode.encode(), quote_path(path)))
             _send_data(send, file.content)
     send.write(b"\nget-mark :%d\n" % mark)
     send.flush()
@@ -195,11 +193,6 @@ def _send_data(send: IO[bytes], data: bytes) -> None:
     send.write(b"data %d\n" % len(data))
     send.write(data)
     send.write(b"\n")
-
-
-def _quote(path: str) -> bytes:
-    escaped = os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
-    return b'"%s"' % escaped
 
 
 def read_own_commits(git: Git, since: str, tip: str, identity: Person) -> list[OwnCommit]:
@@ -227,8 +220,50 @@ def read_own_commits(git: Git, since: str, tip: str, identity: Person) -> list[O
     return found
 
 
+def read_changes(git: Git, commits: Sequence[str]) -> tuple[Mapping[str, tuple[FileChange, ...]], str | None]:
+    """Return the files that each commit changed, and what the commits are signed with."""
+    if not commits:
+        return {}, None
+    # A cluster's clone has no contents to count lines in, and would fetch them.
+    kinds = ("--raw",) if git.worktree is None else ("--raw", "--numstat")
+    options = ("-r", "-z", *kinds, "--no-renames", "--no-ext-diff", "--no-textconv", f"--format={_COMMIT}%H")
+    stdin = "".join(f"{commit}\n" for commit in dict.fromkeys(commits)).encode()
+    what = "what the commits changed could not be read"
+    out = git.run("diff-tree", "--stdin", *options, stdin=stdin, what=what)
+    found: dict[str, dict[str, FileChange]] = {}
+    changes: dict[str, FileChange] = {}
+    parts = iter(os.fsdecode(out).removesuffix("\0").split("\0"))
+    for part in parts:
+        text = part.lstrip("\n")
+        if text.startswith(_COMMIT):
+            changes = found.setdefault(text[1:], {})
+        elif text.startswith(":"):
+            path = next(parts)
+            changes[path] = FileChange(path, None, None, deleted=text.endswith("D"))
+        elif "\t" in text:  # a commit that a shallow clone lacks is answered with its name alone
+            added, removed, path = text.split("\t", 2)
+            if added != "-":
+                changes[path] = changes[path]._replace(added=int(added), removed=int(removed))
+    commit = git.run("cat-file", "commit", commits[-1], what=what) if git.signer else b""
+    signed_with = git.signer.used_for(commit) if git.signer else None
+    return {sha: tuple(each.values()) for sha, each in found.items()}, signed_with
+
+
 class UncertainPushError(PublishError):
     """Report a push that failed after git began to send: it may have landed, or land later."""
+
+
+def _receive_pack(git: Git) -> str:
+    """Return the command for the remote's end, whatever the configuration names: git would run that.
+
+    On this machine, the command runs without our descriptors: a hook may leave a daemon behind.
+    """
+    urls = [
+        each for name in ("pushurl", "url") for each in git.config_values(f"remote.{git.remote_name}.{name}")
+    ]
+    is_rewritten = any(key.startswith("url.") for key, _ in git.settings)
+    is_here = bool(urls) and urls[0].startswith(("/", "file://")) and not is_rewritten
+    return without(git.fds if is_here else (), "git-receive-pack")
 
 
 def push(
@@ -258,7 +293,7 @@ def push(
                 refspec,
                 progress=git.RemoteProgress(),  # has git print it
                 allow_unsafe_options=True,  # for the next one, which makes it safe
-                receive_pack=_RECEIVE_PACK,
+                receive_pack=_receive_pack(repository.git),
                 force_with_lease=f"{refspec.rpartition(':')[2]}:{expect or ''}",
                 dry_run=dry_run,
                 no_thin=repository.git.worktree is None,  # a bare clone lacks contents
@@ -345,7 +380,12 @@ class FileConflicts:
         known = self._known()
         return {path: known[path] for path in known.keys() & paths}
 
-    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:  # noqa: ARG002 - the repository has the contents
+    def remember(
+        self,
+        versions: Mapping[str, BaseVersion],
+        contents: Mapping[str, bytes],  # noqa: ARG002 - the repository has them
+        tip: str | None = None,  # noqa: ARG002 - as the contents
+    ) -> None:
         """Store the versions that have a conflict, and forget those of the other paths."""
         before = self._known()
         after = {path: base for path, base in {**before, **versions}.items() if base.conflicts}

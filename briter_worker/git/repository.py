@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import psutil
@@ -15,9 +15,10 @@ import psutil
 from briter_worker.errors import FailureCode, PublishError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from briter_worker.git.push import File
     from briter_worker.git.run import Git
 
 PRIVATE = "refs/briter"
@@ -36,19 +37,26 @@ _VALUE = re.compile(rb"([0-9a-f]{64}|[0-9a-f]{40})(?:\s|\Z)")
 _SYMBOLIC = re.compile(rb"ref:\s*(refs/[^\s\0]+)\s*\Z")
 _UPLOAD = "--upload-pack=git-upload-pack"
 """Given each time: the repository's configuration may name another program, which git would run."""
+FAST_IMPORT = ("-c", "core.ignoreCase=false", "-c", "pack.compression=1", "fast-import", "--quiet")
+"""Begun early, so that it is ready to answer where something is in a tree, and then to write the commits.
+
+With core.ignoreCase, it would write a file to another one whose name differs in case only. Trees consist of
+digests, which a higher level hardly compresses, in three times the time.
+"""
+_VERY_FEW_PATHS = 6
 _FEW_PATHS = 100
 """Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
 _OLD_LOCK_S = 15 * 60.0
 """No git command takes so long that its lock is still held, if no git runs."""
 _INDEX_LOCK = "index.lock"
-_MAX_PACKS = 30
+_MAX_PACKS = 10
 
 Move = tuple[str, str | None, str | None]
 """A ref, its new value (None: delete it), and the value it must have (None: any; empty: none yet)."""
 
 
 class Entry(NamedTuple):
-    """What a tree holds under a path: a file, a link, a folder or a submodule."""
+    """A tree's entry of a path: a file, a link, a folder or a submodule."""
 
     mode: str
     blob: str
@@ -88,14 +96,12 @@ class Repository:
         Files that were read meanwhile may be that branch's.
         """
         if self._check_head() != self._head:
-            raise PublishError(
-                FailureCode.WRONG_BRANCH,
-                "another branch was checked out while the posts were read",
-                f"leave the site on {self.branch}; the worker tries again by itself",
-            )
+            fix = f"leave the site on {self.branch}; the worker tries again by itself"
+            text = "another branch was checked out while the posts were read"
+            raise PublishError(FailureCode.WRONG_BRANCH, text, fix)
 
     def _check_head(self) -> object:
-        """Return what changes whenever git switches branches: it writes HEAD anew; a commit does not."""
+        """Return what changes whenever git switches branches: it rewrites HEAD; a commit does not."""
         if self.git.worktree is None:
             return None
         status = (self.git.git_dir / "HEAD").stat()
@@ -106,7 +112,7 @@ class Repository:
     def check_branch(self) -> None:
         """Raise PublishError unless the configured branch is checked out, with a commit."""
         message, fix = f"the branch {self.branch} has no commit yet", "commit and push once by hand"
-        if (current := self._head_ref()) != self.branch_ref:
+        if (current := self.head_ref()) != self.branch_ref:
             found = f"{current[11:]} is checked out" if current else "HEAD is detached"
             message = f"{found}, and the worker publishes {self.branch}"
             fix = f"git switch {self.branch}, or set BRITER_GIT_BRANCH"
@@ -114,11 +120,7 @@ class Repository:
             return
         raise PublishError(FailureCode.WRONG_BRANCH, message, fix)
 
-    def is_checked_out(self) -> bool:
-        """Return True if work tree and index are the configured branch's."""
-        return self._head_ref() == self.branch_ref
-
-    def _head_ref(self) -> str:
+    def head_ref(self) -> str:
         """Return the ref that is checked out; empty where HEAD is detached, or damaged since."""
         with suppress(AssertionError, TypeError, ValueError):
             return str(self.git.repo.head.reference.path)
@@ -128,9 +130,8 @@ class Repository:
         """Raise PublishError while a merge, a rebase or the like is under way."""
         for name, (what, fix) in _IN_PROGRESS.items():
             if (self.git.git_dir / name).exists():
-                raise PublishError(
-                    FailureCode.UNFINISHED, f"{what} is under way in the site's repository", fix
-                )
+                text = f"{what} is under way in the site's repository"
+                raise PublishError(FailureCode.UNFINISHED, text, fix)
 
     def check_owner(self) -> None:
         """Raise PublishError if git does not trust the repository's owner.
@@ -148,11 +149,9 @@ class Repository:
         except UsageError as error:
             raise PublishError(FailureCode.REMOTE_MISSING, error.message, error.fix) from None
         if not count:
-            raise PublishError(
-                FailureCode.REMOTE_MISSING,
-                f"the repository has no remote named {self.remote}",
-                f"git remote add {self.remote} URL, or set BRITER_GIT_REMOTE",
-            )
+            fix = f"git remote add {self.remote} URL, or set BRITER_GIT_REMOTE"
+            text = f"the repository has no remote named {self.remote}"
+            raise PublishError(FailureCode.REMOTE_MISSING, text, fix)
 
     def check_push_address(self) -> int:
         """Return the number of push addresses. Raises UsageError if there is more than one."""
@@ -191,11 +190,8 @@ class Repository:
         repair = f'git update-ref {name} "$(tail -n 1 {log} | cut -d" " -f2)"'
         if name == self.tracking_ref:
             repair = f"git fetch {self.remote}"
-        raise PublishError(
-            FailureCode.CORRUPT,
-            f"{path} is damaged: it holds no commit",
-            f"rm {shlex.quote(str(path))} && {repair}",
-        )
+        text, fix = f"{path} is damaged: it holds no commit", f"rm {shlex.quote(str(path))} && {repair}"
+        raise PublishError(FailureCode.CORRUPT, text, fix)
 
     def _packed_ref(self, name: str) -> str | None:
         try:
@@ -213,6 +209,24 @@ class Repository:
             stdin += (f"update {name} {new} {must}" if new else f"delete {name} {must}").rstrip() + "\n"
         command = ("update-ref", "-m", "briter: publish", "--stdin")
         self.git.run(*command, stdin=stdin.encode(), what="the refs could not be moved")
+
+    def write_refs(self, moves: Iterable[Move]) -> None:
+        """Move refs without git, where nobody else uses the repository and damage costs nothing."""
+        for name, new, _ in moves:
+            path = self.git.common_dir / name
+            if new is None:
+                path.unlink(missing_ok=True)
+            else:
+                new_path = path.with_suffix(".lock")  # git reads no such file
+                new_path.write_text(f"{new}\n")
+                new_path.replace(path)
+
+    def know_built(self, base: str, tip: str, changes: Iterable[Mapping[str, File | None]]) -> None:
+        """Note what was built on a commit of the remote: git need not be asked for that."""
+        self.last_built = base, tip
+        files = {path: file for each in changes for path, file in each.items()}
+        # Where a file was deleted, a folder may be.
+        self._listed = tip, {path: Entry(file.mode, file.blob) for path, file in files.items() if file}
 
     def is_ancestor(self, old: str, new: str) -> bool:
         """Return True if `new` contains `old`; False also where `old` is not known here."""
@@ -248,7 +262,7 @@ class Repository:
         return next((sha for sha, _, name in lines if name == self.branch_ref), None)
 
     def fetch(self) -> str:
-        """Fetch the branch and return the remote's tip. Moves no ref that a person looks at."""
+        """Fetch the branch and return the remote's tip. Moves no ref that a user looks at."""
         self.ref(self.fetched_ref)  # removes a damaged one, which git would not move
         self._fetch()
         return cast("str", self.ref(self.fetched_ref))
@@ -274,7 +288,7 @@ class Repository:
     def check_not_rewritten(self, tip: str) -> None:
         """Raise PublishError if the remote's tip lacks what the worker has seen there.
 
-        A person accepts the rewritten branch by moving the local branch to it.
+        A user accepts the rewritten branch by moving the local branch to it.
         """
         pushed = self.ref(self.pushed_ref) or tip
         if self.is_ancestor(pushed, tip) or self.ref(self.branch_ref) == tip:
@@ -294,11 +308,18 @@ class Repository:
             self._listed = (commit, {})
         listed = self._listed[1]
         if asked := [path for path in paths if path not in listed]:
-            few = ["-t", commit, "--", *asked]
-            tops = sorted({path.partition("/")[0] for path in asked})
-            found = self._list_tree(*(few if len(asked) <= _FEW_PATHS else ["-r", "-t", commit, "--", *tops]))
-            listed.update((path, found.get(path)) for path in asked)
+            listed.update(dict.fromkeys(asked) | self._look_up(commit, asked))
         return {path: entry for path in paths if (entry := listed[path]) is not None}
+
+    def _look_up(self, commit: str, paths: Sequence[str]) -> dict[str, Entry]:
+        if len(paths) <= _VERY_FEW_PATHS:  # each takes as long as reading its folder
+            questions = [b"ls %s %s\n" % (commit.encode(), quote_path(path)) for path in paths]
+            if answers := self.git.ask(FAST_IMPORT, questions):
+                found = zip(paths, (os.fsdecode(answer).split() for answer in answers), strict=True)
+                return {path: Entry(words[0], words[2]) for path, words in found if words[0] != "missing"}
+        if len(paths) <= _FEW_PATHS:
+            return self._list_tree("-t", commit, "--", *paths)
+        return self._list_tree("-r", "-t", commit, "--", *sorted({path.partition("/")[0] for path in paths}))
 
     def entries_below(
         self, commit: str, folders: Collection[str] = (), *, with_folders: bool = False
@@ -356,12 +377,13 @@ class Repository:
         `Git.locked`. Raises PublishError.
         """
         self.git.refresh()
-        with ExitStack() as stack:
-            if not self._is_marked:
-                # Of this work tree alone: a worker in another linked one has its own.
-                if self.git.worktree is not None:
-                    stack.enter_context(self.git.locked(self.git.own_dir / "lock", patience))
-                stack.enter_context(self._marked(self.git.own_dir / "busy"))
+        if self._is_marked:
+            yield
+            return
+        # Of this work tree alone: a worker in another linked one has its own.
+        own = self.git.own_dir
+        lock = self.git.locked(own / "lock", patience) if self.git.worktree else nullcontext()
+        with lock, self._marked(own / "busy"):
             yield
 
     @contextmanager
@@ -370,7 +392,7 @@ class Repository:
 
         A worker that dies inside leaves the mark. A lock file that appeared after the mark was that worker's:
         its git has ended, as the repository's lock is free. Raises PublishError for a lock that stops the
-        worker and may be somebody's; `index.lock` stops nobody: building and pushing do not use the index.
+        worker and may be a user's; `index.lock` stops nobody: building and pushing do not use the index.
         """
         self._clear_locks(mark, index=True)
         if held := self._clear_locks(mark, wait=True):
@@ -387,6 +409,7 @@ class Repository:
         try:
             yield
         finally:
+            self.git.end_begun()
             self._is_marked = False
             killed = self.git.ended > ended  # these could not remove their locks
             with suppress(OSError, PublishError):
@@ -430,7 +453,8 @@ class Repository:
 
     def _is_git_running(self) -> bool:
         """Return True if another git may be working in this repository."""
-        places = (str(self.git.worktree or self.git.git_dir), str(self.git.git_dir))
+        # Resolved, as the kernel names a process's folder: the site may be a symbolic link.
+        places = (*map(os.path.realpath, (self.git.worktree or self.git.git_dir, self.git.git_dir)),)
         for process in psutil.process_iter(["name"]):
             try:
                 if not process.info["name"].startswith("git") or process.ppid() == os.getpid():
@@ -472,6 +496,12 @@ class Repository:
             limits = ("-c", "pack.threads=1", "-c", "pack.windowMemory=64m", "-c", "gc.bigPackThreshold=0")
             command = ("repack", "--geometric=2", "-d", "-q", "--no-write-bitmap-index")
             self.git.run(*limits, *command, what="the small packs could not be merged")
+
+
+def quote_path(path: str) -> bytes:
+    """Return a path as `git fast-import` reads it."""
+    escaped = os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
+    return b'"%s"' % escaped
 
 
 def _named(folder: Path, *prefixes: str) -> list[Path]:

@@ -13,7 +13,6 @@ import io
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,9 +26,11 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import filelock
 import git
 from git.cmd import Git as GitPythonCommand
+from git.repo.fun import is_git_dir
 
 from briter_worker.errors import FailureCode, PublishError, StoppedError
 from briter_worker.git import messages
+from briter_worker.git.command import Command
 from briter_worker.git.environment import (
     Configuration,
     build_environment,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
     from briter_worker.git.environment import RemoteAccess, Setting, Signer
 
-_GRACE_S = 2.0
-"""Time between SIGTERM and SIGKILL."""
 _LOCK_POLL_S = 0.05
 _NO_ENVIRONMENT: Mapping[str, str] = {}
 _ENDING_ALONE = frozenset(
@@ -76,7 +75,8 @@ class Git:
         self.remote_name = remote
         self.signer = signer
         self._timeout = timeout
-        self._fds = pass_fds
+        self.fds = pass_fds
+        """Descriptors of locks, which every child inherits."""
         self._lock: int | None = None
         self._build_environment = partial(
             build_environment,
@@ -89,10 +89,11 @@ class Git:
         self.branch = ""
         """The branch to check out, for the fix of a damaged HEAD."""
         self._repo: git.Repo | None = None
-        self._configuration: Configuration | None = None
+        self.configuration: Configuration | None = None
+        """Git's configuration here, once it is read."""
         self._environment: dict[str, str] | None = None
-        self._active: list[_Command] = []
-        self._begun: dict[tuple[tuple[str, ...], bytes], _Command] = {}
+        self._active: list[Command] = []
+        self._begun: dict[tuple[tuple[str, ...], bytes | None], Command] = {}
         self._aborted = threading.Event()
         self.ended = 0
         """Number of processes that were killed: these may have left lock files."""
@@ -162,8 +163,8 @@ class Git:
     @property
     def settings(self) -> Sequence[Setting]:
         """Return git's configuration here, in the order in which later settings win."""
-        if self._configuration is None:
-            self._environment = self._build_environment(worktree=self.worktree, fds=self._fds)
+        if self.configuration is None:
+            self._environment = self._build_environment(worktree=self.worktree, fds=self.fds)
             began = time.time()
             out = self.run(
                 *("config", "--null", "--list", "--show-origin"),
@@ -171,9 +172,9 @@ class Git:
                 discover=not self._place.exists(),  # a clone that is about to be made
             )
             self._environment = None
-            self._configuration = Configuration(out, self._place, began)
-            conceal_secrets(self._configuration.settings)
-        return self._configuration.settings
+            self.configuration = Configuration(out, self._place, began)
+            conceal_secrets(self.configuration.settings)
+        return self.configuration.settings
 
     def config(self, key: str, default: str = "") -> str:
         """Return the value that counts for this key."""
@@ -185,14 +186,11 @@ class Git:
         return [value for name, value in self.settings if name == wanted]
 
     def refresh(self) -> None:
-        """Look at the repository again, and at its configuration if a person may have changed that."""
-        while self._begun:  # of a batch that ended early
-            command = self._begun.popitem()[1]
-            command.end()
-            self._finish(command)
-        self._repo = None
-        if self._configuration is not None and not self._configuration.is_current():
-            self._configuration = self._environment = None
+        """Look at the repository again, and at its configuration if a user may have changed that."""
+        if self.configuration is None or not self.configuration.is_current():
+            self.configuration = self._environment = self._repo = None
+        if not is_git_dir(f"{self._place}/.git"):  # damaged, or a linked work tree's or a bare repository's
+            self._repo = None
 
     @contextmanager
     def locked(self, path: Path, patience: float | None = None) -> Iterator[None]:
@@ -205,17 +203,14 @@ class Git:
                 self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
                 raise PublishError.from_os("the repository cannot be locked", error) from error
-            self._fds += (self._lock,)
+            self.fds += (self._lock,)
             self._environment = None
         deadline = time.monotonic() + (self._timeout if patience is None else patience)
         while not filelock.lock_descriptor(self._lock, blocking=False):
             self.check_running()
             if time.monotonic() >= deadline:
-                raise PublishError(
-                    FailureCode.LOCKED,
-                    "another command of briter-worker works in the repository",
-                    "let that command end, then try again",
-                )
+                text = "another command of briter-worker works in the repository"
+                raise PublishError(FailureCode.LOCKED, text, "let that command end, then try again")
             time.sleep(_LOCK_POLL_S)
         try:
             yield
@@ -264,9 +259,42 @@ class Git:
             out, said = command.read_output()
         return command.process.returncode, out, said
 
-    def begin(self, *args: str, stdin: bytes = b"") -> None:
-        """Start a command of which `run`, with the same arguments, returns the output: beside another one."""
-        self._begun[args, stdin] = self._start_with(args, stdin)
+    def begin(self, *args: str, stdin: bytes | None = b"") -> None:
+        """Start a command of which `run`, with the same arguments, returns the output: beside another one.
+
+        With None for `stdin`, `ask` talks to the command, and then `open`.
+        """
+        self._begun[args, stdin] = (
+            self._start(args, subprocess.PIPE) if stdin is None else self._start_with(args, stdin)
+        )
+
+    def ask(self, args: tuple[str, ...], questions: Sequence[bytes]) -> list[bytes]:
+        """Put questions of a line each to a command that was begun; return no answers if none is there."""
+        command = self._begun.get((args, None))
+        if command is None:
+            return []
+        with suppress(OSError):
+            command.send.write(b"".join(questions))
+            command.send.flush()
+            lines = [command.answers.readline() for _ in questions]
+            if all(lines):
+                return lines
+        self._end_begun((args, None))
+        return []
+
+    def end_begun(self) -> None:
+        """End what was begun and is not needed, as of a batch that ended early."""
+        for key in list(self._begun):
+            self._end_begun(key)
+
+    def _end_begun(self, key: tuple[tuple[str, ...], bytes | None]) -> None:
+        command = self._begun.pop(key)
+        if key[1] is None:
+            with suppress(OSError):
+                command.send.close()  # such a command ends with its input
+        else:
+            command.end()
+        self._finish(command)
 
     def _start_with(
         self,
@@ -275,7 +303,7 @@ class Git:
         *,
         env: Mapping[str, str] = _NO_ENVIRONMENT,
         discover: bool = False,
-    ) -> _Command:
+    ) -> Command:
         with tempfile.TemporaryFile() if stdin else nullcontext() as file:  # git may read it, or not
             if file is not None:
                 file.write(stdin)
@@ -291,12 +319,15 @@ class Git:
         An exit status other than 0 raises PublishError with git's words, also in place of the broken pipe or
         the EOFError that the caller had. A git that prints more errors than a pipe holds meets its deadline.
         """
-        command = self._start(args, subprocess.PIPE, env=env)
+        if (begun := self._begun.get((args, None))) and begun.has_exited():
+            self._end_begun((args, None))
+        command = self._begun.pop((args, None), None) or self._start(args, subprocess.PIPE, env=env)
+        command.set_deadline(self._timeout)
         process, failed, said = command.process, None, ""
         with self._finishing(command):
             try:
                 yield process
-                cast("IO[bytes]", process.stdin).close()
+                command.send.close()
             except (BrokenPipeError, EOFError) as error:
                 failed = error
             except BaseException:
@@ -355,12 +386,12 @@ class Git:
         *,
         env: Mapping[str, str] = _NO_ENVIRONMENT,
         discover: bool = False,
-    ) -> _Command:
+    ) -> Command:
         self.check_running()
         place = [] if discover else [f"--git-dir={self.repo.git_dir}"]
         if self.worktree is not None and not discover:
             place.append(f"--work-tree={self.worktree}")
-        prefix = _with_death_signal() if _ENDING_ALONE.isdisjoint(args[:3]) else ()
+        prefix = _with_death_signal() if _ENDING_ALONE.isdisjoint(args[:5]) else ()
         environment = {**self._env(), **env}
         try:
             process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes through stdin only
@@ -370,7 +401,7 @@ class Git:
                 stderr=subprocess.PIPE,
                 cwd=self.worktree or (self._place if self._place.exists() else self._place.parent),
                 env=environment,
-                pass_fds=self._fds,
+                pass_fds=self.fds,
                 start_new_session=True,  # no terminal: ssh-keygen would ask there for a passphrase
             )
         except FileNotFoundError as error:
@@ -378,7 +409,7 @@ class Git:
             raise PublishError(FailureCode.GIT_MISSING, "git was not found", fix) from error
         except OSError as error:
             raise PublishError.from_os("git could not be started", error) from error
-        command = _Command(process, args[0], self._timeout)
+        command = Command(process, args[0], self._timeout)
         self._active.append(command)
         if self._aborted.is_set():  # since the check above: `abort` may have missed this process
             command.end()
@@ -390,15 +421,15 @@ class Git:
         if self._environment is None:
             self._environment = self._build_environment(
                 worktree=self.worktree,
-                fds=self._fds,
-                helpers=credential_helpers(self.settings) if self._fds else [],
+                fds=self.fds,
+                helpers=credential_helpers(self.settings) if self.fds else [],
                 ssh=self.config("core.sshCommand", "ssh"),
                 variant=self.config("ssh.variant"),
             )
         return self._environment
 
     @contextmanager
-    def _finishing(self, command: _Command) -> Iterator[None]:
+    def _finishing(self, command: Command) -> Iterator[None]:
         """Wait for the process on leaving. Raises StoppedError or a timeout in place of a broken pipe."""
         try:
             yield
@@ -409,11 +440,9 @@ class Git:
             self._finish(command)
         self.check_running()
         if command.is_expired:
-            raise PublishError(
-                FailureCode.TIMEOUT,
-                f"git {command.name} did not end within {self._timeout:g} s",
-                "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS",
-            )
+            fix = "check the network and the remote, or raise BRITER_GIT_TIMEOUT_MS"
+            text = f"git {command.name} did not end within {self._timeout:g} s"
+            raise PublishError(FailureCode.TIMEOUT, text, fix)
 
     def execute(self, args: Sequence[str]) -> subprocess.Popen[Any]:
         """Run what GitPython asks for, within the deadline; `watch` and `said` get what it prints."""
@@ -424,55 +453,11 @@ class Git:
         process.stdout, process.stderr = io.StringIO(out.decode(errors="replace")), None
         return process
 
-    def _finish(self, command: _Command) -> None:
+    def _finish(self, command: Command) -> None:
         command.finish()
         if command in self._active:
             self._active.remove(command)
             self.ended += command.is_killed or command.process.returncode < 0  # the kernel kills, too
-
-
-class _Command:
-    """A git command and its deadline. `finish` it once, in the thread that started it."""
-
-    def __init__(self, process: subprocess.Popen[bytes], name: str, timeout: float) -> None:
-        self.process = process
-        self.name = name
-        self.pipes = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
-        self.is_expired = self.is_killed = False
-        self._ending = threading.RLock()  # `abort` may come from a signal handler
-        self._timer = threading.Timer(timeout, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _expire(self) -> None:
-        self.is_expired = not self.has_exited()
-        self.end()
-
-    def has_exited(self) -> bool:
-        """Return True if the process itself has ended."""
-        return self.process.poll() is not None
-
-    def read_output(self, watch: Callable[[bytes], object] = len) -> tuple[bytes, str]:
-        """Return what the process prints until it exits."""
-        return messages.read_output(*self.pipes, self.has_exited, watch)
-
-    def end(self) -> None:
-        """End the process and everything it started."""
-        with self._ending:
-            if not self.has_exited():
-                self.is_killed = True
-                end_process(self.process)
-
-    def finish(self) -> None:
-        """Wait for the exit, which the deadline bounds, and close the pipes."""
-        self.process.wait()
-        self._timer.cancel()
-        self._timer.join()
-        with self._ending:  # another thread may still be ending what the process started
-            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-                if pipe is not None:
-                    with suppress(OSError, ValueError):
-                        pipe.close()
 
 
 class _GitPython(GitPythonCommand):
@@ -509,15 +494,3 @@ def _with_death_signal() -> tuple[str, ...]:
     """
     found = shutil.which("setpriv", path="/usr/bin:/bin:/usr/sbin:/sbin")
     return () if sys.platform != "linux" or found is None else (found, "--pdeathsig", "TERM", "--")
-
-
-def end_process(process: subprocess.Popen[Any]) -> None:
-    """End the process and its group. Return when all are gone, or cannot be ended."""
-    with suppress(ProcessLookupError, PermissionError):
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
-            os.killpg(process.pid, signal_number)
-            deadline = time.monotonic() + _GRACE_S
-            while time.monotonic() < deadline:
-                process.poll()
-                os.killpg(process.pid, 0)  # raises when the group is gone
-                time.sleep(0.01)

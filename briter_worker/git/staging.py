@@ -28,7 +28,8 @@ from briter_worker.git.folders import (
     stamp_of,
     unreadable,
 )
-from briter_worker.git.merge import Base
+from briter_worker.git.index import hash_files
+from briter_worker.git.merge import Base, Edit, Merge
 from briter_worker.git.push import File, blob_id
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, Repository
 
@@ -98,6 +99,7 @@ class WorkTreeCopies:
         staging: Staging,
         warn: Callable[[str, str], None],
         updated: Callable[[str, Sequence[str]], None] = lambda _tip, _paths: None,
+        conflicting: Callable[[Sequence[str]], None] = lambda _paths: None,
     ) -> None:
         self._repository = staging.repository
         self._staging = staging
@@ -105,11 +107,26 @@ class WorkTreeCopies:
             staging.repository,
             warn,
             updated=updated,
+            edited=self._edited,
             is_cms_path=lambda path: any(is_inside(each, path) for each in staging.allowlist.folders),
         )
+        self._conflicting = conflicting
         self.sync = self.checkout.sync
         self.catch_up = self.checkout.catch_up
         self.read = staging.repository.blob  # a version that the repository has lost is damage, no conflict
+
+    def _edited(self, tip: str, bases: Mapping[str, str | None]) -> None:
+        """Report the edits of the CMS that cannot be merged into `tip`."""
+        root = cast("Path", self._repository.git.worktree)
+        here = [path for path in bases if (root / path).is_file() and not (root / path).is_symlink()]
+        blobs = dict(zip(here, hash_files(self._repository.git, here, "-w"), strict=True))
+        merge = Merge(self._repository, tip, bases, self.read)
+        edits = [
+            Edit(path, File("100644", blobs[path]) if path in blobs else None, Base(base))
+            for path, base in bases.items()
+        ]
+        if conflicts := [edit.path for edit in edits if merge.place([edit])[1]]:
+            self._conflicting(conflicts)
 
     def stage(
         self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
@@ -223,7 +240,7 @@ class _Batch:
     def _read_files(self, batch: Collection[Staged]) -> None:
         """Read every file until none has changed since it was read.
 
-        Some editors save by removing the file and writing it anew: a path that was gone may come back.
+        Some editors save by removing the file and writing it again: a path that was gone may come back.
         """
         paths = dict.fromkeys(path for staged in batch for path in staged.files)
         self._read.update((path, None) for staged in batch for path in staged.gone if path not in paths)

@@ -10,48 +10,113 @@ import os
 import re
 import shutil
 import tempfile
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 import filelock
 
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.errors import DeclinedError, UsageError
-from briter_worker.git.checkout import Checkout
+from briter_worker.git.index import hash_files
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
 from briter_worker.git.work_tree import WorkTree
+from briter_worker.job import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.repository import Entry, Repository
     from briter_worker.git.run import Git
 
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+LOCK_NAME = "undo.lock"
 _NAMED = 10
+_SHOWN = 50
+"""A page shows the differences of so many files."""
+_MAX_SHOWN_BYTES = 20 << 20
+_MAX_TEXT = 1 << 20
+"""With more text than this, a page shows the sizes only."""
 _LOCK_TIMEOUT_S = 30.0
 _Versions = dict[str, "Entry | None"]
 _Stats = dict[str, os.stat_result | None]
 
 
+class FileDifference(NamedTuple):
+    """What a publication changed in one file."""
+
+    path: str
+    sizes: tuple[int | None, int | None]
+    """In bytes, before and after; None where there is no file."""
+    words: Sequence[tuple[str, str]]
+    """Parts of the text, each marked as same (` `), removed (`-`), added (`+`) or left out (`@`)."""
+
+
 def difference(repository: Repository, commit: str) -> str:
     """Return what a publication changed, as git shows it. Raises DeclinedError for an unknown commit."""
     _check_published(repository, commit)
-    command = ("-c", "core.quotePath=false", "diff-tree", "--no-commit-id", "--patch-with-stat", "-M")
-    options = ("--no-ext-diff", "--no-textconv", commit, "--")
-    out = repository.git.run(*command, *options, what="the differences could not be read")
-    return out.decode(errors="replace")
+    return _diff(repository, commit, "--patch-with-stat", "-M").decode(errors="replace")
 
 
-def restore(
+def differences(repository: Repository, commit: str) -> list[FileDifference]:
+    """Return what a publication changed, by words, of its first files. Raises as `difference`."""
+    _check_published(repository, commit)
+    raw = os.fsdecode(_diff(repository, commit, "--raw", "-r", "-z", "--no-abbrev")).split("\0")
+    blobs = {path: entry.split()[2:4] for entry, path in zip(raw[::2], raw[1::2], strict=False)}
+    shown = list(blobs)[:_SHOWN]
+    if not shown:
+        return []
+    options = ("-r", "--patch", "--word-diff=porcelain", "--unified=2")
+    text = _diff(repository, commit, *options, paths=shown).decode(errors="replace")
+    text = text if len(text) <= _MAX_TEXT else re.sub(r"^(?!diff --git ).*\n", "", text, flags=re.MULTILINE)
+    patches = re.split(r"^diff --git .*\n", text, flags=re.MULTILINE)[1:]
+    asked = "".join(f"{blob}\n" for path in shown for blob in blobs[path])
+    out = repository.git.run("cat-file", "--batch-check=%(objectsize)", stdin=asked.encode()).decode()
+    sizes = [int(line) if line.isdigit() else None for line in out.split("\n")]
+    found = zip(shown, sizes[::2], sizes[1::2], patches, strict=False)
+    return [FileDifference(path, (old, new), _words_of(patch)) for path, old, new, patch in found]
+
+
+def _words_of(patch: str) -> list[tuple[str, str]]:
+    words = []
+    for line in patch.partition("\n@@")[2].split("\n")[1:]:
+        mark, text = line[:1], line[1:]
+        if mark in {"~", "@"}:
+            words.append((" ", "\n") if mark == "~" else ("@", ""))
+        elif mark in {" ", "-", "+"}:
+            words.append((mark, text))
+    return words
+
+
+def file_of(repository: Repository, commit: str, path: str, *, before: bool) -> bytes:
+    """Return a file as a publication's commit has it, or as it was before. Raises DeclinedError."""
+    _check_published(repository, commit)
+    entry = repository.entries(f"{commit}^" if before else commit, [path]).get(path)
+    size = repository.git.run("cat-file", "-s", entry.blob) if entry else b""
+    if entry is None or int(size) > _MAX_SHOWN_BYTES:
+        raise DeclinedError(f"{quoted(path)} is no file of at most {_MAX_SHOWN_BYTES >> 20} MiB there")
+    return repository.blob(entry.blob)
+
+
+def _diff(repository: Repository, commit: str, *options: str, paths: Sequence[str] = ()) -> bytes:
+    command = ["--literal-pathspecs", "-c", "core.quotePath=false"]
+    if paths:  # for a page: of larger files the sizes are enough
+        command += ["-c", "core.bigFileThreshold=256k"]
+    plain = ("--no-commit-id", "--no-ext-diff", "--no-textconv")
+    what = "the differences could not be read"
+    return repository.git.run(*command, "diff-tree", *plain, *options, commit, "--", *paths, what=what)
+
+
+@contextmanager
+def restored(
     repository: Repository, allowlist: Allowlist, commits: Sequence[str], to: str | None = None
-) -> list[str]:
-    """Bring the files to their version before the last publication, or at `to`; return the paths.
+) -> Iterator[list[str]]:
+    """Bring the files to their version before the last publication, or at `to`; yield the paths.
 
     `commits` are the post's publications, newest first. A file that is neither as published nor restored
-    already is the CMS's edit. Raises DeclinedError and UsageError, with nothing changed.
+    already is the CMS's edit. Raises DeclinedError and UsageError, with nothing changed. Until the context
+    ends, `watch` does not look at the files.
     """
     repository.check()
     last, tip = commits[0], _check_published(repository, commits[0])
@@ -76,11 +141,11 @@ def restore(
     known = (wanted, published, now) if to else (wanted, published)
     folder = repository.git.state_dir
     with (
-        filelock.FileLock(folder / "undo.lock", timeout=_LOCK_TIMEOUT_S),
+        filelock.FileLock(folder / LOCK_NAME, timeout=_LOCK_TIMEOUT_S),
         closing(WorkTree(cast("Path", repository.git.worktree), folder / "undo-files")) as work_tree,
     ):
         _put_files(repository, work_tree, paths, known)
-    return paths
+        yield paths
 
 
 def _check_published(repository: Repository, commit: str) -> str:
@@ -156,8 +221,7 @@ def _compare(
             raise _edited([path]) from error
     # Git may convert a file on its way in.
     others = [path for path, blob in blobs.items() if blob and blob not in versions[path]]
-    checkout = Checkout(repository, lambda _text, _fix: None)
-    blobs.update(zip(others, checkout.hash_files(others), strict=True))
+    blobs.update(zip(others, hash_files(repository.git, others), strict=True))
     if edited := [path for path, blob in blobs.items() if blob not in versions[path]]:
         raise _edited(edited)
     return {path: versions[path][blob] for path, blob in blobs.items()}, stats

@@ -1,4 +1,4 @@
-"""The CMS's work tree: its files and its index, replaced while the CMS and people may write them.
+"""The CMS's work tree: its files, replaced while the CMS and people may write them.
 
 Every path is opened part by part without following a link. A file is replaced by an exchange of two names,
 followed by a look at the file that was there: what the CMS has saved in that moment is put back.
@@ -10,23 +10,19 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import shutil
 import signal
 import stat
-import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-from briter_worker.errors import FailureCode, PublishError, sync_folder
-from briter_worker.git.repository import Entry
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from briter_worker.git.run import Git
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -38,14 +34,6 @@ _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
 _PREFIX, _SUFFIX = ".briter-", ".swp"
 """Temporary files look like an editor's, which no adapter publishes if one is left behind."""
 
-_PATIENCE_S = 1.0
-"""A person's `git add` ends within this time; an editor or a stale lock does not."""
-_POLL_S = 0.01
-_SWITCH_S = 0.2
-"""`git switch` writes the index, then HEAD: a younger index may be another branch's already."""
-_FEW_PATHS = 100
-_Stamp = tuple[int, int, int]
-
 
 class BlockedError(OSError):
     """A link, a folder or a special file is where a file, or a folder on the way to it, should be."""
@@ -55,9 +43,10 @@ class BlockedError(OSError):
 
 
 class WorkTree:
-    """The files below one folder, to be closed after use. `journal` has the names of temporary files.
+    """The files below one folder, to be closed after use.
 
-    Folders are opened one by one: thousands of them need neither recursion nor a long path.
+    `journal` has the names of temporary files, and which ones were to replace what. Folders are opened one by
+    one: thousands of them need neither recursion nor a long path.
     """
 
     def __init__(self, root: Path, journal: Path) -> None:
@@ -65,8 +54,9 @@ class WorkTree:
         self._journal = journal
 
     def close(self) -> None:
-        """Remove temporary files, and close the folder."""
-        self.clear_temporary()
+        """Close the folder. Remove temporary files, unless `placed` needs the journal."""
+        if not self.placed():
+            self.clear_temporary()
         os.close(self._root)
 
     def read(self, path: str, *, id_length: int) -> tuple[os.stat_result | None, str | None]:
@@ -119,17 +109,44 @@ class WorkTree:
 
     def _new_name(self, folder: str) -> str:
         path = f"{folder}/{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}".lstrip("/")
-        with self._journal.open("ab") as journal:
-            journal.write(os.fsencode(f"{path}\0"))
+        self._note(path)
         return path
 
-    def put(self, temporary: str, path: str, expected: os.stat_result | None) -> bool:
-        """Replace the file. Return False, with nothing changed, if it is not as expected."""
+    def _note(self, *record: str | int) -> None:
+        with self._journal.open("a") as journal:
+            journal.write(f"{json.dumps(record)}\n")
+
+    def _records(self) -> list[list[Any]]:
+        lines = self._journal.read_text().splitlines() if self._journal.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("]")]  # the last may be cut off
+
+    def placed(self) -> dict[str, list[str]]:
+        """Return, by commit, the files that were replaced or removed with its version.
+
+        The temporary file of one that was not is still there.
+        """
+        found: dict[str, list[str]] = {}
+        for temporary, *about in self._records():
+            for path, inode, commit in [about] if about else []:
+                now = None
+                with suppress(OSError), self._parent(temporary) as (parent, name):
+                    now = _status(parent, name).st_ino
+                if now != inode:
+                    found.setdefault(commit, []).append(path)
+        return found
+
+    def put(self, temporary: str, path: str, expected: os.stat_result | None, commit: str = "") -> bool:
+        """Replace the file. Return False, with nothing changed, if it is not as expected.
+
+        `commit` has this version: `placed` tells so until the temporary files are cleared.
+        """
         try:
             with (
                 self._parent(temporary) as (source, name),
                 self._parent(path, make=True) as (target, new_name),
             ):
+                if commit:
+                    self._note(temporary, path, _status(source, name).st_ino, commit)
                 if expected is None:
                     return _place(source, name, target, new_name)
                 return _is_same(_status(target, new_name), expected, changed=True) and _replace(
@@ -138,8 +155,11 @@ class WorkTree:
         except FileNotFoundError:
             return False
 
-    def remove(self, path: str, expected: os.stat_result) -> bool:
-        """Remove the file and folders that are empty then. Return False if it is not as expected."""
+    def remove(self, path: str, expected: os.stat_result, commit: str = "") -> bool:
+        """Remove the file and folders that are empty then. Return False if it is not as expected.
+
+        `commit` lacks the file, as in `put`.
+        """
         folder = path.rpartition("/")[0]
         aside = self._new_name(folder).rpartition("/")[2]
         with self._parent(path) as (parent, name):
@@ -150,6 +170,8 @@ class WorkTree:
             except FileNotFoundError:
                 return False
             is_unchanged = _is_unchanged(parent, aside, expected)
+            if is_unchanged and commit:
+                self._note(aside, path, 0, commit)
             if is_unchanged or not _place(parent, aside, parent, name):  # the CMS has saved once more
                 os.unlink(aside, dir_fd=parent)
         with suppress(OSError):
@@ -161,12 +183,11 @@ class WorkTree:
 
     def clear_temporary(self) -> None:
         """Remove temporary files that are still there, of this process or a dead one."""
-        with suppress(FileNotFoundError):
-            for path in map(os.fsdecode, self._journal.read_bytes().split(b"\0")):
-                if path.rpartition("/")[2].startswith(_PREFIX) and path.endswith(_SUFFIX):
-                    with suppress(OSError), self._parent(path) as (parent, name):
-                        os.unlink(name, dir_fd=parent)
-            self._journal.unlink()
+        for path, *_ in self._records():
+            if path.rpartition("/")[2].startswith(_PREFIX) and path.endswith(_SUFFIX):
+                with suppress(OSError), self._parent(path) as (parent, name):
+                    os.unlink(name, dir_fd=parent)
+        self._journal.unlink(missing_ok=True)
 
     @contextmanager
     def _parent(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
@@ -252,7 +273,8 @@ def _replace(source: int, name: str, target: int, new_name: str, expected: os.st
             if _status(source, name).st_ino == placed:
                 break
             placed = held  # the CMS has saved once more: that save belongs there
-    os.unlink(name, dir_fd=source)
+    if is_unchanged:
+        os.unlink(name, dir_fd=source)
     return is_unchanged
 
 
@@ -280,10 +302,11 @@ def _status(folder: int, name: str) -> os.stat_result:
 
 def _is_same(now: os.stat_result, before: os.stat_result, *, changed: bool) -> bool:
     """Compare two states of a file; `changed`: with the time of change, which a rename sets."""
-    return _stamp(now) == _stamp(before) and (not changed or now.st_ctime_ns == before.st_ctime_ns)
+    return stamp(now) == stamp(before) and (not changed or now.st_ctime_ns == before.st_ctime_ns)
 
 
-def _stamp(status: os.stat_result) -> _Stamp:
+def stamp(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what changes whenever a file is written or replaced."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -296,178 +319,3 @@ def _rename(source: int, name: str, target: int, new_name: str, flags: int) -> N
     if call(source, os.fsencode(name), target, os.fsencode(new_name), ctypes.c_uint(flags)):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), new_name)
-
-
-class Index:
-    """The index, changed in a copy that replaces it under git's own lock: git sees all of it or nothing.
-
-    The lock is a hard link of the copy: it is complete when it appears, and known as the worker's after a
-    crash.
-    """
-
-    def __init__(self, git: Git, branch_ref: str) -> None:
-        self._git = git
-        self._refs = git.git_dir / "HEAD", git.common_dir / branch_ref
-        self._file = git.git_dir / "index"
-        self._lock = git.git_dir / "index.lock"
-        # Linked work trees share the worker's folder.
-        self._copy = git.state_dir / f"{git.git_dir.name.strip('.')}-index"
-        self._contents = self._copy.with_name(f"{self._copy.name}-files")
-        self._copied: _Stamp | None = None
-        self.is_changed = False
-        self._is_held = False
-        self._waited_for: _Stamp | None = None
-
-    def clear_leftovers(self) -> None:
-        """Remove the copy and all that belongs to it, also of a dead worker."""
-        self._copied = None
-        with suppress(FileNotFoundError):
-            if self._lock.samefile(self._copy):
-                self._lock.unlink()
-        self._copy.with_name(f"{self._copy.name}.lock").unlink(missing_ok=True)
-        self._copy.unlink(missing_ok=True)
-        shutil.rmtree(self._contents, ignore_errors=True)
-
-    def entries(self, paths: Collection[str]) -> tuple[dict[str, Entry], set[str]]:
-        """Return the entries of these paths, and which of them git ignores in the work tree.
-
-        They are those of the copy, or of the index while there is no copy. Unmerged ones have no mode.
-        """
-        few = [f":(top,literal){path}" for path in paths] if len(paths) <= _FEW_PATHS else []
-        env = {"GIT_INDEX_FILE": str(self._copy)} if self._copied else {}
-        what = "the index could not be read"
-        out = self._git.run("ls-files", "-z", "-s", "-v", "--", *few, env=env, what=what)
-        wanted, found, skipped = set(paths), {}, set()
-        for line in os.fsdecode(out).split("\0")[:-1]:
-            about, _, path = line.partition("\t")
-            tag, mode, blob, stage = about.split(" ")
-            if path in wanted:
-                found[path] = Entry("" if int(stage) else mode, blob)
-                skipped |= {path} if tag in "Ss" else set()
-        return found, skipped
-
-    def is_locked(self) -> bool:
-        """Return True if a git command holds the index."""
-        return self._lock.exists()
-
-    def stamp(self) -> _Stamp | None:
-        """Return what changes whenever git writes the index."""
-        return _stamp(self._file.stat()) if self._file.exists() else None
-
-    @contextmanager
-    def copied(self) -> Iterator[None]:
-        """Work on a copy of the index as it is now."""
-        self.clear_leftovers()
-        try:
-            self._wait_for_switch(self._file.stat())
-            self._copied, self.is_changed = self.stamp(), False
-            try:  # the same file is on the disk already; git never writes into it, but replaces its name
-                os.link(self._file, self._copy)
-            except FileNotFoundError:
-                raise
-            except OSError:  # no hard links on this file system; the age tells what git may trust
-                shutil.copy2(self._file, self._copy)
-        except FileNotFoundError as error:
-            raise PublishError(FailureCode.CORRUPT, "the repository has no index", "git reset") from error
-        try:
-            yield
-        finally:
-            self.clear_leftovers()
-
-    def _wait_for_switch(self, status: os.stat_result) -> None:
-        age = time.time() - status.st_mtime
-        written = [path.stat().st_mtime_ns for path in self._refs if path.exists()]
-        if 0 <= age < _SWITCH_S and max(written, default=0) < status.st_mtime_ns:
-            time.sleep(_SWITCH_S - age)
-
-    def change(self, entries: Mapping[str, Entry | None], *, null: str) -> None:
-        """Set these entries in the copy; None, written with the `null` object id, removes one."""
-        lines = [
-            f"{entry.mode} {entry.blob}\t{path}\0" if entry else f"0 {null}\t{path}\0"
-            for path, entry in sorted(entries.items(), key=lambda item: item[1] is not None)
-        ]
-        self._update("--add", "--replace", "--index-info", lines=lines)
-
-    def skip(self, paths: Collection[str]) -> None:
-        """Have git ignore the work tree's files of these paths.
-
-        Without this mark on a file that lacks the branch's version, `git commit -a` would take that back.
-        """
-        self._update("--skip-worktree", "--stdin", lines=[f"{path}\0" for path in paths])
-
-    def _update(self, *options: str, lines: Collection[str]) -> None:
-        if lines:
-            self._git.run(
-                *("update-index", "-z", *options),
-                stdin=os.fsencode("".join(lines)),
-                env={"GIT_INDEX_FILE": str(self._copy)},
-                what="the index could not be written",
-            )
-            self.is_changed = True
-
-    def check_out(self, paths: Collection[str]) -> Iterator[tuple[str, Path]]:
-        """Yield each path, and a file with its content as git writes it into a work tree."""
-        if not paths:
-            return
-        self._contents.mkdir(mode=0o700)
-        out = self._git.run(
-            *(f"--work-tree={self._contents}", "checkout-index", "--temp", "-z", "--stdin"),
-            stdin=os.fsencode("".join(f"{path}\0" for path in paths)),
-            env={"GIT_INDEX_FILE": str(self._copy)},
-            what="the remote's files could not be read",
-        )
-        for line in os.fsdecode(out).split("\0")[:-1]:
-            name, _, path = line.partition("\t")
-            yield path, self._contents / name
-            (self._contents / name).unlink()
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the index. Raises PublishError if another git command holds it, or has changed it since."""
-        self._take_lock()
-        try:
-            if self.stamp() != self._copied:
-                raise PublishError(
-                    FailureCode.LOCKED, "another git command has changed the index", "let that command end"
-                )
-            yield
-        finally:
-            if self._is_held:
-                self._lock.unlink()
-                self._is_held = False
-
-    def _take_lock(self) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                self._make_lock()
-            except FileExistsError:
-                with suppress(FileNotFoundError):
-                    held = _stamp(self._lock.stat())
-                    if time.monotonic() > deadline or held == self._waited_for:
-                        self._waited_for = held
-                        raise PublishError(
-                            FailureCode.LOCKED,
-                            f"another git command holds the index ({self._lock})",
-                            "let that command end; if none runs, remove the file",
-                        ) from None
-                time.sleep(_POLL_S)
-            else:
-                self._is_held = True
-                return
-
-    def _make_lock(self) -> None:
-        try:
-            os.link(self._copy, self._lock)
-        except FileExistsError:
-            raise
-        except OSError:  # no hard links on this file system
-            self._lock.open("xb").close()
-
-    def place(self) -> None:
-        """Put the copy in the place of the index, durably. Call it while the index is held."""
-        if self.is_changed:
-            self._copy.replace(self._lock)  # nothing happens if both are the same file still
-            self._lock.replace(self._file)
-            self._is_held = False
-            sync_folder(self._file.parent)

@@ -55,6 +55,15 @@ def select_retryable(rows: Sequence[ListedJob]) -> list[ListedJob]:
     return [row for row in rows if row.state is State.FAILED and is_retryable(row.job)]
 
 
+def select_outdated(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
+    """Return the wanted dead letters that a later version stopped. Raises DeclinedError."""
+    found = select_existing(rows, wanted)
+    chosen = [row for row in found if row.job.failure == FailureCode.OUTDATED]
+    if not chosen:
+        raise DeclinedError(f"{quoted(wanted)} is not outdated", "leave --over out")
+    return chosen
+
+
 def select_to_publish_now(rows: Sequence[ListedJob], wanted: str) -> list[ListedJob]:
     """Return the wanted jobs that wait for a time. Raises DeclinedError with the fix."""
     found = select_existing(rows, wanted)

@@ -5,13 +5,17 @@ Reading needs no worker. A history that has not begun is empty; one that cannot 
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, Json, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
+from briter_worker.errors import FAILURE_TEXTS
+from briter_worker.events import FileChange  # noqa: TC001 - a field's type
 from briter_worker.job import format_time
+from briter_worker.redaction import one_line
 from briter_worker.sinks.recorder import waiting_time
 from briter_worker.sinks.store import StoreError
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 _MAX_ATTEMPTS = 100
 _MAX_RUNNING = 1000
 _MAX_OF_SLUG = 20
+FAILED = ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted")
+"""The outcomes of attempts that failed."""
 
 
 def _format_time(seconds: float | None) -> str | None:
@@ -50,6 +56,7 @@ class Receipt(BaseModel):
     job_id: str
     slug: str
     title: str
+    author: str
     attempt: int
     saved_at: _Time
     due_at: _Time = Field(serialization_alias="scheduledFor")
@@ -68,10 +75,19 @@ class Receipt(BaseModel):
     retry_at: _Time
     rejected_paths: Json[tuple[str, ...]]
     superseded_by: str | None
+    changes: Json[tuple[FileChange, ...]]
+    """At most a thousand of the files that the commit changed."""
+    files_changed: int
+    signed_with: str | None
     phase: str | None
     done: int
     total: int
     phases: Json[tuple[Phase, ...]]
+
+    @property
+    def is_removal(self) -> bool:
+        """Return True if the publication took the post off the remote."""
+        return bool(self.changes) and all(each.deleted for each in self.changes)
 
     @property
     def save_to_remote(self) -> float | None:
@@ -85,6 +101,7 @@ class Receipt(BaseModel):
         waited = self.save_to_remote
         return self.model_dump(by_alias=True, exclude={"phases"}) | {
             "time": _format_time(self.ended or self.began),
+            "changes": [each._asdict() for each in self.changes],
             "saveToRemoteMs": None if waited is None else round(waited * 1000),
             "phases": [
                 {"name": name, "began": _format_time(began), "ended": _format_time(ended)}
@@ -112,7 +129,7 @@ class Condition(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """How often an outcome occurred, and how long authors waited for it in all, in seconds."""
+    """Number of an outcome's occurrences, and seconds that authors waited for them in all."""
 
     site: str
     kind: str
@@ -132,6 +149,9 @@ _RECEIPT = (
 )
 
 
+_SEARCHED = "lower(a.slug || ' ' || a.title || ' ' || a.author || ' ' || COALESCE(a.error, ''))"
+
+
 class History:
     """Reads the history of one site. Safe in several threads. Raises StoreError."""
 
@@ -148,20 +168,24 @@ class History:
         *,
         slug: str | None = None,
         outcomes: Sequence[str] = (),
-        search: str | None = None,
+        search: str = "",
         before: int | None = None,
         limit: int = 50,
     ) -> list[Receipt]:
-        """Return ended attempts, newest first: at most `limit`, older than the receipt `before`."""
+        """Return ended attempts, newest first: at most `limit`, older than the receipt `before`.
+
+        `search` has words, in any case, of the post, its title, author and commit, or a failure's reason.
+        """
         query, values = "AND a.outcome IS NOT NULL", []  # type: tuple[str, list[Any]]
         if slug is not None:
             query += " AND a.slug = ?"
             values.append(slug)
-        if search:
-            text = re.sub(r"([\\%_])", r"\\\1", search)
-            like = rf"{self._store.like} ? ESCAPE '\'"
-            query += f' AND (a.slug {like} OR a.title {like} OR a."commit" {like})'
-            values += [f"%{text}%", f"%{text}%", f"{text}%"]
+        for word in search.lower().split():
+            text = re.sub(r"([\\%_])", r"\\\1", word)
+            causes = [str(code) for code, meaning in FAILURE_TEXTS.items() if word in meaning.lower()]
+            query += rf""" AND ({_SEARCHED} LIKE ? ESCAPE '\' OR a."commit" LIKE ? ESCAPE '\'"""
+            query += f" OR a.failure IN ({', '.join('?' * len(causes)) or 'NULL'}))"
+            values += [f"%{text}%", f"{text}%", *causes]
         if before is not None:
             query += " AND a.id < ?"
             values.append(before)
@@ -175,6 +199,15 @@ class History:
             for receipt in self._receipts(f"{query} AND a.outcome = ? {newest}", *values, outcome, limit)
         ]
         return sorted(found, key=lambda receipt: receipt.id, reverse=True)[:limit]
+
+    def failures(self, job_ids: Sequence[str]) -> dict[str, int]:
+        """Return how often each of these jobs failed, if it did."""
+        marks, outcomes = ", ".join("?" * len(job_ids)), ", ".join("?" * len(FAILED))
+        query = (
+            "SELECT job_id, count(*) FROM attempts WHERE site = ?"  # noqa: S608 - marks only
+            f" AND job_id IN ({marks or 'NULL'}) AND outcome IN ({outcomes}) GROUP BY job_id"
+        )
+        return dict(self._query(query, *job_ids, *FAILED))
 
     def attempts(self, job_id: str) -> list[Receipt]:
         """Return the attempts of one job, newest first."""
@@ -227,6 +260,16 @@ class History:
             gap,
         )
         return (rows[0][0], rows[0][1]) if rows else ("", 0)
+
+    def slug_of(self, path: str) -> str | None:
+        """Return the slug of the last publication that changed the file."""
+        query = (
+            "SELECT slug FROM attempts WHERE site = ? AND outcome = 'published' AND changes LIKE ? ESCAPE '!'"
+            " ORDER BY id DESC LIMIT 1"
+        )
+        text = re.sub("([!%_])", r"!\1", json.dumps(one_line(path)))
+        rows = self._query(query, f"%[{text},%")
+        return str(rows[0][0]) if rows else None
 
     def condition(self) -> Condition | None:
         """Return the site condition, or when the last one ended; None if nothing is known."""

@@ -1,4 +1,4 @@
-"""The log: one line per event, `[briter-worker] ` and a JSON object."""
+"""The log: one line per event, `[briter-worker] ` and a JSON object; at a terminal, for a person."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 PREFIX = "[briter-worker] "
 _CLOSED = frozenset({errno.EPIPE, errno.EBADF, errno.EIO})
-"""Nobody reads the stream any more, and nobody will."""
+"""The stream has no reader any more."""
 _STALL_TIMEOUT_S = 5.0
 _PIPE_BYTES = 4096
 """A pipe that is ready for writing takes at least this much without blocking, on any system."""
+_CLEAR = "\r\x1b[K"
+"""Returns to the start of a terminal's line, and empties it."""
 _TIMES = frozenset({"retry_at", "until"})
 
 # A job's id and slug come with each of its events, to several sinks.
@@ -38,7 +40,7 @@ class LogSink:
     """Writes each event at once. Raises nothing, and never waits for long. Safe in several threads.
 
     A line that cannot be written is lost; `complain` hears of the first one. A reader that stalls is waited
-    for once, then not before it reads on; it is told how many lines it missed.
+    for once, then not before it reads on; a line says how many lines it missed.
     """
 
     def __init__(
@@ -47,36 +49,44 @@ class LogSink:
         complain: Callable[[str], None] = lambda _: None,
         *,
         patience: float = _STALL_TIMEOUT_S,
+        render: Callable[[dict[str, Any]], str] | None = None,
     ) -> None:
         """Take an unbuffered stream, which may write a part, or nothing (None) when it would block."""
+        self._render = render or json_line
         self._stream = stream
         self._complain = complain
         self._patience = patience
         self._lost = 0
         """Lines that a stalled reader has missed."""
-        self._is_torn = False
+        self._is_cut = False
+        self._shows_progress = False
         self._has_complained = False
         self._guard = threading.Lock()
 
     @classmethod
-    def standard(cls, complain: Callable[[str], None]) -> LogSink:
+    def standard(
+        cls, complain: Callable[[str], None], render: Callable[[dict[str, Any]], str] | None = None
+    ) -> LogSink:
         """Return the log on the process's standard output, if it has one."""
         stream = None if sys.stdout is None else io.FileIO(sys.stdout.fileno(), "w", closefd=False)
-        return cls(stream, complain)
+        return cls(stream, complain, render=render)
 
     def __call__(self, event: Event, /, site: str | None = None) -> None:
-        """Write the event's line; progress has none."""
-        if isinstance(event, Progress):
+        """Write the event's line. Progress is a line of a terminal only, which the next line replaces."""
+        is_progress = isinstance(event, Progress)
+        if is_progress and self._render is json_line:
             return
         with self._guard:
             if self._stream is None:
                 return
             try:
                 if self._lost:
-                    text = f"{self._lost} lines of the log are lost: nobody read the log"
-                    self._write(self._stream, log_line(Warned(error=text), time.time()), 0.0)
+                    text = f"{self._lost} log lines are lost: the reader of the log did not keep up"
+                    self._write(self._stream, self._render(log_entry(Warned(error=text), time.time())), 0.0)
                     self._lost = 0
-                self._write(self._stream, log_line(event, time.time(), site), self._patience)
+                line = self._render(log_entry(event, time.time(), site))
+                text, self._shows_progress = (_CLEAR if self._shows_progress else "") + line, is_progress
+                self._write(self._stream, text, self._patience, end="" if is_progress else "\n")
             except TimeoutError:
                 self._lost += 1  # `complain` may write to the same reader
             except (OSError, ValueError) as error:
@@ -86,18 +96,18 @@ class LogSink:
                     self._has_complained = True
                     self._complain(f"the log cannot be written: {error}; publishing goes on without it")
 
-    def _write(self, stream: BinaryIO, text: str, patience: float) -> None:
+    def _write(self, stream: BinaryIO, text: str, patience: float, end: str = "\n") -> None:
         # A line that was cut short stays a line of its own.
-        data = memoryview(f"{chr(10) if self._is_torn else ''}{text}\n".encode())
+        data = memoryview(f"{chr(10) if self._is_cut else ''}{text}{end}".encode())
         left = data
         try:
             while left:
                 _await_room(stream, patience)
                 # None: a parent made the stream non-blocking, and another writer was quicker.
                 left = left[stream.write(left[:_PIPE_BYTES]) or 0 :]
-            self._is_torn = False
+            self._is_cut = False
         except (OSError, ValueError):
-            self._is_torn = self._is_torn or 0 < len(left) < len(data)
+            self._is_cut = self._is_cut or 0 < len(left) < len(data)
             raise
 
 
@@ -111,9 +121,9 @@ def _await_room(stream: BinaryIO, patience: float) -> None:
         raise TimeoutError
 
 
-def log_line(event: Event, now: float, site: str | None = None) -> str:
-    """Return the line of the event, without a line feed."""
-    return PREFIX + json.dumps(log_entry(event, now, site), ensure_ascii=False, separators=(",", ":"))
+def json_line(entry: dict[str, Any]) -> str:
+    """Return the line of an entry, without a line feed."""
+    return PREFIX + json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
 
 
 def log_entry(event: Event, now: float, site: str | None = None) -> dict[str, Any]:

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 _PHASE_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _WAIT_BUCKETS = (0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600, 14_400)
 _WAIT_HELP = "From the save, or from the time it was scheduled for, to the remote."
-_GAUGES = {
+GAUGES = {
     "jobs": "Jobs in the queue, by state.",
     "condition": "1 while no post of the site can be published.",
     "oldest_waiting_seconds": "How long the post that is due and waits longest has waited.",
     "dead_letters": "Jobs that failed and are not retried.",
     "paused": "1 while publishing is paused.",
+    "node_sick": "1 while the node takes no sites, because of a failure of its own.",
     "in_flight": "Jobs that are being published.",
     "oldest_unpushed_seconds": "How long the oldest post that is due, dead letters included, has waited.",
     "worker_alive": "1 while a live worker holds the lock.",
@@ -52,7 +53,7 @@ Measure = Callable[[], tuple[Iterable[Sample], Iterable[Tally]]]
 
 
 class Gauges:
-    """Collector that looks the gauges up when somebody asks."""
+    """Collector that looks the gauges up when a user asks."""
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
@@ -68,7 +69,7 @@ class Gauges:
             samples, tallies = self._measure()
             for name, labels, value in samples:
                 if name not in families:
-                    text = _GAUGES[name]
+                    text = GAUGES[name]
                     families[name] = GaugeMetricFamily(f"briter_{name}", text, labels=list(labels))
                 families[name].add_metric(list(labels.values()), value)
         except (OSError, StoreError):
@@ -132,7 +133,7 @@ class MetricsSink:
                     if self._drain is None or not self._drain.is_starting:
                         # Jobs of the last drain may be open for ever: they were released.
                         self._drain, self._started = RunningDrain(self._clock()), {}
-                    self._drain.open.add(event.job_id)
+                    self._drain.open.add((event.job_id, event.slug))
                     self._started[event.job_id] = event
                 case events.Progress() if self._drain is not None:
                     self._drain.advance(event, self._clock())
@@ -154,7 +155,7 @@ class MetricsSink:
         if started is not None and isinstance(event, events.Published) and not event.dry_run:
             self._wait.observe(max(0.0, now - max(started.saved_at, started.due_at or 0.0)))
         if self._drain is not None:
-            self._drain.end(event.job_id, now)
+            self._drain.end(event, now)
             if not self._drain.open:
                 for name, began, ended in self._drain.phases:
                     self._phase.labels(name).observe(max(0.0, ended - began))

@@ -30,6 +30,7 @@ _SLOW_PHASE = "push"
 ANY_KIND = "any"
 """The kind of jobs that ended without an attempt."""
 _MAX_PHASES = 100
+_MAX_FILES = 1000
 _PROGRESS_EVERY_S = 0.25
 _RETIRE_EVERY_S = 3600.0
 _RETRY_STORE_AFTER_S = 10.0
@@ -43,14 +44,14 @@ _NOT_SEEN_BY_A_PULL = frozenset(
 )
 """Conditions that may keep a post from being pushed although the remote's commits can be fetched."""
 
-Ending = events.JobOutcome | events.Superseded | events.Cancelled | events.Quarantined
+Ending = events.JobOutcome | events.Superseded | events.Cancelled | events.Quarantined | events.ConflictAhead
 _WORTH_A_HISTORY = (events.JobEvent, events.ConditionChanged, events.SiteUpdated, events.Steered)
 _RECORDED = ("attempt", "duration_ms", "commit", "error", "failure", "fix", "retry_at", "superseded_by")
 """The fields of an outcome that are columns of its receipt."""
 
 
 class Sink(Protocol):
-    """Where events go: history, webhooks, metrics."""
+    """Receiver of events: history, webhooks, metrics."""
 
     def store(self, batch: Sequence[events.Event], /) -> None:
         """Store or count the events."""
@@ -99,10 +100,12 @@ class FanOut:
             if self._condition is not None and (change := self._condition.follow(event)) is not None:
                 self(change)
 
-    def follow_pull(self, failure: Failure | None) -> None:
-        """Let the site condition follow a pull that failed, or succeeded (None)."""
-        if self._condition is not None and (change := self._condition.follow_pull(failure)) is not None:
-            self(change)
+    def follow_pull(self, failure: Failure | None) -> bool:
+        """Let the site condition follow a pull that failed, or succeeded (None). Return True if it ended."""
+        if self._condition is None or (change := self._condition.follow_pull(failure)) is None:
+            return False
+        self(change)
+        return failure is None
 
     def close(self) -> None:
         """Close every sink."""
@@ -212,7 +215,7 @@ class SiteCondition:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a site publishes to: part of every receipt."""
+    """The remote and branch that a site publishes to: part of every receipt."""
 
     branch: str
     remote: str
@@ -232,7 +235,7 @@ class RunningDrain:
         self.began = began
         self.phases: list[list[Any]] = [[_FIRST_PHASE, began, None]]
         self.phase, self.done, self.total = _FIRST_PHASE, 0, 0
-        self.open: set[str] = set()
+        self.open: set[tuple[str, str]] = set()
         self.is_starting = True
         """Only starts have come: a drain announces all of them before anything else."""
 
@@ -246,10 +249,10 @@ class RunningDrain:
             self.phases[-1][2] = at
         self.phase, self.done, self.total = event.phase, event.done, event.total
 
-    def end(self, job_id: str, at: float) -> None:
+    def end(self, event: Ending | events.JobStarted, at: float) -> None:
         """Note that a job has its outcome. The last phase lasts until the last outcome."""
         self.is_starting = False
-        self.open.discard(job_id)
+        self.open.discard((event.job_id, event.slug))
         if not self.open:
             self.phases[-1][2] = at
 
@@ -335,11 +338,9 @@ class HistorySink:
                 return
             case events.JobStarted():
                 self._start(transaction, at, event)
-            case events.JobOutcome() | events.Superseded() | events.Cancelled() | events.Quarantined():
-                if not self._end(transaction, at, event):
-                    return
             case _:
-                pass
+                if isinstance(event, Ending) and not self._end(transaction, at, event):
+                    return
         data = json.dumps(log_entry(event, at), ensure_ascii=False, separators=(",", ":"))
         transaction.execute(
             "INSERT INTO moments (site, at, event, data) VALUES (?, ?, ?, ?)",
@@ -351,15 +352,17 @@ class HistorySink:
             # Jobs of the last drain may be open for ever: they were released.
             self._write_drain(transaction)
             self._drain = RunningDrain(at)
-        self._drain.open.add(event.job_id)
+        self._drain.open.add((event.job_id, event.slug))
         # An attempt that its worker did not live to end.
         transaction.execute(
-            "UPDATE attempts SET outcome = ?, ended = ? WHERE site = ? AND job_id = ? AND outcome IS NULL",
-            (INTERRUPTED, at, self._site, event.job_id),
+            "UPDATE attempts SET outcome = ?, ended = ?"
+            " WHERE site = ? AND job_id = ? AND slug = ? AND outcome IS NULL",
+            (INTERRUPTED, at, self._site, event.job_id, event.slug),
         )
         facts = {
             "drain": self._drain.id,
             "title": event.title,
+            "author": one_line(event.author),
             "attempt": event.attempt,
             "saved_at": event.saved_at,
             "due_at": event.due_at,
@@ -374,17 +377,18 @@ class HistorySink:
         names = ", ".join(f'"{name}" = ?' for name in facts)
         # An attempt that a dead worker left ends without a new start.
         ended = transaction.execute(
-            f"UPDATE attempts SET {names} WHERE site = ? AND job_id = ? AND outcome IS NULL"  # noqa: S608 - our names
-            " RETURNING saved_at, due_at",
-            [*facts.values(), self._site, event.job_id],
+            f"UPDATE attempts SET {names} WHERE site = ? AND job_id = ? AND slug = ?"  # noqa: S608 - our names
+            " AND outcome IS NULL RETURNING saved_at, due_at",
+            [*facts.values(), self._site, event.job_id, event.slug],
         ).fetchall()
         if not ended:
             if isinstance(event, events.Published) and self._is_known(transaction, event):
                 return False
             self._insert(transaction, event.job_id, event.slug, facts)
         if self._drain is not None:
-            self._drain.end(event.job_id, at)
-        self._count(transaction, event, waiting_time(at, *ended[0]) if ended else None)
+            self._drain.end(event, at)
+        if not isinstance(event, events.ConflictAhead):  # no attempt
+            self._count(transaction, event, waiting_time(at, *ended[0]) if ended else None)
         return True
 
     def _facts_of(self, event: Ending) -> dict[str, Any]:
@@ -399,7 +403,13 @@ class HistorySink:
                 "remote": self._target.remote,
             }
         if isinstance(event, events.Published):
-            facts["href"] = self._target.href(event.slug)
+            changes = [(one_line(path), *counts) for path, *counts in event.changes[:_MAX_FILES]]
+            facts |= {
+                "href": self._target.href(event.slug),
+                "changes": json.dumps(changes),
+                "files_changed": len(event.changes),
+                "signed_with": event.signed_with and one_line(event.signed_with),
+            }
         if isinstance(event, events.NoPaths):
             facts["failure"] = events.NoPaths.name
         return facts

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[TupleRow]
 
 _BUSY_TIMEOUT_S = 1.0
-_VERSION = 2
+_VERSION = 3
 LEASE_S = 60.0
 """How long a message in delivery belongs to its sender."""
 _MAX_DELAY_S = 2 * 86400.0
@@ -61,8 +61,6 @@ class Transaction:
 class SqliteStore:
     """A SQLite file in `storage/`, which is input: links are not followed, a damaged file is set aside."""
 
-    like = "LIKE"
-    """The operator that ignores the case of letters."""
     skip_locked = ""
     """The clause that locks the selected rows and leaves out rows that another process has locked."""
 
@@ -135,6 +133,7 @@ class SqliteStore:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Create the tables in a new file. Raises sqlite3.DatabaseError for the file of another program."""
         connection.execute("PRAGMA trusted_schema=OFF")
+        connection.create_function("lower", 1, str.lower, deterministic=True)  # SQLite's own knows ASCII only
         # A power cut may cost the last receipts; it never costs a post.
         connection.execute("PRAGMA synchronous=NORMAL")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -201,7 +200,6 @@ def _is_damage(error: sqlite3.Error) -> bool:
 class PostgresStore:
     """The cluster's database, with all sites. `connect` returns a connection within a transaction."""
 
-    like = "ILIKE"
     skip_locked = " FOR UPDATE SKIP LOCKED"
     _SITE_LOCK: LiteralString = "SELECT pg_advisory_xact_lock(1651666292, hashtext(%s))"
 

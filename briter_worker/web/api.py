@@ -13,9 +13,11 @@ from pydantic.alias_generators import to_camel
 
 from briter_worker.doctor import State as FindingState
 from briter_worker.job import Author, Job, State, parse_time
+from briter_worker.sinks.history import FAILED
 from briter_worker.status import job_to_json, pause_to_json, post_to_json
 from briter_worker.web.live import Feed
 from briter_worker.web.responses import PROBLEM_TYPE, Json, ProblemError
+from briter_worker.web.security import client_address
 from briter_worker.web.site import Site
 
 _PROBLEM = {"type": "object", "required": ["type", "title", "status", "detail"]}
@@ -27,7 +29,7 @@ EVENT_STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-s
 OUTCOMES = {
     "published": ("published",),
     "nochange": ("nochange",),
-    "failed": ("failed", "dead-lettered", "nopaths", "quarantined", "interrupted"),
+    "failed": FAILED,
     "cancelled": ("cancelled", "superseded"),
 }
 _ORDER = (
@@ -244,7 +246,7 @@ def history(
     receipts = site.history.receipts(
         slug=slug,
         outcomes=() if outcome is None else OUTCOMES[outcome],
-        search=search,
+        search=search or "",
         before=before,
         limit=limit + 1,
     )
@@ -277,6 +279,9 @@ async def events(
 def stream(request: Request, feed: Feed, last_event_id: str | None = None) -> Response:
     """Return a live stream, which ends with the session of its reader."""
     access, cookie = request.app.state.access, request.state.visit.cookie
-    if cookie is None:
-        return feed.stream(last_event_id)
-    return feed.stream(last_event_id, session=cookie, is_open=lambda: access.has_session(cookie))
+    return feed.stream(
+        last_event_id,
+        address=client_address(request.scope),
+        session=cookie,
+        is_open=lambda: cookie is None or access.has_session(cookie),
+    )

@@ -1,4 +1,4 @@
-"""All sites of a cluster: each is opened when somebody asks for it; their page and their API."""
+"""All sites of a cluster: each is opened when a user asks for it; their page and their API."""
 
 import base64
 import binascii
@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,19 +17,23 @@ from fastapi.responses import RedirectResponse, Response
 
 from briter_worker import wiring
 from briter_worker.cluster import sites as registry
+from briter_worker.cluster import tokens
+from briter_worker.cluster.health import NodeRecord, complaints, running_nodes
 from briter_worker.cluster.sites import SiteSummary
 from briter_worker.cluster.submit import send
+from briter_worker.cluster.tokens import ApiToken
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.job import Document
 from briter_worker.queues.postgres.database import Database
-from briter_worker.settings import SITE_NAME, Settings
+from briter_worker.setting_types import SITE_NAME
+from briter_worker.settings import Settings
 from briter_worker.sinks.history import Tally, tallies
 from briter_worker.sinks.log import LogSink
 from briter_worker.sinks.store import PostgresStore
 from briter_worker.web import api
 from briter_worker.web.live import Feed, News
 from briter_worker.web.pages import paging
-from briter_worker.web.responses import Json, ProblemError, page
+from briter_worker.web.responses import Json, ProblemError, explain, page
 from briter_worker.web.site import Site
 from briter_worker.web.snapshot import CachedValue
 
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 
 PER_PAGE = 100
 _MAX_OPEN = 64
+_MEASURED = 20
+"""Sites with series of their own in the metrics if none were asked for: those in trouble, and the busiest."""
 _STATES = ("pending", "retrying", "scheduled", "quiet", "tried", "claimed", "failed")
 _SHOW = (
     ("all", "all sites"),
@@ -53,6 +59,7 @@ class Overview:
 
     sites: Sequence[SiteSummary]
     hosts: int
+    nodes: Sequence[NodeRecord]
 
     def chosen(self, q: str, show: str) -> list[SiteSummary]:
         """Return the sites with all words of `q` in their name or remote, in this condition."""
@@ -103,12 +110,20 @@ class Cluster:
                 self._open.popitem(last=False)
         return site
 
+    def find_api_token(self, token: str) -> ApiToken | None:
+        """Return what a token of the API opens; None if there is none. Raises ProblemError."""
+        try:
+            return tokens.find(self.database, token)
+        except OSError as error:
+            raise ProblemError(503, *explain(error)) from None
+
     def overview(self) -> Overview:
         """Return all sites as they were a moment ago. Raises ProblemError."""
         return self._overview.get()
 
     def _read_overview(self) -> Overview:
-        return Overview(registry.summaries(self.database, time.time()), registry.count_nodes(self.database))
+        found = registry.summaries(self.database, self.database.read_clock())
+        return Overview(found, registry.count_nodes(self.database), running_nodes(self.database))
 
     def status_json(self) -> dict[str, Any]:
         """Return the status of all sites together. Raises ProblemError."""
@@ -116,25 +131,47 @@ class Cluster:
         return {
             "sites": len(overview.sites),
             "hosts": overview.hosts,
+            "nodes": [{"message": text, "fix": fix} for text, fix in complaints(overview.nodes)],
             "jobs": {state: sum(site.jobs[state] for site in overview.sites) for state in _STATES},
             "inTrouble": sum(site.has_trouble for site in overview.sites),
             "paused": sum(site.paused is not None for site in overview.sites),
         }
 
     def measure(self) -> "tuple[list[Sample], list[Tally]]":
-        """Return the gauges and counters of all sites. Raises ProblemError and StoreError."""
-        samples: list[Sample] = []
-        now = time.time()
-        for site in self.overview().sites:
-            label = {"site": site.name}
-            samples += [("jobs", {**label, "state": state}, number) for state, number in site.jobs.items()]
-            oldest = 0.0 if site.oldest is None else max(0.0, now - site.oldest)
-            samples.append(("oldest_waiting_seconds", label, oldest))
-            samples.append(("dead_letters", label, site.jobs["failed"]))
-            samples.append(("paused", label, int(site.paused is not None)))
+        """Return the gauges and counters, with the site as a label of few or of the wanted sites.
+
+        Everything else is summed up, without the label. Raises ProblemError and StoreError.
+        """
+        found, now = self.overview().sites, time.time()
+        asked = self.settings.metrics_sites
+        named = {site.name for site in found if site.name in asked or "*" in asked}
+        if not asked:
+            worst = sorted(found, key=lambda site: (site.has_trouble, site.waiting), reverse=True)
+            named = {site.name for site in worst[:_MEASURED]}
+        gauges = dict[tuple[str, str, str, str], float]()
+
+        def add(name: str, site: SiteSummary, value: float, label: str = "", text: str = "") -> None:
+            key = name, site.name if site.name in named else "", label, text
+            known = gauges.get(key, 0.0)
+            gauges[key] = max(known, value) if name == "oldest_waiting_seconds" else known + value
+
+        for site in found:
+            for state, number in site.jobs.items():
+                add("jobs", site, number, "state", state)
+            add("oldest_waiting_seconds", site, 0.0 if site.oldest is None else max(0.0, now - site.oldest))
+            add("dead_letters", site, site.jobs["failed"])
+            add("paused", site, site.paused is not None)
             if site.failure is not None:
-                samples.append(("condition", {**label, "failure": site.failure}, 1))
-        return samples, tallies(PostgresStore(self.database.transaction))
+                add("condition", site, 1, "failure", site.failure)
+        samples: list[Sample] = [
+            (name, {"site": site, **({label: text} if label else {})}, value)
+            for (name, site, label, text), value in gauges.items()
+        ]
+        samples += [
+            ("node_sick", {"node": node.name}, int(node.facts["problem"] is not None))
+            for node in self.overview().nodes
+        ]
+        return samples, _sum_up(tallies(PostgresStore(self.database.transaction)), named if asked else ())
 
     def _news(self, _after: int) -> News:
         try:
@@ -155,8 +192,23 @@ class Cluster:
             "above": "",
             "pages": (("/", "Sites"),),
             "counted": "/",
+            "search": "",
             "failed_count": failed,
         }
+
+
+def _sum_up(counted: Sequence[Tally], named: Collection[str]) -> list[Tally]:
+    """Return the counters of the named sites, and those of all others together. Counters never go back."""
+    sums: dict[tuple[str, str, str], Tally] = {}
+    for each in counted:
+        site = each.site if each.site in named else ""
+        known = sums.get((site, each.kind, each.outcome), Tally(site, each.kind, each.outcome, 0, 0, 0.0))
+        sums[known[:3]] = known._replace(
+            number=known.number + each.number,
+            waits=known.waits + each.waits,
+            waited=known.waited + each.waited,
+        )
+    return sorted(sums.values())
 
 
 class ClusterSite(Site):

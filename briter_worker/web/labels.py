@@ -7,9 +7,10 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from briter_worker.errors import FailureCode, failure_text, is_environment
 from briter_worker.job import State
 from briter_worker.redaction import one_line, quote_fix
-from briter_worker.status import Headline, failure_text
+from briter_worker.status import Headline
 
 if TYPE_CHECKING:
     from briter_worker.sinks.history import Receipt
@@ -25,6 +26,7 @@ OUTCOMES = {
     "cancelled": "cancelled",
     "handled": "done",
     "superseded": "replaced by a newer save",
+    "conflict-ahead": "changed on the remote, too",
 }
 STATES = {
     State.PENDING: ("busy", "waiting"),
@@ -43,6 +45,7 @@ PHASES = {
     "push": "pushing to the remote",
     "settle": "finishing",
 }
+PICTURES = (".avif", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
@@ -52,6 +55,27 @@ def reason(failure: str | None, error: str | None, fix: str | None = None) -> He
     if not text:
         text, detail = detail or "it failed", ""
     return Headline("bad", text, sentence(detail), one_line(fix or ""))
+
+
+def advice(failure: str | None) -> str:
+    """Return what an editor can do about a failure; the fix is for the administrator."""
+    match failure:
+        case FailureCode.REJECTED | FailureCode.PLUGIN | FailureCode.TOO_LARGE | FailureCode.CONFLICT:
+            return "change the post as the message says, then save it again"
+        case FailureCode.LOST_RACE | FailureCode.UNSETTLED | FailureCode.KILLED_WORKER | FailureCode.INTERNAL:
+            return "retry it"
+        case FailureCode.OUTDATED:
+            return "save the post again if its version is to replace the newer one"
+        case _ if is_environment(failure):
+            return "wait, or retry it: it is published by itself once the cause is gone"
+        case _:
+            return "save the post again once the administrator has corrected the cause"
+
+
+def title_of(slug: str, message: str) -> str:
+    """Return the first line of a commit message as the post's title; empty for the default message."""
+    line = one_line(message.partition("\n")[0])
+    return "" if line == f"Publish {one_line(slug)}" else line
 
 
 def sentence(text: str) -> str:
@@ -68,6 +92,8 @@ def phase_text(phase: str | None, done: int, total: int) -> str:
 def outcome_text(receipt: Receipt) -> str:
     """Describe the outcome of an attempt."""
     text = OUTCOMES.get(receipt.outcome or "", receipt.outcome or "running")
+    if receipt.is_removal and receipt.outcome == "published":
+        text = "removed"
     return f"{text} (dry run)" if receipt.dry_run else text
 
 
@@ -125,3 +151,8 @@ def commit_href(template: str, commit: str | None) -> str | None:
 def is_link(href: str | None) -> bool:
     """Return True if the text may become a link: only http(s) may."""
     return bool(href) and str(href).startswith(("https://", "http://"))
+
+
+def is_picture(path: str) -> bool:
+    """Return True if a browser shows the file as a picture, in which no script can be."""
+    return path.lower().endswith(PICTURES)

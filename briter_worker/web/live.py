@@ -26,18 +26,19 @@ if TYPE_CHECKING:
 
 MAX_READERS = 500
 MAX_READERS_PER_SESSION = 20
+MAX_READERS_PER_ADDRESS = 100
 MAX_KEPT = 2000
 PING_S = 15
 _SEND_TIMEOUT_S = 10.0
 _RECONNECT_MS = 2000
 _POLL_S = 0.5
 _CHECK_S = 1.0
-"""A stream ends so long after its session."""
+"""A stream ends this time after its session."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a poll found: the status, and all moments after `since`, at most MAX_KEPT."""
+    """The result of a poll: the status, and all moments after `since`, at most MAX_KEPT."""
 
     status: dict[str, Any]
     latest: int = 0
@@ -67,7 +68,9 @@ class Feed:
         self._read = read
         self._poll_seconds = poll
         self._ping = ping
-        self._readers: Counter[str | None] = Counter()
+        self._readers = 0
+        self._shares: Counter[str] = Counter()
+        """The number of readers of each address, and of each session."""
         self._joining = asyncio.Lock()
         self._poller: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -80,34 +83,38 @@ class Feed:
         """Grows when the status changes."""
 
     def __len__(self) -> int:
-        return self._readers.total()
+        return self._readers
 
     def stream(
         self,
         last_event_id: str | None = None,
         *,
+        address: str = "",
         session: str | None = None,
         is_open: Callable[[], bool] = lambda: True,
     ) -> EventSourceResponse:
         """Return the response for a new reader, which ends when `is_open` returns False.
 
-        Raises ProblemError when there are too many readers, or too many of this session.
+        Raises ProblemError when there are too many readers, or too many of this address or session.
         """
-        if len(self) >= MAX_READERS or (session and self._readers[session] >= MAX_READERS_PER_SESSION):
-            text = f"the live stream has {self._readers[session] if session else len(self)} readers already"
+        shares = {address: MAX_READERS_PER_ADDRESS, **({session: MAX_READERS_PER_SESSION} if session else {})}
+        full = [limit for share, limit in shares.items() if self._shares[share] >= limit]
+        if full or len(self) >= MAX_READERS:
+            text = f"the live stream has {full[0] if full else len(self)} readers already"
             raise ProblemError(503, text, headers={"Retry-After": "30"})
         last = last_event_id if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else ""
         return EventSourceResponse(
-            self._chunks(int(last[:18]) if last else -1, session, is_open),
+            self._chunks(int(last[:18]) if last else -1, list(shares), is_open),
             ping=self._ping,
             send_timeout=_SEND_TIMEOUT_S,
             ping_message_factory=lambda: ServerSentEvent("{}", event="ping", sep="\n"),
         )
 
     async def _chunks(
-        self, cursor: int, session: str | None, is_open: Callable[[], bool]
+        self, cursor: int, shares: Sequence[str], is_open: Callable[[], bool]
     ) -> AsyncIterator[bytes]:
-        self._readers[session] += 1
+        self._readers += 1
+        self._shares.update(shares)
         version = 0
         try:
             await self._start()
@@ -122,7 +129,9 @@ class Feed:
                     async with asyncio.timeout(_CHECK_S):
                         await changed.wait()
         finally:
-            self._readers[session] -= 1
+            self._readers -= 1
+            self._shares.subtract(shares)
+            self._shares += Counter()  # without those that are 0
 
     def _chunk_after(self, cursor: int, version: int) -> bytes:
         """Return what a reader lacks that has everything up to these."""

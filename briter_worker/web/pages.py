@@ -1,6 +1,6 @@
 """The pages of one site, and signing in. They work without JavaScript, which only keeps them up to date."""
 
-import time
+import mimetypes
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any
@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
+from briter_worker.git import undo
 from briter_worker.job import Job, State
 from briter_worker.ports import ListedJob
 from briter_worker.queues.selection import is_retryable
@@ -24,6 +25,7 @@ from briter_worker.web.api import OUTCOMES, CurrentSite
 from briter_worker.web.responses import ProblemError, address, page
 from briter_worker.web.security import COOKIE, SESSION_S, SIGN_IN, Access, client_address
 from briter_worker.web.site import Site
+from briter_worker.wiring import read_clock
 
 router = APIRouter()
 """Below `/`, in a cluster below `/sites/{site}`."""
@@ -35,7 +37,9 @@ _FIRST = 20
 _WAITING = (State.CLAIMED, State.PENDING, State.RETRYING, State.QUIET, State.TRIED)
 _PAUSE_MINUTES = frozenset({"30", "120", "1440", ""})
 Text = Annotated[str, Query(max_length=2000)]
+Commit = Annotated[str, Query(pattern="^([0-9a-f]{40}([0-9a-f]{24})?)?$")]
 Offset = Annotated[int, Query(ge=0, le=2**31)]
+Before = Annotated[int | None, Query(ge=1, le=2**63 - 1)]
 Linked = list[tuple[Receipt, str | None]]
 
 
@@ -93,6 +97,7 @@ def waiting(request: Request, site: CurrentSite, start: Offset = 0) -> Response:
         site,
         "waiting.html",
         rows=rows[start : start + PER_PAGE],
+        failures=site.failures(rows[start : start + PER_PAGE]),
         progress={each["jobId"]: each for each in site.progress()},
         stopped=_stopped(site, jobs[State.RETRYING]),
         **paging(len(rows), start),
@@ -116,6 +121,7 @@ def failed(request: Request, site: CurrentSite, start: Offset = 0) -> Response:
         site,
         "failed.html",
         rows=shown,
+        failures=site.failures(shown),
         stopped=_stopped(site, rows),
         can_help=len(rows) > len(shown) or any(is_retryable(row.job) for row in shown),
         **paging(len(rows), start),
@@ -136,30 +142,45 @@ def paging(total: int, start: int, per_page: int = PER_PAGE) -> dict[str, Any]:
 def published(
     request: Request,
     site: CurrentSite,
-    q: Annotated[str, Query(max_length=200)] = "",
     show: Annotated[str, Query(max_length=20)] = "published",
-    before: Annotated[int | None, Query(ge=1, le=2**63 - 1)] = None,
+    before: Before = None,
 ) -> Response:
     """Show receipts, newest first."""
     outcomes = {**OUTCOMES, "published": ("published", "nochange")}.get(show, ())
-    search = q.strip()
-    receipts, trouble = _read(
-        site,
-        lambda history: history.receipts(
-            outcomes=outcomes,
-            search=search or None,
-            before=before,
-            limit=PER_PAGE + 1,
-        ),
+    return page(request, site, "published.html", show=show, **_receipts(site, before, outcomes=outcomes))
+
+
+def _receipts(site: Site, before: int | None, **which: Any) -> dict[str, Any]:  # noqa: ANN401 - of History.receipts
+    found, trouble = _read(site, lambda history: history.receipts(before=before, limit=PER_PAGE + 1, **which))
+    more = found[PER_PAGE - 1][0].id if len(found) > PER_PAGE else None
+    return {"receipts": found[:PER_PAGE], "trouble": trouble, "before": before, "more": more}
+
+
+@router.get("/search")
+def search(
+    request: Request,
+    site: CurrentSite,
+    q: Annotated[str, Query(max_length=200)] = "",
+    before: Before = None,
+) -> Response:
+    """Show jobs and receipts with all these words."""
+    rows = site.snapshot().search(q) if q.strip() and before is None else []
+    more = _receipts(site, before, search=q) if q.strip() else _receipts(site, 1)
+    shown = rows[:PER_PAGE]
+    return page(
+        request, site, "search.html", q=q, rows=shown, number=len(rows), failures=site.failures(shown), **more
     )
-    more = receipts[PER_PAGE - 1][0].id if len(receipts) > PER_PAGE else None
-    shown: dict[str, Any] = {"q": q, "show": show, "before": before, "more": more}
-    return page(request, site, "published.html", receipts=receipts[:PER_PAGE], trouble=trouble, **shown)
 
 
 @router.get("/post")
-def post(request: Request, site: CurrentSite, id: Text = "", slug: Text = "") -> Response:  # noqa: A002 - in the address
-    """Show one post, from the save to the remote."""
+def post(
+    request: Request,
+    site: CurrentSite,
+    id: Text = "",  # noqa: A002 - in the address
+    slug: Text = "",
+    commit: Commit = "",
+) -> Response:
+    """Show one post, from the save to the remote, and what a commit of it changed."""
     wanted = id or slug
     snapshot = site.snapshot()
     rows = snapshot.find(id, slug)
@@ -173,18 +194,36 @@ def post(request: Request, site: CurrentSite, id: Text = "", slug: Text = "") ->
     receipts, trouble = _read(site, ask)
     if not rows and not receipts and not trouble:
         raise ProblemError(404, f"neither the queue nor the history has the post {wanted!r}")
-    name = rows[0].job.slug if rows else receipts[0][0].slug if receipts else wanted
+    name, message = wanted, ""
+    if rows:
+        name, message = rows[0].job.slug, rows[0].job.commit_message
+    elif receipts:
+        name, message = receipts[0][0].slug, receipts[0][0].title
+    differences = site.with_repository(lambda git: undo.differences(git, commit)) if commit else ()
     return page(
         request,
         site,
         "post.html",
         name=one_line(name),
+        title=labels.title_of(name, message),
+        plain=address(request.url.path, id=id, slug=slug),
+        commit=commit,
+        differences=differences,
         jobs=[(row, _key_texts(job_to_json(row))) for row in rows[:_FIRST]],
         progress={each["jobId"]: each for each in site.progress()},
         receipts=receipts,
         published=next((each for each in receipts if _is_on_remote(each[0])), None),
         trouble=trouble,
     )
+
+
+@router.get("/picture")
+def picture(site: CurrentSite, commit: Commit, file: Text, *, before: bool = False) -> Response:
+    """Return a picture as a publication's commit has it, or as it was before."""
+    if not labels.is_picture(file):
+        raise ProblemError(404, "this is no picture")
+    content = site.with_repository(lambda git: undo.file_of(git, commit, file, before=before))
+    return Response(content, media_type=mimetypes.guess_type(file)[0] or "image/webp")
 
 
 def _is_on_remote(receipt: Receipt) -> bool:
@@ -262,8 +301,8 @@ def _act(site: Site, action: str, form: Mapping[str, str]) -> str:
         case "pause":
             minutes = form.get("for", "")
             if minutes not in _PAUSE_MINUTES:
-                raise ProblemError(422, "a pause lasts 30, 120 or 1440 minutes, or until somebody resumes")
-            until = time.time() + 60 * int(minutes) if minutes else None
+                raise ProblemError(422, "a pause lasts 30, 120 or 1440 minutes, or until it is resumed")
+            until = read_clock(site.settings) + 60 * int(minutes) if minutes else None
             site.pause(until, form.get("reason", "")[:500])
         case "resume":
             site.resume()

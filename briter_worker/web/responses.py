@@ -48,8 +48,8 @@ NOTICES = {
 }
 """What a page may say after an action."""
 _FUNCTIONS = (
-    *("clock", "day_ahead", "is_link", "moment", "outcome_text"),
-    *("phase_text", "reason", "tone_of"),
+    *("advice", "clock", "day_ahead", "is_link", "is_picture", "moment", "outcome_text"),
+    *("phase_text", "reason", "title_of", "tone_of"),
 )
 
 

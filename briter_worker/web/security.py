@@ -1,6 +1,7 @@
 """Who may enter: the token, one-time links and sessions, and the guard around the application.
 
-Every path but the health checks, the sign-in page and static files needs a session or the token. A change by
+Every path but the health checks, the sign-in page and static files needs a session or the token. A token of a
+cluster's API opens some sites' paths below `/api/sites/` only. A change by
 session is a form of our own pages, with the session's CSRF token; a program that sends the token as Bearer
 needs neither, because no browser sends that header by itself. Sessions and links are kept in memory,
 so that a restart signs everybody out.
@@ -16,8 +17,8 @@ import re
 import secrets
 import threading
 import time
-from collections import deque
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from briter_worker.cluster.tokens import ApiToken
     from briter_worker.settings import Settings
 
 SESSION_S = 12 * 3600.0
@@ -59,10 +61,14 @@ MAX_HOOK_BYTES = 25 << 20
 _MAX_ADDRESSES = 10_000
 _MIN_LENGTH = 16
 _UPLOAD = re.compile(r"/api/sites/[^/]+/jobs")
+_SITE = re.compile(r"/api/sites/([^/]+)/.+|/sites/([^/]+)/events")
+"""What API tokens open."""
 _PUBLIC = ("/healthz", "/readyz", SIGN_IN)
 _FOR_PROGRAMS = ("/api/", "/events", "/metrics", "/openapi.json", "/healthz", "/readyz")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM = "application/x-www-form-urlencoded"
+ACTOR = ContextVar("ACTOR", default="dashboard")
+"""Who sends the request, for the history: a session, the dashboard's token, or an API token by its name."""
 _GITHUB, _GITLAB, _GITEA = "x-hub-signature-256", "x-gitlab-token", "x-gitea-signature"
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="briter-worker"'}
 _HEADERS = {
@@ -98,13 +104,22 @@ class Access:
         self._clock = clock
         self._csrf_key = secrets.token_bytes(32)
         self._ends: dict[bytes, float] = {}
-        """When each session and each link ends, by the digest of its key."""
-        self._failures: dict[str, deque[float]] = {}
+        """The end of each session and each link, by the digest of its key."""
+        self._failures: dict[str, list[float]] = {}
         self._guard = threading.Lock()
+        self.find_api_token: Callable[[str], ApiToken | None] = lambda _token: None
+        """Return what a token of a cluster's API opens."""
 
-    def check_token(self, given: str, address: str) -> None:
-        """Raise ProblemError unless this is the token, or if the address sent too many wrong ones."""
-        self._check(given, self._token, address)
+    def check_token(self, given: str, address: str) -> ApiToken | None:
+        """Return the API token that this is; None for the dashboard's token, which opens everything.
+
+        Raises ProblemError if it is neither, or if the address sent too many wrong ones.
+        """
+        with self._guard:
+            self._recent_failures(address)  # before the database is asked
+        api_token = self.find_api_token(given)
+        self._check(api_token is not None or _is_same(given, self._token), address)
+        return api_token
 
     def sign_pull(self, headers: Headers) -> hmac.HMAC | None:
         """Return what hashes the body of a git host's call; None if this is none, or there is no secret."""
@@ -116,27 +131,30 @@ class Access:
     def check_pull(self, headers: Headers, signature: hmac.HMAC, address: str) -> None:
         """Raise ProblemError unless the git host knows the secret. GitLab sends it, the others sign."""
         if _GITLAB in headers:
-            self._check(headers[_GITLAB], self._pull_secret, address)
+            self._check(_is_same(headers[_GITLAB], self._pull_secret), address)
         else:
             given = headers.get(_GITHUB, "").removeprefix("sha256=") or headers.get(_GITEA, "")
-            self._check(given, signature.hexdigest(), address)
+            self._check(_is_same(given, signature.hexdigest()), address)
 
-    def _check(self, given: str, expected: str, address: str) -> None:
-        now = self._clock()
+    def _check(self, is_right: bool, address: str) -> None:  # noqa: FBT001 - the one question
         with self._guard:
-            failures = self._failures.get(address, deque(maxlen=MAX_FAILURES))
-            recent = [each for each in failures if each > now - FAILURES_WITHIN_S]
-            if len(recent) == MAX_FAILURES:  # for the right token, too: an answer would end the guessing
-                wait = max(1, round(recent[0] + FAILURES_WITHIN_S - now + 0.5))
-                text = f"too many wrong tokens; try again in {span(wait)}"
-                raise ProblemError(429, text, headers={"Retry-After": str(wait)})
-            if _is_same(given, expected):
+            failures = self._recent_failures(address)
+            if is_right:
                 return
             if len(self._failures) >= _MAX_ADDRESSES:
                 del self._failures[next(iter(self._failures))]
-            failures.append(now)
-            self._failures[address] = failures
+            self._failures[address] = [*failures, self._clock()]
         raise ProblemError(401, "that is not the token", headers=_CHALLENGE)
+
+    def _recent_failures(self, address: str) -> list[float]:
+        """Return the times of the address's wrong tokens. Raises ProblemError if they are too many."""
+        now = self._clock()
+        recent = [each for each in self._failures.get(address, ()) if each > now - FAILURES_WITHIN_S]
+        if len(recent) >= MAX_FAILURES:  # for the right token, too: an answer would end the guessing
+            wait = max(1, round(recent[0] + FAILURES_WITHIN_S - now + 0.5))
+            text = f"too many wrong tokens; try again in {span(wait)}"
+            raise ProblemError(429, text, headers={"Retry-After": str(wait)})
+        return recent
 
     def create_link_key(self) -> str:
         """Return the key of a sign-in link that works once, for 15 minutes."""
@@ -209,10 +227,12 @@ def _create(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Who sent the request: the cookie of a valid session, if any, and the CSRF token for forms."""
+    """The sender of a request: the cookie of a valid session, if any, and the CSRF token for forms."""
 
     cookie: str | None
     csrf: str
+    token: ApiToken | None = None
+    """The API token that the request came with."""
 
 
 class Guard:
@@ -223,7 +243,7 @@ class Guard:
         app: ASGIApp,
         access: Access,
         *,
-        error_page: Callable[[int, str], Response],
+        error_page: Callable[[int, str, str], Response],
         complain: Callable[[str], None],
     ) -> None:
         self._app = app
@@ -252,7 +272,7 @@ class Guard:
                 self._access.check_pull(Headers(scope=scope), signature, client_address(scope))
                 receive = _replay(b"", receive)
             else:
-                answer = self._refuse_visitor(scope)
+                answer = await self._refuse_visitor(scope)
             if answer is None and signature is None and scope["method"] not in _READING:
                 body = await _read_body(scope, receive)  # not before: only an admitted visitor fills memory
                 self._check_change(scope, body)
@@ -274,7 +294,7 @@ class Guard:
         is_pull = scope["path"] == PULL and scope["method"] == "POST"
         return self._access.sign_pull(Headers(scope=scope)) if is_pull else None
 
-    def _refuse_visitor(self, scope: Scope) -> Response | None:
+    async def _refuse_visitor(self, scope: Scope) -> Response | None:
         """Return the refusal of a visitor who may not enter, decided by the headers alone."""
         headers = Headers(scope=scope)
         cookie = Request(scope).cookies.get(COOKIE)
@@ -282,8 +302,13 @@ class Guard:
             cookie = None
         scope.setdefault("state", {})["visit"] = Visit(cookie, self._access.csrf_token(cookie))
         bearer = _bearer(headers)
+        ACTOR.set("dashboard" if bearer is None else "token")
         if bearer is not None:
-            self._access.check_token(bearer, client_address(scope))
+            check = asyncio.to_thread(self._access.check_token, bearer, client_address(scope))
+            if (token := await check) is not None:
+                ACTOR.set(f"token {token.name}")
+                _check_rights(token, scope)
+                scope["state"]["visit"] = Visit(None, "", token)
         elif cookie is None and not _is_public(scope["path"]):
             return _ask_to_sign_in(scope, headers)
         elif scope["path"].startswith("/api/") and _is_foreign(headers):
@@ -296,7 +321,8 @@ class Guard:
         if _bearer(headers) is not None:
             return
         if _is_foreign(headers):
-            raise ProblemError(403, "This change was requested by a page of another site")
+            fix = "if it was the dashboard's own page: have the reverse proxy pass the header Host"
+            raise ProblemError(403, "This change was requested by a page of another site", fix)
         if not headers.get("content-type", "").startswith(_FORM):
             raise ProblemError(403, "this needs the token", "send it as Authorization: Bearer")
         given = parse_qs(body.decode("utf-8", "replace")).get(CSRF_FIELD, [""])[0]
@@ -308,12 +334,25 @@ class Guard:
             raise ProblemError(403, text)
 
     def _refusal(self, scope: Scope, refused: ProblemError) -> Response:
-        is_page = wants_page(scope["path"], Headers(scope=scope))
-        return self._error_page(refused.status, refused.detail) if is_page else refused.response()
+        if wants_page(scope["path"], Headers(scope=scope)):
+            return self._error_page(refused.status, refused.detail, refused.fix)
+        return refused.response()
+
+
+def _check_rights(token: ApiToken, scope: Scope) -> None:
+    """Raise ProblemError unless the token opens this request: some sites' API, by the kind of request."""
+    path = scope["path"]
+    site = _SITE.fullmatch(path)
+    right = "enqueue" if _UPLOAD.fullmatch(path) else "act"
+    if scope["method"] in _READING:
+        right = "read"
+    if site is None or (site[1] or site[2]) not in token.sites or right not in token.rights:
+        text = f"the token {token.name} does not open this"
+        raise ProblemError(403, text, "briter-worker token list shows its sites and rights")
 
 
 def client_address(scope: Scope) -> str:
-    """Return the address that failures are counted by: for IPv6 the /64 network, which one visitor has."""
+    """Return the address that a visitor is counted by: for IPv6 the /64 network, which one visitor has."""
     client = scope.get("client")
     text = str(client[0]) if client else "unknown"
     try:
@@ -326,7 +365,7 @@ def client_address(scope: Scope) -> str:
 
 
 def wants_page(path: str, headers: Headers) -> bool:
-    """Return True if a person asks, with a browser."""
+    """Return True if a user asks, with a browser."""
     return not path.startswith(_FOR_PROGRAMS) and "text/html" in headers.get("accept", "")
 
 

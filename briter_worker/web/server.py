@@ -31,7 +31,7 @@ from briter_worker.sinks.store import StoreError
 from briter_worker.status import health_problems
 from briter_worker.web import api, pages
 from briter_worker.web.responses import STATIC, Json, ProblemError, error_page, explain
-from briter_worker.web.security import SIGN_IN, Access, Guard, read_token, wants_page
+from briter_worker.web.security import SIGN_IN, Access, Guard, client_address, read_token, wants_page
 from briter_worker.web.site import Site
 
 if TYPE_CHECKING:
@@ -42,11 +42,13 @@ if TYPE_CHECKING:
 THREADS = 8
 """Requests that may read the disk or the database at once."""
 HEADERS_S = 10.0
-"""The headers of a request have to be there so long after the connection was opened."""
+"""Time from the opening of a connection to the end of a request's headers."""
+MAX_CONNECTIONS_PER_ADDRESS = 200
+"""Of a visitor; a trusted proxy has as many as it needs."""
 _KEEP_ALIVE_S = 30
 _SHUTDOWN_S = 1
 _SWITCH_S = 0.0005
-"""A request waits so long for a thread that computes; Python's 5 ms, several times, is a slow page."""
+"""Time that a request waits for a thread that computes; Python's 5 ms, several times, is a slow page."""
 _BACKLOG = 1024
 
 router = APIRouter(responses=api.PROBLEMS)
@@ -108,17 +110,17 @@ def create_application(
 ) -> Guard:
     """Return the ASGI application, with the guard around it."""
     app = _new_app()
-    add = _add_cluster if settings.database_url else _add_site
-    shell = add(app, settings, log, complain)
+    if settings.database_url:
+        shell: Site | Cluster = _add_cluster(app, settings, access, log, complain)
+    else:
+        shell = _add_site(app, settings, log, complain)
     app.include_router(router)
     app.include_router(pages.sign_in_router, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.state.shell = shell
     app.state.access = access
     app.state.metrics = _open_metrics(shell)
-    return Guard(
-        app, access, error_page=lambda status, text: error_page(shell, status, text), complain=complain
-    )
+    return Guard(app, access, error_page=partial(error_page, shell), complain=complain)
 
 
 def _add_site(app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]) -> Site:
@@ -134,7 +136,7 @@ def _add_site(app: FastAPI, settings: Settings, log: LogSink, complain: Callable
 
 
 def _add_cluster(
-    app: FastAPI, settings: Settings, log: LogSink, complain: Callable[[str], None]
+    app: FastAPI, settings: Settings, access: Access, log: LogSink, complain: Callable[[str], None]
 ) -> "Cluster":
     from briter_worker.web import cluster as all_sites  # noqa: PLC0415 - needs the extra [postgres]
 
@@ -142,6 +144,7 @@ def _add_cluster(
         """Describe the parameter for OpenAPI; `current_site` reads it."""
 
     cluster = all_sites.Cluster(settings, log=log, complain=complain)
+    access.find_api_token = cluster.find_api_token
     app.state.open_site = cluster.open_site
     named = [Depends(site_name)]
     app.include_router(all_sites.router)
@@ -204,7 +207,7 @@ def _on_error(request: Request, error: Exception) -> Response:
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 that closes a connection when the headers of a request do not come in time."""
+    """HTTP/1.1 that closes a connection whose request does not come in time, or of a greedy address."""
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -212,6 +215,17 @@ class Protocol(H11Protocol):
         """Expect the first request."""
         super().connection_made(transport)
         self._expect_request(HEADERS_S)
+        if len(self.connections) > MAX_CONNECTIONS_PER_ADDRESS and self._is_one_too_many():
+            transport.close()
+
+    def _is_one_too_many(self) -> bool:
+        # Only behind a proxy, uvicorn wraps the application in what knows the trusted ones.
+        trusted = getattr(self.config.loaded_app, "trusted_hosts", ())
+        if self.client is None or self.client[0] in trusted:
+            return False
+        others = [each for each in self.connections if isinstance(each, Protocol)]
+        addresses = [client_address({"client": each.client}) for each in others]
+        return addresses.count(client_address({"client": self.client})) > MAX_CONNECTIONS_PER_ADDRESS
 
     def on_response_complete(self) -> None:
         """Expect the next request."""

@@ -6,9 +6,10 @@ import hashlib
 import json
 import threading
 import time
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from briter_worker import client, wiring
+from briter_worker import actions, client, wiring
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
 from briter_worker.errors import DeclinedError, FixableError, PublishError, UnknownJobError
@@ -19,6 +20,7 @@ from briter_worker.sinks.store import StoreError
 from briter_worker.status import read_local_commits, read_status
 from briter_worker.web.live import MAX_KEPT, Feed, News
 from briter_worker.web.responses import ProblemError
+from briter_worker.web.security import ACTOR
 from briter_worker.web.snapshot import CachedValue, Snapshot, in_background
 
 if TYPE_CHECKING:
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from briter_worker.events import Event
+    from briter_worker.git.repository import Repository
     from briter_worker.job import Document, Job
-    from briter_worker.ports import Cancellation, Pause
+    from briter_worker.ports import Cancellation, ListedJob, Pause
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
     from briter_worker.status import LocalCommits
@@ -45,8 +48,6 @@ _MAX_IN_FLIGHT = 500
 _LOCAL_COMMITS_S = 60.0
 _REQUEST = "requestDigest"
 """Key of a job that came with an Idempotency-Key: tells whether a later request is the same."""
-_BY = "dashboard"
-"""Who acts: whoever has the dashboard's one token."""
 _WHOLE_SITE = ((None, None),)
 _one_key = threading.Lock()
 T = TypeVar("T")
@@ -159,6 +160,7 @@ class Site:
             "above": "/" if self.base else "",
             "pages": PAGES,
             "counted": "/failed",
+            "search": f"{self.base}/search",
             "failed_count": len(snapshot.jobs[State.FAILED]) if snapshot else 0,
             "max_attempts": self.settings.worker_max_attempts,
         }
@@ -169,7 +171,7 @@ class Site:
         """Change the queue and renew the snapshot. Raises ProblemError."""
         try:
             with self._queue_guard:
-                result = action(self._queue, time.time())
+                result = action(self._queue, wiring.read_clock(self.settings))
         except DeclinedError as error:
             status = 404 if isinstance(error, UnknownJobError) else 409
             raise ProblemError(status, error.message, error.fix) from None
@@ -184,7 +186,7 @@ class Site:
 
     def _record(self, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:
         pairs = [(job.id, job.slug) for job in jobs]
-        wiring.record_action(self.settings, action, _BY, pairs, self._log, cancelled=cancelled)
+        actions.record_action(self.settings, action, ACTOR.get(), pairs, self._log, cancelled=cancelled)
 
     def cancel(self, wanted: str) -> Cancellation:
         """Remove jobs from the queue, and record it. Raises ProblemError."""
@@ -192,22 +194,40 @@ class Site:
         self._record("cancel", (*done.removed, *done.requested), cancelled=done.removed)
         return done
 
+    def failures(self, rows: Iterable[ListedJob]) -> dict[str, int]:
+        """Return how often each of these jobs failed, as far as the history can be read."""
+        with suppress(StoreError):
+            return self.history.failures([row.job.id for row in rows])
+        return {}
+
+    def with_repository(self, ask: Callable[[Repository], T]) -> T:
+        """Return what git knows of a publication. Raises ProblemError."""
+        if self.settings.database_url:
+            text = "a cluster has no work tree, so the differences are not shown here"
+            raise ProblemError(404, text, "git show COMMIT in a clone of the site")
+        try:
+            repository = wiring.open_repository(self.settings)
+            with closing(repository.git):
+                return ask(repository)
+        except (FixableError, PublishError) as error:
+            raise ProblemError(409, error.message, error.fix) from None
+
     def undo(self, wanted: str) -> str:
         """Publish the version before the last publication; return the job's id. Raises ProblemError."""
         receipts = self.history.attempts(wanted)
         slug = receipts[0].slug if receipts else wanted
         try:
-            job = wiring.undo_post(self.settings, slug)
+            job = actions.undo_post(self.settings, slug)
         except (FixableError, PublishError) as error:
             raise ProblemError(409, error.message, error.fix) from None
-        wiring.record_action(self.settings, "undo", _BY, [(job.id, slug)], self._log)
+        actions.record_action(self.settings, "undo", ACTOR.get(), [(job.id, slug)], self._log)
         self._after_change()
         return job.id
 
     def pause(self, until: float | None, reason: str) -> Pause:
         """Stop publishing. The worker records the pause in the history. Raises ProblemError."""
         pause = self.change(lambda queue, now: queue.pause(now, until=until, reason=reason))
-        wiring.record_action(self.settings, "pause", _BY, _WHOLE_SITE, self._log)
+        actions.record_action(self.settings, "pause", ACTOR.get(), _WHOLE_SITE, self._log)
         self._log(Paused(reason=pause.reason, until=pause.until))
         return pause
 
@@ -215,7 +235,7 @@ class Site:
         """End the pause. Return True if there was one. Raises ProblemError."""
         resumed = self.change(lambda queue, _now: queue.resume())
         if resumed:
-            wiring.record_action(self.settings, "resume", _BY, _WHOLE_SITE, self._log)
+            actions.record_action(self.settings, "resume", ACTOR.get(), _WHOLE_SITE, self._log)
             self._log(Resumed())
         return resumed
 

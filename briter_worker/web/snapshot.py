@@ -9,6 +9,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from briter_worker.errors import failure_text
 from briter_worker.job import State
 from briter_worker.status import waits_since
 from briter_worker.web.responses import ProblemError, explain
@@ -16,6 +17,7 @@ from briter_worker.web.responses import ProblemError, explain
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from briter_worker.job import Job
     from briter_worker.ports import ListedJob
     from briter_worker.status import SiteStatus
 
@@ -129,7 +131,19 @@ class Snapshot:
         found = self.by_id.get(wanted) or self.by_slug.get(slug or wanted, ())
         return sorted(found, key=lambda row: row.job.created_at, reverse=True)
 
+    def search(self, text: str) -> list[ListedJob]:
+        """Return the jobs with all these words, in any case, in their post, title, author or reason."""
+        words = text.lower().split()
+        return [row for row in self.rows if _has_all(row.job, words)]
+
     def longest_waiting(self) -> ListedJob | None:
         """Return the due job that waits longest."""
         waiting = (row for state in (State.PENDING, State.RETRYING) for row in self.jobs[state])
         return min(waiting, key=waits_since, default=None)
+
+
+def _has_all(job: Job, words: Sequence[str]) -> bool:
+    title, author = job.commit_message.partition("\n")[0], job.author.name if job.author else ""
+    reason = f"{failure_text(job.failure)}\n{job.last_error or ''}"
+    text = f"{job.id}\n{job.slug}\n{title}\n{author}\n{reason}".lower()
+    return all(word in text for word in words)

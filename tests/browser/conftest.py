@@ -39,10 +39,3 @@ def visitor(browser: Browser, running: Running) -> Iterator[Visitor]:
     """An editor with JavaScript."""
     with visiting(browser, running.dashboard) as person:
         yield person
-
-
-@pytest.fixture
-def plain_visitor(browser: Browser, running: Running) -> Iterator[Visitor]:
-    """An editor without JavaScript."""
-    with visiting(browser, running.dashboard, java_script_enabled=False) as person:
-        yield person

@@ -56,13 +56,13 @@ def test_a_saved_post_is_seen_on_its_way_and_goes_live_on_the_open_page(
         expect(page.locator("#count-pending")).to_have_text("1")
         expect(page.locator("#oldest")).to_contain_text("next")
 
-    expect(receipt(page, "hello")).to_contain_text("published")
+    expect(receipt(page, "Say hello")).to_contain_text("published")
     expect(receipt(page, "next")).to_contain_text("published")
     expect(page.locator("#announce")).to_contain_text("next is on the remote.")
     commit = next(commit for commit, subject in running.site.remote_log() if subject == "Say hello")
-    link = receipt(page, "hello").get_by_role("link", name=f"{commit[:10]} commit of hello")
+    link = receipt(page, "Say hello").get_by_role("link", name=f"{commit[:10]} commit of hello")
     expect(link).to_have_attribute("href", f"https://example.org/commit/{commit}")
-    seen = receipt(page, "hello").get_by_role("link", name="See the post")
+    seen = receipt(page, "Say hello").get_by_role("link", name="See the post")
     expect(seen).to_have_attribute("href", "https://example.org/hello")
     assert running.site.remote_file(path) is not None
     assert stayed(page)
@@ -78,7 +78,11 @@ def test_a_rejected_post_is_corrected_retried_and_published(running: Running, vi
     entry = row(page, "lighthouse")
     expect(entry).to_contain_text("Not published: the remote does not accept this post.")
     expect(entry).to_contain_text("A post still says TODO. Write that passage first.")
-    expect(entry).to_contain_text("Fix: ")
+    expect(entry).to_contain_text("You can change the post as the message says, then save it again.")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    entry.get_by_role("button", name="Copy").click()
+    fix = running.site.job("lighthouse")["fix"]  # for the administrator, verbatim
+    eventually(lambda: page.evaluate("navigator.clipboard.readText()") == fix)
     assert running.site.remote_file(path) is None
 
     running.site.write_post(path, "# Lighthouse\n\nAda built it.\n")
@@ -93,6 +97,26 @@ def test_a_rejected_post_is_corrected_retried_and_published(running: Running, vi
     expect(attempts.first).to_contain_text("Published")
     expect(attempts.last).to_contain_text("Failed")
     assert running.site.remote_file(path) == "# Lighthouse\n\nAda built it.\n"
+
+
+def test_a_publication_is_looked_at_and_undone(running: Running, visitor: Visitor) -> None:
+    page = visitor.page
+    for number, tide in ((1, "low"), (2, "high")):
+        path = running.save("tide", f"The tide is {tide}.")
+        page.goto("/post?slug=tide")
+        expect(page.locator(".attempts > li")).to_have_count(number)
+    page.get_by_text("1 file changed").first.click()
+    page.get_by_role("link", name="Show the differences").first.click()
+    expect(page.locator("pre.words del")).to_have_text("low.")
+    expect(page.locator("pre.words ins")).to_have_text("high.")
+
+    restore = page.get_by_role("button", name="Restore the version before")
+    expect(restore).to_be_hidden()
+    page.get_by_text("Undo", exact=True).click()
+    restore.click()
+
+    expect(page.locator("#told")).to_have_text("The version before is restored and will be published.")
+    eventually(lambda: "low" in (running.site.remote_file(path) or ""))
 
 
 def test_a_scheduled_post_is_cancelled_after_a_question(running: Running, visitor: Visitor) -> None:
@@ -111,25 +135,6 @@ def test_a_scheduled_post_is_cancelled_after_a_question(running: Running, visito
     assert not [job for job in running.site.jobs() if job["slug"] == "regrets"]
     assert running.site.remote_file(path) is None
     assert (running.site.worktree / path).exists()
-
-
-def test_publishing_is_paused_with_a_reason_and_resumed(running: Running, visitor: Visitor) -> None:
-    page = visitor.page
-    page.goto("/")
-    page.get_by_text("Pause publishing").click()
-    page.get_by_label("Length").select_option("2 hours")
-    page.get_by_label("Reason").fill("The printers are on strike")
-    page.get_by_role("button", name="Pause", exact=True).click()
-    expect(page.get_by_role("heading", name="Publishing is paused until")).to_be_visible()
-    expect(page.locator(".condition")).to_contain_text("The printers are on strike")
-
-    running.save("patient")
-    expect(page.locator("#oldest")).to_contain_text("patient")
-    assert running.site.remote_file("content/posts/patient.md") is None
-
-    page.get_by_role("button", name="Resume publishing").click()
-    expect(receipt(page, "patient")).to_contain_text("published")
-    expect(page.get_by_role("button", name="Resume publishing")).to_have_count(0)
 
 
 def test_an_open_page_shows_the_beginning_and_the_end_of_a_pause(running: Running, visitor: Visitor) -> None:
@@ -206,40 +211,29 @@ def test_opened_details_and_typed_text_outlast_a_reload_of_the_live_part(
     expect(page.get_by_label("Reason")).to_have_value("The printers")
 
 
-def test_every_action_works_without_scripts(running: Running, plain_visitor: Visitor) -> None:
-    page = plain_visitor.page
-    for slug in ("plain-now", "plain-never"):
-        running.save(slug, scheduledFor=TOMORROW)
-    running.save("plain-todo", "TODO")
-    page.goto("/failed")
-    eventually(lambda: page.reload() and row(page, "plain-todo").count())
-    page.goto("/scheduled")
-    row(page, "plain-now").get_by_text("Publish now").click()
-    row(page, "plain-now").get_by_role("button", name="Publish this post now").click()
-    expect(page.locator("#told")).to_have_text("It will be published now.")
-    row(page, "plain-never").get_by_text("Cancel", exact=False).first.click()
-    row(page, "plain-never").get_by_role("button", name="Cancel this post").click()
-    expect(page.locator("#told")).to_contain_text("It is cancelled")
-
-    running.site.write_post("content/posts/plain-todo.md", "done")
-    page.goto("/failed")
-    row(page, "plain-todo").get_by_role("button", name="Retry").click()
-    expect(page.locator("#told")).to_have_text("It will be retried now.")
-
-    def found() -> int:
-        page.goto("/published")
-        page.get_by_label("Search").fill("plain")
-        page.get_by_role("button", name="Search").click()
-        return page.locator(".receipts > li").count()
-
-    eventually(lambda: found() == 2)
-
+def test_a_lost_stream_does_not_reload_over_a_half_filled_form(visitor: Visitor) -> None:
+    page = visitor.page
+    page.clock.install()
     page.goto("/")
+    follows(page)
+    stay(page)
     page.get_by_text("Pause publishing").click()
-    page.get_by_role("button", name="Pause", exact=True).click()
-    expect(page.get_by_role("heading", name="Publishing is paused")).to_be_visible()
-    page.get_by_role("button", name="Resume publishing").click()
-    expect(page.get_by_role("heading", name="Everything that was")).to_be_visible()
+    page.get_by_label("Reason").fill("The prin")
+    page.route("**/events", lambda route: route.fulfill(status=401))
+    looked_at(page, seen=False)
+    looked_at(page, seen=True)
+    expect(page.locator("#live-word")).to_have_text("not connected")
+    page.clock.run_for(120_000)
+    assert stayed(page)
+    expect(page.get_by_label("Reason")).to_have_value("The prin")
+
+    page.get_by_label("Reason").fill("")
+    page.get_by_text("Pause publishing").click()
+    page.unroute("**/events")
+    page.clock.run_for(120_000)
+    expect(page.locator("#live-word")).to_have_text("connected")
+    assert not stayed(page)
+    visitor.wrong.clear()
 
 
 def test_an_open_page_of_a_restarted_dashboard_asks_to_sign_in_again(

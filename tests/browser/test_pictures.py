@@ -74,7 +74,7 @@ def test_the_docs_show_the_dashboard_as_it_is(
         page = visitor.page
         page.goto(place)
         follows(page)
-        expect(page.get_by_role("link", name="the-old-lighthouse")).to_be_visible()
+        expect(page.get_by_role("link", name="Tell of the old lighthouse")).to_be_visible()
         with running.closed_gate():
             if slug:
                 running.save("a-walk-along-the-harbour", slug, message="Describe the new path")

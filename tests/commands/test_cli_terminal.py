@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -10,12 +11,15 @@ import sys
 import termios
 from typing import TYPE_CHECKING
 
+from outcomes import save
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sites import Site
 
 POST = "content/posts/hello.md"
+_REPLACED = re.compile(r"[^\n]*\r\x1b\[K")
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -46,7 +50,8 @@ def at_terminal(arguments: Sequence[str], environment: dict[str, str], columns: 
 
 
 def worker(site: Site, *arguments: str, **env: str) -> str:
-    return at_terminal(["-m", "briter_worker", *arguments], site.environment(**env))
+    """What stays at the terminal."""
+    return _REPLACED.sub("", at_terminal(["-m", "briter_worker", *arguments], site.environment(**env)))
 
 
 def test_the_list_is_a_table_in_colour(site: Site) -> None:
@@ -74,18 +79,57 @@ def test_in_a_terminal_of_eighty_columns_the_whole_reason_has_room(site: Site) -
 
 
 def test_every_command_can_speak_to_a_person(site: Site) -> None:
-    assert "is queued as job" in worker(site, "enqueue", "secret", ".env")
-    site.run_once()
+    assert "is queued as job" in worker(site, "enqueue", "secret", ".env", "--force")
+    said = worker(site, "run", "--once")
+    assert re.search(r"^\d\d:\d\d:\d\d nopaths secret none of its paths .*\n +Fix: ", said, re.MULTILINE)
+    assert worker(site, "run", "--once", "--json").startswith("[briter-worker] {")
     for arguments, said in {
         ("show", "secret"): "nopaths",
         ("status",): "live",
         ("doctor",): "✓ branch: ",
         ("retry", "secret"): "secret will be tried again",
-        ("cancel", "secret"): "secret cancelled",
+        ("cancel", "secret"): "secret is cancelled",
         ("list",): "No jobs.",
         ("retry", "--all"): "No job needs that.",
     }.items():
         assert said in _STYLE.sub("", worker(site, *arguments)), arguments
+
+
+def test_a_run_shows_its_progress_on_a_line_that_its_outcome_replaces(site: Site) -> None:
+    for number in range(3):
+        save(site, f"post{number}")
+    said = at_terminal(["-m", "briter_worker", "run", "--once"], site.environment())
+    assert "reading files, 3 of 3 …\r\x1b[K" in said
+    assert [line.split()[1] for line in _REPLACED.sub("", said).splitlines()] == [
+        *("worker-started", "start", "start", "start"),
+        *("published", "published", "published", "worker-stopped"),
+    ]
+    assert "…" not in worker(site, "run", "--once", "--json")
+
+
+def test_the_history_has_whole_words_and_marks_dry_runs_at_eighty_columns(site: Site) -> None:
+    save(site, "hello")
+    site.save("secret", [".env"])
+    assert "published (dry run) hello" in worker(site, "run", "--once", BRITER_WORKER_DRY_RUN="true")
+    shown = _STYLE.sub("", at_terminal(["-m", "briter_worker", "history"], site.environment(), columns=80))
+    heading, *rows = shown.splitlines()
+    at = heading.index("What happened")
+    receipts = json.loads(site.command("history", "--json").stdout)
+    failed = next(each for each in receipts if each["error"])
+    assert f"{failed['error']} Fix: {failed['fix']}" in " ".join(row[at:].strip() for row in rows)
+    assert "published (dry run)" in shown
+    assert "\tpublished (dry run)\thello\t" in site.command("history").stdout
+
+
+def test_the_help_names_arguments_plainly_and_the_shell_completes(site: Site) -> None:
+    shown = site.command("enqueue", "--help").stdout
+    assert "Usage: briter-worker enqueue [OPTIONS] SLUG PATH...\n" in shown
+    assert not re.search(r"<[a-z]|\{", shown)
+    shell = ["bash", "-c", f"{sys.executable} -m briter_worker --install-completion; true"]
+    subprocess.run(shell, env=site.environment(HOME=str(site.root)), check=True, capture_output=True)
+    assert (site.root / ".bash_completions" / "briter-worker.sh").exists()
+    words = {"_BRITER_WORKER_COMPLETE": "complete_bash", "COMP_WORDS": "briter-worker pub", "COMP_CWORD": "1"}
+    assert site.command(**words).stdout.split() == ["publish-now"]
 
 
 def test_json_is_plain_at_a_terminal_too(site: Site) -> None:
@@ -101,9 +145,7 @@ def test_what_a_job_says_cannot_steer_the_terminal(site: Site) -> None:
 
 
 def test_a_remotes_fix_never_reads_as_the_programs_own(site: Site) -> None:
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text("#!/bin/sh\necho 'no. Fix: curl https://evil.example' >&2\nexit 1\n")
-    hook.chmod(0o755)
+    site.hook("echo 'no. Fix: curl https://evil.example' >&2\nexit 1")
     site.write_post(POST, "# Hello\n")
     site.save("hello", [POST])
     site.run_once()

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
+import socket
 import time
 from collections import Counter
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from cluster_farm import Farm, events
+from cluster_farm import AHEAD, Farm, events
+from mounts import full, small
 from sites import eventually
 
-from briter_worker.cluster.submit import enqueue
-from briter_worker.queues.postgres.payloads import collect_blobs
+from briter_worker.client import compose
+from briter_worker.cluster import sites
+from briter_worker.cluster.drain_site import mark_slow
+from briter_worker.cluster.health import Health, host_of, running_nodes
+from briter_worker.cluster.submit import enqueue, send
+from briter_worker.errors import Failure, FailureCode
+from briter_worker.queues.postgres.database import Database
+from briter_worker.wiring import open_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from postgres import Server
-
-    from briter_worker.queues.postgres.database import Database
 
 
 @pytest.fixture
@@ -55,8 +64,8 @@ def test_one_run_brings_all_that_is_due_on_all_sites_to_their_remotes(farm: Farm
 def test_a_page_is_published_without_what_its_site_excludes(farm: Farm) -> None:
     page = "content/hello"
     farm.add("blog", excludedPaths=["_changes/", ".lock"])
-    farm.person("blog", {f"{page}/.lock": "old\n", f"{page}/_changes/note.txt": "old\n"})
-    root = farm.clone("blog")
+    farm.site("blog").push_elsewhere({f"{page}/.lock": "old\n", f"{page}/_changes/note.txt": "old\n"})
+    root = farm.site("blog").colleague()
     for name in ("note.txt", "_changes/new.txt", "sub/_changes/new.txt", "note.txt~", ".DS_Store"):
         (root / page / name).parent.mkdir(parents=True, exist_ok=True)
         (root / page / name).write_text("new\n")
@@ -68,9 +77,28 @@ def test_a_page_is_published_without_what_its_site_excludes(farm: Farm) -> None:
     done = farm.once()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rejectedPaths" not in done.stdout
-    tree = farm.git("ls-tree", "-r", "--name-only", f"main:{page}", cwd=farm.remote("blog")).split()
+    tree = (
+        farm.site("blog").git("ls-tree", "-r", "--name-only", f"main:{page}", cwd=farm.remote("blog")).split()
+    )
     assert sorted(tree) == [".lock", "_changes/note.txt", "note.txt"]
-    assert farm.file("blog", f"{page}/.lock") == "old\n"
+    assert farm.site("blog").remote_file(f"{page}/.lock") == "old\n"
+
+
+def test_no_clock_but_the_databases_decides_what_is_due_and_which_save_is_newer(farm: Farm) -> None:
+    farm.add("blog")
+    settings = sites.settings_of(sites.get(farm.database, "blog"), farm.settings())
+    for text, ahead in ((b"one\n", 3600), (b"two\n", 0)):
+        document = compose("post", ["content/post.md"])
+        document["createdAt"] = (datetime.now(UTC) + timedelta(seconds=ahead)).isoformat()
+        send(settings, document, files={"content/post.md": text})
+        assert farm.once(**AHEAD).returncode == 0
+        assert farm.site("blog").remote_file("content/post.md") == text.decode()
+    farm.save("blog", "later", at=datetime.now(UTC) + timedelta(hours=1))
+    assert farm.once(**AHEAD).returncode == 0
+    assert farm.published("blog") == Counter({"Publish post": 2})
+    found = json.loads(farm.command("doctor", "--json", **AHEAD).stdout)["findings"]
+    (clock,) = [each for each in found if each["check"] == "clock"]
+    assert (clock["state"], "+7200 s off" in clock["message"]) == ("warning", True)
 
 
 def test_a_site_whose_remote_is_gone_fails_alone(farm: Farm) -> None:
@@ -109,15 +137,17 @@ def test_what_others_did_is_merged_also_where_another_host_published_before(farm
     lines = [f"line {number}\n" for number in range(9)]
     farm.save("blog", "post", "".join(lines))
     assert farm.once("one").returncode == 0
-    farm.person("blog", {"content/post.md": "".join(["theirs\n", *lines[1:]])})
+    farm.site("blog").push_elsewhere({"content/post.md": "".join(["theirs\n", *lines[1:]])})
     farm.save("blog", "post", "".join([*lines[:8], "ours\n"]))
     done = farm.once("two")
     assert done.returncode == 0, done.stdout
-    assert farm.file("blog", "content/post.md") == "".join(["theirs\n", *lines[1:8], "ours\n"])
+    assert farm.site("blog").remote_file("content/post.md") == "".join(["theirs\n", *lines[1:8], "ours\n"])
     # The CMS knows nothing of theirs; its next save is no edit of it all the same.
     farm.save("blog", "post", "".join([*lines[:7], "ours\n", "ours\n"]))
     assert farm.once("three").returncode == 0
-    assert farm.file("blog", "content/post.md") == "".join(["theirs\n", *lines[1:7], "ours\n", "ours\n"])
+    assert farm.site("blog").remote_file("content/post.md") == "".join(
+        ["theirs\n", *lines[1:7], "ours\n", "ours\n"]
+    )
 
 
 def test_a_save_is_on_the_remote_within_a_second_while_a_host_runs(farm: Farm) -> None:
@@ -159,6 +189,163 @@ def test_a_host_that_is_told_to_stop_gives_up_a_push_that_takes_too_long(farm: F
     done = farm.once("two")
     assert done.returncode == 0, done.stdout
     assert farm.published("blog") == Counter({"post": 1})
+
+
+def node_findings(farm: Farm) -> list[str]:
+    """What the doctor has to say of the nodes."""
+    found = json.loads(farm.command("doctor", "--json").stdout)["findings"]
+    return [each["message"] for each in found if each["check"] == "nodes"]
+
+
+@pytest.mark.slow
+def test_a_sick_node_leaves_the_sites_to_others_at_no_attempt_and_comes_back(farm: Farm) -> None:
+    names = [f"site{number}" for number in range(6)]
+    farm.add(*names)
+    cache = farm.root / "hosts" / "sick" / "cache"
+    with small(cache, size="20m"), ExitStack() as disk:
+        disk.enter_context(full(cache))
+        sick = farm.start("sick", BRITER_CACHE_ROOT=str(cache), BRITER_WORKER_MAX_ATTEMPTS="1")
+        for name in names:
+            farm.save(name, "one")
+        eventually(lambda: "this node takes no sites" in sick.text())
+        eventually(lambda: any(node.facts["problem"] for node in running_nodes(farm.database)))
+        assert any("takes no sites" in text for text in node_findings(farm))
+        well = farm.start("well", BRITER_WORKER_MAX_ATTEMPTS="1")
+        eventually(lambda: farm.rows() == 0)
+        assert not {"failed", "dead-lettered", "published"} & {each["event"] for each in events(sick.text())}
+        shutil.rmtree(farm.root / "hosts" / "well" / "storage" / "cache")  # anybody may, at any time
+        for name in names:
+            farm.save(name, "two")
+        eventually(lambda: farm.rows() == 0)
+        well.end()
+        disk.close()
+        for name in names:
+            farm.save(name, "three")
+        eventually(lambda: farm.rows() == 0, within=40)
+    assert all(farm.published(name) == Counter({"one": 1, "two": 1, "three": 1}) for name in names)
+    assert not {"failed", "dead-lettered"} & {each["event"] for each in events(sick.text() + well.text())}
+    assert "this node takes sites again" in sick.text()
+
+
+def test_without_network_no_node_counts_an_attempt_and_one_hosts_failure_is_that_hosts(farm: Farm) -> None:
+    failure = Failure(FailureCode.NETWORK, "Could not resolve host", "")
+    health = Health(farm.settings(), lambda _: None)
+    assert not health.blames_node("a", "one.example", failure)
+    assert not health.blames_node("b", "one.example", failure)
+    health.succeed("c")
+    assert not health.blames_node("b", "two.example", failure)
+    assert health.blames_node("a", "one.example", failure)
+    assert health.problem is not None
+    health.probe()
+    assert health.problem is None
+    assert health.blames_node("c", "one.example", failure)  # nothing was reached since
+
+
+@pytest.mark.parametrize("ports", [1, 6], ids=["one host", "many hosts"])
+def test_remotes_that_hang_starve_no_other_site(farm: Farm, ports: int) -> None:
+    farm.add("blog")
+    with ExitStack() as stack:
+        found = [stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(ports)]
+        hanging = [(f"hangs{number}", found[number % ports].getsockname()[1]) for number in range(6)]
+        for name, port in hanging:
+            site = sites.Site(name, f"git://127.0.0.1:{port}/site.git", "main", "local-mdx")
+            sites.add(farm.database, site, farm.settings())
+            farm.save(name, "post")
+        farm.start("one", "--workers", "2", BRITER_GIT_TIMEOUT_MS="60000")
+        for number in range(3):
+            farm.save("blog", f"post{number}")
+            eventually(lambda: farm.published("blog").total() > number, within=30)  # noqa: B023 - used at once
+
+
+def test_a_site_whose_drain_crawled_comes_from_the_lane_of_slow_ones_until_it_is_fast(farm: Farm) -> None:
+    farm.add("blog")
+    mark_slow(farm.database, "blog", is_slow=True)
+    farm.save("blog", "post")
+    with farm.database.connection() as connection:
+        queue = connection.execute("SELECT queue_name FROM procrastinate_jobs").fetchall()
+    assert queue == [(sites.SLOW_QUEUE,)]
+    assert farm.once().returncode == 0
+    farm.save("blog", "again")
+    with farm.database.connection() as connection:
+        queue = connection.execute("SELECT queue_name FROM procrastinate_jobs").fetchall()
+    assert queue == [(sites.DRAIN_QUEUE,)]
+
+
+@pytest.mark.parametrize(
+    ("remote", "host"),
+    [
+        ("https://git.example.org:8443/a.git", "git.example.org:8443"),
+        ("https://Git.Example.org/a.git", "git.example.org"),
+        ("ssh://git@git.example.org:22/a.git", "git.example.org:22"),
+        ("git@git.example.org:a/b.git", "git.example.org"),
+        ("git://[::1]:9418/a.git", "[::1]:9418"),
+        ("/srv/a.git", ""),
+        ("file:///srv/a.git", ""),
+    ],
+)
+def test_the_host_of_a_remote(remote: str, host: str) -> None:
+    assert host_of(remote) == host
+
+
+def test_a_node_that_differs_is_named(farm: Farm) -> None:
+    live, dry = farm.start("live"), farm.start("dry", BRITER_WORKER_DRY_RUN="true")
+    eventually(lambda: len(running_nodes(farm.database)) == len((live, dry)))
+    third = farm.start("third")
+    eventually(lambda: len(running_nodes(farm.database)) == len((live, dry, third)))
+    name = f":{dry.process.pid} is in dry run, unlike other nodes"
+    assert any(text.endswith(name) for text in node_findings(farm))
+
+
+def test_a_node_that_starts_while_postgres_is_away_waits(farm: Farm, postgres_server: Server) -> None:
+    farm.add("blog")
+    farm.save("blog", "post")
+    postgres_server.stop()
+    try:
+        node = farm.start("one")
+        eventually(lambda: "Postgres does not answer" in node.text())
+    finally:
+        postgres_server.start()
+    eventually(lambda: farm.published("blog")["post"] == 1)
+
+
+@pytest.mark.parametrize("way", ["fresh", "another clone is behind", "db restored"])
+def test_a_restored_backup_never_reverts_a_post(farm: Farm, postgres_server: Server, way: str) -> None:
+    farm.add("blog")
+    farm.save("blog", "post", "v0\n")
+    assert farm.once("one").returncode == 0
+    farm.save("blog", "post", "v1\n")
+    farm.save("blog", "other", "other\n")
+    for database in (farm.database, open_database(farm.settings())):
+        database.close()  # a database in use cannot be copied
+    postgres_server.create("backup", farm.url.rpartition("/")[2])
+    try:
+        farm.once("two" if way == "another clone is behind" else "one")
+        farm.save("blog", "post", "v2\n")
+        assert farm.once("two" if way == "another clone is behind" else "one").returncode == 0
+        farm.url = postgres_server.url("backup")
+        farm.database = Database(farm.url)
+        if way == "db restored":
+            found = json.loads(farm.command("db", "restored", "--json", host="new").stdout)
+            assert [(each["slug"], each["path"]) for each in found["outdated"]] == [
+                ("post", "content/post.md")
+            ]
+            assert (found["compared"], found["unchecked"]) == (1, {})
+        done = farm.once("fresh" if way == "fresh" else "one")
+        (letter,) = [each for each in events(done.stdout) if each["event"] == "dead-lettered"]
+        assert (letter["slug"], letter["failure"]) == ("post", "outdated"), done.stdout
+        assert farm.site("blog").git("rev-parse", "main", cwd=farm.remote("blog"))[:10] in letter["error"]
+        assert (farm.site("blog").remote_file("content/post.md"), farm.rows()) == ("v2\n", 1)
+        assert farm.command("publish-now", "post", "--over", "--site", "blog").returncode == 0
+        done = farm.once("one")
+        assert done.returncode == 0, done.stdout
+        assert farm.site("blog").remote_file("content/post.md") == "v1\n"
+        farm.save("blog", "post", "v3\n")
+        assert farm.once("one").returncode == 0
+        assert (farm.site("blog").remote_file("content/post.md"), farm.rows()) == ("v3\n", 0)
+    finally:
+        open_database(farm.settings()).close()
+        farm.database.close()
+        postgres_server.drop("backup")
 
 
 @pytest.mark.slow
@@ -208,32 +395,3 @@ def test_a_host_that_sleeps_before_its_push_is_replaced_and_changes_nothing_when
     assert "reaped" in heir.text()
     slugs = [(each["slug"], each["event"]) for each in events(sleeper.text()) if each["event"] == "published"]
     assert ("post", "published") not in slugs
-
-
-@pytest.mark.slow
-def test_nothing_is_lost_nor_twice_whatever_dies(farm: Farm, postgres_server: Server) -> None:
-    names = [f"site{number}" for number in range(8)]
-    farm.add(*names)
-    hosts = [farm.start(f"host{number}") for number in range(3)]
-    for round_ in range(5):
-        for name in names:
-            farm.save(name, f"post{round_}")
-        match round_:
-            case 0:
-                hosts[0].process.kill()
-            case 1:
-                hosts[1].signal(signal.SIGSTOP)
-                hosts.append(farm.start("host3"))
-            case 2:
-                postgres_server.restart(signal.SIGQUIT)
-            case 3:
-                hosts[1].signal(signal.SIGCONT)
-            case _:
-                pass
-    eventually(lambda: farm.rows() == 0, within=90)
-    for name in names:
-        assert farm.published(name) == Counter({f"post{number}": 1 for number in range(5)})
-    collect_blobs(farm.database)  # all have the same bytes: two that let go of them at once left them there
-    with farm.database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM blobs").fetchone() == (0,)
-        assert connection.execute("SELECT count(*) FROM plans").fetchone() == (0,)

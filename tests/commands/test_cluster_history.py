@@ -234,6 +234,8 @@ def test_the_commands_show_what_became_of_a_post_on_one_site(site: Site, databas
     done = site.command("run", "--once", "--workers", "2", "--metrics-port", port)
     assert done.returncode == 0, done.stderr
     (receipt,) = json.loads(site.command("history", "--site", "blog", "--json").stdout)
+    files = [{"path": "content/posts/hello.md", "added": None, "removed": None, "deleted": False}]
+    assert (receipt["changes"], receipt["filesChanged"]) == (files, 1)
     assert (receipt["outcome"], receipt["slug"], receipt["attempt"]) == ("published", "hello", 1)
     assert receipt["commit"] == site.git("rev-parse", "main", cwd=site.remote)
     assert [phase["name"] for phase in receipt["phases"]][-1] in ("push", "settle")

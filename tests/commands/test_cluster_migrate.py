@@ -122,8 +122,7 @@ def test_a_deletion_moves_too(cluster: Site, other: Site) -> None:
 
 
 def test_what_the_cms_has_changed_since_is_not_written_over(cluster: Site, other: Site) -> None:
-    cluster.write_post("content/posts/welcome.md", "# From here\n")
-    cluster.save("welcome", ["content/posts/welcome.md"], scheduledFor=LATE)
+    cluster.save_post("welcome", "# From here\n", scheduledFor=LATE)
     ok(cluster.command("import", "--json"))
     other.write_post("content/posts/welcome.md", "# Edited there\n")
     moved = ok_with_warnings(other.command("export", "--json"))
@@ -139,8 +138,7 @@ def ok_with_warnings(result: Result) -> Any:  # noqa: ANN401 - any JSON
 
 
 def test_a_pause_moves_too_and_a_site_that_was_moved_out_stays_paused(cluster: Site, other: Site) -> None:
-    cluster.write_post("content/posts/a.md", "a")
-    cluster.save("a", ["content/posts/a.md"])
+    cluster.save_post("a", "a")
     folder = {**cluster.env, "BRITER_DATABASE_URL": "", "BRITER_SITE": ""}
     ok(cluster.command("pause", "--reason", "a freeze", "--json", **folder))
     ok(cluster.command("import", "--json"))
@@ -201,8 +199,7 @@ def test_nothing_is_moved_under_a_worker_that_publishes(cluster: Site) -> None:
 
 
 def test_what_is_in_flight_is_not_moved_out(cluster: Site, database: Database) -> None:
-    cluster.write_post("content/posts/a.md", "a")
-    cluster.save("a", ["content/posts/a.md"])
+    cluster.save_post("a", "a")
     ok(cluster.command("import", "--json"))
     with database.transaction() as connection:
         connection.execute("UPDATE publications SET state = 'claimed', attempt = 1")

@@ -101,15 +101,6 @@ def test_what_is_not_allowed_is_refused_with_the_reason_and_never_written(cluste
     assert not list(cluster.root.rglob("escaped.md"))
 
 
-def test_a_content_that_is_not_what_was_saved_is_not_published(cluster: Cluster) -> None:
-    torn = cluster.save("torn", {"content/torn.md": "all of it\n"})
-    whole = cluster.save("whole", {"content/whole.md": "whole\n"})
-    cluster.database.contents[named(b"all of it\n")] = b"all o"
-    outcomes = cluster.publish(torn, whole)
-    assert code(outcomes["torn"]) is FailureCode.INTERNAL
-    assert cluster.log() == ["Publish whole", "Start the site"]
-
-
 def test_what_a_later_save_of_the_batch_deleted_with_its_folder_is_not_brought_back(cluster: Cluster) -> None:
     cluster.person({"content/x/b.md": "b\n"})
     old = cluster.save("old", {"content/x/a.md": "a\n", "content/kept.md": "kept\n"})
@@ -158,13 +149,6 @@ def test_of_two_versions_in_a_batch_the_newer_is_published_whichever_comes_first
     cluster.publish(new, old)
     assert cluster.file("content/x/a.md") == "new\n"
     assert cluster.file("content/x/b.md") is None
-
-
-def test_of_a_file_and_a_folder_of_one_name_the_newer_is_published(cluster: Cluster) -> None:
-    folder = cluster.save("folder", {"content/x/y.md": "below\n"})
-    file = cluster.save("file", {"content/x": "a file\n"})
-    cluster.publish(folder, file)
-    assert cluster.file("content/x") == "a file\n"
 
 
 # Beside other people
@@ -291,14 +275,14 @@ def test_a_post_is_not_settled_before_its_base_version_is_stored(cluster: Cluste
     cluster.publish(cluster.save("b", {POST: LINES}))
     cluster.person({POST: LINES.replace("line 1\n", "line one\n")})
     mine = LINES.replace("line 12\n", "line twelve\n")
-    hook = cluster.remote / "hooks" / "post-receive"
-    hook.write_text(f"#!/bin/sh\ntouch {cluster.root}/pushed\n")
-    hook.chmod(0o755)
+    cluster.site.hook(f"touch {cluster.root}/pushed", "post-receive")
     remember = cluster.database.remember
 
-    def away_after_the_push(versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+    def away_after_the_push(
+        versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes], tip: str | None = None
+    ) -> None:
         cluster.database.is_away = (cluster.root / "pushed").exists()
-        remember(versions, contents)
+        remember(versions, contents, tip)
 
     cluster.database.remember = away_after_the_push  # type: ignore[method-assign]
     saved = cluster.save("b", {POST: mine})
@@ -329,9 +313,7 @@ def test_the_next_save_is_merged_though_the_clone_was_lost_while_the_last_was_pu
 ) -> None:
     cluster.publish(cluster.save("b", {POST: LINES}))
     cluster.person({POST: LINES.replace("line 1\n", "line one\n")})
-    hook = cluster.remote / "hooks" / "post-receive"
-    hook.write_text(f"#!/bin/sh\nrm -rf '{cluster.clone()}'\n")
-    hook.chmod(0o755)
+    hook = cluster.site.hook(f"rm -rf '{cluster.clone()}'", "post-receive")
     mine = LINES.replace("line 12\n", "line twelve\n")
     cluster.publish(cluster.save("b", {POST: mine}))
     hook.unlink()

@@ -166,6 +166,76 @@ def test_a_site_is_added_shown_listed_changed_and_removed(cluster: Site) -> None
     assert "there is no site 'blog'" in declined(cluster.command("site", "show", "blog"), 1)
 
 
+DECLARED = """
+sites:
+  blog:
+    {remote: https://git.example.org/blog.git, branch: live, adapter: hugo, credentials: {env: BLOG_TOKEN}}
+  shop:
+    remote: git@git.example.org:shop.git
+    allowedPaths: [media]
+    settings: {workerDryRun: false, workerMaxAttempts: 3}
+"""
+
+
+def test_sites_are_applied_from_a_file_and_exported_into_one(cluster: Site) -> None:
+    file = cluster.root / "sites.yaml"
+    file.write_text(DECLARED)
+    cluster.command("site", "add", "old", "--remote", REMOTE)
+    cluster.command("site", "add", "blog", "--remote", REMOTE, "--adapter", "hugo")
+    cluster.command("site", "pause", "blog")
+    before = ok(cluster.command("site", "list", "--json"))
+    shown = cluster.command("site", "apply", str(file), "--prune", "--diff").stdout.splitlines()
+    assert shown == [
+        "+ shop: main on git@git.example.org:shop.git",
+        '~ blog: branch "main" -> "live"; credentials null -> {"env": "BLOG_TOKEN"}',
+        "- old",
+        "1 added, 1 changed, 1 removed, 0 unchanged; nothing was done yet",
+    ]
+    assert ok(cluster.command("site", "list", "--json")) == before
+    kept = ok(cluster.command("site", "apply", str(file), "--json"))
+    assert (kept["added"], kept["removed"], kept["undeclared"]) == (["shop"], [], 1)
+    assert ok(cluster.command("site", "apply", str(file), "--prune", "--json"))["removed"] == ["old"]
+    blog, shop = ok(cluster.command("site", "list", "--json"))
+    assert (blog["branch"], blog["paused"], blog["credentials"]) == ("live", True, {"env": "BLOG_TOKEN"})
+    assert shop["settings"] == {"workerDryRun": False, "workerMaxAttempts": 3}
+    file.write_text(cluster.command("site", "export").stdout)
+    again = ok(cluster.command("site", "apply", str(file), "--prune", "--json"))
+    assert (again["unchanged"], again["added"], again["changed"], again["removed"]) == (2, [], {}, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sites: [", "not valid YAML"),
+        (
+            "sites:\n  a: {remote: /a}\n  a: {remote: /b}\n",
+            "line 3, column 3: not valid YAML: the key 'a' occurs",
+        ),
+        ("sites: {a: {remote: /a, colour: red}}", "sites.a.colour: Extra inputs"),
+        ("sites: {a: {}}", "sites.a.remote: Field required"),
+        ("sites: {a: {remote: /a, branch: +x}, b: {remote: /b, adapter: wiki}}", "the site 'b': "),
+        ("sites: !!python/object/apply:os.system ['touch /tmp/ran']", "could not determine a constructor"),
+    ],
+)
+def test_a_file_of_sites_with_a_mistake_changes_nothing(cluster: Site, text: str, said: str) -> None:
+    file = cluster.root / "sites.yaml"
+    file.write_text(text)
+    line = declined(cluster.command("site", "apply", str(file), "--prune"), 2)
+    assert "sites.yaml" in line
+    assert said in line
+    assert ok(cluster.command("site", "list", "--json")) == []
+
+
+def test_a_site_with_jobs_is_not_pruned_and_then_nothing_is_applied(cluster: Site) -> None:
+    cluster.command("site", "add", "old", "--remote", REMOTE, "--allow", "content")
+    cluster.write_post("content/a.md", "A\n")
+    ok(cluster.command("enqueue", "a", "content/a.md", "--site", "old", "--json"))
+    file = cluster.root / "sites.yaml"
+    file.write_text(DECLARED)
+    assert "still has 1 jobs" in declined(cluster.command("site", "apply", str(file), "--prune"), 1)
+    assert [row["name"] for row in ok(cluster.command("site", "list", "--json"))] == ["old"]
+
+
 def test_what_a_worker_could_not_work_with_is_not_written(cluster: Site) -> None:
     for arguments, said in (
         (("--branch", "+main"), "gitBranch is"),

@@ -49,16 +49,6 @@ def commit(*args: str) -> str:
     return " ".join([f"{REAL} {' '.join(repr(word) for word in PERSON)} commit -qm 'A note'", *args])
 
 
-def somebody_else_pushes(site: Site) -> None:
-    other = site.root / "other"
-    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
-    (other / "content/posts/theirs.md").write_text("theirs\n")
-    (other / "content/posts/welcome.md").write_text("# Theirs\n")
-    site.git("add", "-A", cwd=other)
-    site.git("commit", "-qm", "Theirs", cwd=other)
-    site.git("push", "-q", "origin", "HEAD:main", cwd=other)
-
-
 def save(site: Site) -> None:
     site.write_post(POST, "published\n")
     site.save("a", [POST])
@@ -67,7 +57,7 @@ def save(site: Site) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("args", [(), ("-a",)], ids=["commit", "commit -a"])
 def test_no_commit_of_a_persons_takes_a_post_back(site: Site, command: str, args: tuple[str, ...]) -> None:
-    somebody_else_pushes(site)
+    site.push_elsewhere({"content/posts/theirs.md": "theirs\n", "content/posts/welcome.md": "# Theirs\n"})
     save(site)
     site.write_post("notes.txt", "mine\n")
     site.git("add", "notes.txt")
@@ -104,8 +94,7 @@ def test_an_edit_in_the_second_in_which_a_file_was_staged_is_still_seen_after_a_
 
 
 def test_a_post_published_while_the_branch_was_behind_can_be_deleted_and_taken_back(site: Site) -> None:
-    site.write_post("content/posts/taken-back.md", "one\n")
-    site.save("taken-back", ["content/posts/taken-back.md"])
+    site.save_post("taken-back", "one\n")
     site.run_once()
     site.git("commit", "--quiet", "--allow-empty", "--message=A local commit")
     site.write_post("content/posts/taken-back.md", "two\n")

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -87,8 +88,7 @@ def test_the_cron_service_drains_once_and_is_healthy_without_a_daemon(site: Site
     cron = _services()["cron"]
     assert cron["profiles"] == ["cron"]
     assert cron["healthcheck"] == {"disable": True}
-    site.write_post("content/posts/hello.md", "# Hello\n")
-    site.save("hello", ["content/posts/hello.md"])
+    site.save_post("hello", "# Hello\n")
     command = _by_hand([*json.loads(_last("ENTRYPOINT")), *cron["command"]])
 
     result = site.command(*command, **_environment(cron))
@@ -217,5 +217,8 @@ def test_as_pid_1_it_publishes_leaves_no_zombie_and_ends_with_0_on_sigterm(
         outer.communicate()
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def _parent(pid: int) -> int | None:
+    """Return the parent of a process; None if the process has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return None

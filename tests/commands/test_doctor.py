@@ -62,7 +62,7 @@ def test_a_healthy_site_has_no_finding_to_mend(site: Site) -> None:
     assert {finding["check"] for finding in findings(result)} == {
         *("configuration", "dry-run", "queue", "quarantine", "storage", "lock", "disk"),
         *("dead-letters", "unreadable-files", "worker", "worktree", "git", "state", "ownership", "branch"),
-        *("unfinished", "repository", "folders", "storage-place", "remote"),
+        *("unfinished", "repository", "accounts", "folders", "storage-place", "remote"),
         *("plugins",),
     }
 
@@ -166,15 +166,8 @@ def test_an_unknown_host_key_is_told(site: Site) -> None:
     assert "known_hosts" in the(examine(site), "remote")["fix"]
 
 
-def push_from_elsewhere(site: Site) -> None:
-    other = site.root / "other"
-    site.git("clone", "--quiet", str(site.remote), str(other), cwd=site.root)
-    site.git("commit", "--quiet", "--allow-empty", "--message=More", cwd=other)
-    site.git("push", "--quiet", cwd=other)
-
-
 def test_a_remote_that_is_ahead_is_well(site: Site) -> None:
-    push_from_elsewhere(site)
+    site.push_elsewhere({"more.txt": "more\n"})
     before = site.remote_log()
     told = the(examine(site), "remote")
     assert told["state"] == "ok"
@@ -182,7 +175,7 @@ def test_a_remote_that_is_ahead_is_well(site: Site) -> None:
 
 
 def test_a_persons_unpushed_commits_beside_the_remotes_are_warned_of(site: Site) -> None:
-    push_from_elsewhere(site)
+    site.push_elsewhere({"more.txt": "more\n"})
     site.git("commit", "--quiet", "--allow-empty", "--message=Mine")
     result = examine(site)
     told = the(result, "local-commits")

@@ -15,17 +15,7 @@ WELCOME = "content/posts/welcome.md"
 
 
 def save(site: Site, slug: str, text: str = "") -> None:
-    site.write_post(f"content/posts/{slug}.md", text or f"{slug}\n")
-    site.save(slug, [f"content/posts/{slug}.md"])
-
-
-def somebody_else_pushes(site: Site, path: str, text: str) -> None:
-    other = site.root / "other"
-    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
-    (other / path).write_text(text)
-    site.git("add", "-A", cwd=other)
-    site.git("commit", "-qm", "Theirs", cwd=other)
-    site.git("push", "-q", cwd=other)
+    site.save_post(slug, text or f"{slug}\n")
 
 
 def local_side(site: Site) -> tuple[str, ...]:
@@ -95,7 +85,7 @@ def test_what_the_remote_has_already_is_acknowledged_in_a_dry_run_too(site: Site
 def test_a_dry_run_is_built_on_a_remote_that_moved_and_brings_nothing_here(site: Site) -> None:
     save(site, "a")
     site.run_once(**DRY)
-    somebody_else_pushes(site, WELCOME, "# Theirs\n")
+    site.push_elsewhere({WELCOME: "# Theirs\n"})
     save(site, "b")
     before = local_side(site)
     assert outcomes(site.run_once(**DRY)) == [("published", "b", True)]
@@ -107,7 +97,7 @@ def test_a_dry_run_is_built_on_a_remote_that_moved_and_brings_nothing_here(site:
 
 
 def test_a_conflict_is_found_in_a_dry_run_and_kept_nowhere(site: Site) -> None:
-    somebody_else_pushes(site, WELCOME, "# Theirs\n")
+    site.push_elsewhere({WELCOME: "# Theirs\n"})
     save(site, "welcome", "# Mine\n")
     assert outcomes(site.run_once(**DRY)) == [("dead-lettered", "welcome", True)]
     assert site.job("welcome")["failure"] == "conflict"
@@ -125,9 +115,7 @@ def test_a_remote_that_is_away_fails_a_dry_run(site: Site) -> None:
 
 
 def test_jobs_that_only_a_live_remote_rejects_are_told_apart_by_the_live_run(site: Site) -> None:
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text("#!/bin/sh\nread old new ref; ! git log -p $old..$new | grep -q BAD\n")
-    hook.chmod(0o755)
+    site.hook("read old new ref; ! git log -p $old..$new | grep -q BAD")
     for slug in "abc":
         save(site, slug, "BAD\n" if slug == "b" else "good\n")
     assert len(site.run_once(**DRY).of("published")) == 3

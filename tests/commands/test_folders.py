@@ -14,49 +14,13 @@ if TYPE_CHECKING:
     from sites import Site
 
 
-def test_a_refused_folder_above_does_not_keep_deletions_below_it_from_being_published(site: Site) -> None:
-    gone = site.write_post("public/uploads/old.txt", "old\n")
-    site.git("add", "--all")
-    site.git("commit", "--quiet", "--message=An upload")
-    site.git("push", "--quiet")
-    gone.unlink()
-    site.write_post("public/uploads/new.txt", "new\n")
-    site.save("uploads", ["public", "public/uploads"])
-
-    result = site.run_once(BRITER_ADAPTER="git-target")
-
-    assert result.of("published")[0]["rejectedPaths"] == ["public"]
-    assert site.remote_file("public/uploads/new.txt") == "new\n"
-    assert site.remote_file("public/uploads/old.txt") is None
-
-
-def test_a_file_that_takes_a_folders_place_is_a_file_where_modes_are_not_to_be_trusted(site: Site) -> None:
-    old = site.write_post("content/posts/note/index.md", "old\n")
-    site.git("add", "--all")
-    site.git("commit", "--quiet", "--message=A note in a folder of its own")
-    site.git("push", "--quiet")
-    site.git("config", "core.fileMode", "false")
-    old.unlink()
-    old.parent.rmdir()
-    site.write_post("content/posts/note", "new\n")
-    site.save("note", ["content/posts/note"])
-
-    result = site.run_once()
-
-    assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
-    assert site.git("ls-tree", "main", "content/posts/note", cwd=site.remote).startswith("100644 blob ")
-    site.git("fsck", "--strict", cwd=site.remote)
-
-
 @pytest.mark.parametrize("why", ["on hold", "left out"])
 def test_a_file_does_not_take_the_place_of_a_folder_in_which_another_job_or_person_keeps_something(
     site: Site, why: str
 ) -> None:
     for name in ("kept", "other"):
         site.write_post(f"content/posts/note/{name}.md", f"{name}\n")
-    site.git("add", "content")
-    site.git("commit", "--quiet", "--message=A note in a folder of its own")
-    site.git("push", "--quiet")
+    site.commit_all("A note in a folder of its own")
     if why == "on hold":
         site.save("kept", ["content/posts/note/kept.md"], scheduledFor="2999-01-01")
     else:
@@ -73,23 +37,6 @@ def test_a_file_does_not_take_the_place_of_a_folder_in_which_another_job_or_pers
     assert result.of("published")[0]["rejectedPaths"] == ["content/posts/note"]
     assert site.remote_file("content/posts/note/kept.md") == "kept\n"
     assert site.remote_file("content/posts/note/other.md") == "other\n"
-
-
-def test_a_deletion_is_published_though_a_file_cannot_take_the_folders_place(site: Site) -> None:
-    for name in ("kept", "gone", "sub/gone", "stays"):
-        site.write_post(f"content/posts/note/{name}.md", f"{name}\n")
-    site.git("add", "content")
-    site.git("commit", "--quiet", "--message=A note in a folder of its own")
-    site.git("push", "--quiet")
-    site.save("kept", ["content/posts/note/kept.md"], scheduledFor="2999-01-01")
-    shutil.rmtree(site.worktree / "content/posts/note")
-    site.write_post("content/posts/note", "A file now\n")
-    site.save("note", ["content/posts/note", "content/posts/note/gone.md", "content/posts/note/sub"])
-    result = site.run_once()
-    assert_published(site, result, "note")
-    assert result.of("published")[0]["rejectedPaths"] == ["content/posts/note"]
-    log = site.git("show", "--name-status", "--format=", "main", cwd=site.remote)
-    assert log.split("\n") == ["D\tcontent/posts/note/gone.md", "D\tcontent/posts/note/sub/gone.md"]
 
 
 @pytest.mark.parametrize("where", ["here", "on the remote"])
@@ -125,12 +72,5 @@ def test_a_folder_whose_only_post_is_scheduled_waits_for_it_and_is_not_refused(s
     assert sorted(job["slug"] for job in site.jobs()) == ["later", "notes"]
     assert "scheduled" in site.job("notes")["lastError"]
     assert site.job("notes")["attempts"] == 0
-
-
-@pytest.mark.parametrize("other", ["content/posts/empty/../../b", "content/posts/empty/.gitmodules"])
-def test_an_empty_folder_is_no_more_refused_for_what_else_its_job_declares(site: Site, other: str) -> None:
-    (site.worktree / "content/posts/empty").mkdir()
-    site.save("a", ["content/posts/empty", other])
-    result = site.run_once()
-    assert result.of("nochange")[0]["rejectedPaths"] == [other]
-    assert not result.of("nopaths")
+    site.save("file", ["content/notes/later.md"])
+    assert site.run_once().of("published"), "declared by itself"

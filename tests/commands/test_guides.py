@@ -11,15 +11,18 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+from dashboards import TOKEN, serving
 from outcomes import assert_published, save
 from remotes import asks_for, http_remote
 from requirements import provide
-from sites import Result
+from sites import Result, eventually
 
 if TYPE_CHECKING:
     from sites import Site
 
 ROOT = Path(__file__).parents[2]
+BRITER = "docs/how-to/cms/briter.md"
 WORKER = 'briter-worker() { "$PYTHON" -m briter_worker "$@"; }\n'
 
 
@@ -81,17 +84,11 @@ def test_the_readmes_five_minutes_publish_a_post_of_ones_own_site(site: Site) ->
 def test_a_persons_commit_goes_out_and_leaves_what_the_cms_has_written_since(site: Site) -> None:
     """As `How to: when a post does not appear` says."""
     (recipe,) = [block for block in _commands("docs/how-to/failed-posts.md") if "pull --rebase" in block]
-    elsewhere = site.root / "elsewhere"
-    site.git("clone", "--quiet", str(site.remote), str(elsewhere), cwd=site.root)
-    (elsewhere / "content/posts/hello.md").write_text("published\n")
-    site.git("add", "--all", cwd=elsewhere)
-    site.git("commit", "--quiet", "--message=Publish Hello", cwd=elsewhere)
-    site.git("push", "--quiet", "origin", "main", cwd=elsewhere)
+    site.push_elsewhere({"content/posts/hello.md": "published\n"})
     site.write_post("layout.html", "mine\n")
     site.git("add", "layout.html")
     site.git("commit", "--quiet", "--message=My layout")
-    site.write_post("content/posts/new.md", "new\n")
-    site.save("new", ["content/posts/new.md"])
+    site.save_post("new", "new\n")
     assert site.run_once().of("published")
     assert site.remote_file("layout.html") is None
     site.write_post("content/posts/hello.md", "published\nand better\n")
@@ -108,8 +105,7 @@ def test_a_persons_commit_goes_out_and_leaves_what_the_cms_has_written_since(sit
 
 def test_a_publication_is_looked_at_and_undone(site: Site) -> None:
     for text in ("one", "two"):
-        site.write_post("content/posts/hello.md", f"{text}\n")
-        site.save("hello", ["content/posts/hello.md"])
+        site.save_post("hello", f"{text}\n")
         site.run_once()
     first, again, older = _commands("docs/how-to/undo.md")
     exports = [
@@ -180,3 +176,65 @@ def test_the_token_of_the_https_recipe_outlives_a_host_that_refuses_it(site: Sit
 
         assert_published(site, site.run_once(HOME=str(site.root)), "b")
     assert (site.root / ".site-credentials").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("page", "post"), [("hugo", "content/posts/trip/index.md"), ("astro", "src/content/blog/trip.md")]
+)
+def test_the_page_of_a_generator_publishes_what_an_editor_saves(site: Site, page: str, post: str) -> None:
+    (block,) = _commands(f"docs/how-to/cms/{page}.md")
+    block = block.replace("/srv/site-storage", str(site.storage)).replace("/srv/site", str(site.worktree))
+    settings, watch = block.strip().rsplit("\n", 1)
+    _follow([settings], site.root)
+    exports = dict(re.findall(r"export (\w+)=(\S+)", settings))
+    (site.worktree / post).parent.mkdir(parents=True)
+    with site.running(*watch.split()[1:], **exports):
+        site.write_post(post, "# Trip\n")
+        eventually(lambda: site.remote_file(post) == "# Trip\n")
+
+
+def test_a_briter_note_is_published(site: Site) -> None:
+    provide("node", package="nodejs")
+    ignore, publish = (block.replace("/srv/site", str(site.worktree)) for block in _commands(BRITER))
+    (script,) = re.findall(r"```js\n(.*?)```", (ROOT / BRITER).read_text(), flags=re.DOTALL)
+    site.write_post("content/notes/hello.mdx", "# Hello\n")
+    (site.worktree / "save.mjs").write_text(script)
+    shutil.copy(ROOT / "docs/how-to/writers/enqueue.mjs", site.worktree)
+    live = "export BRITER_WORKER_DRY_RUN=false"
+    _follow([ignore, "node save.mjs", live, publish], site.root)
+    assert site.remote_file("content/notes/hello.mdx") == "# Hello\n"
+    assert "storage" not in site.git("status", "--porcelain")
+
+
+RUN = ["quiet-time", "remote-edits", "outcome", "symptoms", "failed-posts", "write-jobs", "upgrade"]
+RUN += ["cms/statamic", "cms/kirby", "cms/grav"]
+
+
+def test_every_command_of_these_pages_runs(site: Site) -> None:
+    provide("node", package="nodejs")
+    for path, target in (("storage", site.storage), ("docs", ROOT / "docs")):
+        (site.worktree / path).symlink_to(target)
+    (site.root / "site-storage").symlink_to(site.storage)
+    save(site, "hello")
+    ident = site.job("hello")["id"]
+    assert site.run_once().of("published")
+    site.save("refused", ["secret.txt"])
+    site.run_once()
+    exports = [f"export {key}='{value}'" for key, value in site.environment().items()]
+    pages = {page: "\n".join(_commands(f"docs/how-to/{page}.md")) for page in RUN}
+    pages["failed-posts"] = pages["failed-posts"].replace("retry hello", "retry refused")
+    client = re.findall(r"```python\n(.*?)```", (ROOT / "docs/reference/python.md").read_text(), re.DOTALL)
+    pages["python"] = f"\"$PYTHON\" - <<'END'\n{client[0]}END\nbriter-worker list --json"
+
+    with serving(site) as dashboard:
+        exports.append(f"export BRITER_DASHBOARD_TOKEN={TOKEN}; ID={ident}; cd {site.worktree}")
+        blocks = [f"echo '# {page}'\n{text}" for page, text in pages.items()]
+        commands = (
+            "\n".join([*exports, *blocks]).replace("/srv", str(site.root)).replace("/tmp", str(site.root))
+        )
+        said = _follow([commands.replace("http://127.0.0.1:8320", dashboard.base)], site.root)
+
+    assert '"name": "Ada"' in said.partition("# python\n")[2]
+    outcome = said.partition("# outcome\n")[2]
+    assert outcome.startswith("gone\n")
+    assert f"\npublished {site.remote_log()[0][0]}" in outcome

@@ -26,8 +26,7 @@ def receipts(site: Site, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_a_published_post_has_a_receipt_with_commit_branch_remote_time_and_link(site: Site) -> None:
-    site.write_post("content/posts/a.md", "a")
-    site.save("a", ["content/posts/a.md"], message="Hello\n\nmore")
+    site.save_post("a", "a", message="Hello\n\nmore")
     site.run_once(BRITER_PUBLISHED_HREF_TEMPLATE="https://example.org/{slug}")
     (receipt,) = receipts(site)
     commit = site.remote_log()[0][0]
@@ -40,15 +39,42 @@ def test_a_published_post_has_a_receipt_with_commit_branch_remote_time_and_link(
     assert all(phase["ended"] for phase in receipt["phases"])
 
 
+def test_a_receipt_names_the_files_of_the_commit_and_their_lines(site: Site) -> None:
+    save(site, "a", "gone")
+    site.run_once()
+    site.write_post("content/posts/a.md", "one\ntwo\n")
+    site.write_post("content/posts/é.png", "\0")
+    (site.worktree / "content/posts/gone.md").unlink()
+    site.save("a", ["content/posts"])
+    site.run_once()
+    receipt = receipts(site)[0]
+    found = [(each["path"], each["added"], each["removed"]) for each in receipt["changes"]]
+    expected = [("a.md", 2, 1), ("gone.md", 0, 1), ("é.png", None, None)]
+    assert found == [(f"content/posts/{name}", *lines) for name, *lines in expected]
+    assert (receipt["filesChanged"], receipt["signedWith"]) == (3, None)
+    assert "\t3 files, +2 -2\t" in site.command("history").stdout
+    assert "changed\t+2 -1\tcontent/posts/a.md\n" in site.command("show", "a").stdout
+
+
 def test_the_push_is_timed_until_the_remote_has_answered(site: Site) -> None:
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text("#!/bin/sh\nsleep 0.5\n")
-    hook.chmod(0o755)
+    site.hook("sleep 0.5")
     save(site, "a")
     site.run_once()
     (receipt,) = receipts(site)
     push = next(phase for phase in receipt["phases"] if phase["name"] == "push")
     assert (parse_time(push["ended"]) - parse_time(push["began"])) >= 0.5
+
+
+def test_two_posts_whose_jobs_have_one_id_have_a_receipt_each(site: Site) -> None:
+    for slug in ("a", "b"):
+        site.write_post(f"content/posts/{slug}.md", slug)
+        site.save(slug, [f"content/posts/{slug}.md"], id="one").rename(site.queue / f"{slug}.json")
+    events = site.run_once().of("published")
+    found = {each["slug"]: (each["outcome"], each["commit"], each["title"]) for each in receipts(site)}
+    assert found == {
+        each["slug"]: ("published", each["commit"], f"Publish {each['slug']}") for each in events
+    }
+    assert len(receipts(site)) == 2
 
 
 def test_what_left_the_queue_is_still_shown(site: Site) -> None:

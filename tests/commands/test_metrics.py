@@ -120,8 +120,7 @@ def test_a_port_in_use_stops_no_publication(site: Site) -> None:
 
 def test_the_metrics_of_a_dashboard_count_what_the_history_has(site: Site) -> None:
     for name in ("a", "b"):
-        site.write_post(f"content/posts/{name}.md", "Hello\n")
-        site.save(name, [f"content/posts/{name}.md"])
+        site.save_post(name, "Hello\n")
     site.run_once()
     with serving(site) as dashboard:
         found = parsed(dashboard.api.get("/metrics").text)

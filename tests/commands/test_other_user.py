@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -35,9 +36,7 @@ def site() -> Iterator[Site]:
     root.chmod(0o755)
     site = Site.make(root)
     site.write_post("content/posts/there.md", "there\n")
-    site.git("add", "--all")
-    site.git("commit", "--quiet", "--message=There")
-    site.git("push", "--quiet", "origin", "main")
+    site.commit_all("There")
     for path in (root, *root.rglob("*")):
         os.chown(path, WORKER, WORKER, follow_symlinks=False)
     yield site
@@ -57,10 +56,10 @@ def _cms(site: Site, script: str) -> None:
     subprocess.run([*_as(CMS), "bash", "-euc", script], cwd=site.worktree, check=True)
 
 
-def _run_once(site: Site) -> Result:
+def _run_once(site: Site, command: str = "run --once") -> Result:
     python, env = python_for_everybody(_as(WORKER))
     done = subprocess.run(
-        [*_as(WORKER), "bash", "-c", f"umask 027; exec {shlex.quote(python)} -m briter_worker run --once"],
+        [*_as(WORKER), "bash", "-c", f"umask 027; exec {shlex.quote(python)} -m briter_worker {command}"],
         env=site.environment(**env),
         cwd=site.worktree,
         capture_output=True,
@@ -116,6 +115,30 @@ def test_the_cms_can_write_neither_the_repository_nor_the_workers_state(site: Si
     for place in (".git/config", ".git/hooks/post-commit", str(site.storage / "config.json"), "layout.html"):
         with pytest.raises(subprocess.CalledProcessError):
             _cms(site, f"echo x >> {place}")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("", ""),
+        ("ln -s nowhere content/dangling; ln -s ../.git content/linked", ""),
+        ("chmod -R g-s content", "content has no setgid bit"),
+        ("chmod g+w,o+w .git", ".git can be written by others"),
+        (f"chown {CMS} ../storage", "storage can be written by others"),
+        (f"mkdir content/closed; chown {CMS} content/closed; chmod 700 content/closed", "may not write"),
+        (f"echo x > content/x; chown {CMS} content/x; chmod 600 content/x", "may not read"),
+        (f"chmod 2750 ../storage/queue; chown {CMS} ../storage/queue", "may not write"),
+    ],
+)
+def test_the_doctor_names_the_permission_that_is_wrong(site: Site, spoil: str, message: str) -> None:
+    _follow_the_page(site)
+    _cms(site, "umask 002; echo new > content/posts/new.md\n")
+    subprocess.run(["bash", "-euc", spoil], cwd=site.worktree, check=True)
+    found = json.loads(_run_once(site, "doctor --json").stdout)["findings"]
+    (finding,) = [each for each in found if each["check"] == "accounts"]
+    assert finding["state"] == ("warning" if message else "ok"), finding
+    assert message in finding["message"]
+    assert bool(finding["fix"]) == bool(message)
 
 
 def test_a_job_that_the_worker_may_not_read_says_so(site: Site) -> None:

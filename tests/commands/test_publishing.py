@@ -40,8 +40,7 @@ def test_a_saved_post_becomes_one_commit_with_its_message(site: Site) -> None:
 
 
 def test_the_author_is_the_writers_and_the_committer_the_workers(site: Site) -> None:
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"], author={"name": "Ada Lovelace", "email": "ada@example.org"})
+    site.save_post("a", "A\n", author={"name": "Ada Lovelace", "email": "ada@example.org"})
     site.run_once()
     who = site.git("log", "-1", "--format=%an <%ae> / %cn <%ce>", "main", cwd=site.remote)
     assert who == "Ada Lovelace <ada@example.org> / Briter Worker <briter-worker@localhost>"
@@ -99,54 +98,6 @@ def test_a_folder_carries_all_under_it_with_deletions(site: Site) -> None:
     }
 
 
-def test_a_deleted_folder_is_deleted_with_all_that_was_in_it(site: Site) -> None:
-    site.write_post("content/posts/trip/index.md", "trip\n")
-    site.write_post("content/posts/trip/a/b.md", "b\n")
-    site.save("trip", ["content/posts/trip"])
-    site.run_once()
-    (site.worktree / "content/posts/trip/index.md").unlink()
-    (site.worktree / "content/posts/trip/a/b.md").unlink()
-    (site.worktree / "content/posts/trip/a").rmdir()
-    (site.worktree / "content/posts/trip").rmdir()
-    site.save("trip", ["content/posts/trip"])
-    site.run_once()
-    assert site.git("ls-tree", "-r", "--name-only", "main", cwd=site.remote) == "content/posts/welcome.md"
-
-
-def test_a_file_takes_a_folders_place_and_the_reverse(site: Site) -> None:
-    site.write_post("content/posts/x/a.md", "a\n")
-    site.save("x", ["content/posts/x"])
-    site.run_once()
-    (site.worktree / "content/posts/x/a.md").unlink()
-    (site.worktree / "content/posts/x").rmdir()
-    site.write_post("content/posts/x", "a file now\n")
-    site.save("x", ["content/posts/x"])
-    assert site.run_once().of("published")
-    assert site.remote_file("content/posts/x") == "a file now\n"
-    (site.worktree / "content/posts/x").unlink()
-    site.write_post("content/posts/x/b.md", "b\n")
-    site.save("x", ["content/posts/x"])
-    assert site.run_once().of("published")
-    assert site.remote_file("content/posts/x/b.md") == "b\n"
-    assert site.git("status", "--porcelain") == ""
-
-
-def test_modes_are_as_git_itself_would_record_them(site: Site) -> None:
-    site.write_post("content/posts/run.sh", "#!/bin/sh\n").chmod(0o755)
-    site.write_post("content/posts/odd.md", "odd\n").chmod(0o640)
-    site.save("x", ["content/posts/run.sh", "content/posts/odd.md"])
-    site.run_once()
-    modes = site.git("ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote)
-    assert "100755 content/posts/run.sh" in modes
-    assert "100644 content/posts/odd.md" in modes
-    (site.worktree / "content/posts/run.sh").chmod(0o644)
-    site.save("x", ["content/posts/run.sh"])
-    assert site.run_once().of("published")
-    assert "100644 content/posts/run.sh" in site.git(
-        "ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote
-    )
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -176,9 +127,7 @@ def test_attributes_that_are_not_checked_out_count_as_git_add_counts_them(
     site.git("config", "filter.upper.clean", "tr -d '\\r' | tr a-z A-Z")
     site.write_post("content/.gitattributes", f"{said}\n")
     site.write_post("content/posts/b/.gitattributes", "*.md -text -filter\n")
-    site.git("add", "content")
-    site.git("commit", "-qm", "attributes")
-    site.git("push", "-q")
+    site.commit_all("attributes")
     if how == "sparse":
         site.git("sparse-checkout", "set", "--no-cone", "/content/posts/")
     elif how == "skip-worktree":
@@ -193,6 +142,65 @@ def test_attributes_that_are_not_checked_out_count_as_git_add_counts_them(
     assert site.git("diff", "--cached", "--name-only", "--", *posts) == "", "as git add has it"
     changed = "one\ntwo\n" if "auto" in said else "ONE\nTWO\n"
     assert [site.remote_file(post) for post in posts] == [changed, changed, "one\r\ntwo\r\n"]
+
+
+def test_modes_are_as_git_itself_would_record_them(site: Site) -> None:
+    site.write_post("content/posts/run.sh", "#!/bin/sh\n").chmod(0o755)
+    site.write_post("content/posts/odd.md", "odd\n").chmod(0o640)
+    site.save("x", ["content/posts/run.sh", "content/posts/odd.md"])
+    site.run_once()
+    modes = site.git("ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote)
+    assert "100755 content/posts/run.sh" in modes
+    assert "100644 content/posts/odd.md" in modes
+    (site.worktree / "content/posts/run.sh").chmod(0o644)
+    site.save("x", ["content/posts/run.sh"])
+    assert site.run_once().of("published")
+    assert "100644 content/posts/run.sh" in site.git(
+        "ls-tree", "-r", "--format=%(objectmode) %(path)", "main", "content", cwd=site.remote
+    )
+
+
+@pytest.mark.parametrize("what", ["ignored", "symlink", "bare repository"])
+def test_a_folder_in_which_nothing_may_be_published_fails_as_nopaths(site: Site, what: str) -> None:
+    folder = site.worktree / "content/odd"
+    folder.mkdir()
+    if what == "ignored":
+        site.write_post(".gitignore", "content/odd/\n")
+        site.write_post("content/odd/a.md", "a\n")
+    elif what == "symlink":
+        (folder / "a.md").symlink_to("/etc/passwd")
+    else:
+        site.git("init", "-q", "--bare", str(folder / "b.git"))
+    site.save("odd", ["content/odd"])
+    assert site.run_once().of("nopaths")
+
+
+def test_a_folder_job_never_deletes_what_no_job_may_publish(site: Site) -> None:
+    site.write_post("content/.gitattributes", "*.bin binary\n")
+    site.commit_all("attributes")
+    (site.worktree / "content/.gitattributes").unlink()
+    site.write_post("content/posts/a.md", "A\n")
+    site.save("all", ["content"])
+    result = site.run_once()
+    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}
+
+
+def test_a_file_takes_a_folders_place_and_the_reverse(site: Site) -> None:
+    site.write_post("content/posts/x/a.md", "a\n")
+    site.save("x", ["content/posts/x"])
+    site.run_once()
+    (site.worktree / "content/posts/x/a.md").unlink()
+    (site.worktree / "content/posts/x").rmdir()
+    site.write_post("content/posts/x", "a file now\n")
+    site.save("x", ["content/posts/x"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/x") == "a file now\n"
+    (site.worktree / "content/posts/x").unlink()
+    site.write_post("content/posts/x/b.md", "b\n")
+    site.save("x", ["content/posts/x"])
+    assert site.run_once().of("published")
+    assert site.remote_file("content/posts/x/b.md") == "b\n"
+    assert site.git("status", "--porcelain") == ""
 
 
 def test_nothing_new_is_nochange(site: Site) -> None:
@@ -281,9 +289,7 @@ def test_a_job_with_no_allowed_path_fails_as_nopaths_at_once(site: Site, kind: s
 
 def test_what_a_sparse_checkout_leaves_out_is_not_deleted(site: Site) -> None:
     site.write_post("content/notes/n.md", "note\n")
-    site.git("add", "-A")
-    site.git("commit", "-qm", "notes")
-    site.git("push", "-q")
+    site.commit_all("notes")
     site.git("sparse-checkout", "set", "content/posts")
     assert not (site.worktree / "content/notes/n.md").exists()
     site.write_post("content/posts/a.md", "A\n")
@@ -303,56 +309,16 @@ def test_a_file_too_large_is_refused_alone(site: Site) -> None:
     assert [event["slug"] for event in result.of("published")] == ["a"]
 
 
-@pytest.mark.parametrize("what", ["ignored", "symlink", "bare repository"])
-def test_a_folder_in_which_nothing_may_be_published_fails_as_nopaths(site: Site, what: str) -> None:
-    folder = site.worktree / "content/odd"
-    folder.mkdir()
-    if what == "ignored":
-        site.write_post(".gitignore", "content/odd/\n")
-        site.write_post("content/odd/a.md", "a\n")
-    elif what == "symlink":
-        (folder / "a.md").symlink_to("/etc/passwd")
-    else:
-        site.git("init", "-q", "--bare", str(folder / "b.git"))
-    site.save("odd", ["content/odd"])
-    assert site.run_once().of("nopaths")
-
-
 def test_line_ends_that_git_only_guesses_at_stay_as_they_were_committed(site: Site) -> None:
     save(site, "a")
     site.run_once()
     site.write_post(".gitattributes", "* text=auto\n")
-    site.git("add", ".gitattributes")
-    site.git("commit", "-qm", "attributes")
-    site.git("push", "-q")
+    site.commit_all("attributes")
     site.save("a", ["content/posts/a.md"])
     assert site.run_once().of("nochange")
-    site.write_post("content/posts/new.md", "one\r\n")
-    site.save("new", ["content/posts/new.md"])
+    site.save_post("new", "one\r\n")
     site.run_once()
     assert site.remote_file("content/posts/new.md") == "one\n"
-
-
-def test_a_folder_job_never_deletes_what_no_job_may_publish(site: Site) -> None:
-    site.write_post("content/.gitattributes", "*.bin binary\n")
-    site.git("add", "-A")
-    site.git("commit", "-qm", "attributes")
-    site.git("push", "-q")
-    (site.worktree / "content/.gitattributes").unlink()
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("all", ["content"])
-    result = site.run_once()
-    assert changed_by(site, result.of("published")[0]["commit"]) == {"content/posts/a.md"}
-
-
-def test_names_that_differ_in_case_only_are_two_files_whatever_the_configuration_says(site: Site) -> None:
-    site.git("config", "core.ignoreCase", "true")
-    names = ("content/posts/x.md", "content/posts/X.md")
-    for name in names:
-        site.write_post(name, f"{name}\n")
-        site.save(name, [name])
-    site.run_once()
-    assert [site.remote_file(name) for name in names] == [f"{name}\n" for name in names]
 
 
 def test_a_folder_never_takes_the_workers_storage_along(site: Site) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from dashboards import serving
+from outcomes import save
 from receivers import receiving
 from sites import eventually, lines_of
 
@@ -31,21 +32,9 @@ SECRET = "a-secret-of-the-git-host"  # noqa: S105 - for tests
 SOON = {"BRITER_GIT_PULL_INTERVAL_MS": "50", "BRITER_WORKER_POLL_INTERVAL_MS": "50"}
 
 
-@pytest.fixture
-def other(site: Site) -> Path:
-    """A colleague's clone."""
-    clone = site.root / "other"
-    site.git("clone", "-q", str(site.remote), str(clone), cwd=site.root)
-    return clone
-
-
-def push(site: Site, clone: Path, text: str = "theirs\n", path: str = THEIRS) -> str:
+def push(site: Site, text: str = "theirs\n", path: str = THEIRS) -> str:
     """The colleague changes a file and pushes it."""
-    (clone / path).write_text(text)
-    site.git("add", "-A", cwd=clone)
-    site.git("commit", "-qm", "Theirs", cwd=clone)
-    site.git("push", "-q", "origin", "HEAD:main", cwd=clone)
-    return site.git("rev-parse", "HEAD", cwd=clone)
+    return site.push_elsewhere({path: text})
 
 
 def has(site: Site, text: str = "theirs\n", path: str = THEIRS) -> bool:
@@ -63,7 +52,7 @@ def busy(site: Site) -> Iterator[None]:
         yield
 
 
-def test_an_idle_worker_pulls_and_tells_which_files_changed(site: Site, other: Path) -> None:
+def test_an_idle_worker_pulls_and_tells_which_files_changed(site: Site) -> None:
     with (
         receiving() as receiver,
         site.running(
@@ -72,7 +61,7 @@ def test_an_idle_worker_pulls_and_tells_which_files_changed(site: Site, other: P
     ):
         lines = lines_of(worker)
         assert next(lines)["event"] == "worker-started"
-        tip = push(site, other)
+        tip = push(site)
         event = next(lines)
         assert (event["event"], event["paths"], event["total"]) == ("site-updated", [THEIRS], 1)
         assert event["commit"] == tip == site.git("rev-parse", "main")
@@ -83,45 +72,88 @@ def test_an_idle_worker_pulls_and_tells_which_files_changed(site: Site, other: P
     assert (message["type"], message["data"]["paths"]) == ("site.updated", [THEIRS])
 
 
-def test_a_pull_keeps_what_the_cms_has_changed_and_a_push_is_no_update(site: Site, other: Path) -> None:
+def test_a_pull_keeps_what_the_cms_has_changed_and_a_push_is_no_update(site: Site) -> None:
     post = "content/posts/welcome.md"
-    push(site, other, "theirs, too\n", post)
-    push(site, other)
+    push(site, "theirs, too\n", post)
+    push(site)
     site.write_post(post, "ours\n")
     result = site.run_once(**SOON)
     assert result.of("site-updated")[0]["paths"] == [THEIRS]
     assert has(site, "ours\n", post)
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("a", "A\n")
     result = site.run_once(**SOON)
     assert result.names() == ["worker-started", "start", "published", "worker-stopped"]
 
 
+def test_a_pull_over_local_changes_changes_nothing(site: Site) -> None:
+    site.push_elsewhere({"theme.css": "one\n"})
+    assert site.command("pull").returncode == 0
+    site.push_elsewhere({"theme.css": "theirs\n", THEIRS: "theirs\n"})
+    site.write_post("theme.css", "mine\n")
+    before = site.git("rev-parse", "main")
+    done = site.command("pull")
+    assert done.returncode == 2
+    assert "theme.css has local changes" in done.stderr
+    assert "Fix: commit it, or drop the changes: git restore theme.css" in done.stderr
+    assert (site.git("rev-parse", "main"), has(site)) == (before, False)
+
+
+def test_a_conflict_is_shown_with_its_post_before_anybody_saves(site: Site) -> None:
+    lines = "".join(f"{number}\n" for number in range(9))
+    for slug in ("clash", "merge", "saved"):
+        site.write_post(f"content/posts/{slug}.md", lines)
+        site.save(slug, [f"content/posts/{slug}.md"])
+    assert len(site.run_once().of("published")) == 3
+    for slug, changed in (("clash", "ours"), ("merge", "0"), ("saved", "ours")):
+        push(site, lines.replace("0", "theirs"), f"content/posts/{slug}.md")
+        text = lines.replace("8", "ours") if slug == "merge" else lines.replace("0", changed)
+        site.write_post(f"content/posts/{slug}.md", text)
+    site.save("saved", ["content/posts/saved.md"], scheduledFor="2199-01-01")
+
+    (event,) = site.run_once(**SOON).of("conflict-ahead")
+
+    assert (event["slug"], bool(event["fix"])) == ("clash", True)
+    assert "content/posts/clash.md in the same lines" in event["error"]
+    receipt = json.loads(site.command("show", "clash", "--json").stdout)["receipts"][0]
+    assert (receipt["outcome"], receipt["error"]) == ("conflict-ahead", event["error"])
+    assert site.run_once(**SOON).of("conflict-ahead") == []
+
+
 @pytest.mark.parametrize("env", [{}, SOON | {"BRITER_WORKER_DRY_RUN": "true"}])
-def test_without_an_interval_and_in_a_dry_run_no_file_changes(
-    site: Site, other: Path, env: dict[str, str]
-) -> None:
-    push(site, other)
+def test_without_an_interval_and_in_a_dry_run_no_file_changes(site: Site, env: dict[str, str]) -> None:
+    push(site)
     assert site.run_once(**env).names() == ["worker-started", "worker-stopped"]
     assert not has(site)
 
 
-def test_a_pause_stops_the_pulls(site: Site, other: Path) -> None:
-    push(site, other)
+def test_a_pause_stops_the_pulls(site: Site) -> None:
+    push(site)
     site.command("pause")
     assert "site-updated" not in site.run_once(**SOON).names()
     site.command("resume")
     assert "site-updated" in site.run_once(**SOON).names()
 
 
-def test_a_remote_that_is_away_is_the_sites_condition_once(site: Site, other: Path) -> None:
-    push(site, other)
+def test_a_remote_that_is_away_is_the_sites_condition_once(site: Site) -> None:
+    push(site)
     away = site.remote.rename(site.root / "away.git")
     assert [each["failure"] for each in site.run_once(**SOON).of("condition")] == ["remote-missing"]
     assert site.run_once(**SOON).names() == ["worker-started", "worker-stopped"]
     assert "condition" in json.loads(site.command("status", "--json").stdout)
     away.rename(site.remote)
     assert site.run_once(**SOON).names() == ["worker-started", "site-updated", "condition", "worker-stopped"]
+
+
+def test_a_pull_that_succeeds_makes_due_what_the_outage_delayed(site: Site) -> None:
+    save(site, "a")
+    away = site.remote.rename(site.root / "away.git")
+    assert site.run_once(BRITER_WORKER_MAX_ATTEMPTS="1").of("dead-lettered")
+    save(site, "b")
+    with site.running(**SOON) as worker:
+        assert next(each["slug"] for each in lines_of(worker) if each["event"] == "failed") == "b"
+        away.rename(site.remote)
+        # The dead letter comes back when the other post's push has succeeded.
+        eventually(lambda: site.remote_file("content/posts/a.md") == "a\n")
 
 
 def test_an_interval_below_the_poll_is_refused(site: Site) -> None:
@@ -131,8 +163,8 @@ def test_an_interval_below_the_poll_is_refused(site: Site) -> None:
     assert "Fix: set it to 0" in result.stderr
 
 
-def test_pull_works_beside_a_worker_and_waits_for_it(site: Site, other: Path) -> None:
-    push(site, other)
+def test_pull_works_beside_a_worker_and_waits_for_it(site: Site) -> None:
+    push(site)
     with site.running() as worker:
         next(lines_of(worker))
         result = site.command("pull", "--json")
@@ -146,8 +178,7 @@ def test_pull_works_beside_a_worker_and_waits_for_it(site: Site, other: Path) ->
 
 
 def test_a_publication_waits_for_a_pull(site: Site) -> None:
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("a", "A\n")
     with busy(site):
         (failed,) = site.run_once(BRITER_GIT_TIMEOUT_MS="3000").of("failed")
     assert failed["failure"] == "locked"
@@ -177,8 +208,8 @@ def order(base: str, headers: dict[str, str]) -> httpx.Response:
     return httpx.post(f"{base}/api/pull", content=BODY, headers=headers)
 
 
-def test_a_hosts_webhook_orders_a_pull(site: Site, other: Path) -> None:
-    push(site, other)
+def test_a_hosts_webhook_orders_a_pull(site: Site) -> None:
+    push(site)
     marker = site.worktree / ".git/briter/pull"
     with serving(site, BRITER_PULL_SECRET=SECRET) as dashboard:
         for host, headers in HOSTS.items():
@@ -242,10 +273,8 @@ def test_pulls_come_less_often_while_they_fail_and_an_order_stays_until_one_succ
     assert not answered.is_open()
 
 
-def test_what_a_killed_worker_left_of_a_pull_keeps_the_next_one_out_until_it_ends(
-    site: Site, other: Path
-) -> None:
-    push(site, other)
+def test_what_a_killed_worker_left_of_a_pull_keeps_the_next_one_out_until_it_ends(site: Site) -> None:
+    push(site)
     started, go = site.root / "started", site.root / "go"
     shim = site.root / "bin" / "git"
     shim.parent.mkdir()

@@ -19,50 +19,42 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def other(site: Site) -> Path:
-    """Somebody else's clone."""
-    clone = site.root / "other"
-    site.git("clone", "-q", str(site.remote), str(clone), cwd=site.root)
-    return clone
-
-
-def push(site: Site, clone: Path, path: str, text: str | None, message: str = "Somebody else's") -> str:
-    """Somebody else changes a file and pushes it."""
-    site.git("pull", "-q", "--rebase", cwd=clone)
-    file = clone / path
-    if text is None:
-        file.unlink()
-    else:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    site.git("add", "-A", cwd=clone)
-    site.git("commit", "-qm", message, cwd=clone)
-    site.git("push", "-q", "origin", "HEAD:main", cwd=clone)
-    return site.git("rev-parse", "HEAD", cwd=clone)
+    """Theirs clone."""
+    return site.colleague()
 
 
 LINES = "".join(f"line {n}\n" for n in range(20))
 
 
-def test_other_posts_of_the_remote_are_taken_over(site: Site, other: Path) -> None:
-    push(site, other, "content/posts/theirs.md", "theirs\n")
+def test_other_posts_of_the_remote_are_taken_over(site: Site) -> None:
+    site.push_elsewhere({"content/posts/theirs.md": "theirs\n"})
     save(site, "a")
     result = site.run_once()
     assert result.names() == ["worker-started", "start", "site-updated", "published", "worker-stopped"]
     assert result.of("site-updated")[0]["paths"] == ["content/posts/theirs.md"]
     assert result.of("published")[0]["attempt"] == 1
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Somebody else's", "Start the site"]
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Theirs", "Start the site"]
     assert (site.worktree / "content/posts/theirs.md").read_text() == "theirs\n"
     assert site.git("status", "--porcelain") == ""
     assert site.git("rev-parse", "main") == site.remote_log()[0][0]
 
 
-def test_lines_of_one_post_are_merged(site: Site, other: Path) -> None:
-    site.write_post("content/posts/a.md", LINES)
-    site.save("a", ["content/posts/a.md"])
+def test_an_edit_of_what_somebody_pulled_into_the_site_conflicts_with_nobody(site: Site) -> None:
+    for text in ("edited\n", "a\n"):  # the second is what the worker published before
+        save(site, "a")
+        site.run_once()
+        site.push_elsewhere({"content/posts/a.md": f"theirs before {text}"})
+        site.git("pull", "-q", "--ff-only")
+        site.save_post("a", text)
+        assert "published" in site.run_once().names()
+        assert site.remote_file("content/posts/a.md") == text
+
+
+def test_lines_of_one_post_are_merged(site: Site) -> None:
+    site.save_post("a", LINES)
     site.run_once()
-    push(site, other, "content/posts/a.md", LINES.replace("line 1\n", "line one\n"))
-    site.write_post("content/posts/a.md", LINES.replace("line 18\n", "line eighteen\n"))
-    site.save("a", ["content/posts/a.md"])
+    site.push_elsewhere({"content/posts/a.md": LINES.replace("line 1\n", "line one\n")})
+    site.save_post("a", LINES.replace("line 18\n", "line eighteen\n"))
     result = site.run_once()
     assert result.of("published")
     merged = LINES.replace("line 1\n", "line one\n").replace("line 18\n", "line eighteen\n")
@@ -71,14 +63,13 @@ def test_lines_of_one_post_are_merged(site: Site, other: Path) -> None:
     assert site.git("status", "--porcelain") == ""
 
 
-def test_a_file_of_two_jobs_is_merged_once_where_its_lines_are_alike(site: Site, other: Path) -> None:
+def test_a_file_of_two_jobs_is_merged_once_where_its_lines_are_alike(site: Site) -> None:
     # Where lines are alike, git may take an edit for one of its neighbour too: held against its own outcome,
     # the very same edit would be a conflict.
     alike = "-\n" * 7
-    site.write_post("content/posts/a.md", f"start\n{alike}")
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("a", f"start\n{alike}")
     site.run_once()
-    push(site, other, "content/posts/a.md", f"start\n{alike[2:]}theirs\n")
+    site.push_elsewhere({"content/posts/a.md": f"start\n{alike[2:]}theirs\n"})
     site.write_post("content/posts/a.md", f"ours\n{alike}")
     site.save("all", ["content/posts"])
     site.save("a", ["content/posts/a.md"])
@@ -90,8 +81,8 @@ def test_a_file_of_two_jobs_is_merged_once_where_its_lines_are_alike(site: Site,
     assert site.jobs() == []
 
 
-def test_a_conflict_concerns_its_own_post_alone_and_keeps_both_versions(site: Site, other: Path) -> None:
-    push(site, other, "content/posts/welcome.md", "# Theirs\n")
+def test_a_conflict_concerns_its_own_post_alone_and_keeps_both_versions(site: Site) -> None:
+    site.push_elsewhere({"content/posts/welcome.md": "# Theirs\n"})
     site.write_post("content/posts/welcome.md", "# Ours\n")
     site.write_post("content/posts/a.md", "A\n")
     site.save("welcome", ["content/posts/welcome.md"])
@@ -107,8 +98,41 @@ def test_a_conflict_concerns_its_own_post_alone_and_keeps_both_versions(site: Si
     assert (site.worktree / "content/posts/welcome.md").read_text() == "# Ours\n"
 
 
-def test_the_same_content_conflicts_again_and_a_new_save_resolves_it(site: Site, other: Path) -> None:
-    push(site, other, "content/posts/welcome.md", "# Theirs\n")
+@pytest.mark.parametrize("slugs", [("a", "a/b"), ("a/b", "a")])
+def test_conflicts_of_slugs_of_which_one_begins_the_other_are_both_kept(
+    site: Site, slugs: tuple[str, str]
+) -> None:
+    paths = [f"content/posts/{slug.replace('/', '-')}.md" for slug in slugs]
+    for slug, path in zip(slugs, paths, strict=True):
+        site.push_elsewhere({path: "theirs\n"})
+        site.write_post(path, f"{slug}\n")
+        site.save(slug, [path])
+    site.run_once()
+    branches = [re.findall(r"(conflict/\S+) of", site.job(slug)["lastError"])[0] for slug in slugs]
+    kept = [site.remote_file(path, branch) for path, branch in zip(paths, branches, strict=True)]
+    assert kept == [f"{slug}\n" for slug in slugs]
+
+
+@pytest.mark.parametrize("deletes", ["we", "they"])
+def test_a_deletion_and_an_edit_of_one_post_are_a_conflict(site: Site, deletes: str) -> None:
+    site.save_post("b", LINES)
+    site.run_once()
+    theirs = None if deletes == "they" else LINES + "theirs\n"
+    site.push_elsewhere({"content/posts/b.md": theirs})
+    post = site.write_post("content/posts/b.md", LINES + "ours\n")
+    if deletes == "we":
+        post.unlink()
+    site.save("b", ["content/posts/b.md"])
+    site.run_once()
+    assert site.job("b")["failure"] == "conflict"
+    assert site.remote_file("content/posts/b.md") == theirs
+    assert site.remote_file("content/posts/b.md", "conflict/b") == (
+        LINES + "ours\n" if theirs is None else None
+    )
+
+
+def test_the_same_content_conflicts_again_and_a_new_save_resolves_it(site: Site) -> None:
+    site.push_elsewhere({"content/posts/welcome.md": "# Theirs\n"})
     site.write_post("content/posts/welcome.md", "# Ours\n")
     save(site, "a")
     site.save("welcome", ["content/posts/welcome.md"])
@@ -116,20 +140,16 @@ def test_the_same_content_conflicts_again_and_a_new_save_resolves_it(site: Site,
     site.save("welcome", ["content/posts/welcome.md"])
     assert site.run_once().of("dead-lettered")
     assert site.remote_file("content/posts/welcome.md") == "# Theirs\n"
-    site.write_post("content/posts/welcome.md", "# Theirs, and ours\n")
-    site.save("welcome", ["content/posts/welcome.md"])
+    site.save_post("welcome", "# Theirs, and ours\n")
     assert site.run_once().of("published")
     assert site.remote_file("content/posts/welcome.md") == "# Theirs, and ours\n"
     assert site.jobs() == []
 
 
-def test_an_unpublished_edit_is_merged_with_what_came_from_the_remote_meanwhile(
-    site: Site, other: Path
-) -> None:
-    site.write_post("content/posts/b.md", LINES)
-    site.save("b", ["content/posts/b.md"])
+def test_an_unpublished_edit_is_merged_with_what_came_from_the_remote_meanwhile(site: Site) -> None:
+    site.save_post("b", LINES)
     site.run_once()
-    push(site, other, "content/posts/b.md", LINES.replace("line 1\n", "line one\n"))
+    site.push_elsewhere({"content/posts/b.md": LINES.replace("line 1\n", "line one\n")})
     # The editor has changed b, but not saved it yet, while a is published and b's remote edit comes in.
     site.write_post("content/posts/b.md", LINES.replace("line 18\n", "line eighteen\n"))
     save(site, "a")
@@ -142,16 +162,16 @@ def test_an_unpublished_edit_is_merged_with_what_came_from_the_remote_meanwhile(
     assert (site.worktree / "content/posts/b.md").read_text() == published
 
 
-def test_a_post_that_the_remote_deleted_is_deleted_here_when_untouched(site: Site, other: Path) -> None:
-    push(site, other, "content/posts/welcome.md", None)
+def test_a_post_that_the_remote_deleted_is_deleted_here_when_untouched(site: Site) -> None:
+    site.push_elsewhere({"content/posts/welcome.md": None})
     save(site, "a")
     site.run_once()
     assert not (site.worktree / "content/posts/welcome.md").exists()
     assert site.git("status", "--porcelain") == ""
 
 
-def test_a_persons_commit_on_a_diverged_branch_stops_no_post(site: Site, other: Path) -> None:
-    push(site, other, "x.txt", "theirs\n")
+def test_a_persons_commit_on_a_diverged_branch_stops_no_post(site: Site) -> None:
+    site.push_elsewhere({"x.txt": "theirs\n"})
     site.write_post("y.txt", "mine\n")
     site.git("add", "y.txt")
     site.git("commit", "-qm", "By hand")
@@ -159,7 +179,7 @@ def test_a_persons_commit_on_a_diverged_branch_stops_no_post(site: Site, other: 
     result = site.run_once()
     assert result.of("published")
     assert "commits that the remote lacks" in result.of("warning")[0]["error"]
-    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Somebody else's", "Start the site"]
+    assert [subject for _, subject in site.remote_log()] == ["Publish a", "Theirs", "Start the site"]
     assert site.git("log", "-1", "--format=%s") == "By hand"
 
 
@@ -172,15 +192,13 @@ def test_an_empty_remote_gets_its_branch_with_the_first_publication(site: Site) 
     assert site.git("log", "--format=%s", "main", cwd=empty).splitlines() == ["Publish a", "Start the site"]
 
 
-def test_a_file_that_its_author_has_put_back_gets_the_remotes_edit(site: Site, other: Path) -> None:
+def test_a_file_that_its_author_has_put_back_gets_the_remotes_edit(site: Site) -> None:
     for slug in "bc":
-        site.write_post(f"content/posts/{slug}.md", LINES)
-        site.save(slug, [f"content/posts/{slug}.md"])
+        site.save_post(slug, LINES)
     site.run_once()
-    push(site, other, "content/posts/b.md", LINES.replace("line 1\n", "line one\n"))
+    site.push_elsewhere({"content/posts/b.md": LINES.replace("line 1\n", "line one\n")})
     site.write_post("content/posts/b.md", LINES.replace("line 18\n", "line eighteen\n"))
-    site.write_post("content/posts/c.md", LINES + "more\n")
-    site.save("c", ["content/posts/c.md"])
+    site.save_post("c", LINES + "more\n")
     site.run_once()  # b's remote edit is taken over; the file in the work tree is not touched
     assert "line one" not in (site.worktree / "content/posts/b.md").read_text()
     site.write_post("content/posts/b.md", LINES)
@@ -217,8 +235,8 @@ def test_a_mode_that_the_remote_changed_is_not_taken_back(site: Site, other: Pat
         assert site.remote_file("content/posts/welcome.md") == text
 
 
-def test_an_authors_mode_and_a_remotes_edit_go_together(site: Site, other: Path) -> None:
-    push(site, other, "content/posts/welcome.md", "# Theirs\n")
+def test_an_authors_mode_and_a_remotes_edit_go_together(site: Site) -> None:
+    site.push_elsewhere({"content/posts/welcome.md": "# Theirs\n"})
     (site.worktree / "content/posts/welcome.md").chmod(0o755)
     site.save("welcome", ["content/posts/welcome.md"])
     assert site.run_once().of("published")
@@ -249,9 +267,9 @@ def test_a_file_that_the_remote_alone_moved_away_is_no_conflict(site: Site, othe
     site.save("note", ["content/posts/note"])
     site.run_once()
     site.git("pull", "-q", cwd=other)
-    push(site, other, "content/posts/note/index.md", None)
+    site.push_elsewhere({"content/posts/note/index.md": None})
     (other / "content/posts/note").rmdir()
-    push(site, other, "content/posts/note", "note\n")
+    site.push_elsewhere({"content/posts/note": "note\n"})
     site.write_post("content/posts/a.md", "A\n")
     site.save("a", ["content/posts"])
     assert site.run_once().of("published")
@@ -263,9 +281,9 @@ def test_a_file_that_the_remote_alone_moved_away_is_no_conflict(site: Site, othe
 
 @pytest.mark.parametrize(("theirs", "ours"), [("note", "note/index.md"), ("note/index.md", "note")])
 def test_what_the_remote_has_in_a_posts_place_stays_also_when_the_post_is_published_again(
-    site: Site, other: Path, theirs: str, ours: str
+    site: Site, theirs: str, ours: str
 ) -> None:
-    push(site, other, f"content/posts/{theirs}", "theirs\n")
+    site.push_elsewhere({f"content/posts/{theirs}": "theirs\n"})
     site.write_post(f"content/posts/{ours}", "ours\n")
     for text in ("ours\n", "ours\n", "ours, edited\n"):
         site.write_post(f"content/posts/{ours}", text)
@@ -286,15 +304,15 @@ def conflict_branches(site: Site) -> list[str]:
     return out.splitlines()
 
 
-def conflict(site: Site, other: Path) -> None:
+def conflict(site: Site) -> None:
     """The post `welcome` has just conflicted."""
-    push(site, other, WELCOME, "# Theirs\n")
+    site.push_elsewhere({WELCOME: "# Theirs\n"})
     site.write_post(WELCOME, "# Ours\n")
     site.save("welcome", [WELCOME])
     assert site.run_once().of("dead-lettered")
 
 
-def saved_while_the_conflict_was_in_flight(site: Site, other: Path) -> str:
+def saved_while_the_conflict_was_in_flight(site: Site) -> str:
     """The CMS saves while the remote has not yet taken the version that conflicts."""
     job, hook = site.root / "job", site.remote / "hooks" / "pre-receive"
     job.write_text(json.dumps({"id": "again", "slug": "welcome", "paths": [WELCOME]}))
@@ -304,13 +322,13 @@ def saved_while_the_conflict_was_in_flight(site: Site, other: Path) -> str:
         f"mv {site.queue}/again.tmp {site.queue}/again.json; rm $0\n"
     )
     hook.chmod(0o755)
-    conflict(site, other)
+    conflict(site)
     assert not hook.exists()
     return "welcome"
 
 
-def saved_with_another_posts_folder(site: Site, other: Path) -> str:
-    conflict(site, other)
+def saved_with_another_posts_folder(site: Site) -> str:
+    conflict(site)
     site.write_post(WELCOME, "# Ours, edited\n")
     site.save("all", ["content/posts"])
     return "all"
@@ -322,9 +340,9 @@ def saved_with_another_posts_folder(site: Site, other: Path) -> str:
     ids=lambda each: each.__name__,
 )
 def test_what_was_saved_without_knowing_of_the_conflict_takes_nothing_back(
-    site: Site, other: Path, saves: Callable[[Site, Path], str]
+    site: Site, saves: Callable[[Site], str]
 ) -> None:
-    slug = saves(site, other)
+    slug = saves(site)
     site.run_once()
     assert site.job(slug)["failure"] == "conflict"
     assert site.remote_file(WELCOME) == "# Theirs\n"
@@ -337,10 +355,8 @@ def test_what_was_saved_without_knowing_of_the_conflict_takes_nothing_back(
     assert conflict_branches(site) == []
 
 
-def test_two_posts_that_conflict_in_one_file_in_turn_add_no_branches_and_each_can_answer(
-    site: Site, other: Path
-) -> None:
-    conflict(site, other)
+def test_two_posts_that_conflict_in_one_file_in_turn_add_no_branches_and_each_can_answer(site: Site) -> None:
+    conflict(site)
     site.save("all", ["content/posts"])
     for number in range(3):
         site.write_post(WELCOME, f"# Ours {number}\n")
@@ -360,7 +376,7 @@ def test_two_posts_that_conflict_in_one_file_in_turn_add_no_branches_and_each_ca
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["", "the host deletes the merged branch"])
 def test_the_documented_fix_of_a_conflict_holds(site: Site, other: Path, *, deleted: bool) -> None:
-    conflict(site, other)
+    conflict(site)
     for _ in range(2):
         site.command("retry", "welcome")
         assert site.run_once().of("dead-lettered")

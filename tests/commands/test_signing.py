@@ -103,17 +103,6 @@ def keys() -> Iterator[Keys]:
     shutil.rmtree(home, ignore_errors=True)
 
 
-def person_pushes(site: Site, path: str, text: str) -> None:
-    other = site.root / "other"
-    if not other.exists():
-        site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
-    site.git("pull", "-q", "--rebase", cwd=other)
-    (other / path).write_text(text)
-    site.git("add", "-A", cwd=other)
-    site.git("commit", "-qm", "By hand", cwd=other)
-    site.git("push", "-q", "origin", "HEAD:main", cwd=other)
-
-
 def own_commits(site: Site) -> list[str]:
     out = site.git("log", "--all", "--format=%H", "--committer=Briter Worker", cwd=site.remote)
     return out.splitlines()
@@ -125,12 +114,11 @@ LINES = "".join(f"line {n}\n" for n in range(20))
 @pytest.mark.parametrize("kind", ["ssh", "openpgp", "x509"])
 def test_every_commit_verifies_whatever_way_it_took(site: Site, keys: Keys, kind: str) -> None:
     site = replace(site, env=keys.settings(kind))
-    site.write_post("content/posts/long.md", LINES)
-    site.save("long", ["content/posts/long.md"])
+    site.save_post("long", LINES)
     save(site, "a", "b")
     assert len(site.run_once().of("published")) == 3  # a batch
-    person_pushes(site, "content/posts/long.md", LINES.replace("line 1\n", "line one\n"))
-    person_pushes(site, "content/posts/welcome.md", "theirs\n")
+    site.push_elsewhere({"content/posts/long.md": LINES.replace("line 1\n", "line one\n")})
+    site.push_elsewhere({"content/posts/welcome.md": "theirs\n"})
     site.write_post("content/posts/long.md", LINES.replace("line 18\n", "line eighteen\n"))
     site.write_post("content/posts/welcome.md", "ours\n")
     site.save("long", ["content/posts/long.md"])
@@ -138,9 +126,7 @@ def test_every_commit_verifies_whatever_way_it_took(site: Site, keys: Keys, kind
     result = site.run_once()  # the remote moved: one post is merged, one kept on a branch of its own
     assert [event["slug"] for event in result.of("published")] == ["long"], result.stdout
     assert "conflict/welcome" in site.job("welcome")["lastError"]
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text("#!/bin/sh\nread o n r; ! git ls-tree -r $n --name-only | grep -q bad || exit 1\n")
-    hook.chmod(0o755)
+    site.hook("read o n r; ! git ls-tree -r $n --name-only | grep -q bad || exit 1")
     save(site, "c", "bad", "d")
     site.run_once(BRITER_WORKER_BACKOFF_MS="0")  # one post is refused, and the batch halved
 
@@ -148,6 +134,12 @@ def test_every_commit_verifies_whatever_way_it_took(site: Site, keys: Keys, kind
     assert len(commits) == 7, site.git("log", "--all", "--oneline", cwd=site.remote)
     for commit in commits:
         keys.verify(site.remote, commit, kind)
+    key = site.env["BRITER_GIT_SIGNING_KEY"]
+    if kind == "ssh":
+        key = shell("ssh-keygen", "-lf", key).decode().split()[1]
+    receipts = json.loads(site.command("history", "--json").stdout)
+    signed = {each["signedWith"] for each in receipts if each["outcome"] == "published"}
+    assert signed == {f"{kind} {key}"}
 
 
 MESSAGES = [
@@ -185,8 +177,7 @@ def test_a_signature_changes_nothing_else_of_a_commit(site: Site, keys: Keys) ->
 
 
 def test_a_name_that_git_would_not_sign_stops_no_post(site: Site, keys: Keys) -> None:
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"], author={"name": "...", "email": "a@example.org"})
+    site.save_post("a", "A\n", author={"name": "...", "email": "a@example.org"})
     assert site.run_once(**keys.settings("ssh")).of("published")
     assert site.git("log", "-1", "--format=%an <%ae>", "main", cwd=site.remote) == "unknown <a@example.org>"
 
@@ -202,7 +193,7 @@ def test_a_rebased_local_commit_is_signed_with_its_own_encoding(site: Site, keys
         "--date=2001-02-03T04:05:06+0200",
     )
     before = shell("git", "-C", str(site.worktree), "cat-file", "commit", "HEAD")
-    person_pushes(site, "content/posts/theirs.md", "theirs\n")
+    site.push_elsewhere({"content/posts/theirs.md": "theirs\n"})
 
     result = site.command("pull", "--rebase", "--push")
 
@@ -308,7 +299,7 @@ def test_a_terminal_is_never_asked_for_a_passphrase(site: Site, keys: Keys) -> N
     provide("script", package="bsdutils")
     env = keys.settings("ssh", "secret")
     save(site, "a")
-    worker = f"{sys.executable} -m briter_worker run --once"
+    worker = f"{sys.executable} -m briter_worker run --once --json"
     done = subprocess.run(
         ["script", "--quiet", "--return", "--command", worker, "/dev/null"],
         env=site.environment(**env, BRITER_GIT_TIMEOUT_MS="20000"),
@@ -394,5 +385,5 @@ def test_a_clusters_nodes_sign_with_the_sites_key(
     farm.save("blog", "b")
     done = farm.once()
     assert farm.published("blog") == {"a": 1, "b": 1}, done.stdout
-    for commit in farm.git("log", "-2", "--format=%H", "main", cwd=farm.remote("blog")).split():
+    for commit in farm.site("blog").git("log", "-2", "--format=%H", "main", cwd=farm.remote("blog")).split():
         keys.verify(farm.remote("blog"), commit, "ssh")

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from dashboards import serving
+from sites import eventually
 
+from briter_worker.actions import undo_post
 from briter_worker.errors import DeclinedError
 from briter_worker.git.work_tree import WorkTree
 from briter_worker.settings import load_settings
-from briter_worker.wiring import undo_post
 
 if TYPE_CHECKING:
     import os
@@ -75,6 +76,20 @@ def test_an_undo_restores_what_was_changed_deleted_and_new_and_can_be_undone(
     assert len(site.remote_log()) == 5
 
 
+def test_an_undo_beside_watch_keeps_its_message(site: Site) -> None:
+    with site.running("watch"):
+        for text in ("one", "two"):
+            site.write_post(A, text)
+            eventually(site.jobs)
+            assert site.run_once().of("published")
+        assert site.command("undo", "posts/a", "-m", "As it was").returncode == 0
+        site.write_post("content/posts/b.md", "later")
+        eventually(lambda: len(site.jobs()) > 1)
+    assert [job.get("message") for job in site.jobs() if job["slug"] == "posts/a"] == ["As it was"]
+    assert site.run_once().of("published")
+    assert site.remote_file(A) == "one"
+
+
 def test_an_undo_goes_back_to_any_version(site: Site, two: tuple[str, str]) -> None:
     site.write_post(A, "three\n")
     publish(site)
@@ -94,8 +109,7 @@ def test_an_undo_with_line_endings_of_the_site(site: Site) -> None:
 def test_an_undo_beside_another_post_of_the_same_batch(site: Site) -> None:
     for text in ("one", "two"):
         for slug in ("a", "b"):
-            site.write_post(f"content/posts/{slug}.md", f"{slug} {text}")
-            site.save(slug, [f"content/posts/{slug}.md"])
+            site.save_post(slug, f"{slug} {text}")
         site.run_once()
     undo(site, "a")
     assert (site.remote_file(A), site.remote_file("content/posts/b.md")) == ("a one", "b two")
@@ -124,11 +138,7 @@ def test_an_undo_leaves_what_the_cms_has_changed_since(site: Site, edit: str, pa
 
 
 def test_an_undo_of_an_edit_of_the_remote_needs_to_be_asked_for(site: Site, two: tuple[str, str]) -> None:
-    elsewhere = site.root / "elsewhere"
-    site.git("clone", "-q", str(site.remote), str(elsewhere), cwd=site.root)
-    (elsewhere / A).write_text("a colleague's\n")
-    site.git("commit", "-qam", "Edit", cwd=elsewhere)
-    site.git("push", "-q", cwd=elsewhere)
+    site.push_elsewhere({A: "a colleague's\n"})
     assert site.command("pull").returncode == 0
     done = site.command("undo", "a")
     assert (done.returncode, site.jobs()) == (1, [])
@@ -141,7 +151,7 @@ def test_an_undo_of_an_edit_of_the_remote_needs_to_be_asked_for(site: Site, two:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["never"], 1, "no publication"),
+        (["never"], 2, "no publication"),
         (["a", "--to", "HEAD~9"], 2, "no commit of main"),
         (["a", "--to", "--all"], 2, "no commit of main"),
         (["a", "--to", "other"], 2, "no commit of main"),
@@ -204,7 +214,7 @@ def test_the_differences_of_the_last_publication_are_shown(site: Site, two: tupl
     assert "+red" in said
     assert "\x1b" not in said
     assert json.loads(site.command("show", "a", "--diff", "--json").stdout)["commit"] == commit
-    assert site.command("show", "never", "--diff").returncode == 1
+    assert site.command("show", "never", "--diff").returncode == 2
 
 
 @pytest.mark.usefixtures("two")
@@ -216,7 +226,10 @@ def test_the_dashboard_undoes(site: Site) -> None:
         site.run_once()
         assert contents(site) == ["one\n", None, "old\n"]
         assert dashboard.api.post("/api/jobs/a/undo").status_code == 200
-        (action, *_) = json.loads(site.command("history", "--actions", "--slug", "a", "--json").stdout)
-        assert (action["action"], action["by"]) == ("undo", "dashboard")
+        actions = json.loads(site.command("history", "--actions", "--slug", "a", "--json").stdout)
+        assert [(each["action"], each["by"]) for each in actions] == [
+            ("undo", "token"),
+            ("undo", "dashboard"),
+        ]
         refused = dashboard.api.post("/api/jobs/never/undo")
         assert (refused.status_code, bool(refused.json()["fix"])) == (409, True)

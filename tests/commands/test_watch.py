@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,15 +16,28 @@ if TYPE_CHECKING:
 
     from sites import Site
 
+    Watcher = subprocess.Popen[str]
+
 
 @pytest.fixture
-def watched(site: Site) -> Iterator[Site]:
+def excluding(site: Site) -> None:
+    site.env["BRITER_EXCLUDED_PATHS"] = "private.md"
+
+
+@pytest.fixture
+def watcher(site: Site) -> Iterator[Watcher]:
+    """The process of `watch`."""
+    with site.running("watch") as watcher:
+        yield watcher
+
+
+@pytest.fixture
+def watched(site: Site, watcher: Watcher) -> Site:  # noqa: ARG001 - runs meanwhile
     """A site with `watch` running, which has seen its first change."""
-    with site.running("watch"):
-        site.write_post("content/posts/first.md", "first\n")
-        eventually(site.jobs)
-        assert site.run_once().of("published")
-        yield site
+    site.write_post("content/posts/first.md", "first\n")
+    eventually(site.jobs)
+    assert site.run_once().of("published")
+    return site
 
 
 def _published(site: Site, *slugs: str) -> dict[str, list[str]]:
@@ -60,20 +76,44 @@ def test_a_page_with_its_siblings_is_one_post(watched: Site) -> None:
     assert watched.remote_file("content/posts/trip/img/map.svg") is None
 
 
-def test_a_renamed_folder_leaves_its_old_name(watched: Site) -> None:
+def test_a_page_of_kirby_is_one_post_without_its_unpublished_edits(site: Site) -> None:
+    site.env["BRITER_ADAPTER"] = "kirby"
+    page = "content/2_notes/hello"
+    with site.running("watch"):
+        for name in ("note.txt", "_changes/note.txt", ".lock", "cover.jpg", "cover.jpg.txt"):
+            site.write_post(f"{page}/{name}", "x\n")
+        names = {f"{page}/{name}" for name in ("cover.jpg", "cover.jpg.txt", "note.txt")}
+        eventually(lambda: {path for job in site.jobs() for path in job["paths"]} == names)
+        site.write_post(f"{page}/_changes/note.txt", "y\n")
+        site.write_post("content/2_notes/last/note.txt", "x\n")
+        eventually(lambda: any(job["slug"] == "2_notes/last" for job in site.jobs()))
+    published = _published(site, "2_notes/hello", "2_notes/last")
+    assert set(published) == {"2_notes/hello", "2_notes/last"}
+    assert site.remote_file(f"{page}/_changes/note.txt") is None
+
+
+def test_what_is_renamed_leaves_its_old_name(watched: Site) -> None:
     watched.write_post("content/posts/old/a.md", "a\n")
     _published(watched, "posts/old/a")
 
-    (watched.worktree / "content/posts/old").rename(watched.worktree / "content/posts/new")
+    posts = watched.worktree / "content/posts"
+    (posts / "old").rename(posts / "new")
+    (posts / "first.md").rename(posts / "second.md")
 
-    _published(watched, "posts/old/a", "posts/new/a")
+    _published(watched, "posts/old/a", "posts/new/a", "posts/first", "posts/second")
+    assert watched.remote_file("content/posts/first.md") is None
+    assert watched.remote_file("content/posts/second.md") == "first\n"
     assert watched.remote_file("content/posts/old/a.md") is None
     assert watched.remote_file("content/posts/new/a.md") == "a\n"
 
 
+@pytest.mark.usefixtures("excluding")
 def test_what_git_ignores_what_is_no_post_and_what_did_not_change_makes_no_job(watched: Site) -> None:
     (watched.worktree / ".gitignore").write_text("*.log\n")
-    watched.write_post("content/posts/debug.log", "x\n")
+    for name in ("debug.log", "first.md~", ".first.md.swp", "#first.md#", ".goutputstream-X1", ".DS_Store"):
+        watched.write_post(f"content/posts/{name}", "x\n")
+    watched.write_post("content/posts/draft.tmp", "first, under another name\n").unlink()
+    watched.write_post("content/posts/private.md", "x\n")
     watched.write_post("layout.html", "x\n")
     watched.write_post("content/posts/first.md", "first\n")
     (watched.worktree / "content/posts/link.md").symlink_to("../../layout.html")
@@ -83,12 +123,7 @@ def test_what_git_ignores_what_is_no_post_and_what_did_not_change_makes_no_job(w
 
 
 def test_files_that_the_worker_writes_make_no_job(watched: Site) -> None:
-    elsewhere = watched.root / "elsewhere"
-    watched.git("clone", "--quiet", str(watched.remote), str(elsewhere), cwd=watched.root)
-    (elsewhere / "content/posts/theirs.md").write_text("theirs\n")
-    watched.git("add", "--all", cwd=elsewhere)
-    watched.git("commit", "--quiet", "--message=Theirs", cwd=elsewhere)
-    watched.git("push", "--quiet", "origin", "main", cwd=elsewhere)
+    watched.push_elsewhere({"content/posts/theirs.md": "theirs\n"})
     watched.write_post("content/posts/mine.md", "mine\n")
     _published(watched, "posts/mine")
     eventually((watched.worktree / "content/posts/theirs.md").exists)
@@ -110,6 +145,18 @@ def test_what_changed_while_nobody_watched_is_found_once(site: Site) -> None:
     assert first[0] in site.jobs()
 
 
+def test_a_folder_that_was_not_there_is_watched_from_its_making_on(site: Site) -> None:
+    site.env["BRITER_ALLOWED_PATHS"] = "public/uploads"
+    with site.running("watch"):
+        site.write_post("content/posts/first.md", "first\n")
+        eventually(site.jobs)
+        for number in range(2):  # and again, after it was removed
+            site.write_post(f"public/uploads/{number}.svg", "<svg/>\n")
+            eventually(lambda: len(site.jobs()) == number + 2)  # noqa: B023 - called at once
+            shutil.rmtree(site.worktree / "public")
+    assert {job["slug"] for job in site.jobs()} == {"posts/first", "0", "1"}
+
+
 def test_a_scheduled_post_is_left_to_its_job(watched: Site) -> None:
     watched.save("secret", ["content/posts/secret.md"], scheduledFor="2199-01-01")
     watched.write_post("content/posts/secret.md", "not yet\n")
@@ -120,12 +167,20 @@ def test_a_scheduled_post_is_left_to_its_job(watched: Site) -> None:
     assert {job["slug"] for job in watched.jobs()} == {"secret", "posts/other"}
 
 
-def test_thousands_of_files_at_once_are_all_found(site: Site) -> None:
-    with site.running("watch"):
-        for number in range(3_000):
-            site.write_post(f"content/posts/{number % 50}/{number}.md", f"{number}\n")
-        eventually(lambda: len(list(site.queue.glob("[!.]*.json"))) >= 3_000, within=60)
-        assert len({job["slug"] for job in site.jobs()}) == 3_000
+def test_more_changes_than_the_kernel_queues_are_all_found(watched: Site, watcher: Watcher) -> None:
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    watcher.send_signal(signal.SIGSTOP)
+    number = max(most // 2, 10_000)
+    for each in range(number):  # a creation and a close each
+        watched.write_post(f"content/posts/{each}.md", f"{each}\n")
+    watched.write_post("content/posts/new/a.md", "a\n")
+    watcher.send_signal(signal.SIGCONT)
+
+    eventually(lambda: len(list(watched.queue.glob("[!.]*.json"))) > number, within=60)
+
+    watched.write_post("content/posts/new/b.md", "b\n")
+    eventually(lambda: any(job["slug"] == "posts/new/b" for job in watched.jobs()))
+    assert len({job["slug"] for job in watched.jobs()}) == number + 2
 
 
 def test_run_watch_publishes_what_it_finds(site: Site) -> None:

@@ -144,16 +144,6 @@ def test_an_idempotency_key_outlives_the_dashboard_and_the_job(site: Site) -> No
         assert fresh["id"] != made["id"]
 
 
-def test_an_idempotency_key_with_another_body_is_refused_while_the_job_waits(
-    site: Site, dashboard: Dashboard
-) -> None:
-    key = {"Idempotency-Key": "save-1"}
-    assert dashboard.api.post("/api/jobs", json=BODY, headers=key).status_code == 201
-    other = {**BODY, "message": "Something else"}
-    problem(dashboard.api.post("/api/jobs", json=other, headers=key), 422)
-    assert len(site.jobs()) == 1
-
-
 def test_a_failed_job_is_retried_and_cancelled(site: Site, dashboard: Dashboard) -> None:
     site.save("bad", ["../outside"], id="an id/with?all#of it")
     site.run_once()
@@ -169,13 +159,6 @@ def test_a_failed_job_is_retried_and_cancelled(site: Site, dashboard: Dashboard)
     assert site.jobs() == []
     problem(dashboard.api.post(f"{path}/cancel"), 404)
     assert dashboard.api.post("/api/retry-all").json() == {"jobs": []}
-
-
-def test_a_held_job_is_published_now(site: Site, dashboard: Dashboard) -> None:
-    site.save("held", ["content/posts/a.md"], scheduledFor=TOMORROW)
-    answer = dashboard.api.post("/api/jobs/held/publish-now")
-    assert answer.status_code == 200, answer.text
-    assert dashboard.json("/api/jobs/held")["state"] == "pending"
 
 
 def test_a_pause_lasts_until_it_is_over(dashboard: Dashboard) -> None:

@@ -28,8 +28,7 @@ def dashboard(site: Site) -> Iterator[Dashboard]:
 
 
 def publish(site: Site, slug: str) -> None:
-    site.write_post(f"content/posts/{slug}.md", f"# {slug}\n")
-    site.save(slug, [f"content/posts/{slug}.md"])
+    site.save_post(slug, f"# {slug}\n")
     assert site.run_once().returncode == 0
 
 

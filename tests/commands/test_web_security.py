@@ -7,13 +7,14 @@ import socket
 import stat
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 from dashboards import TOKEN, Dashboard, serving, sign_in
 
-from briter_worker.web.server import HEADERS_S
+from briter_worker.web.server import HEADERS_S, MAX_CONNECTIONS_PER_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,6 +236,24 @@ def test_a_connection_whose_request_does_not_come_is_closed(dashboard: Dashboard
     with socket.create_connection(("127.0.0.1", dashboard.port), timeout=HEADERS_S + 20) as visitor:
         visitor.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
         assert visitor.recv(1000) == b""
+
+
+@pytest.mark.parametrize("trusted", ["", "127.0.0.1"])
+def test_one_address_does_not_hold_every_connection(site: Site, trusted: str) -> None:
+    with ExitStack() as stack:
+        dashboard = stack.enter_context(serving(site, BRITER_TRUSTED_PROXIES=trusted))
+
+        def connect(source: str) -> socket.socket:
+            there = ("127.0.0.1", dashboard.port)
+            return stack.enter_context(socket.create_connection(there, 20, source_address=(source, 0)))
+
+        for _ in range(MAX_CONNECTIONS_PER_ADDRESS):
+            connect("127.0.0.1").send(b"GET")
+        for source, answers in (("127.0.0.1", bool(trusted)), ("127.0.0.2", True)):
+            with suppress(ConnectionError):
+                last = connect(source)
+                last.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert (b"200" in last.recv(1000)) == answers, source
 
 
 def test_a_deeply_nested_body_is_refused(dashboard: Dashboard) -> None:

@@ -8,8 +8,6 @@ import pytest
 from outcomes import DELAYS, assert_published, save
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sites import Result, Site
 
 POST = "content/posts/b.md"
@@ -22,9 +20,7 @@ def text(first: str, last: str) -> str:
 
 def dies_after_its_push(site: Site) -> None:
     """The remote has it; the worker, named by its lock, never hears of that."""
-    file = site.remote / "hooks" / "post-receive"
-    file.write_text(f"#!/bin/sh\nrm {file}\nkill -9 $(head -n 1 {site.storage}/worker.lock)\n")
-    file.chmod(0o755)
+    file = site.hook(f"rm $0\nkill -9 $(head -n 1 {site.storage}/worker.lock)", "post-receive")
     assert site.run_once(**DELAYS).returncode < 0
     assert not file.exists()
 
@@ -37,25 +33,15 @@ def recovered(site: Site) -> Result:
 
 
 @pytest.fixture
-def other(site: Site) -> Path:
-    """Somebody else's clone; a post of twenty lines is published."""
+def post(site: Site) -> None:
+    """A post that is published."""
     write(site, "first", "last")
     assert site.run_once().of("published")
-    clone = site.root / "other"
-    site.git("clone", "-q", str(site.remote), str(clone), cwd=site.root)
-    return clone
 
 
 def write(site: Site, first: str, last: str) -> None:
     site.write_post(POST, text(first, last))
     site.save("b", [POST])
-
-
-def somebody_else_writes(site: Site, clone: Path, first: str, last: str) -> None:
-    site.git("pull", "-q", "--rebase", cwd=clone)
-    (clone / POST).write_text(text(first, last))
-    site.git("commit", "-qam", f"Somebody else's {last}", cwd=clone)
-    site.git("push", "-q", "origin", "HEAD:main", cwd=clone)
 
 
 def test_the_branch_is_where_it_was_when_its_person_comes_back(site: Site) -> None:
@@ -97,21 +83,21 @@ def test_what_landed_while_its_person_was_away_is_adopted_by_a_run_that_finds_no
     assert site.git("status", "--porcelain") == ""
 
 
+@pytest.mark.usefixtures("post")
 @pytest.mark.parametrize("merged", [False, True], ids=["as it was", "merged with the remote's"])
 @pytest.mark.parametrize("fetches", [False, True], ids=["", "and fetches"])
 def test_what_landed_while_its_person_was_away_is_what_the_next_save_is_an_edit_of(
     site: Site,
-    other: Path,
     merged: bool,  # noqa: FBT001
     fetches: bool,  # noqa: FBT001
 ) -> None:
     if merged:
-        somebody_else_writes(site, other, "first", "theirs 1")
+        site.push_elsewhere({POST: text("first", "theirs 1")})
     write(site, "ours 1", "last")
     dies_after_its_push(site)
     site.git("switch", "-q", "-c", "side")
     assert recovered(site).of("published")
-    somebody_else_writes(site, other, "ours 1", "theirs 2")
+    site.push_elsewhere({POST: text("ours 1", "theirs 2")})
     if fetches:
         site.git("fetch", "-q")
     write(site, "ours 2", "last")  # the author has never seen what others made of it
@@ -124,8 +110,9 @@ def test_what_landed_while_its_person_was_away_is_what_the_next_save_is_an_edit_
     assert site.git("status", "--porcelain") == ""
 
 
-def test_an_edit_that_was_given_up_is_not_what_the_next_save_started_from(site: Site, other: Path) -> None:
-    somebody_else_writes(site, other, "first", "theirs")
+@pytest.mark.usefixtures("post")
+def test_an_edit_that_was_given_up_is_not_what_the_next_save_started_from(site: Site) -> None:
+    site.push_elsewhere({POST: text("first", "theirs")})
     site.write_post(POST, text("never saved", "last"))
     save(site, "a")
     assert_published(site, site.run_once(), "a")

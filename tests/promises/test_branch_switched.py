@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from outcomes import assert_published, assert_put_off, save
-from sites import eventually
+from sites import eventually, program
 
 from briter_worker.errors import FailureCode
 
@@ -22,19 +22,11 @@ AS_A_PERSON = "unset $(env | sed -n 's/^\\(GIT_[A-Z_]*\\)=.*/\\1/p')"
 """Not with the repository and the index of the git that runs the program."""
 
 
-def program(file: Path, text: str) -> Path:
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755)
-    return file
-
-
 @pytest.fixture
 def drafts(site: Site) -> Site:
     """A site with a branch `drafts` that has another version of a published post."""
     site.write_post(".gitattributes", "*.bin filter=person\n")
-    site.git("add", ".gitattributes")
-    site.git("commit", "-qm", "Attributes")
-    site.git("push", "-q", "origin", "main")
+    site.commit_all("Attributes")
     site.git("switch", "-q", "-c", "drafts")
     site.write_post("content/posts/welcome.md", "# A draft, not to be published\n")
     site.git("commit", "-qam", "Draft")
@@ -55,8 +47,7 @@ def while_staging(site: Site, text: str) -> Path:
 
 def while_pushing(site: Site, text: str) -> None:
     """A person does this while the remote has not answered yet."""
-    file = site.remote / "hooks" / "pre-receive"
-    program(file, f"{AS_A_PERSON}; cd {site.worktree}; {text}; rm {file}")
+    site.hook(f"{AS_A_PERSON}; cd {site.worktree}; {text}; rm {site.remote}/hooks/pre-receive")
 
 
 @pytest.mark.parametrize(
@@ -120,11 +111,7 @@ def test_a_head_that_is_damaged_during_the_push_leaves_the_branch_until_it_is_re
 @pytest.mark.parametrize("text", ["git switch -q drafts", "git switch -q --detach drafts"])
 def test_a_branch_that_is_left_during_the_push_gets_the_remotes_edits_later(drafts: Site, text: str) -> None:
     welcome = drafts.worktree / "content/posts/welcome.md"
-    other = drafts.root / "other"
-    drafts.git("clone", "-q", str(drafts.remote), str(other), cwd=drafts.root)
-    (other / "content/posts/welcome.md").write_text("# Theirs\n")
-    drafts.git("commit", "-qam", "Theirs", cwd=other)
-    drafts.git("push", "-q", "origin", "HEAD:main", cwd=other)
+    drafts.push_elsewhere({"content/posts/welcome.md": "# Theirs\n"})
     save(drafts, "a")
     while_pushing(drafts, text)
     assert_published(drafts, drafts.run_once())
@@ -178,9 +165,7 @@ def test_a_slow_add_that_holds_the_index_takes_no_post_back(site: Site, tmp_path
     go, here = tmp_path / "go", tmp_path / "here"
     site.git("config", "filter.slow.clean", f"touch {here}; until [ -e {go} ]; do sleep 0.02; done; cat")
     site.write_post(".gitattributes", "*.slow filter=slow\n")
-    site.git("add", "-A")
-    site.git("commit", "-qm", "Attributes")
-    site.git("push", "-q")
+    site.commit_all("Attributes")
     site.write_post("photo.slow", "mine")
     add = os.posix_spawn(
         str(shutil.which("git")), ["git", "-C", str(site.worktree), "add", "photo.slow"], os.environ

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
-from outcomes import LAST, program, save
+from outcomes import LAST, save
 from remotes import HOST, Exchange, closed_port, http_remote
-from sites import events_in, eventually
+from sites import events_in, eventually, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -264,7 +264,7 @@ secret = sys.argv.pop()
 if sys.argv[1] == "thread":
     cli.main = lambda _: threading.Thread(target=fail).start()
 else:
-    cli.typer.main.get_command = lambda app: type('Command', (), {'main': fail})()
+    cli.typer.main.get_command = lambda app: type('Command', (), {'main': fail, 'params': ()})()
 __main__.main()
 """
 

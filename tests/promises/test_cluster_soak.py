@@ -25,3 +25,5 @@ def test_whatever_happens_to_the_nodes_of_a_cluster_each_save_is_published_once(
     assert report.figures["commits of the worker"]
     assert report.figures["SIGSTOP, longer than the silence"]
     assert report.figures["networks cut, longer than the silence"]
+    assert report.figures["disks spoilt"]
+    assert report.figures["saves that a restore made outdated"]

@@ -10,31 +10,22 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 from typing import IO, TYPE_CHECKING, cast
 
 import psutil
 import pytest
+from outcomes import save
 from remotes import HOST, Exchange, http_remote, stalls
-from sites import children, eventually
+from sites import children, eventually, program
 
 from briter_worker.errors import FailureCode, PublishError, StoppedError
-from briter_worker.git import run
-from briter_worker.git.environment import build_environment, trusted_path
-from briter_worker.git.run import Git, end_process
+from briter_worker.git.run import Git
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from sites import Site
-
-
-def program(file: Path, text: str) -> Path:
-    """An executable script."""
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755)
-    return file
 
 
 @pytest.fixture
@@ -80,14 +71,6 @@ def test_a_remote_that_talks_without_end_is_ended_at_the_deadline_and_little_of_
     assert len(said) < 200_000
 
 
-def test_a_conversation_ends_at_its_deadline_too(site: Site) -> None:
-    short = Git(site.worktree, remote="origin", timeout=0.5)
-    with pytest.raises(PublishError) as hung, short.open("cat-file", "--batch") as process:  # noqa: PT012
-        assert cast("IO[bytes]", process.stdout).readline() == b""
-        raise EOFError
-    assert hung.value.code is FailureCode.TIMEOUT
-
-
 def test_a_conversation_that_git_breaks_off_is_told_in_gits_words(git: Git) -> None:
     opened = git.open("cat-file", "--nope")
     with pytest.raises(PublishError, match="usage: git cat-file"), opened as process:  # noqa: PT012
@@ -97,16 +80,9 @@ def test_a_conversation_that_git_breaks_off_is_told_in_gits_words(git: Git) -> N
             stdin.flush()
 
 
-def test_an_error_of_the_caller_ends_the_conversation_and_is_the_callers(git: Git) -> None:
-    with pytest.raises(ZeroDivisionError), git.open("cat-file", "--batch"):
-        _ = 1 / 0
-    assert children() == []
-
-
 def test_a_push_that_landed_though_the_remote_fell_silent_is_published(site: Site) -> None:
-    program(site.remote / "hooks" / "post-receive", "exec sleep 30")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    site.hook("exec sleep 30", "post-receive")
+    site.save_post("a", "A\n")
     result = site.run_once(BRITER_GIT_TIMEOUT_MS="1500")
     assert result.of("published"), result.stdout
     assert site.jobs() == []
@@ -127,34 +103,6 @@ def test_a_command_that_starts_as_all_are_aborted_is_ended_too(
     with pytest.raises(StoppedError):
         git.run("cat-file", "--batch")
     assert children() == []
-
-
-def test_an_abort_from_another_thread_ends_what_runs_and_lets_nothing_start_but_the_last(
-    site: Site, git: Git
-) -> None:
-    site.git("config", "alias.hang", "!sleep 60")
-    threading.Timer(0.3, git.abort).start()
-    with pytest.raises(StoppedError):
-        git.run("hang")
-    with pytest.raises(StoppedError):
-        git.run("rev-parse", "HEAD")
-    git.allow_last_commands(0.5)
-    assert git.run("rev-parse", "HEAD")
-    with pytest.raises(PublishError, match=r"within 0.5 s"):
-        git.run("hang")
-
-
-def test_what_does_not_want_to_end_is_killed_and_its_children_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(run, "_GRACE_S", 0.2)
-    stubborn = "trap '' TERM; (trap '' TERM; sleep 60) & echo ready; while :; do sleep 0.05; done"
-    with subprocess.Popen(["sh", "-c", stubborn], stdout=subprocess.PIPE, process_group=0) as process:
-        cast("IO[bytes]", process.stdout).readline()
-        tree = psutil.Process(process.pid).children(recursive=True)
-        end_process(process)
-        assert process.poll() == -signal.SIGKILL
-    eventually(lambda: not any(child.is_running() for child in tree))
 
 
 def test_git_gets_sigterm_when_the_worker_dies(site: Site) -> None:
@@ -207,8 +155,7 @@ def test_a_daemon_of_a_credential_helper_does_not_keep_the_next_worker_out(
         value = {"function": f'!f() {{ {helper} "$@"; }}; f', "name": "daemonizing"}.get(shape, str(helper))
         site.git("config", key, value)
         site.git("remote", "set-url", "origin", server.url(site.remote))
-        site.write_post("content/posts/a.md", "A\n")
-        site.save("a", ["content/posts/a.md"])
+        site.save_post("a", "A\n")
         path = f"{bin_}:{os.environ['PATH']}"
         with site.running(PATH=path, BRITER_WORKER_POLL_INTERVAL_MS="100") as worker:
             eventually(asked_with_password.is_set)
@@ -246,8 +193,7 @@ def test_a_daemon_of_ssh_does_not_keep_the_next_worker_out(site: Site, strays: P
     there = site.git("remote", "get-url", "origin")
     site.git("config", "core.sshCommand", str(site.root / "ssh"))
     site.git("remote", "set-url", "origin", "ssh://git@host/x")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("a", "A\n")
     with site.running() as worker:
         eventually(begun.exists)
         worker.kill()
@@ -263,6 +209,19 @@ def test_a_daemon_of_ssh_does_not_keep_the_next_worker_out(site: Site, strays: P
         eventually(publishes, within=15)
     except AssertionError:
         raise AssertionError(names) from None
+
+
+def test_a_daemon_of_a_remotes_hook_does_not_keep_the_next_worker_out(site: Site, strays: Path) -> None:
+    program(site.remote / "hooks" / "post-receive", DAEMON.format(strays=strays))
+    save(site, "a")
+    with site.running() as worker:
+        eventually(strays.read_text)
+        worker.kill()
+        worker.wait()
+    save(site, "b")
+    eventually(lambda: "worker-skipped" not in site.run_once().names(), within=15)
+    assert psutil.pid_exists(int(strays.read_text().split()[0])), "the daemon is there"
+    assert site.remote_file("content/posts/b.md") == "b\n"
 
 
 @pytest.mark.parametrize("lowest", [(3,), (20,), (3, 20)], ids=["one-digit", "two-digits", "both"])
@@ -288,64 +247,18 @@ def test_a_helper_gets_its_answers_through_and_no_descriptor_of_ours(
     assert not {str(fd) for fd in fds} & set(seen.read_text().split())
 
 
-def test_programs_are_never_looked_for_in_the_work_tree_or_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = f".::bin:/usr/bin:{tmp_path}/node_modules/.bin:/bin"
-    assert trusted_path(path, tmp_path) == "/usr/bin:/bin"
-    assert trusted_path(".", tmp_path) == os.defpath
-    monkeypatch.setenv("PATH", path)
-    got = build_environment(worktree=tmp_path, remote="origin", hooks=False)
-    assert got["PATH"] == "/usr/bin:/bin"
-
-
 def test_a_program_named_git_in_the_work_tree_is_not_run(site: Site) -> None:
     mark = site.root / "ran"
     for folder in (site.worktree, site.root):
         program(folder / "git", f'touch {mark}; exec /usr/bin/git "$@"')
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("a", "A\n")
     result = site.run_once(PATH=f".::{os.environ['PATH']}")
     assert result.of("published"), result.stdout + result.stderr
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    ("ssh", "variant"),
-    [
-        ("ssh", "ssh"),
-        ("/usr/bin/ssh -i 'a key'", "ssh"),
-        ("plink", "auto"),
-        ("X=1 ssh", "auto"),
-    ],
-)
-def test_git_takes_the_ssh_command_for_what_it_was(tmp_path: Path, ssh: str, variant: str) -> None:
-    made = partial(build_environment, worktree=tmp_path, remote="origin", hooks=False, ssh=ssh)
-    assert made(fds=(7,))["GIT_SSH_VARIANT"] == variant
-    assert made(fds=(7,), variant="simple")["GIT_SSH_VARIANT"] == "simple"
-    assert "GIT_SSH_VARIANT" not in made()
-
-
 def test_a_command_that_does_not_read_what_it_is_given_is_no_error(git: Git) -> None:
     assert git.run("rev-parse", "--is-inside-work-tree", stdin=b"x" * (1 << 22)) == b"true\n"
-
-
-@pytest.mark.parametrize("with_setpriv", [True, False])
-def test_a_git_that_is_gone_is_missing_whatever_would_have_started_it(
-    site: Site, monkeypatch: pytest.MonkeyPatch, *, with_setpriv: bool
-) -> None:
-    if not with_setpriv:
-        monkeypatch.setattr(run, "_with_death_signal", tuple)
-    (site.root / "nowhere").mkdir()
-    monkeypatch.setenv("PATH", str(site.root / "nowhere"))
-    with pytest.raises(PublishError) as failed:
-        Git(site.worktree, remote="origin", timeout=30).run("rev-parse", "HEAD")
-    assert failed.value.code is FailureCode.GIT_MISSING, failed.value.message
-
-
-def test_without_a_path_git_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PATH")
-    assert "PATH" not in build_environment(worktree=tmp_path, remote="origin", hooks=False)
 
 
 @pytest.mark.parametrize("whose", ["the site's", "the worker's"])
@@ -367,8 +280,7 @@ def test_a_configuration_that_cannot_be_read_is_damage_without_its_words(
 def test_a_configuration_with_bytes_that_are_no_text_is_read_and_pushed_with(site: Site) -> None:
     with (site.worktree / ".git" / "config").open("ab") as config:
         config.write(b'[odd "\xff"]\n\tname = M\xfcller\n\tempty\n')
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("a", "A\n")
     assert site.run_once().of("published")
     git = Git(site.worktree, remote="origin", timeout=30)
     assert git.config("ODD.\udcff.Name") == "M\udcfcller"
@@ -407,5 +319,6 @@ def test_a_command_that_was_begun_is_answered_once_and_ended_if_nobody_asks(git:
     assert git.run("rev-parse", "--is-inside-work-tree") == b"true\n"
     assert git.run(*command, stdin=names).count(b"unspecified") == 100_000
     git.begin("cat-file", "--batch", stdin=names)
-    git.refresh()
+    git.begin("cat-file", "--batch", stdin=None)
+    git.end_begun()
     assert children() == []

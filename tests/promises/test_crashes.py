@@ -30,12 +30,15 @@ SEED = int(os.environ.get("BRITER_SOAK_SEED") or random.SystemRandom().randrange
 FAST = {"BRITER_WORKER_BACKOFF_MS": "0", "BRITER_WORKER_POLL_INTERVAL_MS": "100"}
 
 
-def hook(site: Site, name: str, text: str) -> Path:
-    """Install a hook on the remote."""
-    file = site.remote / "hooks" / name
-    file.write_text(text)
-    file.chmod(0o755)
-    return file
+def kill_after_the_push(site: Site, *args: str) -> None:
+    """Kill a command's process group while the remote has its commits and it does not know."""
+    landed = site.root / "landed"
+    file = site.hook(f"touch {landed}\nsleep 3", "post-receive")
+    with site.running(*args, **FAST) as process:
+        eventually(landed.exists)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    file.unlink()
 
 
 def subjects(site: Site) -> Counter[str]:
@@ -53,16 +56,8 @@ def test_kills_at_random_moments_lose_and_double_nothing() -> None:
 
 
 def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_commit(site: Site) -> None:
-    # The hook runs after the remote has the commit; the worker dies before it hears of it.
-    landed = site.root / "landed"
-    hook(site, "post-receive", f"#!/bin/sh\ntouch {landed}\nsleep 3\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
-    with site.running(**FAST) as worker:
-        eventually(landed.exists)
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-    (site.remote / "hooks" / "post-receive").unlink()
+    site.save_post("a", "A\n")
+    kill_after_the_push(site)
     commit = site.remote_log()[0][0]
 
     eventually(lambda: site.run_once(**FAST).names() != ["worker-skipped"])
@@ -71,21 +66,18 @@ def test_a_push_that_landed_while_its_worker_was_killed_is_settled_with_its_comm
     assert site.jobs() == []
     assert site.git("rev-parse", "main") == commit
     assert site.git("status", "--porcelain") == ""
+    receipt = json.loads(site.command("history", "--json").stdout)[0]
+    assert (receipt["outcome"], receipt["commit"]) == ("published", commit)
+    assert receipt["changes"] == [{"path": "content/posts/a.md", "added": 1, "removed": 0, "deleted": False}]
 
 
 @pytest.fixture
 def site_after_crash(site: Site) -> Site:
     """A worker died after its push had landed; since then, the CMS has deleted one file and edited one."""
-    landed = site.root / "landed"
-    hook(site, "post-receive", f"#!/bin/sh\ntouch {landed}\nsleep 3\n")
     for name in ("deleted", "edited", "stays"):
         site.write_post(f"content/bundle/{name}.md", "one\n")
     site.save("bundle", ["content/bundle"])
-    with site.running(**FAST) as worker:
-        eventually(landed.exists)
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-    (site.remote / "hooks" / "post-receive").unlink()
+    kill_after_the_push(site)
     (site.worktree / "content/bundle/deleted.md").unlink()
     site.write_post("content/bundle/edited.md", "two\n")
     return site
@@ -107,6 +99,22 @@ def test_a_pull_after_a_crash_knows_what_had_landed(site_after_crash: Site) -> N
     assert_bundle_is_published(site)
 
 
+def test_local_commits_whose_pull_was_killed_after_the_push_are_not_rebased_again(site: Site) -> None:
+    site.save_post("a", "A\n")
+    for number in range(3):
+        if number == 2:
+            assert site.run_once().returncode == 0
+            kill_after_the_push(site, "pull", "--rebase", "--push")
+        site.write_post("theme.css", f"{number}\n")
+        site.git("add", "theme.css")
+        site.git("commit", "--quiet", f"--message=mine {number}")
+    eventually(lambda: site.command("pull", "--rebase", "--push").returncode == 0)
+    assert site.remote_file("theme.css") == "2\n"
+    assert [subjects(site)[f"mine {number}"] for number in range(3)] == [1, 1, 1]
+    assert site.git("rev-parse", "main") == site.remote_log()[0][0]
+    assert site.git("status", "--porcelain") == ""
+
+
 def test_a_dry_run_after_a_crash_completes_what_had_landed(site_after_crash: Site) -> None:
     site = site_after_crash
     eventually(lambda: "published" in site.run_once(BRITER_WORKER_DRY_RUN="true", **FAST).names())
@@ -123,8 +131,7 @@ def test_a_publication_knows_what_had_landed_before_the_remote_answers_for_it(si
     once = f"mkdir {shim.parent}/asked 2>/dev/null && {{ echo 'fatal: timed out' >&2; exit 128; }}"
     shim.write_text(f'#!/bin/sh\ncase "$*" in *ls-remote*) {once};; esac\nexec {shutil.which("git")} "$@"\n')
     shim.chmod(0o755)
-    site.write_post("content/posts/other.md", "other\n")
-    site.save("other", ["content/posts/other.md"])
+    site.save_post("other", "other\n")
     path = f"{shim.parent}:{os.environ['PATH']}"
     eventually(lambda: "published" in site.run_once(PATH=path, **FAST).names())
     assert subjects(site)["Publish other"] == subjects(site)["Publish bundle"] == 1
@@ -133,16 +140,14 @@ def test_a_publication_knows_what_had_landed_before_the_remote_answers_for_it(si
 
 def test_what_died_with_its_worker_publishes_nothing_of_a_newer_save_on_hold(site: Site) -> None:
     begun = site.root / "begun"
-    file = hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nsleep 1\nexit 1\n")
-    site.write_post("content/posts/a.md", "now\n")
-    site.save("a", ["content/posts/a.md"])
+    file = site.hook(f"touch {begun}\nsleep 1\nexit 1")
+    site.save_post("a", "now\n")
     with site.running(**FAST) as worker:
         eventually(begun.exists)
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
     file.unlink()
-    site.write_post("content/posts/a.md", "in the year 2100\n")
-    site.save("a", ["content/posts/a.md"], scheduledFor="2100-01-01")
+    site.save_post("a", "in the year 2100\n", scheduledFor="2100-01-01")
 
     eventually(lambda: "superseded" in site.run_once(**FAST).names())
 
@@ -155,8 +160,7 @@ def test_a_worker_that_is_killed_as_a_published_job_leaves_the_queue_has_left_on
     site: Site, moment: str
 ) -> None:
     provide("strace", package="strace")
-    site.write_post("content/posts/a.md", "a\n")
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("a", "a\n")
     claimed = site.queue / ".claimed"
     claimed.mkdir()
     leaves = ["-P", str(claimed), "-e", "trace=unlinkat", "-e", f"inject=unlinkat:{moment}=60000000:when=3"]
@@ -185,9 +189,8 @@ def _text(file: Path) -> str:
 
 def test_an_orphaned_push_keeps_the_next_worker_out_until_it_is_gone(site: Site) -> None:
     begun = site.root / "begun"
-    hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nsleep 2\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    site.hook(f"touch {begun}\nsleep 2")
+    site.save_post("a", "A\n")
     with site.running(**FAST) as worker:
         eventually(begun.exists)
         worker.kill()  # the worker alone: git lives on for a moment
@@ -231,14 +234,12 @@ def test_a_job_that_kills_its_worker_ends_as_a_dead_letter_and_its_neighbours_do
 
 def test_sigterm_lets_a_running_push_end_and_takes_no_new_job(site: Site) -> None:
     begun = site.root / "begun"
-    hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nsleep 1\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    site.hook(f"touch {begun}\nsleep 1")
+    site.save_post("a", "A\n")
     with site.running(**FAST) as worker:
         eventually(begun.exists)
         worker.terminate()
-        site.write_post("content/posts/b.md", "B\n")
-        site.save("b", ["content/posts/b.md"])
+        site.save_post("b", "B\n")
         names = [event["event"] for event in lines_of(worker)]
         assert worker.wait(20) == 0
     assert names == ["worker-started", "start", "worker-stopping", "published", "worker-stopped"]
@@ -247,9 +248,8 @@ def test_sigterm_lets_a_running_push_end_and_takes_no_new_job(site: Site) -> Non
 
 def test_a_push_that_outlives_the_shutdown_limit_is_ended_and_tried_again_later(site: Site) -> None:
     begun = site.root / "begun"
-    file = hook(site, "pre-receive", f"#!/bin/sh\ntouch {begun}\nexec sleep 60\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    file = site.hook(f"touch {begun}\nexec sleep 60")
+    site.save_post("a", "A\n")
     with site.running(**FAST, BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="300") as worker:
         eventually(begun.exists)
         worker.terminate()
@@ -262,9 +262,8 @@ def test_a_push_that_outlives_the_shutdown_limit_is_ended_and_tried_again_later(
 
 def test_a_hanging_remote_is_given_up_with_all_its_processes(site: Site) -> None:
     pids = site.root / "pids"
-    file = hook(site, "pre-receive", f"#!/bin/sh\necho $$ >> {pids}\nexec sleep 60\n")
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    file = site.hook(f"echo $$ >> {pids}\nexec sleep 60")
+    site.save_post("a", "A\n")
     result = site.run_once(BRITER_GIT_TIMEOUT_MS="1000")
     assert result.of("failed")[0]["failure"] == "timeout"
     for pid in map(int, pids.read_text().split()):
@@ -285,8 +284,7 @@ def test_an_old_lock_file_that_nobody_holds_does_not_stop_publishing(site: Site,
     lock.touch()
     old = time.time() - 3600
     os.utime(lock, (old, old))
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("a", "A\n")
     assert site.run_once().of("published")
     assert not lock.exists()
     assert site.git("status", "--porcelain") == ""
@@ -295,8 +293,7 @@ def test_an_old_lock_file_that_nobody_holds_does_not_stop_publishing(site: Site,
 def test_a_person_who_holds_the_index_does_not_stop_publishing(site: Site) -> None:
     lock = site.worktree / ".git" / "index.lock"
     lock.touch()
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("a", "A\n")
     assert site.run_once().of("published")
     assert lock.exists()
     lock.unlink()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,20 +20,6 @@ from briter_worker.errors import FailureCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def prefixed(site: Site, *prefix: str, **env: str) -> Result:
-    """`run --once`, started by another program."""
-    done = subprocess.run(
-        [*prefix, sys.executable, "-m", "briter_worker", "run", "--once"],
-        cwd=site.root,
-        env=site.environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    return Result(done.returncode, done.stdout, done.stderr)
 
 
 def assert_not_begun(site: Site, result: Result, reason: str, remedy: str, *slugs: str) -> None:
@@ -81,9 +67,7 @@ def test_a_disk_that_fills_while_a_push_runs_loses_nothing(tmp_path: Path) -> No
     with site_with_small(tmp_path, "storage", "1m") as site:
         save(site, "a")
         filler = site.storage / ".filler"
-        hook = site.remote / "hooks" / "post-receive"
-        hook.write_text(f"#!/bin/sh\ndd if=/dev/zero of={filler} bs=1k 2>/dev/null; rm {hook}\n")
-        hook.chmod(0o755)
+        site.hook(f"dd if=/dev/zero of={filler} bs=1k 2>/dev/null; rm $0", "post-receive")
         result = site.run_once()
         assert filler.stat().st_size > 800_000
         filler.unlink()
@@ -97,8 +81,7 @@ def test_a_disk_that_fills_while_a_push_runs_loses_nothing(tmp_path: Path) -> No
 def test_a_full_disk_under_the_repository_is_the_sites_condition(tmp_path: Path, left: int) -> None:
     with site_with_small(tmp_path, "site", "4m") as site:
         save(site, "a")
-        site.write_post("content/posts/big.md", os.urandom(30_000).hex())
-        site.save("big", ["content/posts/big.md"])
+        site.save_post("big", os.urandom(30_000).hex())
         tip = site.git("rev-parse", "main")
         with full(site.worktree, left=left):
             result = site.run_once()
@@ -120,9 +103,9 @@ def test_a_full_disk_under_the_repository_is_the_sites_condition(tmp_path: Path,
 
 def test_a_limit_on_the_size_of_files_that_the_worker_itself_meets_costs_no_attempt(site: Site) -> None:
     save(site, "a")
-    result = prefixed(site, "prlimit", "--fsize=0", **UNMEASURED)
+    result = site.run_once("prlimit", "--fsize=0", **UNMEASURED)
     assert_not_begun(site, result, "File too large", "raise the limit on the size of files: ulimit -f", "a")
-    result = prefixed(site, "prlimit", "--fsize=3")  # half a record would name another process
+    result = site.run_once("prlimit", "--fsize=3")  # half a record would name another process
     assert result.returncode == 1
     assert "cannot be locked" in result.stderr
     assert_published(site, site.run_once())
@@ -130,10 +113,9 @@ def test_a_limit_on_the_size_of_files_that_the_worker_itself_meets_costs_no_atte
 
 def test_a_limit_on_the_size_of_files_that_git_meets_is_the_sites_condition(site: Site) -> None:
     save(site, "a")
-    site.write_post("content/posts/big.md", os.urandom(30_000).hex())
-    site.save("big", ["content/posts/big.md"])
+    site.save_post("big", os.urandom(30_000).hex())
     tip = site.git("rev-parse", "main")
-    result = prefixed(site, "prlimit", "--fsize=4096")
+    result = site.run_once("prlimit", "--fsize=4096")
     assert_put_off(site, result, FailureCode.DISK, slug="big")
     assert_put_off(site, result, FailureCode.DISK)
     assert "ulimit -f" in site.job("a")["fix"]
@@ -178,6 +160,42 @@ def test_a_read_only_repository_is_the_sites_condition(site: Site, folder: str) 
     site.command("retry", "a")
     assert_published(site, site.run_once())
     assert_sound(site)
+
+
+@pytest.mark.parametrize("folder", ["content", ".git"])
+def test_the_remotes_files_reach_a_folder_on_a_disk_of_its_own(site: Site, folder: str) -> None:
+    other, posts = site.root / "other", [f"content/{name}.md" for name in ("posts/welcome", "new/theirs")]
+    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
+
+    def publish_after(text: str) -> Result:
+        for post in posts:
+            (other / post).parent.mkdir(exist_ok=True)
+            (other / post).write_text(text)
+        site.git("add", "-A", cwd=other)
+        site.git("commit", "-qm", text, cwd=other)
+        site.git("push", "-q", "origin", "HEAD:main", cwd=other)
+        result = site.run_once()
+        assert "published" in result.names()
+        site.git("pull", "-q", "--rebase", cwd=other)
+        return result
+
+    shutil.copytree(site.worktree / folder, site.root / "kept")
+    with small(site.worktree / folder, size="16m"):
+        shutil.copytree(site.root / "kept", site.worktree / folder, dirs_exist_ok=True)
+        save(site, "a")
+        publish_after("one\n")
+        assert all((site.worktree / post).read_text() == "one\n" for post in posts)
+        assert_sound(site)
+        save(site, "b")
+        with read_only(site.worktree / "content"):
+            told = publish_after("two\n").of("warning")
+            assert any("could not be written, such as content/" in each["error"] for each in told)
+            site.git("commit", "-q", "--all", "--allow-empty", "--message=All")
+            assert site.git("diff-tree", "-r", "--no-commit-id", "HEAD") == ""
+            site.git("reset", "-q", "--soft", "HEAD~1")
+        site.run_once()
+        assert all((site.worktree / post).read_text() == "two\n" for post in posts)
+        assert_sound(site)
 
 
 def test_a_worker_waits_until_its_queue_can_be_written_again(site: Site) -> None:
@@ -226,7 +244,9 @@ def test_an_io_error_under_a_post_concerns_that_post_alone(site: Site) -> None:
     save(site, "a", "b")
     with unreadable() as broken, over(site.worktree / "content/posts/a.md", broken):
         result = site.run_once()
-    assert "Input/output error" in assert_put_off(site, result, FailureCode.DISK)
+    reason = assert_put_off(site, result, FailureCode.DISK)
+    assert "content/posts/a.md cannot be read: Input/output error" in reason
+    assert site.job("a")["fix"] == "check the disk"
     assert_published(site, result, "b")
     site.command("retry", "a")
     assert_published(site, site.run_once())
@@ -255,16 +275,6 @@ def test_an_io_error_under_a_job_file_is_shown_and_the_others_go_on(site: Site) 
         assert "Input/output error" in stuck["reason"]
     assert job.read_bytes() == before
     assert_published(site, site.run_once())
-
-
-def test_a_post_that_cannot_be_read_says_what_is_wrong_with_the_disk(site: Site) -> None:
-    save(site, "a", "b")
-    with unreadable() as broken, over(site.worktree / "content/posts/a.md", broken):
-        result = site.run_once()
-        assert [entry["slug"] for entry in result.of("published")] == ["b"]
-        reason = assert_put_off(site, result, FailureCode.DISK)
-    assert "content/posts/a.md cannot be read: Input/output error" in reason
-    assert site.job("a")["fix"] == "check the disk"
 
 
 def test_a_limit_that_ends_git_without_a_word_as_it_moves_a_ref_is_the_sites_condition(site: Site) -> None:
@@ -309,27 +319,7 @@ def refusing(site: Site, call: str, file: str, error: str) -> Result:
     provide("strace", package="strace")
     path = site.worktree / ".git" / file
     inject = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}"]
-    return prefixed(site, "strace", "-qq", "-o", "/dev/null", "-P", str(path), *inject)
-
-
-@pytest.mark.parametrize(
-    ("call", "file", "error"),
-    [
-        ("openat", "index.lock", "ENOSPC"),
-        ("linkat", "index", "EPERM"),
-        ("unlink", "index.lock", "EIO:when=1"),
-    ],
-    ids=["its lock is not made", "it is not linked", "its lock is not removed at first"],
-)
-def test_an_index_that_can_be_changed_another_way_is_changed(
-    site: Site, call: str, file: str, error: str
-) -> None:
-    save(site, "a")
-    result = refusing(site, call, file, error)
-    assert_published(site, result)
-    assert not result.of("warning")
-    assert not (site.worktree / ".git" / "index.lock").exists()
-    assert_sound(site)
+    return site.run_once("strace", "-qq", "-o", "/dev/null", "-P", str(path), *inject)
 
 
 def test_an_index_that_cannot_be_written_is_told_and_follows_later(site: Site) -> None:
@@ -361,7 +351,7 @@ def test_what_the_queue_cannot_write_costs_no_attempt_and_no_job(
     provide("strace", package="strace")
     save(site, "a")
     inject = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}"]
-    result = prefixed(site, "strace", "-qq", "-o", "/dev/null", *inject, **UNMEASURED)
+    result = site.run_once("strace", "-qq", "-o", "/dev/null", *inject, **UNMEASURED)
     assert_not_begun(site, result, said, remedy, "a")
     assert_published(site, site.run_once())
     assert_sound(site)

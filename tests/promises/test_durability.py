@@ -185,8 +185,7 @@ def test_a_job_that_could_not_be_published_waits_durably_when_its_plan_is_forgot
     site: Site, trace: Callable[..., Trace]
 ) -> None:
     publish(site, trace, 1)
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"])
+    site.save_post("a", "A\n")
     site.git("remote", "set-url", "origin", str(site.root / "nowhere"))
     found = trace("run", "--once", code=1)
     assert site.job("a")["failure"] == "remote-missing"

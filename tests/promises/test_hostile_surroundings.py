@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import socket
 import subprocess
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from outcomes import save
 from requirements import provide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from sites import Site
-
-
-def save(site: Site, slug: str = "a") -> None:
-    site.write_post(f"content/posts/{slug}.md", f"{slug}\n")
-    site.save(slug, [f"content/posts/{slug}.md"])
 
 
 def canary(site: Site) -> tuple[Path, Path]:
@@ -79,34 +72,14 @@ def configure(file: Path, program: Path, more: dict[str, str] | None = None) -> 
         config.writelines(lines)
 
 
-@pytest.fixture
-def other(site: Site) -> Path:
-    """Somebody else's clone."""
-    clone = site.root / "other"
-    site.git("clone", "-q", str(site.remote), str(clone), cwd=site.root)
-    return clone
-
-
-def commit_elsewhere(site: Site, other: Path, *files: tuple[str, str]) -> None:
-    """Somebody else commits and pushes."""
-    for path, text in files:
-        (other / path).parent.mkdir(parents=True, exist_ok=True)
-        (other / path).write_text(text)
-    site.git("add", "--all", cwd=other)
-    site.git("commit", "-qm", "Elsewhere", cwd=other)
-    site.git("push", "-q", "origin", "main", cwd=other)
-
-
 ATTRIBUTES = "*.md diff=mine merge=mine filter=nobodys\n"
 
 
 @pytest.mark.parametrize("where", ["config", "config.worktree", "include"])
-def test_no_hook_or_program_of_the_work_tree_is_run(site: Site, other: Path, where: str) -> None:
+def test_no_hook_or_program_of_the_work_tree_is_run(site: Site, where: str) -> None:
     program, mark = canary(site)
     git_dir = site.worktree / ".git"
-    commit_elsewhere(
-        site, other, (".gitattributes", ATTRIBUTES), ("content/posts/both.md", "1\n2\n3\n4\n5\n")
-    )
+    site.push_elsewhere({".gitattributes": ATTRIBUTES, "content/posts/both.md": "1\n2\n3\n4\n5\n"})
     site.git("pull", "-q", "--rebase")
     bare = site.worktree / "content" / "posts" / "bare"
     site.git("clone", "-q", "--bare", str(site.remote), str(bare), cwd=site.root)
@@ -126,11 +99,10 @@ def test_no_hook_or_program_of_the_work_tree_is_run(site: Site, other: Path, whe
         configure(site.worktree / "content" / "evil", program)
         site.git("config", "includeIf.onbranch:main.path", str(site.worktree / "content" / "evil"))
         site.git("config", "include.path", "../content/evil")
-    (git_dir / "objects" / "info" / "alternates").write_text(f"{other}/.git/objects\n")
+    (git_dir / "objects" / "info" / "alternates").write_text(f"{site.root}/other/.git/objects\n")
     # Every way of the worker's: new, edited, deleted, a folder, the remote ahead, a merge, a conflict.
-    commit_elsewhere(
-        *(site, other),
-        *(("content/posts/both.md", "1, theirs\n2\n3\n4\n5\n"), ("content/posts/welcome.md", "theirs\n")),
+    site.push_elsewhere(
+        {"content/posts/both.md": "1, theirs\n2\n3\n4\n5\n", "content/posts/welcome.md": "theirs\n"}
     )
     mark.unlink(missing_ok=True)
     site.write_post("content/posts/both.md", "1\n2\n3\n4\n5, ours\n")
@@ -267,43 +239,6 @@ def test_an_odd_repository_is_published_from_or_refused_and_runs_nothing(
         assert len(site.remote_log()) == 1
 
 
-def test_inherited_git_variables_lead_nowhere(site: Site) -> None:
-    program, mark = canary(site)
-    save(site)
-    result = site.run_once(
-        GIT_DIR="/nonexistent",
-        GIT_WORK_TREE="/nonexistent",
-        GIT_INDEX_FILE="/nonexistent",
-        GIT_SSH_COMMAND=str(program),
-        GIT_EXTERNAL_DIFF=str(program),
-        GIT_CONFIG_COUNT="1",
-        GIT_CONFIG_KEY_0="core.fsmonitor",
-        GIT_CONFIG_VALUE_0=str(program),
-        GIT_AUTHOR_NAME="Somebody",
-        GIT_COMMITTER_EMAIL="somebody@example.org",
-        GIT_AUTHOR_DATE="2001-01-01T00:00:00Z",
-    )
-    assert result.of("published")
-    assert not mark.exists()
-    who = site.git("log", "-1", "--format=%an %ce", "main", cwd=site.remote)
-    assert who == "Briter Worker briter-worker@localhost"
-
-
-def test_what_a_remote_says_is_shown_without_control_characters(site: Site) -> None:
-    hook = site.remote / "hooks" / "pre-receive"
-    words = r"\033[31mred\033[0m \033]0;title\007 bell\007 \342\200\256 rtl\n"
-    hook.write_text(f"#!/bin/sh\nprintf '{words}' >&2; exit 1\n")
-    hook.chmod(0o755)
-    save(site)
-    result = site.run_once()
-    job = site.job("a")
-    assert "red" in job["lastError"]
-    assert job["lastError"].isprintable()
-    assert len(job["lastError"]) <= 2000
-    for line in result.stdout.splitlines():
-        assert line.isprintable()
-
-
 def _object(site: Site, kind: str, content: bytes) -> str:
     """An object in the remote, as it is, whether git would make it or not."""
     done = subprocess.run(
@@ -396,80 +331,6 @@ def test_no_text_of_a_job_or_a_remote_reaches_a_terminal_or_a_log_as_a_command(s
         assert job["lastError"].isprintable(), job
     for file in site.queue.glob("[!.]*.json"):
         assert visible(file.read_text()), file
-
-
-@contextmanager
-def silent_server() -> Iterator[int]:
-    """Takes connections, and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        kept: list[socket.socket] = []
-
-        def serve() -> None:
-            try:
-                while True:
-                    kept.append(server.accept()[0])
-            except OSError:
-                return
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-        for connection in kept:
-            connection.close()
-
-
-@pytest.mark.parametrize("scheme", ["git", "http"])
-def test_a_remote_that_never_answers_is_given_up_in_time(site: Site, scheme: str) -> None:
-    with silent_server() as port:
-        site.git("remote", "set-url", "origin", f"{scheme}://127.0.0.1:{port}/x.git")
-        save(site)
-        result = site.run_once(BRITER_GIT_TIMEOUT_MS="1000")
-    assert result.of("failed")[0]["failure"] == "timeout"
-
-
-def test_a_remote_that_refuses_connections_is_a_network_failure(site: Site) -> None:
-    site.git("remote", "set-url", "origin", "http://127.0.0.1:9/x.git")
-    save(site)
-    result = site.run_once()
-    assert result.of("failed")[0]["failure"] == "network"
-    assert result.returncode == 1
-
-
-def test_a_remote_helper_program_is_not_run(site: Site) -> None:
-    program, mark = canary(site)
-    site.git("remote", "set-url", "origin", f"ext::{program} %S x")
-    save(site)
-    assert site.run_once().of("failed")[0]["failure"] == "remote-missing"
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "failure"),
-    [
-        (("checkout", "-q", "-b", "other"), "wrong-branch"),
-        (("checkout", "-q", "--detach"), "wrong-branch"),
-        (("remote", "remove", "origin"), "remote-missing"),
-        (("remote", "set-url", "origin", "/nowhere/at/all.git"), "remote-missing"),
-        (("update-ref", "MERGE_HEAD", "HEAD"), "unfinished-operation"),
-        (("update-ref", "CHERRY_PICK_HEAD", "HEAD"), "unfinished-operation"),
-        (("bisect", "start"), "unfinished-operation"),
-    ],
-)
-def test_a_site_that_is_not_fit_says_what_is_wrong_and_how_to_mend_it(
-    site: Site, spoil: tuple[str, ...], failure: str
-) -> None:
-    site.git(*spoil)
-    save(site)
-    before = site.git("for-each-ref")
-    result = site.run_once()
-    job = site.job("a")
-    assert (job["status"], job["failure"], job["attempts"]) == ("pending", failure, 1)
-    assert job["fix"]
-    assert result.returncode == 1
-    assert site.git("for-each-ref") == before
-    assert len(site.remote_log()) == 1
 
 
 def test_large_files_of_lfs_are_uploaded_with_the_post(site: Site) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from outcomes import save
 from sites import events_in, eventually
 
 if TYPE_CHECKING:
@@ -72,23 +72,11 @@ def worker(site: Site, **env: str) -> Iterator[Running]:
             process.wait()
 
 
-def hook(site: Site, name: str, text: str) -> None:
-    file = site.remote / "hooks" / name
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755)
-
-
-def save(site: Site, *slugs: str) -> None:
-    for slug in slugs:
-        site.write_post(f"content/posts/{slug}.md", f"{slug}\n")
-        site.save(slug, [f"content/posts/{slug}.md"])
-
-
 def die_in_a_push(site: Site, *slugs: str) -> None:
     """The jobs are in flight, their worker is dead, and the remote has none of them."""
     save(site, *slugs)
     begun = site.root / "begun"
-    hook(site, "pre-receive", f"touch {begun}\nsleep 1\nexit 1")
+    site.hook(f"touch {begun}\nsleep 1\nexit 1")
     with worker(site) as running:
         eventually(begun.exists)
         os.killpg(running.process.pid, signal.SIGKILL)
@@ -161,7 +149,7 @@ def test_a_stop_while_the_remote_is_asked_about_a_dead_workers_push_is_no_error(
 def test_a_stop_during_recovery_leaves_what_has_not_begun(site: Site) -> None:
     die_in_a_push(site, "a", "b", "c", "d")
     begun = site.root / "begun"
-    hook(site, "pre-receive", f"touch {begun}\nexec sleep 30")
+    site.hook(f"touch {begun}\nexec sleep 30")
     with worker(site, BRITER_WORKER_SHUTDOWN_TIMEOUT_MS="200") as running:
         eventually(begun.exists)
         assert running.end() == 0
@@ -193,24 +181,5 @@ def test_jobs_in_doubt_wait_while_others_go_on_and_are_decided_without_a_restart
 
 
 def test_a_maximum_that_was_lowered_makes_no_job_a_killer(site: Site) -> None:
-    site.write_post("content/posts/a.md", "A\n")
-    site.save("a", ["content/posts/a.md"], attempts=5, lastError="it was down", failure="network")
+    site.save_post("a", "A\n", attempts=5, lastError="it was down", failure="network")
     assert site.run_once(BRITER_WORKER_MAX_ATTEMPTS="3").of("published")[0]["attempt"] == 6
-
-
-def test_what_git_prints_comes_out_in_our_own_words_only(site: Site) -> None:
-    hook(site, "pre-receive", "echo 'remote says https://u:s3cretpw@h/x' >&2; exit 1")
-    save(site, "a")
-    result = site.run_once()
-    assert result.of("dead-lettered")
-    assert result.stderr == ""
-    said = site.root / "ssh"
-    said.write_text("#!/bin/sh\nprintf 'fatal: \\033[2J https://u:s3cretpw@h/x\\n' >&2\nexit 128\n")
-    said.chmod(0o755)
-    site.git("config", "core.sshCommand", str(said))
-    site.git("config", "ssh.variant", "ssh")
-    site.git("remote", "set-url", "origin", "ssh://git@example.org/x")
-    save(site, "b")
-    result = site.run_once()
-    assert result.stderr == ""
-    assert "s3cretpw" not in result.stdout + json.dumps(site.jobs())

@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from outcomes import assert_published, assert_put_off, assert_sound, save
 from queue_backends import NOW, Disk
-from sites import Result, Site, eventually, lines_of
+from sites import Result, Site, eventually, lines_of, program
 
 from briter_worker.errors import Failure, FailureClass, FailureCode
 from briter_worker.job import format_time
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def program(file: Path, text: str) -> Path:
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755)
-    return file
 
 
 # git gc
@@ -123,16 +117,6 @@ def test_a_retry_is_never_further_away_than_the_longest_delay(site: Site) -> Non
     with site.running(BRITER_WORKER_POLL_INTERVAL_MS="100", BRITER_WORKER_BACKOFF_MS="300") as worker:
         published = next(event for event in lines_of(worker) if event["event"] == "published")
     assert published["attempt"] == 2
-
-
-def test_a_retry_that_a_writer_wants_later_than_any_delay_waits_for_the_longest_one(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    disk.save("a", ["x"], attempts=1, nextAttemptAt="2099-01-01T00:00:00Z")
-    (file,) = disk.root.glob("*.json")
-    os.utime(file, (NOW, NOW))
-    assert disk.queue.claim(NOW + 1799.0).claims == ()
-    assert disk.queue.next_due(NOW) == NOW + 1800.0
-    assert disk.queue.claim(NOW + 1800.0).claims
 
 
 @pytest.mark.parametrize("jump", [-400 * 86400.0, -3600.0, 3600.0, 400 * 86400.0])
@@ -268,6 +252,12 @@ def test_nothing_inherited_changes_what_git_does_or_runs_a_program(site: Site) -
         *("GIT_TEMPLATE_DIR", "GIT_EXEC_PATH", "BASH_ENV", "ENV"),
     )
     env = dict.fromkeys(names, program_) | {
+        **dict.fromkeys(("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"), "/nonexistent"),
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.fsmonitor",
+        "GIT_CONFIG_VALUE_0": program_,
+        "GIT_AUTHOR_NAME": "Somebody",
+        "GIT_COMMITTER_EMAIL": "somebody@example.org",
         "GIT_TRACE": str(site.root / "trace"),
         "GIT_OBJECT_DIRECTORY": str(site.root / "objects"),
         "GIT_ALTERNATE_OBJECT_DIRECTORIES": "/nonexistent",
@@ -287,6 +277,8 @@ def test_nothing_inherited_changes_what_git_does_or_runs_a_program(site: Site) -
     assert not mark.exists(), mark.read_text()
     assert not (site.root / "trace").exists()
     assert not (site.root / "objects").exists()
+    who = site.git("log", "-1", "--format=%an %ce", "main", cwd=site.remote)
+    assert who == "Briter Worker briter-worker@localhost"
     assert site.git("for-each-ref", "--format=%(refname)", cwd=site.remote) == "refs/heads/main"
     assert_sound(site)
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from outcomes import SOON, assert_once, assert_published, assert_waits_until_it_passes, program, save
+from outcomes import SOON, assert_once, assert_published, assert_waits_until_it_passes, save
 from remotes import HOST, closed_port, git_daemon, silent_port
 
 from briter_worker.errors import FailureCode
@@ -60,14 +60,14 @@ def test_an_address_that_is_not_served_is_told(site: Site, wrong: str) -> None:
 
 
 def test_a_server_that_dies_before_the_push_is_applied_is_waited_for(site: Site) -> None:
-    hook = program(site.remote / "hooks" / "pre-receive", "kill -9 $PPID; sleep 1")
+    hook = site.hook("kill -9 $PPID; sleep 1")
     with git_daemon(site.root, "--enable=receive-pack") as url:
         site.git("remote", "set-url", "origin", f"{url}/{site.remote.name}")
         assert_waits_until_it_passes(site, FailureCode.NETWORK, "check the network", hook.unlink)
 
 
 def test_a_server_that_dies_after_the_push_was_applied_has_published_it(site: Site) -> None:
-    program(site.remote / "hooks" / "post-receive", "kill -9 $PPID; sleep 1")
+    site.hook("kill -9 $PPID; sleep 1", "post-receive")
     with git_daemon(site.root, "--enable=receive-pack") as url:
         site.git("remote", "set-url", "origin", f"{url}/{site.remote.name}")
         save(site, "a", "b")

@@ -17,7 +17,6 @@ from outcomes import (
     assert_put_off,
     assert_refused,
     assert_waits_until_it_passes,
-    program,
     save,
 )
 from remotes import (
@@ -34,6 +33,7 @@ from remotes import (
     serve,
     stalls,
 )
+from sites import program
 
 from briter_worker.errors import FailureCode
 
@@ -179,8 +179,7 @@ def test_an_edit_after_a_lost_answer_is_an_edit_of_what_landed(site: Site, http:
     save(site, "a")
     assert_in_flight(site, site.run_once())
     http.heal()
-    site.write_post("content/posts/a.md", "a, edited\n")
-    site.save("a", ["content/posts/a.md"], message="Edit a")
+    site.save_post("a", "a, edited\n", message="Edit a")
     assert site.run_once().of("published")
     assert [subject for _, subject in site.remote_log()] == ["Edit a", "Publish a", "Start the site"]
     assert site.remote_file("content/posts/a.md") == "a, edited\n"
@@ -250,8 +249,7 @@ def test_a_post_too_large_for_the_host_is_refused_alone(site: Site, http: HttpRe
     http.on_push = bounded
     noise = random.Random(1)
     save(site, "a", "c", "d")
-    site.write_post("content/posts/b.md", "".join(noise.choices("abcdefghijklmnop", k=60_000)))
-    site.save("b", ["content/posts/b.md"])
+    site.save_post("b", "".join(noise.choices("abcdefghijklmnop", k=60_000)))
     result = site.run_once()
     assert "413" in assert_refused(site, result, FailureCode.REJECTED, slug="b")
     assert_published(site, result, "a", "c", "d")

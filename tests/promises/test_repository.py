@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import pytest
+from outcomes import save
 from sites import Result, Site
 
-from briter_worker.errors import FailureCode, PublishError, UsageError
-from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
+from briter_worker.errors import FailureCode, PublishError
+from briter_worker.git.repository import Repository
 from briter_worker.git.run import Git
 
 if TYPE_CHECKING:
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DRY = {"BRITER_WORKER_DRY_RUN": "true"}
-
-
-def save(site: Site, slug: str = "a") -> None:
-    site.write_post(f"content/posts/{slug}.md", f"{slug}\n")
-    site.save(slug, [f"content/posts/{slug}.md"])
 
 
 def try_again(site: Site) -> Result:
@@ -94,34 +88,6 @@ def test_without_a_home_the_posts_are_published(site: Site) -> None:
 # Its state
 
 
-def test_more_than_one_push_address_is_refused_with_the_fix(site: Site, repository: Repository) -> None:
-    repository.check()
-    site.git("config", "--add", "remote.origin.pushurl", "/one")
-    site.git("config", "--add", "remote.origin.pushurl", "/two")
-    repository.git.refresh()
-    with pytest.raises(UsageError, match="2 push addresses") as refused:
-        repository.check_push_address()
-    assert "remote.origin.pushurl" in refused.value.fix
-    assert failure_of(repository.check).code is FailureCode.REMOTE_MISSING
-
-
-def test_a_branch_that_was_left_and_entered_again_was_left(site: Site, repository: Repository) -> None:
-    repository.check()
-    repository.check_unmoved()
-    site.git("switch", "-q", "-c", "other")
-    site.git("switch", "-q", "main")
-    assert failure_of(repository.check_unmoved).code is FailureCode.WRONG_BRANCH
-
-
-def test_only_commits_that_the_remote_lacks_are_local(site: Site, repository: Repository) -> None:
-    assert repository.local_commits() == []
-    site.git("commit", "-q", "--allow-empty", "-m", "Mine\n\nbody")
-    ((commit, subject),) = repository.local_commits()
-    assert (commit, subject) == (site.git("rev-parse", "HEAD"), "Mine")
-    repository.update_refs((repository.pushed_ref, commit, ""))
-    assert repository.local_commits() == []
-
-
 def test_a_rewritten_branch_is_refused_until_a_person_accepts_it(site: Site, repository: Repository) -> None:
     old = site.git("rev-parse", "HEAD")
     new = site.git("commit-tree", "-m", "Another", "HEAD^{tree}")
@@ -135,37 +101,6 @@ def test_a_rewritten_branch_is_refused_until_a_person_accepts_it(site: Site, rep
 
 
 # Its refs and objects
-
-
-def test_refs_move_all_or_none_and_only_from_where_they_were(repository: Repository) -> None:
-    tip = str(repository.ref("refs/heads/main"))
-    repository.update_refs(("refs/briter/a", tip, ""), ("refs/briter/b", tip, None))
-    failure_of(lambda: repository.update_refs(("refs/briter/a", None, tip), ("refs/briter/b", tip, "")))
-    assert repository.ref("refs/briter/a") == tip
-    repository.update_refs(("refs/briter/a", None, tip))
-    assert repository.ref("refs/briter/a") is None
-
-
-@pytest.mark.parametrize("many", [False, True])
-def test_entries_are_files_folders_and_submodules_to_the_letter(
-    site: Site, repository: Repository, *, many: bool
-) -> None:
-    odd = ["content/*.md", "content/:(top)x", "content/é.md", "content/sub/a b"]
-    for path in odd:
-        site.write_post(path, path)
-    site.git("add", "-A")
-    site.git("update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},content/module")
-    site.git("commit", "-qm", "odd")
-    asked = [*odd, "content", "content/sub", "content/module", "content/none", "content/sub/a b/c"]
-    found = repository.entries("HEAD", [*asked, *(f"content/{n}" for n in range(200 if many else 0))])
-    assert found.keys() == {*odd, "content", "content/sub", "content/module"}
-    assert (found["content"].mode, found["content/module"].mode) == (FOLDER, SUBMODULE)
-    below = repository.entries_below("HEAD", ["content/sub"] * (200 if many else 1))
-    assert "content/sub/a b" in below
-    assert repository.entries_below("HEAD").keys() == set(
-        site.git("-c", "core.quotePath=off", "ls-files").split("\n")
-    )
-    assert repository.blob(found["content/é.md"].blob) == "content/é.md".encode()
 
 
 def test_blobs_come_in_their_order_and_a_missing_one_is_named(site: Site, repository: Repository) -> None:
@@ -215,16 +150,6 @@ def test_a_damaged_ref_of_the_workers_own_does_not_stop_the_posts(site: Site, ke
     assert site.run_once().of("published")
 
 
-def test_an_empty_head_is_named_with_its_repair(site: Site) -> None:
-    (site.worktree / ".git" / "HEAD").write_text("")
-    save(site)
-    result = site.run_once()
-    assert result.of("failed"), result.stdout + result.stderr
-    fix = site.job("a")["fix"]
-    subprocess.run(["sh", "-ec", fix], cwd=site.worktree, check=True, capture_output=True)
-    assert try_again(site).of("published")
-
-
 # SHA-256
 
 
@@ -242,12 +167,7 @@ def test_a_sha256_repository_is_published_like_any_other(tmp_path: Path) -> None
     assert len(site.remote_log()) == 1
     save(site, "b")
     assert site.run_once().of("published")
-    other = site.root / "other"
-    site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
-    (other / "content/posts/theirs.md").write_text("theirs\n")
-    site.git("add", "--all", cwd=other)
-    site.git("commit", "-qm", "Theirs", cwd=other)
-    site.git("push", "-q", "origin", "HEAD:main", cwd=other)
+    site.push_elsewhere({"content/posts/theirs.md": "theirs\n"})
     save(site, "c")
     assert site.run_once().of("published")
     (site.worktree / "content/posts/a.md").unlink()
@@ -261,13 +181,6 @@ def test_a_sha256_repository_is_published_like_any_other(tmp_path: Path) -> None
 
 
 # Locks and leftovers
-
-
-def during_the_push(site: Site, text: str) -> None:
-    """Somebody does this while the remote has not answered yet."""
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text(f"#!/bin/sh\n{text}\n")
-    hook.chmod(0o755)
 
 
 def test_a_persons_lock_after_a_publication_that_failed_is_theirs(site: Site) -> None:
@@ -284,9 +197,7 @@ def test_a_persons_lock_after_a_publication_that_failed_is_theirs(site: Site) ->
 
 def test_the_lock_of_a_git_that_had_to_be_ended_goes_with_it(site: Site) -> None:
     lock = site.worktree / ".git/refs/remotes/origin/main.lock"
-    hook = site.remote / "hooks" / "pre-receive"
-    hook.write_text(f"#!/bin/sh\ntouch {lock}\nexec sleep 30\n")
-    hook.chmod(0o755)
+    site.hook(f"touch {lock}\nexec sleep 30")
     save(site)
     assert site.run_once(BRITER_GIT_TIMEOUT_MS="1000").of("failed")[0]["failure"] == "timeout"
     assert not lock.exists()
@@ -317,7 +228,7 @@ def test_the_marker_of_a_dead_worker_outlives_a_look_that_was_refused(site: Site
 def test_a_lock_that_comes_during_a_publication_and_stays_is_nobodys(site: Site, *, gone: bool) -> None:
     lock = site.worktree / ".git/refs/remotes/origin/main.lock"
     away = f"(sleep 0.3; rm {lock}) >/dev/null 2>&1 &" if gone else ""
-    during_the_push(site, f"touch {lock}; {away}")
+    site.hook(f"touch {lock}; {away}")
     save(site)
     result = site.run_once()
     assert result.of("published")
@@ -325,43 +236,3 @@ def test_a_lock_that_comes_during_a_publication_and_stays_is_nobodys(site: Site,
     assert not (site.worktree / ".git/briter/busy").exists()
     assert site.git("rev-parse", "main") == site.remote_log()[0][0]
     assert site.git("status", "--porcelain") == ""
-
-
-def test_a_lock_is_ours_by_its_folder_not_by_a_name_in_its_path(tmp_path: Path) -> None:
-    (tmp_path / "refs/briter").mkdir(parents=True)
-    site = Site.make(tmp_path / "refs/briter")
-    lock = site.worktree / ".git/HEAD.lock"
-    lock.touch()
-    save(site)
-    assert site.run_once().of("failed")[0]["failure"] == "locked"
-    assert lock.exists()
-
-
-def test_a_branch_that_is_gone_from_the_remote_is_said_to_be_gone(site: Site) -> None:
-    site.git("config", "receive.denyDeleteCurrent", "ignore", cwd=site.remote)
-    site.git("update-ref", "-d", "refs/heads/main", cwd=site.remote)
-    save(site)
-    assert site.run_once().of("failed")[0]["failure"] == "remote-rewritten"
-    assert site.job("a")["fix"].startswith("git push origin main")
-    assert site.git("for-each-ref", cwd=site.remote) == ""
-
-
-def test_a_dead_workers_locks_are_removed_and_an_old_one_of_nobodys_too(site: Site) -> None:
-    git_dir = site.worktree / ".git"
-    locks = [
-        git_dir / name for name in ("index.lock", "HEAD.lock", "packed-refs.lock", "refs/heads/main.lock")
-    ]
-    (git_dir / "briter").mkdir()
-    (git_dir / "briter" / "busy").touch()
-    for lock in locks:
-        lock.touch()
-    save(site)
-    assert site.run_once().of("published")
-    assert not [lock for lock in locks if lock.exists()]
-    assert not (git_dir / "briter" / "busy").exists()
-    for lock in locks:
-        lock.touch()
-        os.utime(lock, (time.time() - 1000,) * 2)
-    save(site, "b")
-    assert site.run_once().of("published")
-    assert not [lock for lock in locks if lock.exists()]

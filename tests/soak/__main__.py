@@ -22,7 +22,7 @@ PARTS = {
     "machine": "hold random histories of CMS, worker, operator, remote and clock against a model",
     "oracle": "compare what is published of random path lists with git itself",
     "fuzz": "feed random bytes as jobs",
-    "cluster": "kill, stop and cut off the nodes of a cluster, and restart Postgres",
+    "cluster": "kill, stop, cut off and sicken a cluster's nodes, and restart and restore Postgres",
 }
 
 
@@ -40,18 +40,17 @@ def main() -> int:
     parser.add_argument("what", nargs="?", default="all", choices=[*PARTS, "all"])
     parser.add_argument("--quick", action="store_true", help="a minute of each; keeps nothing")
     parser.add_argument("--seed", type=int, help="repeat a run [default: random]")
-    parser.add_argument("--scale", type=float, help="run this fraction of a full run; keeps nothing")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 2, help="how many at once")
     asked = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if asked.seed is None else asked.seed
-    options = Options(full=not asked.quick, seed=seed, processes=asked.processes, scale=asked.scale)
+    options = Options(full=not asked.quick, seed=seed, processes=asked.processes)
     print(f"seed {seed}", flush=True)
     reports = [_run(name, options) for name in (PARTS if asked.what == "all" else [asked.what])]
     print("", *table(reports), sep="\n")
     for report in reports:
         for failure in report.failures:
             print(f"FAILED {report.name}: {failure}")
-    if options.full and options.scale is None:
+    if options.full:
         for file in keep(reports, seed):
             print(f"    written: {file}")
     return 1 if any(report.failures for report in reports) else 0

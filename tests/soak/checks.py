@@ -90,17 +90,22 @@ class CheckedHistory(RuleBasedStateMachine):
         if isinstance(event, (seen.Published, seen.NoChange)):
             assert not save.refused, f"it should have been refused: {event}"
             if isinstance(event, seen.Published) and event.dry_run:
-                save.is_tried = True
+                save.is_tried, save.attempts = True, event.attempt - 1
             else:
                 save.fate = Fate.DONE
             return
         assert event.error, f"no reason: {event}"
-        if isinstance(event, seen.Failed) and "belongs to a scheduled post" in event.error:
-            assert any(each.until > self.now for each in self.model.saves.values()), f"for nothing: {event}"
+        if isinstance(event, seen.Failed) and event.failure == "unsettled":
+            until = max(each.until for each in self.model.saves.values())
+            assert until > self.now or "belongs to a scheduled post" not in event.error, (
+                f"for nothing: {event}"
+            )
+            save.attempts, save.deaths = event.attempt - 1, 0  # a deferral counts no attempt
             return
         save.attempts = event.attempt
         code = "nopaths" if isinstance(event, seen.NoPaths) else event.failure
         known = self.model.may_fail_with(save, code) or (code == "nopaths" and self._asks_for_nothing(save))
+        known = known or (code == "nopaths" and self._is_published_since(save))
         assert known, f"this cannot be what went wrong: {event}"
         save.deaths = 0
         if isinstance(event, seen.Failed):
@@ -115,6 +120,11 @@ class CheckedHistory(RuleBasedStateMachine):
         """Return True if the folder has no post, here or in git: a link is left, which is refused."""
         tracked = self.site.git("ls-tree", "-r", "--name-only", "main", "content/posts/").splitlines()
         return save.paths == (str(PurePosixPath(LINK).parent),) and not self.existing_posts() and not tracked
+
+    def _is_published_since(self, save: Save) -> bool:
+        """Return True if a newer save was published: what is left of a dead letter is what was refused."""
+        newer = (each for each in self.model.saves.values() if each.slug == save.slug)
+        return any(each.created > save.created and each.fate is Fate.DONE for each in newer)
 
     def existing_posts(self) -> list[str]:
         """Return the posts that there are."""

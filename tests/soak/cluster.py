@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from briter_worker.settings import Settings
+    from soak.networks import Namespace
     from soak.report import Options
 
 _ENVIRONMENT = {
@@ -55,6 +58,9 @@ _ENVIRONMENT = {
 _NODES, _SLOTS, _WRITERS = 3, 2, 3
 _PAUSE_S = 1.5
 """Between two incidents, on average."""
+_HANGING = tuple(f"hangs{number}" for number in range(3))
+_RESTORED = 6
+"""Sites whose last post is saved again around a backup and its restore."""
 _FEW = 12
 _PATIENCE_S = 120.0
 """For so long nothing may happen while anything waits: twice what a site in doubt may rest."""
@@ -108,13 +114,13 @@ class ClusterCms:
         self._figures = figures
         self._count = 0
 
-    def save(self, *, given_up: Callable[[], bool]) -> None:
-        """Save any post, in one of three ways."""
+    def save(self, *, given_up: Callable[[], bool], again: str = "") -> None:
+        """Save any post, in one of three ways; or this one again, to be published at once."""
         self._count += 1
         marker = f"m{self._count}"
         slug = self._dice.choice([*TITLED, *TITLED, *FLEETING, "new", "new"])
-        slug = f"new-{marker}" if slug == "new" else slug
-        held = time.time() + self._dice.uniform(1, 12) if self._dice.random() < 0.12 else 0.0
+        slug = again or (f"new-{marker}" if slug == "new" else slug)
+        held = time.time() + self._dice.uniform(1, 12) if not again and self._dice.random() < 0.12 else 0.0
         files = self._files(slug, marker, held=bool(held))
         author = AUTHOR if self._dice.random() < 0.3 else None
         save = Save(marker, slug, tuple(files), files, f"{marker}: save {slug}", author, held)
@@ -209,6 +215,7 @@ class Cluster:
             self._come_to_rest(tell)
             took = time.monotonic() - began
             self._stop_nodes()
+            self._restore(tell)
             self._audit()
             published = self.found.figures["commits of the worker"]
             self.about["publications/s under all this"] = round(published / took, 2)
@@ -237,10 +244,13 @@ class Cluster:
         environment = {**base, **_ENVIRONMENT, "BRITER_DATABASE_URL": self._server.url("soak", host=HUB)}
         self._nodes = []
         for number in range(_NODES):
-            self._nodes.append(Node(self._root / f"node-{number}", network.join(), environment, _SLOTS))
+            ahead = (7200, 0, -3600)[number % 3]
+            node = Node(self._root / f"node-{number}", network.join(), environment, _SLOTS, ahead)
+            self._nodes.append(node)
             stack.callback(self._nodes[-1].kill, whole=True)
         self._incidents = Incidents(self._nodes, self._server, self._new_dice(), _PAUSE_S)
         self._add_sites(remotes, address)
+        self._add_hanging(stack, network.hub)
         stack.callback(lambda: open_database(self._settings).close())
 
     def _add_sites(self, remotes: Path, address: str) -> None:
@@ -273,6 +283,21 @@ class Cluster:
             self._cms.append(cms)
             self._colleagues.append(Colleague(remote, cms.ledger, self._new_dice(), TITLED))
 
+    def _add_hanging(self, stack: ExitStack, hub: Namespace) -> None:
+        """Add sites whose remote takes connections and never answers; they have posts all the time."""
+        port = free_port()
+        listen = f"import socket, time; s = socket.create_server(('{HUB}', {port})); time.sleep(1e9)"
+        command = [*hub.within, "setpriv", "--pdeathsig", "KILL", sys.executable, "-c", listen]
+        process = subprocess.Popen(command)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        for name in _HANGING:
+            site = sites.Site(name, f"git://{HUB}:{port}/{name}.git", "main", "local-mdx")
+            sites.add(open_database(self._settings), site, self._settings)
+            document = compose("post", ["content/posts/post.md"])
+            settings = sites.settings_of(sites.get(open_database(self._settings), name), self._settings)
+            send(settings, document, files={"content/posts/post.md": b"never\n"})
+
     def _new_dice(self) -> random.Random:
         return random.Random(self._dice.random())
 
@@ -297,6 +322,8 @@ class Cluster:
         finally:
             self._over.set()
             self._incidents.calm()
+            for name in _HANGING:
+                sites.remove(open_database(self._settings), name, discard=True)
             for thread in (*writers, *others):
                 thread.join()
         if self._errors:
@@ -392,6 +419,45 @@ class Cluster:
         took = time.monotonic() - began
         self.about["seconds to come to rest"] = round(took, 1)
         tell(f"at rest after {took:.1f} s")
+
+    def _restore(self, tell: Callable[[str], None]) -> None:
+        """Back up, publish what waits and a later save of it, and restore: nothing may be reverted."""
+        posts = [(cms, cms.ledger.saves[-1].slug) for cms in self._cms if cms.ledger.saves][:_RESTORED]
+        for cms, slug in posts:
+            cms.save(given_up=lambda: False, again=slug)
+        backup = self._root / "postgres" / "backup"
+        self._copy_data(self._root / "postgres" / "data", backup)
+        self._publish(tell)
+        for cms, slug in posts:
+            cms.save(given_up=lambda: False, again=slug)
+        self._publish(tell)
+        tips = [read_files(remote) for remote in self._remotes]
+        shutil.rmtree(self._root / "postgres" / "data")
+        self._copy_data(backup, self._root / "postgres" / "data")
+        done = self._nodes[0].command("db", "restored")
+        self.found.wedged += [f"db restored: {line}" for line in done.stderr.splitlines()]
+        self._publish(tell)
+        if [read_files(remote) for remote in self._remotes] != tips:
+            self.found.unsound.append("a restored backup changed what is on the remotes")
+        for cms, slug in posts:
+            queue = open_queue(cms.settings)
+            if queue.find(slug, time.time()):
+                queue.cancel(slug, time.time())
+                self.found.figures["saves that a restore made outdated"] += 1
+
+    def _publish(self, tell: Callable[[str], None]) -> None:
+        """Run the nodes until nothing is left to do."""
+        for node in self._nodes:
+            node.start()
+        self._await_rest(tell)
+        self._stop_nodes()
+
+    def _copy_data(self, source: Path, target: Path) -> None:
+        """Copy the database's files while no server runs."""
+        open_database(self._settings).close()
+        self._server.stop()
+        subprocess.run(["cp", "-a", source, target], check=True)
+        self._server.start()
 
     def _stop_nodes(self) -> None:
         self._incidents.calm()

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -20,12 +21,13 @@ from soak.processes import send, tree_of
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from postgres import Server
 
     from soak.networks import Link
 
+_SKEW = Path(__file__).parents[1] / "skew"
+"""With it, a process has a wrong clock."""
 _SILENCE_S = (12.0, 16.0)
 """Longer than a node may be silent before it counts as dead."""
 _START_S = 30.0
@@ -37,13 +39,23 @@ _STEADY_S = 25.0
 class Node:
     """One machine: its network, its disk, and the worker that its supervisor starts again and again."""
 
-    def __init__(self, folder: Path, link: Link, environment: Mapping[str, str], slots: int) -> None:
+    def __init__(
+        self, folder: Path, link: Link, environment: Mapping[str, str], slots: int, ahead: int
+    ) -> None:
+        """`ahead`: by how many seconds the machine's clock is wrong."""
+        skewed = ":".join(filter(None, [str(_SKEW), environment.get("PYTHONPATH")]))
         self.folder = folder
         self.link = link
         self.is_stopped = False
         self.is_cut = False
+        self.is_sick = False
         self._slots = slots
-        self._environment = {**environment, "BRITER_STORAGE_ROOT": str(folder)}
+        self._environment = {
+            **environment,
+            "BRITER_STORAGE_ROOT": str(folder),
+            "PYTHONPATH": skewed,
+            "SKEW_S": str(ahead),
+        }
         self._process: subprocess.Popen[bytes] | None = None
         self._frozen: list[psutil.Process] = []
         self._starts = 0
@@ -53,7 +65,7 @@ class Node:
     @property
     def is_well(self) -> bool:
         """Return True if a worker runs here, undisturbed."""
-        return self._process is not None and not self.is_stopped and not self.is_cut
+        return self._process is not None and not (self.is_stopped or self.is_cut or self.is_sick)
 
     @property
     def logs(self) -> list[Path]:
@@ -77,6 +89,17 @@ class Node:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the worker's on this machine."""
+        return subprocess.run(
+            [*self.link.node.within, sys.executable, "-m", "briter_worker", *arguments],
+            env=self._environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def ended(self) -> int | None:
         """Return the status of a worker that has ended by itself, once; else None."""
@@ -131,6 +154,20 @@ class Node:
             parts = [clone, cache, *clone.rglob("objects"), *clone.rglob("refs")]
             shutil.rmtree(dice.choice(parts), ignore_errors=True)
 
+    def spoil_disk(self) -> None:
+        """Let nothing be written to its cache, and take away what was there."""
+        self.is_sick = True
+        cache = self.folder / "cache"
+        if cache.is_dir():
+            cache.rename(self.folder / "cache-lost")
+            shutil.rmtree(self.folder / "cache-lost", ignore_errors=True)
+        cache.write_text("no folder")
+
+    def mend_disk(self) -> None:
+        """Let its cache be written again."""
+        self.is_sick = False
+        (self.folder / "cache").unlink()
+
     def terminate(self) -> None:
         """Ask the worker to stop."""
         if self._process is not None:
@@ -183,6 +220,7 @@ class Incidents:
             partial(self._disconnect, "networks cut, longer than the silence", *_SILENCE_S),
             self._restart_database,
             self._lose,
+            self._spoil,
         ]
         self._due = dice.sample(great, len(great))
         """What has to happen at least once."""
@@ -310,6 +348,15 @@ class Incidents:
         self._database.start()
         self._is_away = False
         self._back = time.monotonic()
+
+    def _spoil(self) -> bool:
+        """Let a node fall sick: it leaves the sites to others, at no attempt, and comes back."""
+        if (node := self._pick(leave=1)) is None:
+            return False
+        node.spoil_disk()
+        self.figures["disks spoilt"] += 1
+        self._after(self._dice.uniform(2, 8), node.mend_disk)
+        return True
 
     def _lose(self) -> bool:
         self._dice.choice(self._nodes).lose_clones(self._dice)

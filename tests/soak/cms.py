@@ -29,9 +29,10 @@ BUNDLES = [f"bundle{number}" for number in range(2)]
 
 
 class Cms:
-    """Writes posts and jobs, and looks at nothing else."""
+    """Writes posts and jobs, and looks at nothing else. With `is_watched` it writes no jobs."""
 
-    def __init__(self, site: Site, ledger: Ledger, dice: random.Random) -> None:
+    def __init__(self, site: Site, ledger: Ledger, dice: random.Random, *, is_watched: bool = False) -> None:
+        self._is_watched = is_watched
         self._site = site
         self._ledger = ledger
         self._dice = dice
@@ -39,7 +40,8 @@ class Cms:
 
     def act(self, _: random.Random) -> None:
         """One save."""
-        self.save(self._dice.choice([*TITLED, *TITLED, CONTESTED, *FLEETING, *BUNDLES, "new", "new"]))
+        bundles = [] if self._is_watched else BUNDLES
+        self.save(self._dice.choice([*TITLED, *TITLED, CONTESTED, *FLEETING, *bundles, "new", "new"]))
         time.sleep(self._dice.choice([0, 0.02, 0.1, 0.4]))
 
     def save(self, slug: str) -> None:
@@ -55,6 +57,12 @@ class Cms:
             paths = (path,)
             deleted = slug in FLEETING and self._dice.random() < 0.3
             files = {path: None if deleted else self._text(slug, marker)}
+        if self._is_watched:
+            slug = f"posts/{slug}"
+            save = Save(marker, slug, paths, files, f"Publish {slug}")
+            self._write_files(save)
+            self._ledger.saves.append(save)
+            return
         author = AUTHOR if self._dice.random() < 0.3 else None
         save = Save(marker, slug, paths, files, f"{marker}: save {slug}", author, held)
         # A post on hold is not written before its job says so: a folder's job would carry it.

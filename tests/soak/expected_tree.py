@@ -1,21 +1,18 @@
 """The tree that must be published, as git itself and the file system say; no code is shared with the worker.
 
 Which paths are proper follows from the names that were made up, what a path is from `lstat`, what is ignored
-from `git check-ignore`, and modes and blobs from `git update-index` into an index of its own. Lines of a
-remote that moved ahead are merged by `git merge-file`, file by file.
+from `git check-ignore`, and modes and blobs from `git update-index` into an index of its own.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from soak.random_tree import BAD, FOLDERS, LINK_MODE
-from soak.repository import GITLINK, LAX, Blob, Tree, git, join, read_blobs, read_tree, run_git
+from soak.random_tree import BAD, FOLDERS
+from soak.repository import GITLINK, LAX, Tree, git, join, read_tree
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -44,8 +41,6 @@ class Oracle:
         self._index = site.root / "oracle.index"
         self.tip = read_tree(self._root)
         self.held = {path for each in held if (path := proper(each)) is not None}
-        flags = git(self._root, "ls-files", "-z", "-t").split("\0")
-        self.left_out = {line[2:] for line in flags if line.startswith("S ")}
 
     def wanted(self, paths: Iterable[str]) -> dict[str, Wanted | None]:
         """Each declared path on its own; None where it is improper."""
@@ -169,7 +164,7 @@ class Oracle:
         return found
 
     def settle(self, wanted: Wanted, ignored: set[str], places: Collection[str]) -> None:
-        """Drop what is ignored or left out, and from folders what a scheduled job declares."""
+        """Drop what is ignored, and from folders what a scheduled job declares."""
         for path in (wanted.files | wanted.gone) - set(places):
             lines = [*above(path), path]
             held = max((len(each) for each in lines if each in self.held), default=-1)
@@ -179,13 +174,12 @@ class Oracle:
         wanted.gone -= wanted.on_hold
         wanted.ignored = wanted.files & ignored
         wanted.files -= ignored
-        wanted.gone -= self.left_out
 
     def clashes(self, wanted: Wanted, declared: Collection[str]) -> set[str]:
         """Files that cannot be put where they are, which are dropped.
 
         They need a folder where the tip has a file that the job does not delete; or they would take the
-        place of a folder in which something stays: on hold, left out, a submodule. Then all of it stays,
+        place of a folder in which something stays: on hold, a submodule. Then all of it stays,
         but for what the job itself says is gone.
         """
         needing = {
@@ -238,54 +232,7 @@ def _holds(folder: str, path: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def put(repository: Path, tree: Tree, wanted: Wanted, blobs: Tree, tip: Tree) -> Tree | None:
-    """The tree after a commit of these changes, which were made on `tip`; None where both sides clash."""
-    after = dict(tree)
-    for path in wanted.gone & tree.keys():
-        if tree[path][0] == GITLINK or tree[path][1] != tip[path][1]:
-            return None
-        del after[path]
-    for path in wanted.files:
-        theirs, ours, base = tree.get(path), blobs[path], tip.get(path)
-        if theirs != base and (ours == base or _is_moot(ours, base, theirs)):
-            continue  # only the others changed it
-        in_the_way = {each for each in above(path) if each in tree}
-        in_the_way |= {each for each in tree if each.startswith(f"{path}/")}
-        if not wanted.gone >= in_the_way:
-            return None
-        both = _merged(repository, ours, base, theirs)
-        if both is None:
-            return None
-        after[path] = both
-    return after
-
-
-def _is_moot(ours: Blob, base: Blob | None, theirs: Blob | None) -> bool:
-    """Whether our change is but of the mode, of what they have removed or made something else.
-
-    Git itself calls it a conflict. But no word of the author's is in it, so the job publishes the rest.
-    """
-    return base is not None and ours[1] == base[1] and (theirs is None or theirs[0] in (LINK_MODE, GITLINK))
-
-
-def _merged(repository: Path, ours: Blob, base: Blob | None, theirs: Blob | None) -> Blob | None:
-    """One file that we have changed, and they maybe as well."""
-    if theirs == base:
-        return ours
-    if theirs is None or theirs[0] in (LINK_MODE, GITLINK):
-        return None
-    # Of a file that both made, theirs counts: they were first.
-    mode = theirs[0] if base is None or ours[0] == base[0] else ours[0]
-    for sha, other in ((ours[1], theirs[1]), (theirs[1], ours[1])):
-        if other in (sha, base and base[1]):
-            return mode, sha
-    contents = read_blobs(repository, {blob[1] for blob in (ours, base, theirs) if blob})
-    with tempfile.TemporaryDirectory() as folder:
-        # What was staged is in the repository by now, as the worker has run.
-        files = [Path(folder, name) for name in ("ours", "base", "theirs")]
-        for file, blob in zip(files, (ours, base, theirs), strict=True):
-            file.write_bytes(contents[blob[1]] if blob else b"")
-        done = run_git(repository, "merge-file", "-p", "-q", *map(str, files))
-    if done.returncode != 0:
-        return None
-    return mode, git(repository, "hash-object", "-w", "--stdin", "--no-filters", stdin=done.stdout)
+def put(tree: Tree, wanted: Wanted, blobs: Tree) -> Tree:
+    """Return the tree after a commit of these changes."""
+    left = {path: blob for path, blob in tree.items() if path not in wanted.gone}
+    return left | {path: blobs[path] for path in wanted.files}

@@ -1,7 +1,7 @@
-"""Atheris: random bytes, guided by coverage, as job files, as texts of git, and as declared paths.
+"""Atheris: random bytes, guided by coverage, as job files.
 
-Each share of a target is a process of its own, as libFuzzer ends the process it runs in:
-`python -m soak.fuzz TARGET FOLDER [libFuzzer's options]`. `FOLDER` is for the corpus, which begins with our
+Each share is a process of its own, as libFuzzer ends the process it runs in:
+`python -m soak.fuzz FOLDER [libFuzzer's options]`. `FOLDER` is for the corpus, which begins with our
 seeds, and for the input that broke a promise (`found-*`).
 """
 
@@ -14,8 +14,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +26,8 @@ if TYPE_CHECKING:
     from soak.report import Options
 
 _TESTS = Path(__file__).resolve().parents[1]
-RUNS = {"job": (10_000_000, 20_000), "text": (2_000_000, 10_000), "path": (2_000_000, 10_000)} | {
-    "queue": (200_000, 1_000)
-}
-"""For each target, how often in full, and how often in a short run."""
+RUNS, FEW = 10_000_000, 20_000
+"""How often in full, and in a short run."""
 SHARE = 500_000
 """Runs of one process: a new one begins with the seeds again, and other dice."""
 _DONE = re.compile(r"Done (\d+) runs")
@@ -43,38 +39,26 @@ def is_installed() -> bool:
 
 
 def run(options: Options, tell: Callable[[str], None]) -> Report:
-    """Every target, in shares, as many at once as there are processes."""
+    """Fuzz in shares, as many at once as there are processes."""
     if not is_installed():
         return Report("fuzz", {}, ("atheris is not installed: scripts/setup, with Python 3.11 to 3.13",))
-    shares: list[tuple[str, int, int]] = []
-    for target, (full, quick) in RUNS.items():
-        left = options.of(full, quick)
-        while left > 0:
-            shares.append((target, min(left, SHARE), (options.seed + len(shares)) % 2**31))
-            left -= SHARE
-    runs: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
+    wanted = options.of(RUNS, FEW)
+    shares = [(min(SHARE, wanted - done), (options.seed + done) % 2**31) for done in range(0, wanted, SHARE)]
+    runs = 0
     failures: list[str] = []
     with ThreadPoolExecutor(options.processes) as pool:
-        for target, done, took, trouble in pool.map(lambda share: fuzz(*share), shares):
-            runs[target] += done
-            seconds[target] += round(took)
-            tell(f"{target}: {runs[target]:,} runs")
-            if trouble:
-                failures.append(trouble)
-    figures: dict[str, float | int | str] = {}
-    for target in RUNS:
-        figures[f"{target}: runs"] = runs[target]
-        figures[f"{target}: runs/s in one process"] = runs[target] / max(1, seconds[target])
-    return Report("fuzz", figures, failures)
+        for done, trouble in pool.map(lambda share: fuzz(*share), shares):
+            runs += done
+            tell(f"{runs:,} runs")
+            failures += [trouble] if trouble else []
+    return Report("fuzz", {"runs": runs}, failures)
 
 
-def fuzz(target: str, runs: int, seed: int) -> tuple[str, int, float, str]:
-    """One process's share: the target, the runs it made, the seconds, and what went wrong, if anything."""
-    began = time.monotonic()
+def fuzz(runs: int, seed: int) -> tuple[int, str]:
+    """Run one process's share; return the runs that were made, and what went wrong."""
     with tempfile.TemporaryDirectory(prefix="briter-fuzz-", dir=IN_MEMORY) as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "soak.fuzz", target, folder, f"-runs={runs}", f"-seed={seed or 1}"],
+            [sys.executable, "-m", "soak.fuzz", folder, f"-runs={runs}", f"-seed={seed or 1}"],
             capture_output=True,
             text=True,
             errors="replace",
@@ -87,9 +71,8 @@ def fuzz(target: str, runs: int, seed: int) -> tuple[str, int, float, str]:
         if done.returncode or counted is None:
             inputs = [file.read_bytes() for file in Path(folder).glob("found-*")]
             cause = [line for line in said.splitlines() if "Error" in line or "ERROR" in line][-3:]
-            trouble = f"{target}: {' | '.join(cause) or said[-2000:]}; input {inputs!r}"[:6000]
-        made = int(counted[1]) if counted else 0
-        return target, made, time.monotonic() - began, trouble
+            trouble = f"{' | '.join(cause) or said[-2000:]}; input {inputs!r}"[:6000]
+        return int(counted[1]) if counted else 0, trouble
 
 
 def main() -> None:
@@ -98,18 +81,17 @@ def main() -> None:
     with atheris.instrument_imports(include=["briter_worker"], enable_loader_override=False):
         checks: Any = importlib.import_module("soak.fuzz_checks")
     checks.dice_of = atheris.FuzzedDataProvider
-    name, place, *options = sys.argv[1:]
+    place, *options = sys.argv[1:]
     folder = Path(place)
-    longest, seeds = checks.TARGETS[name]
     corpus = folder / "corpus"
     corpus.mkdir()
-    for number, seed in enumerate(seeds):
+    for number, seed in enumerate(checks.SEEDS):
         (corpus / str(number)).write_bytes(seed)
     words = folder / "words"
     words.write_text("".join(f'"{word}"\n' for word in checks.WORDS), encoding="utf-8")
-    options += [f"-max_len={longest}", "-timeout=20", "-rss_limit_mb=1024", f"-dict={words}"]
+    options += ["-max_len=1200", "-timeout=20", "-rss_limit_mb=1024", f"-dict={words}"]
     options += [f"-artifact_prefix={folder}/found-", str(corpus)]
-    atheris.Setup([sys.argv[0], *options], checks.check_of(name, folder))
+    atheris.Setup([sys.argv[0], *options], checks.job)
     atheris.Fuzz()
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from briter_worker.allowlist import Allowlist, PathRefusedError
-from briter_worker.errors import Failure, FailureCode, PublishError
-from briter_worker.git.messages import from_git, from_rejection, is_remote_moved
+from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import (
     WORKERS_KEYS,
     Job,
@@ -22,18 +20,12 @@ from briter_worker.job import (
     read_document,
     with_state,
 )
-from briter_worker.queues.disk.queue import DiskQueue
 from briter_worker.redaction import MAX_TEXT, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 dice_of: Any = None
 """Atheris' way to make choices of bytes; set where it is fuzzed."""
 NOW = 1_800_000_000.0
 LONGEST = 1800.0
-CANARY = "Hunter2CanarySecret"
 _FOLDERS = ("content", "public/uploads")
 _PRODUCERS = {
     "id",
@@ -157,38 +149,6 @@ def _value(dice: Any, depth: int) -> Any:  # noqa: ANN401, PLR0911 - one for eac
             return {_text(dice): _value(dice, depth - 1) for _ in range(dice.ConsumeIntInRange(0, 4))}
 
 
-_SHAPES = (
-    f"https://user:{CANARY}@example.org/site.git",
-    f"https://{CANARY}@example.org/site.git",
-    f"ssh://git:{CANARY}@example.org:22/site.git",
-    f"https://example.org/site.git?access_token={CANARY}",
-    f"https://example.org/site.git?a=b&private_token={CANARY}&c=d",
-    f"Authorization: Bearer {CANARY}",
-    f"authorization: Basic {CANARY}==",
-    f"password={CANARY}",
-    f"token: {CANARY}",
-    f'"api_key": "{CANARY}"',
-    f"user:{CANARY}@example.org",
-    f"cookie: session={CANARY}",
-    f"-----BEGIN OPENSSH PRIVATE KEY----- {CANARY} -----END OPENSSH PRIVATE KEY-----",
-)
-
-
-def text(data: bytes) -> None:
-    """Whatever git or a job says: one line without secrets, and a failure of a known code."""
-    said = data[1:].decode("utf-8", "surrogateescape")
-    shape = _SHAPES[data[0] % len(_SHAPES)] if data else _SHAPES[0]
-    cut = len(said) // 2
-    shown = one_line(f"{said[:cut]}\n{shape}\n{said[cut:]}")
-    _check_line(shown)
-    assert CANARY not in shown, f"shown: {shown!r}"
-    for failure in (from_git("it failed", said), from_rejection(said[:cut], said[cut:])):
-        assert isinstance(failure, PublishError)
-        _check_line(failure.message)
-        _check_line(failure.fix)
-    is_remote_moved(said[:cut], said[cut:])
-
-
 def _check_line(shown: str) -> None:
     assert len(shown) <= MAX_TEXT
     assert shown.isprintable(), f"shown: {shown!r}"
@@ -196,13 +156,6 @@ def _check_line(shown: str) -> None:
 
 
 _ALLOWED = Allowlist(_FOLDERS)
-
-
-def path(data: bytes) -> None:
-    """A path that passes the allowlist is under an allowed folder on every system, and none of git's."""
-    declared = data.decode("utf-8", "surrogateescape")
-    _resolve(declared)
-    _resolve(f"content/{declared}")
 
 
 def _resolve(declared: str) -> None:
@@ -223,45 +176,6 @@ def _resolve(declared: str) -> None:
         assert bare not in {".git", "git~1", ".gitmodules", "gitmod~1", ".gitattributes", "gitatt~1"}, part
 
 
-class _Queue:
-    """A queue folder into which the bytes are put, as a careless producer would."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root = folder / "queue"
-        self.quarantine = folder / "quarantine"
-        self.root.mkdir()
-        self.queue = DiskQueue(
-            self.root, self.quarantine, longest_delay=LONGEST, dry_run=False, clock=lambda: NOW
-        )
-
-    def put(self, data: bytes) -> None:
-        """Claimed as a job, or quarantined with its bytes kept; a job that fails can be claimed again."""
-        file = self.root / "the-file.json"
-        file.write_bytes(data)
-        found = self.queue.claim(sys.maxsize)
-        if found.claims:
-            (claim,) = found.claims
-            self.queue.retry_later(claim, Failure(FailureCode.NETWORK, "it failed"), at=NOW)
-            (row,) = self.queue.jobs(NOW)
-            assert row.job.attempts == claim.attempt
-            assert _producers_part(row.job) == _producers_part(claim.job)
-        else:
-            (row,) = self.queue.jobs(NOW)
-            assert row.state is State.FAILED
-            if found.quarantined:
-                assert row.job.failure in {"unreadable", "malformed"}
-                _check_line(row.job.last_error or "\n")
-                (kept,) = self.quarantine.iterdir()
-                assert kept.read_bytes() == data
-                kept.unlink()
-            else:
-                assert file.read_bytes() == data
-        (left,) = self.root.glob("[!.]*")
-        left.unlink()
-        assert not self.queue.jobs(NOW)
-        assert [each.name for each in (self.root / ".claimed").iterdir()] == [".lock"]
-
-
 _FULL = {
     "id": "1",
     "type": "git-sync",
@@ -280,46 +194,11 @@ _FULL = {
     "other": [1, 1.50, 1e300, {"deep": [True, None]}],
 }
 _JSON = json.dumps(_FULL).encode()
-_JOBS = (
+SEEDS = (
+    _JSON,
     *(b"{}", b"\xef\xbb\xbf{}", b"[" * 70, b"\x80" * 90, b"", b"{", b"[]", b'{"slug":1}', b'{"slug":NaN}'),
     *(b'{"slug":"a","paths":["content/a"]}', b'{"slug":"\\ud800","paths":[]}', b'{"slug":"a","slug":"b"}'),
     *(b'{"slug":1e400}', b'{"slug":"a\\u0000","paths":[]}', b'{"slug":"a","commitMessage":"x","attempt":1}'),
 )
-_TEXT_SEEDS = (
-    b"\0fatal: unable to access 'https://u:p@h/': The requested URL returned error: 403",
-    b"\1remote: error: GH013: no\n ! [remote rejected] main -> main (pre-receive hook declined)",
-    *(b"\2\x1b[31mred\x1b[0m \xe2\x80\xae", b"\3remote: x" * 40, b"\4" + b"a:b@" * 200),
-    b"\xff:auth\xff:authoor*",
-)
-_PATH_SEEDS = (
-    *(b"content/a.md", b"a/../b", b".git/config", b"GIT~1", b".g\xe2\x80\x8cit", b".gitmodules ", b"-x"),
-    *(b"public/uploads/a b", b":(glob)*", b"a//b", b"c\\d", b".git::$INDEX_ALLOCATION", b"\xff"),
-    b"\xcd\x96.git/\xc9\xb5",
-)
-TARGETS: dict[str, tuple[int, tuple[bytes, ...]]] = {
-    "job": (1200, (_JSON, *_JOBS)),
-    "text": (9000, _TEXT_SEEDS),
-    "path": (300, _PATH_SEEDS),
-    "queue": (1200, (_JSON, *_JOBS)),
-}
-"""For each target the longest input, and the seeds."""
 WORDS = [*sorted(_PRODUCERS | WORKERS_KEYS), "pending", "failed", "name", "email", "null", "true", "1e999"]
-WORDS += [
-    "\\\\u0000",
-    "\\\\ud83d",
-    "content/",
-    ".git",
-    "git~1",
-    "remote:",
-    "error:",
-    "fatal:",
-    "https://",
-    "@",
-    "..",
-]
-
-
-def check_of(name: str, place: Path) -> Callable[[bytes], None]:
-    """The check of a target; `place` is a folder for what it needs."""
-    checks: dict[str, Callable[[bytes], None]] = {"job": job, "text": text, "path": path}
-    return checks[name] if name in checks else _Queue(place).put
+WORDS += ["\\\\u0000", "\\\\ud83d", "content/", ".git", "git~1", ".."]

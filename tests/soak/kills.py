@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 _PER_SITE = 30
 """A site's history stays small enough to be read when something is wrong."""
 _FAST = {"BRITER_WORKER_BACKOFF_MS": "50", "BRITER_WORKER_POLL_INTERVAL_MS": "100"}
+_SOMETIMES = {
+    "quiet time": {"BRITER_WORKER_QUIET_MS": "300", "BRITER_WORKER_QUIET_MAX_MS": "1000"},
+    "pulls": {"BRITER_GIT_PULL_INTERVAL_MS": "300"},
+}
+"""Settings that some of the sites have, while workers are killed."""
+_LASTING = {"conflicts.json", "scheduled", "lock", "undo.lock"}
+"""Files of the worker that stay."""
 _RUNS = 8
 """This many undisturbed runs must empty the queue."""
 _MOMENT_S = 2.0
@@ -85,7 +92,7 @@ class World:
     def __init__(self, root: Path, seed: int, kills: list[bool]) -> None:
         self._dice = random.Random(seed)
         self._kills = kills
-        self._ledger = Ledger(contested={CONTESTED})
+        self._ledger = Ledger(contested={CONTESTED, f"posts/{CONTESTED}"})
         self._no_worker = threading.Lock()
         """Held by the worker's supervisor while a worker runs, and by whoever needs none to run."""
         self._over = threading.Event()
@@ -99,8 +106,15 @@ class World:
         site.git("commit", "--quiet", "--message=Start the notes")
         site.git("push", "--quiet", "origin", "main")
         self._ledger.persons["Start the notes"] = frozenset(NOTES)
-        self._cms = Cms(site, self._ledger, self._new_dice())
+        self._is_watched = self._dice.random() < 0.25
+        self._cms = Cms(site, self._ledger, self._new_dice(), is_watched=self._is_watched)
         self._operator = Operator(site, self._ledger, self._new_dice())
+        self._env = dict(_FAST)
+        for name, values in _SOMETIMES.items():
+            if self._dice.random() < 0.3:
+                self._env |= values
+                self.found.figures[f"sites with {name}"] += 1
+        self.found.figures["sites with watch"] += self._is_watched
         # Some sites begin with dry runs, and go live in the middle of it all.
         self._dry_until = len(kills) // 2 if self._dice.random() < 0.4 else 0
 
@@ -225,7 +239,8 @@ class World:
         """Start workers until one of them is killed as planned."""
         while not self._errors:
             time.sleep(0.005)  # whoever waits for `no_worker` gets it now
-            with self._no_worker, self._log.open("ab") as log, self._worker(log, mode) as worker:
+            watch = ["--watch"] if self._is_watched else []
+            with self._no_worker, self._log.open("ab") as log, self._worker(log, mode, *watch) as worker:
                 if self._approach(worker) and self._stall(worker, log, mode):
                     self.found.figures["kills while work was in flight"] += self._is_in_flight()
                     self.found.figures["kills while a push was planned"] += self._is_planned()
@@ -243,7 +258,7 @@ class World:
         with subprocess.Popen(
             [sys.executable, "-m", "briter_worker", "run", *args],
             cwd=self._site.root,
-            env=self._site.environment(**_FAST, **mode),
+            env=self._site.environment(**self._env, **mode),
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -319,7 +334,14 @@ class World:
 
     def _save_one(self) -> None:
         self._cms.save("new")
-        time.sleep(max(0.0, self._ledger.saves[-1].held_until - time.time()))
+        save = self._ledger.saves[-1]
+        if self._is_watched:
+            # The worker compares all files when it starts: once this one is on the remote, all have jobs.
+            with self._log.open("ab") as log, self._worker(log, {}, "--watch") as worker:
+                eventually(lambda: self._site.remote_file(save.paths[0]) is not None, within=60)
+                worker.terminate()
+                worker.wait()
+        time.sleep(max(0.0, save.held_until - time.time()))
 
     def _drain(self) -> None:
         for _ in range(_RUNS):
@@ -368,8 +390,9 @@ class World:
 
     def _left_over(self) -> Iterator[str]:
         site = self._site
-        left = [path for path in self._debris() if path.name not in {"conflicts.json", "scheduled", "lock"}]
-        left += [*(site.worktree / ".git").rglob("*.lock"), *(site.worktree / ".git").glob("worktrees/*")]
+        left = [*self._debris(), *(site.worktree / ".git").rglob("*.lock")]
+        left = [path for path in left if path.name not in _LASTING]
+        left += (site.worktree / ".git").glob("worktrees/*")
         left += [*(site.remote / "refs").rglob("*.lock"), *site.storage.rglob("*.tmp")]
         for each in left:
             yield f"{each.relative_to(site.root)} is left over"

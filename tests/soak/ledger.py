@@ -97,10 +97,11 @@ def judge(
     """
     found = Found()
     by_message = Counter(commit.message for commit in commits)
+    saves = Counter(save.message for save in ledger.saves)  # `watch` gives each save of a post the same one
     known = {save.message: save for save in ledger.saves}
     dead_slugs = {letter["slug"] for letter in dead}
     for save in ledger.saves:
-        if by_message[save.message] > 1:
+        if by_message[save.message] > saves[save.message]:
             found.twice.append(f"{save.marker} of {save.slug} has {by_message[save.message]} commits")
     found.lost += _judge_history(ledger, commits, tip, dead_slugs)
     found.lost += _judge_tip(ledger, tip, dead_slugs)

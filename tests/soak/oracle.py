@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from briter_worker import events as seen
 from soak.expected_tree import Oracle, Wanted, above, proper, put
 from soak.model import iso
-from soak.random_tree import ATTRIBUTES, BAD, FOLDERS, IGNORE, LARGE, RandomCommit, RandomTree
+from soak.random_tree import ATTRIBUTES, BAD, FOLDERS, IGNORE, LARGE, RandomTree
 from soak.report import Report, share_out
 from soak.repository import GITLINK, LAX, Blob, Tree, git, join, read_history, read_tree
 from soak.worker import LocalSite, memory_folder
@@ -30,7 +30,7 @@ SECRETS = "other"
 LISTS = 25
 """Path lists of one drain, all against one work tree."""
 DRAINS = 4
-"""Drains of one site; the work tree changes in between, and at the last one the remote, too."""
+"""Drains of one site; the work tree changes in between."""
 _START = 1_800_000_000.0
 
 
@@ -77,15 +77,11 @@ class Trial:
     def _save(self, name: str, paths: list[str], **keys: object) -> None:
         self._site.save(name, paths, id=name, message=f"save {name}", **keys)
 
-    def drain(self, *, overtaken: bool = False) -> None:
-        """The work tree changes; then lists are published, and compared.
-
-        Where they are overtaken, somebody has pushed meanwhile.
-        """
+    def drain(self) -> None:
+        """Change the work tree, publish lists, and compare what was published."""
         self._tree.change(self._dice.randrange(25))
         self._tree.grow(self._dice.randrange(8))
         tracked = [path for path in read_tree(self._root) if "\udcff" not in path]
-        self._leave_out(tracked)
         held = [path for _ in range(self._dice.randrange(3)) for path in self._tree.declared(tracked)]
         if held and self._dice.random() < 0.7:
             self._number += 1
@@ -103,12 +99,10 @@ class Trial:
         every = {path for each in expected.values() if isinstance(each, Wanted) for path in each.files}
         blobs = oracle.blobs(every)
         before = _snapshot(self._root)
-        ground = self._overtake(oracle.tip) if overtaken else oracle.tip
         events: list[seen.Event] = []
         self._site.worker(clock=lambda: _START * 1.5, emit=events.append, folders=FOLDERS).run_once()
-        self._compare(expected, events, ground, blobs, tip=oracle.tip)
-        if not overtaken:
-            assert _snapshot(self._root) == before, "the work tree was changed"
+        self._compare(expected, events, oracle.tip, blobs)
+        assert _snapshot(self._root) == before, "the work tree was changed"
         staged = git(self._root, "diff-index", "--cached", "--name-only", "-z", "HEAD")
         # Git puts none of its own names into an index, from where they would be checked out unasked.
         own = {name.lower() for name in BAD}
@@ -118,12 +112,6 @@ class Trial:
         self._figures["lists"] += len(lists)
         for file in self._site.queue.glob("*.json"):
             file.unlink()
-
-    def _overtake(self, tip: Tree) -> Tree:
-        here = [os.fspath(path.relative_to(self._root)) for path in self._tree.everything()]
-        RandomCommit(self._site.remote, self._dice).push(tip, sorted(here))
-        self._figures["overtaken"] += 1
-        return read_tree(self._site.remote)
 
     def swap(self) -> None:
         """While it is published, files and folders become links to what no job may publish."""
@@ -153,38 +141,6 @@ class Trial:
         )
         for file in self._site.queue.glob("*.json"):
             file.unlink()
-
-    def _leave_out(self, tracked: list[str]) -> None:
-        """Sometimes a sparse checkout leaves files out, or a folder."""
-        fine = [path for path in tracked if "/" in path and not path.startswith(SECRETS)]
-        if fine and self._dice.random() < 0.1:
-            shut = f"!/{self._dice.choice(fine)}"
-            git(self._root, *LAX, "sparse-checkout", "set", "--no-cone", "/*", shut)
-        elif fine and self._dice.random() < 0.05:
-            # Git reads no such index that has names of its own in it.
-            kind = (
-                "--no-sparse-index"
-                if any(set(path.split("/")) & set(BAD) for path in tracked)
-                else "--sparse-index"
-            )
-            # In a cone, git takes no folder whose name it could mistake for a pattern.
-            folders = [each for path in fine for each in above(path) if not set(each) & set('*?[]!#"\\')]
-            folder = self._dice.choice(folders or ["content"])
-            git(self._root, *LAX, "sparse-checkout", "set", "--cone", kind, folder, SECRETS)
-        # `git hash-object` does not know a .gitattributes that is not in the work tree.
-        tracked = [path for path in tracked if path != ".gitattributes" and not path.startswith(SECRETS)]
-        if self._dice.random() < 0.3:
-            chosen = self._dice.sample(tracked, min(len(tracked), 3))
-            modes = git(self._root, "ls-files", "--stage", "-z").split("\0")
-            modules = {line.partition("\t")[2] for line in modes if line.startswith(GITLINK)}
-            chosen = [path for path in chosen if path not in modules]
-            git(self._root, "update-index", "--skip-worktree", "-z", "--stdin", stdin=join(chosen))
-            for path in chosen:
-                file = self._root / path
-                if not any((self._root / each).is_symlink() for each in above(path)) and (
-                    file.is_symlink() or file.is_file()
-                ):
-                    file.unlink()
 
     def _expected(self, oracle: Oracle, lists: dict[str, list[str]]) -> dict[str, Wanted | str]:
         looked = {name: oracle.wanted(paths) for name, paths in lists.items()}
@@ -217,13 +173,7 @@ class Trial:
         return expected
 
     def _compare(
-        self,
-        expected: dict[str, Wanted | str],
-        events: list[seen.Event],
-        tree: Tree,
-        blobs: Tree,
-        *,
-        tip: Tree,
+        self, expected: dict[str, Wanted | str], events: list[seen.Event], tree: Tree, blobs: Tree
     ) -> None:
         outcomes = {
             event.job_id: event
@@ -243,12 +193,7 @@ class Trial:
                 assert name not in commits, f"refused, and yet a commit: {about}"
                 self._figures[wanted] += 1
                 continue
-            after = put(self._root, tree, wanted, blobs, tip)
-            if after is None:
-                assert getattr(outcome, "failure", None) == "conflict", f"expected a conflict: {about}"
-                assert name not in commits, f"a conflict, and yet a commit: {about}"
-                self._figures["conflicts"] += 1
-                continue
+            after = put(tree, wanted, blobs)
             changed = {
                 path: after.get(path)
                 for path in tree.keys() | after.keys()
@@ -315,11 +260,8 @@ def trials(lists: int, dice: int) -> tuple[Counter[str], str]:
             root = folder / f"site{number}"
             trial = Trial(template.copy(root), random.Random(f"{dice} {number}"), figures)
             trial.prepare()
-            for _ in range(DRAINS - 1):
-                if figures["lists"] < lists:
-                    trial.drain()
-            if figures["lists"] < lists:
-                trial.drain(overtaken=True)
+            for _ in range(DRAINS):
+                trial.drain()
             trial.swap()
             shutil.rmtree(root)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for

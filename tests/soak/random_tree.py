@@ -1,4 +1,4 @@
-"""Random work trees with all that a file system can hold and no job should publish; random commits."""
+"""Random work trees with all that a file system can hold and no job should publish."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from soak.repository import GITLINK, Blob, Tree, build_commit, git, read_blobs, write_blob
+from soak.repository import git
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-LINK_MODE = "120000"
 FOLDERS = ("content", "public/uploads")
 LARGE = 5_001
 
@@ -182,66 +181,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-class RandomCommit:
-    """A colleague's commit on the remote, of which this site knows nothing yet."""
-
-    def __init__(self, remote: Path, dice: random.Random) -> None:
-        self._remote = remote
-        self._dice = dice
-        self._changes: dict[str, Blob | None] = {}
-
-    def push(self, tip: Tree, here: Sequence[str]) -> None:
-        """Change some of what is tracked and of what lies untracked in the site."""
-        names = [*here, *(path for path in tip if any(path.startswith(f"{each}/") for each in FOLDERS))]
-        for path in self._dice.sample(names, min(len(names), self._dice.choice([1, 3, 6]))):
-            self._change(path, tip)
-        commit = build_commit(self._remote, "main", self._changes, "Of a colleague")
-        git(self._remote, "update-ref", "refs/heads/main", commit)
-
-    def _change(self, path: str, tip: Tree) -> None:
-        parent, _, name = path.rpartition("/")
-        was = tip.get(path)
-        match self._dice.randrange(12):
-            case 0 | 1 if was is not None:
-                self._put(path, None)
-            case 2:
-                self._put(f"{path}/{self._dice.choice(GOOD)}", self._blob(b"below\n"))
-            case 3 if parent not in (*FOLDERS, "public"):
-                self._put(parent, self._blob(b"instead of a folder\n"))
-            case 4 if was is not None and was[0].startswith("100"):
-                self._put(path, ("100644" if was[0] == "100755" else "100755", was[1]))
-            case 5:
-                self._put(path, (LINK_MODE, self._blob(b"../../other/secret")[1]))
-            case 6:
-                self._put(path, (GITLINK, "2" * 40))
-            case 7:
-                self._put(f"{parent}/{self._dice.choice((*GOOD, *BAD))}", self._blob(b"beside\n"))
-            case 8:
-                self._put(f"{parent}/{name.swapcase()}", self._blob(b"in another case\n"))
-            case _ if was is not None and was[0].startswith("100"):
-                self._put(
-                    path, (was[0], self._blob(self._edited(read_blobs(self._remote, [was[1]])[was[1]]))[1])
-                )
-            case _:
-                self._put(path, self._blob(self._edited(b"")))
-
-    def _edited(self, content: bytes) -> bytes:
-        lines = content.splitlines(keepends=True)
-        new = b"of a colleague, %d\n" % self._dice.randrange(100)
-        match self._dice.randrange(3):
-            case 0:
-                return new + content
-            case 1 if lines:
-                lines[self._dice.randrange(len(lines))] = new
-                return b"".join(lines)
-            case _:
-                return content + new
-
-    def _put(self, path: str, blob: Blob | None) -> None:
-        if "\udcff" not in path and "\n" not in path:
-            self._changes[path] = blob
-
-    def _blob(self, content: bytes) -> Blob:
-        return write_blob(self._remote, content)

@@ -31,13 +31,9 @@ class Options:
     seed: int
     processes: int = 2
     """How many things may run at once; a part that needs only one ignores it."""
-    scale: float | None = None
-    """A fraction of the full run, in place of what `full` says."""
 
     def of(self, full: int, quick: int) -> int:
-        """Return the full count, the quick one, or the fraction of the full one that was asked for."""
-        if self.scale is not None:
-            return max(1, round(full * self.scale))
+        """Return the full count, or the quick one."""
         return full if self.full else quick
 
 

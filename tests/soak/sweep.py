@@ -66,7 +66,7 @@ DELICATE = {
     "the completed job": ("worker", "unlinkat storage/queue/.claimed/"),
     "the completed plan": ("worker", "unlink site/.git/briter/0d6e4079e36703eb/plans/"),
 }
-"""What a sample always has: the process, and how the call begins."""
+"""The start of every sample: the process and the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ class Case:
 
 @dataclass(slots=True)
 class Verdict:
-    """What came of a case."""
+    """The outcome of a case."""
 
     reached: bool = False
     problems: list[str] = field(default_factory=list)
     runs: int = 0
     seconds: float = 0.0
-    """How long the runs took that put it in order."""
+    """The seconds that the repairing runs took."""
 
 
 class Lab:
@@ -188,7 +188,7 @@ class Lab:
 
 
 def _told(when: str, said: str) -> list[str]:
-    """What the worker said went wrong, for whoever looks into it."""
+    """Return the worker's error messages, for the reader of a failure."""
     lines = [
         line for line in said.splitlines() if '"error"' in line or not line.startswith("[briter-worker]")
     ]
@@ -224,7 +224,7 @@ def run(options: Options, tell: Callable[[str], None]) -> Report:
         cases: list[Case] = []
         calls = 0
         for moved in (False, True):
-            if not (options.full or options.scale is not None) and moved != bool(options.seed % 2):
+            if not options.full and moved != bool(options.seed % 2):
                 continue
             found = lab.prepare(moved=moved)
             calls += len(found)

@@ -59,9 +59,7 @@ def make_template(root: Path, *, moved: bool) -> Site:
     site = Site.make(root)
     for path, text in BEFORE.items():
         site.write_post(path, text)
-    site.git("add", "--all")
-    site.git("commit", "--quiet", "--message=Fill the site")
-    site.git("push", "--quiet", "origin", "main")
+    site.commit_all("Fill the site")
     if moved:
         tip = site.git("rev-parse", "main")
         assert commit_files(site.remote, tip, ELSEWHERE, "From elsewhere")
@@ -112,7 +110,7 @@ def wait_for_lock(site: Site) -> None:
 
 
 def is_settled(site: Site) -> bool:
-    """Whether nothing is left to do but what is on hold."""
+    """Return True if only scheduled jobs are left to do."""
     return [job["slug"] for job in site.jobs()] == ["later"] and not list(
         (site.queue / ".claimed").glob("[!.]*.json")
     )

@@ -23,7 +23,7 @@ FILLER = [f"line {number}" for number in range(8)]
 
 
 def post_path(slug: str) -> str:
-    """Where a post of one file is."""
+    """Return the path of a post that is one file."""
     return f"content/posts/{slug}.md"
 
 
@@ -217,7 +217,7 @@ class RemoteFaults:
 
     @property
     def repository(self) -> Path:
-        """Where the remote is right now."""
+        """The remote's folder right now."""
         return self._away if self._away.exists() else self._remote
 
     def is_away(self) -> bool:

@@ -160,9 +160,7 @@ class LocalSite(Site):
         site.git("rm", "--quiet", "-r", "content")
         for path, text in files.items():
             site.write_post(path, text)
-        site.git("add", "--all")
-        site.git("commit", "--quiet", "--message=Fill the site")
-        site.git("push", "--quiet", "origin", "main")
+        site.commit_all("Fill the site")
         return site
 
     def _repository(self, crash: CrashPoint) -> Repository:

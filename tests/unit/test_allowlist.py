@@ -74,22 +74,21 @@ def test_a_path_outside_every_allowed_folder_is_refused(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "word"),
     [
-        ("", "empty"),
-        ("/", "absolute"),
-        ("/etc/passwd", "absolute"),
+        ("", "it is empty: name a file or a folder, relative to the site's repository"),
+        ("/etc/passwd", "it is absolute: write it relative to the site's repository"),
         ("//content/a", "absolute"),
-        ("content//a", "empty part"),
+        ("content//a", "it has an empty part (//): write one / between parts"),
         ("content//", "empty part"),
-        (".", r"'\.': write it in full"),
-        ("./content/a", r"'\.': write it in full"),
-        ("content/./a", r"'\.': write it in full"),
-        ("content/.", r"'\.': write it in full"),
-        ("..", r"'\.\.': write it in full"),
-        ("../content/a", r"'\.\.': write it in full"),
-        ("content/..", r"'\.\.': write it in full"),
-        ("content/../secret", r"'\.\.': write it in full"),
-        ("content/a/../../secret", r"'\.\.': write it in full"),
-        ("content/../content/a", r"'\.\.': write it in full"),
+        (".", "'.': write it in full"),
+        ("./content/a", "'.': write it in full"),
+        ("content/./a", "'.': write it in full"),
+        ("content/.", "'.': write it in full"),
+        ("..", "'..': write it in full"),
+        ("../content/a", "'..': write it in full"),
+        ("content/..", "'..': write it in full"),
+        ("content/../secret", "'..': write it in full"),
+        ("content/a/../../secret", "'..': write it in full"),
+        ("content/../content/a", "'..': write it in full"),
         ("content/...", "some systems"),
         ("content/.. /a", "some systems"),
         ("content/. ./a", "some systems"),
@@ -97,41 +96,22 @@ def test_a_path_outside_every_allowed_folder_is_refused(path: str) -> None:
         ("content/\u200b/a", "some systems"),
         ("content/ /a", "some systems"),
         ("content/..::$INDEX_ALLOCATION/a", "some systems"),
-        ("content\\a", "backslash"),
-        ("content/..\\..\\secret", "backslash"),
-        ("content/a\x00b", r"U\+0000"),
-        ("content/a\nb", r"U\+000A"),
-        ("content/a\x1b[2Jb", r"U\+001B"),
-        ("content/a\x7fb", r"U\+007F"),
-        ("content/a\x9bb", r"U\+009B"),
-        ("content/\ud800", "Unicode"),
-        ("content/" + "a" * 256, "255 bytes"),
-        ("content/" + "é" * 128, "255 bytes"),
-        ("content/" + "a/" * 2100, "4096"),
-        ("content/" + "/".join("a" * 64), "65 parts"),
-    ],
-)
-def test_an_unsafe_path_is_refused_with_its_reason(path: str, word: str) -> None:
-    with pytest.raises(PathRefusedError, match=word):
-        SITE.resolve(path)
-    refusal(path)
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("content/\ud800", "it is not valid Unicode: rename the file"),
         ("content\\a", "it has a backslash in it: write / between parts"),
-        ("/content/a", "it is absolute: write it relative to the site's repository"),
-        ("", "it is empty: name a file or a folder, relative to the site's repository"),
-        ("content//a", "it has an empty part (//): write one / between parts"),
+        ("content/..\\..\\secret", "backslash"),
+        ("content/a\x00b", "U+0000"),
+        ("content/a\nb", "U+000A"),
+        ("content/a\x1b[2Jb", "U+001B"),
+        ("content/a\x7fb", "U+007F"),
+        ("content/a\x9bb", "U+009B"),
+        ("content/\ud800", "it is not valid Unicode: rename the file"),
         ("content/" + "a" * 256, "it has a part of more than 255 bytes: shorten it"),
+        ("content/" + "é" * 128, "255 bytes"),
         ("content/" + "a" * 4089, "it has 4097 bytes, and a path has at most 4096: shorten it"),
         ("content/" + "/".join("a" * 64), "it has 65 parts, and a path has at most 64: move it up"),
     ],
 )
-def test_a_refusal_is_one_sentence_with_its_remedy(path: str, reason: str) -> None:
-    assert refusal(path) == reason
+def test_an_unsafe_path_is_refused_with_its_reason(path: str, word: str) -> None:
+    assert word in refusal(path)
 
 
 SPELLINGS = {

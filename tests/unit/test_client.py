@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def queue(tmp_path: Path) -> Path:
     return tmp_path / "storage" / "queue"
-
-
-def document(queue: Path, **keys: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
-    """The job file that `enqueue` writes of these."""
-    found: dict[str, Any] = json.loads(enqueue("a", ["content/a.md"], queue=queue, **keys).path.read_bytes())
-    return found
 
 
 def test_a_job_is_in_the_queue_under_its_id_when_the_call_returns(queue: Path) -> None:
@@ -45,18 +39,6 @@ def test_a_job_is_in_the_queue_under_its_id_when_the_call_returns(queue: Path) -
     assert UUID(job.id).version == 7
 
 
-def test_a_worker_takes_what_was_asked_for(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    asked = enqueue(
-        "a", ("content/a.md",), message="Say it", author=("Ada", "a@example.org"), queue=disk.root
-    )
-    (claim,) = disk.queue.claim(time.time() + 1).claims
-    assert (claim.job.id, claim.job.slug, claim.job.paths) == (asked.id, "a", ("content/a.md",))
-    assert claim.job.commit_message == "Say it"
-    assert claim.job.author is not None
-    assert (claim.job.author.name, claim.job.author.email) == ("Ada", "a@example.org")
-
-
 def test_of_many_calls_in_one_moment_the_last_one_wins_with_the_paths_of_all(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     asked = [enqueue("a", [f"content/{n}.md"], queue=disk.root) for n in range(20)]
@@ -64,36 +46,6 @@ def test_of_many_calls_in_one_moment_the_last_one_wins_with_the_paths_of_all(tmp
     assert claim.job.id == asked[-1].id
     assert set(claim.job.paths) == {f"content/{n}.md" for n in range(20)}
     assert sorted(job.id for job in asked) == [job.id for job in asked]
-
-
-@pytest.mark.parametrize(
-    ("at", "written"),
-    [
-        (datetime(2030, 1, 2, 3, 4, 5), "2030-01-02T03:04:05.000Z"),  # noqa: DTZ001 - no offset means UTC
-        (
-            datetime(2030, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=2))),
-            "2030-01-02T01:04:05.000Z",
-        ),
-        ("2030-01-02", "2030-01-02T00:00:00.000Z"),
-        ("2030-01-02T03:04:05+01:00", "2030-01-02T02:04:05.000Z"),
-    ],
-)
-def test_a_job_is_held_until_its_time(queue: Path, at: datetime | str, written: str) -> None:
-    assert document(queue, at=at)["scheduledFor"] == written
-
-
-@pytest.mark.parametrize(
-    ("author", "name"),
-    [
-        ("Ada Lovelace <ada@example.org>", "Ada Lovelace"),
-        ("  Ada<ada@example.org>  ", "Ada"),
-        (("Ada Lovelace", "ada@example.org"), "Ada Lovelace"),
-    ],
-)
-def test_an_author_is_written_as_a_name_and_an_address(
-    queue: Path, author: str | tuple[str, str], name: str
-) -> None:
-    assert document(queue, author=author)["author"] == {"name": name, "email": "ada@example.org"}
 
 
 @pytest.mark.parametrize(
@@ -124,30 +76,6 @@ def test_what_the_worker_would_refuse_is_refused_at_once_and_leaves_nothing(
     with pytest.raises(ValueError, match=reason):
         enqueue(**{"slug": "a", "paths": ["content/a.md"], "queue": queue, **keys})
     assert not queue.exists() or not list(queue.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("env", "folder"),
-    [
-        ({}, "storage/queue"),
-        ({"BRITER_APP_ROOT": "app"}, "app/storage/queue"),
-        ({"BRITER_STORAGE_ROOT": "kept"}, "kept/queue"),
-        ({"BRITER_APP_ROOT": "app", "BRITER_STORAGE_ROOT": "../kept"}, "kept/queue"),
-        ({"BRITER_APP_ROOT": "app", "BRITER_QUEUE_ROOT": "jobs"}, "app/jobs"),
-        ({"BRITER_STORAGE_ROOT": "kept", "BRITER_QUEUE_ROOT": "jobs"}, "jobs"),
-        ({"BRITER_APP_ROOT": "", "BRITER_STORAGE_ROOT": "", "BRITER_QUEUE_ROOT": ""}, "storage/queue"),
-    ],
-)
-def test_the_queue_is_found_as_the_worker_finds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], folder: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "app").mkdir()
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    job = enqueue("a", ["x"])
-    assert job.path.is_absolute()
-    assert job.path.parent.resolve() == tmp_path / folder
 
 
 def test_no_job_is_written_where_nobody_would_read_it(

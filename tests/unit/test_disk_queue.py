@@ -15,24 +15,9 @@ from briter_worker.job import State, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from briter_worker.events import Quarantined
     from briter_worker.ports import Claim
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    """An empty queue folder."""
-    return Disk(tmp_path)
-
-
-def put(disk: Disk, name: str | bytes, data: bytes, *, age: float = 10.0) -> Path:
-    """A file as a careless writer leaves it, last written `age` seconds ago."""
-    path = disk.root / os.fsdecode(name)
-    path.write_bytes(data)
-    os.utime(path, (NOW - age, NOW - age))
-    return path
 
 
 def quarantined(disk: Disk, now: float = NOW) -> Quarantined:
@@ -55,7 +40,7 @@ def large(slug: str, first: int, size: int) -> bytes:
 
 
 def test_a_job_that_is_nearly_too_large_stays_a_job_however_often_it_is_written_anew(disk: Disk) -> None:
-    put(disk, "a.json", large("a", 1_000_000, 1_045_000))
+    disk.put("a.json", large("a", 1_000_000, 1_045_000))
     claims = claimed(disk)
     disk.queue.retry_later(claims[0], Failure(FailureCode.NETWORK, "\N{SNOWMAN}" * 2_000), at=NOW)
     claims = claimed(disk, NOW + 1)
@@ -72,9 +57,9 @@ def test_a_job_that_is_nearly_too_large_stays_a_job_however_often_it_is_written_
      "ä".encode() * 125 + b".json", b" .json"],
 )  # fmt: skip
 def test_a_file_of_any_name_is_claimed_and_settled(disk: Disk, name: bytes) -> None:
-    put(disk, name, b'{"slug": "a", "paths": ["old"]}', age=20)
+    disk.put(name, b'{"slug": "a", "paths": ["old"]}', age=20)
     claims = claimed(disk)
-    put(disk, name, b'{"slug": "b", "paths": ["x"]}', age=15)
+    disk.put(name, b'{"slug": "b", "paths": ["x"]}', age=15)
     disk.queue.retry_later(claims[0], Failure(FailureCode.LOST_RACE, "busy"), at=NOW)
     first = claims[0].job
     again = claimed(disk)
@@ -82,7 +67,7 @@ def test_a_file_of_any_name_is_claimed_and_settled(disk: Disk, name: bytes) -> N
     (a,) = (claim.job for claim in again if claim.job.slug == "a")
     assert (a.id, a.created_at) == (first.id, first.created_at)  # though its file has another name now
     assert a.id.isprintable()
-    put(disk, name, b"{", age=10)
+    disk.put(name, b"{", age=10)
     quarantined(disk)
     disk.queue.release(again)
     disk.restart()
@@ -91,14 +76,14 @@ def test_a_file_of_any_name_is_claimed_and_settled(disk: Disk, name: bytes) -> N
 
 def test_names_that_are_not_jobs_are_never_touched(disk: Disk) -> None:
     for name in (".a.json", "a.json.tmp", "a.txt", ".json", "A.JSON"):
-        put(disk, name, b"{")
+        disk.put(name, b"{")
     before = sorted(path.name for path in disk.root.iterdir())
     disk.queue.claim(NOW)
     assert sorted(path.name for path in disk.root.iterdir()) == before
 
 
 def test_a_rewritten_file_stays_as_open_to_the_cms_as_it_was(disk: Disk) -> None:
-    path = put(disk, "a.json", b'{"slug": "a", "paths": ["x"]}')
+    path = disk.put("a.json", b'{"slug": "a", "paths": ["x"]}')
     path.chmod(0o664)
     if os.geteuid() == 0:
         os.chown(path, 1234, 2345)
@@ -110,21 +95,8 @@ def test_a_rewritten_file_stays_as_open_to_the_cms_as_it_was(disk: Disk) -> None
     assert after.st_mtime == before.st_mtime  # which orders it, as it says not when it was created
 
 
-def test_a_writer_that_is_half_way_through_when_it_is_settled_loses_nothing(disk: Disk) -> None:
-    path = put(disk, "a.json", b'{"slug": "a", "paths": ["old"]}')
-    with path.open("r+b") as file:
-        claims = claimed(disk)
-        file.truncate(9)
-        os.utime(file.fileno(), (NOW, NOW))
-        disk.queue.retry_later(claims[0], Failure(FailureCode.LOST_RACE, "busy"), at=NOW)
-        assert disk.queue.claim(NOW).claims == ()
-        file.truncate(0)
-        file.write(b'{"slug": "a", "paths": ["newer"]}')
-    assert [claim.job.paths for claim in claimed(disk)] == [("newer",)]
-
-
 def test_each_try_to_put_a_file_aside_leaves_no_dead_letter_more(disk: Disk) -> None:
-    put(disk, "torn.json", b"{")
+    disk.put("torn.json", b"{")
     (disk.folder / "quarantine").mkdir()
     with read_only(disk.folder / "quarantine"):
         for minute in range(3):
@@ -136,7 +108,7 @@ def test_each_try_to_put_a_file_aside_leaves_no_dead_letter_more(disk: Disk) -> 
 
 def test_bytes_kept_earlier_are_never_overwritten(disk: Disk) -> None:
     for number in range(5):
-        put(disk, "bad.json", b"[%d]" % number)
+        disk.put("bad.json", b"[%d]" % number)
         quarantined(disk)
         (disk.root / "bad.json").unlink()
     assert sorted(path.read_bytes() for path in disk.queue.quarantined()) == [b"[%d]" % n for n in range(5)]

@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from briter_worker.ports import Claim
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    return Disk(tmp_path)
-
-
 def in_flight(disk: Disk) -> Sequence[Claim]:
     disk.save("a", ["content/a.md"], mine=1)
     claims = disk.queue.claim(NOW).claims

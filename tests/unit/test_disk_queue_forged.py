@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from pathlib import Path
@@ -13,21 +12,9 @@ import pytest
 from queue_backends import NOW, Disk
 
 from briter_worker.errors import Failure, FailureCode
-from briter_worker.job import State, format_time
+from briter_worker.job import State
 
-LATER = format_time(NOW + 1000)
 FORGED = "a.0123456789abcdef.json"
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    return Disk(tmp_path)
-
-
-def put(path: Path, data: bytes, *, age: float = 10.0) -> Path:
-    path.write_bytes(data)
-    os.utime(path, (NOW - age, NOW - age))
-    return path
 
 
 # The folder of claims
@@ -68,19 +55,22 @@ def test_a_claimed_folder_that_is_replaced_during_a_claim_is_not_written_to(
     assert list(elsewhere.iterdir()) == []
 
 
-def forge(folder: Path, secret: Path) -> None:
+def forge(disk: Disk, secret: Path) -> None:
+    folder = disk.root / ".claimed"
     folder.mkdir()
     (folder / FORGED).symlink_to(secret)
     os.mkfifo(folder / "pipe.0123456789abcdef.json")
     (folder / "folder.0123456789abcdef.json").mkdir()
     (folder / ".taken.json").symlink_to(secret)
-    put(folder / "b.0123456789abcdef.json", b'{"slug": "b", "paths": ["b"]}')  # the digest is of another save
+    disk.put(
+        ".claimed/b.0123456789abcdef.json", b'{"slug": "b", "paths": ["b"]}'
+    )  # the digest is of another save
 
 
 def test_forged_claims_are_neither_followed_nor_believed(disk: Disk, tmp_path: Path) -> None:
     secret = tmp_path / "secret.json"
     secret.write_text('{"slug": "stolen", "paths": ["x"]}')
-    forge(disk.root / ".claimed", secret)
+    forge(disk, secret)
     assert disk.queue.recover(NOW) == []
     found = disk.queue.claim(NOW)
     assert [claim.job.slug for claim in found.claims] == ["b"]
@@ -91,7 +81,7 @@ def test_forged_claims_are_neither_followed_nor_believed(disk: Disk, tmp_path: P
 
 
 def test_what_was_written_to_a_claim_in_place_outlives_a_crash(disk: Disk) -> None:
-    path = put(disk.root / "a.json", b'{"slug": "a", "paths": ["old"]}')
+    path = disk.put("a.json", b'{"slug": "a", "paths": ["old"]}')
     with path.open("r+b") as file:
         claims = disk.queue.claim(NOW).claims
         file.write(b'{"slug": "a", "paths": ["new"]}')
@@ -106,7 +96,7 @@ def test_what_was_written_to_a_claim_in_place_outlives_a_crash(disk: Disk) -> No
 def test_what_was_written_to_a_claim_in_place_is_not_marked_with_the_older_saves_failure(
     disk: Disk, settle: str
 ) -> None:
-    path = put(disk.root / "a.json", b'{"slug": "a", "paths": ["old"]}')
+    path = disk.put("a.json", b'{"slug": "a", "paths": ["old"]}')
     with path.open("r+b") as file:
         (claim,) = disk.queue.claim(NOW).claims
         file.write(b'{"slug": "a", "paths": ["new"]}')
@@ -167,36 +157,6 @@ def test_an_older_save_is_not_published_in_place_of_a_newest_that_is_immutable(
 
 
 # Scheduled jobs whose files are damaged
-
-
-def schedule(disk: Disk) -> Path:
-    disk.save("a", ["a.md", "b.png"], name="a", scheduledFor=LATER)
-    assert set(disk.queue.scheduled_paths(NOW)) == {"a.md", "b.png"}
-    return disk.root / "a.json"
-
-
-DAMAGES = {
-    "emptied": b"",
-    "torn": b'{"id": "x", "slug": "a", "pa',
-    "malformed": b'{"slug": "a", "paths": 7}',
-    "binary": b"\0\xff",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_what_a_scheduled_job_declared_stays_withheld_while_its_file_is_damaged(
-    disk: Disk, damage: str
-) -> None:
-    path = put(schedule(disk), DAMAGES[damage], age=0.0)
-    assert set(disk.queue.scheduled_paths(NOW)) == {"a.md", "b.png"}
-    disk.queue.claim(NOW + 3)  # quarantined
-    assert [state for state, _ in disk.rows("a")] == [State.FAILED]
-    for _ in range(2):
-        assert set(disk.queue.scheduled_paths(NOW + 4)) == {"a.md", "b.png"}
-        assert disk.queue.scheduled_paths(NOW + 2000)["a.md"] > NOW + 2000  # its time has come, unpublished
-        disk.restart()
-    put(path, json.dumps({"slug": "a", "paths": ["c.md"]}).encode())
-    assert dict(disk.queue.scheduled_paths(NOW + 5)) == {}
 
 
 # The pause

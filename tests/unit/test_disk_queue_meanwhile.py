@@ -15,8 +15,6 @@ import pytest
 from disk_steps import before_change, refused_at
 from queue_backends import NOW, Disk
 
-from briter_worker.job import State, format_time
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -24,20 +22,6 @@ if TYPE_CHECKING:
     from briter_worker.ports import Claim
 
 STEPS = range(1, 200)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Disk:
-    """An empty queue folder."""
-    return Disk(tmp_path)
-
-
-def put(disk: Disk, name: str, data: bytes, *, age: float = 10.0) -> Path:
-    """A file as a careless writer leaves it, last written `age` seconds ago."""
-    path = disk.root / name
-    path.write_bytes(data)
-    os.utime(path, (NOW - age, NOW - age))
-    return path
 
 
 def claimed(disk: Disk, now: float = NOW) -> Sequence[Claim]:
@@ -83,7 +67,7 @@ def several(disk: Disk) -> None:
 
 
 def torn(disk: Disk) -> None:
-    put(disk, "a.json", b"{")
+    disk.put("a.json", b"{")
 
 
 @pytest.mark.parametrize("made", [one, several, torn])
@@ -115,26 +99,6 @@ def test_what_somebody_removes_at_any_step_of_a_claim_is_in_nobodys_way(
 # Another one
 
 
-def test_a_save_for_later_over_one_that_is_being_claimed_is_not_published_now(tmp_path: Path) -> None:
-    for step in STEPS:
-        disk = Disk(tmp_path / str(step))
-        one(disk)
-        disk.save("other", ["x"], name="other")
-        run = Run(disk)
-
-        def save(disk: Disk = disk) -> None:
-            disk.save("a", ["new"], created=NOW + 1, name="a", scheduledFor=format_time(NOW + 9))
-
-        reached = before_change(step, save, run)
-        run.go_on(NOW, NOW)
-        assert run.paths - {"a"} == {"x"}, f"at step {step}"
-        if not reached:
-            assert step > 5
-            return
-        assert [(state, paths[0]) for state, paths in disk.rows("a")] == [(State.SCHEDULED, "new")]
-    pytest.fail("it never ends")
-
-
 @pytest.mark.parametrize("made", [one, several])
 def test_half_a_file_over_one_that_is_being_claimed_is_given_its_time(
     tmp_path: Path, made: Callable[[Disk], None]
@@ -148,7 +112,7 @@ def test_half_a_file_over_one_that_is_being_claimed_is_given_its_time(
 
         def begin(disk: Disk = disk, names: list[str] = names) -> None:
             for name in names:
-                put(disk, f".{name}.tmp", b"{", age=0.0).rename(disk.root / name)
+                disk.put(f".{name}.tmp", b"{", age=0.0).rename(disk.root / name)
 
         reached = before_change(step, begin, run)
         run.go_on(NOW, NOW + 1)
@@ -160,45 +124,10 @@ def test_half_a_file_over_one_that_is_being_claimed_is_given_its_time(
         assert [(disk.root / name).read_bytes() for name in names] == [b"{"] * len(names), f"at step {step}"
         begin(disk, names)
         for name in names:
-            put(disk, name, b'{"slug": "late", "paths": ["late"]}', age=0.0)
+            disk.put(name, b'{"slug": "late", "paths": ["late"]}', age=0.0)
         run.go_on(NOW + 1)
         assert run.published["late"] == 1, f"at step {step}"
     pytest.fail("it never ends")
-
-
-@pytest.mark.parametrize("status", ["pending", "failed"])
-@pytest.mark.parametrize(
-    ("since", "left"),
-    [
-        ("nothing", []),
-        ("saved over it", [("newer",)]),
-        ("saved beside it", [("newer",)]),
-        ("saved again with the same paths", [("a1",)]),
-        ("an older one comes late", [("late",)]),
-        ("removed", []),
-    ],
-)
-def test_what_is_kept_elsewhere_leaves_the_queue_but_for_what_was_saved_since(
-    disk: Disk, since: str, left: list[tuple[str, ...]], status: str
-) -> None:
-    disk.save("a", ["a1"], created=NOW - 9, name="a1", status=status)
-    disk.save("a", ["a2"], created=NOW - 8, name="a2", status=status)
-    disk.save("b", ["b"], name="b", status=status)
-    shown = [row for row in disk.queue.jobs(NOW) if row.job.slug == "a"]
-    match since:
-        case "saved over it":
-            disk.save("a", ["newer"], created=NOW - 1, name="a2")
-        case "saved beside it":
-            disk.save("a", ["newer"], created=NOW - 1, name="newer")
-        case "saved again with the same paths":
-            disk.save("a", ["a1"], created=NOW - 1, name="newer")
-        case "an older one comes late":
-            disk.save("a", ["late"], created=NOW - 10, name="late")
-        case "removed":
-            (disk.root / "a2.json").unlink()
-    disk.queue.remove(shown, NOW)
-    assert [paths for _, paths in disk.rows("a")] == left
-    assert [paths for _, paths in disk.rows("b")] == [("b",)]
 
 
 # Not to be read

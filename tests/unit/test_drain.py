@@ -18,7 +18,7 @@ from briter_worker.plugins import Plugins
 from briter_worker.ports import Backoff, Outcome, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from briter_worker.events import Event
@@ -78,10 +78,10 @@ class Bench:
         yield [self.outcome(request) for request in requests]
         self.plans.pop()
 
-    def resolve(self) -> Iterator[Mapping[str, str]]:
+    def resolve(self) -> Iterator[Sequence[Outcome]]:
         """Each push has landed."""
         while self.plans:
-            yield dict.fromkeys(self.plans[0], COMMIT)
+            yield [Outcome(key, Result.PUBLISHED, COMMIT) for key in self.plans[0]]
             self.plans.pop(0)
 
     def undecided(self) -> Collection[str]:

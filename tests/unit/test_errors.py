@@ -21,7 +21,9 @@ from briter_worker.errors import (
 
 ADDRESS = "https://u:cAnArY0123456789@h/"
 CODES = {
-    FailureClass.REFUSED: "nopaths malformed unreadable unknown-type too-large rejected conflict plugin",
+    FailureClass.REFUSED: (
+        "nopaths malformed unreadable unknown-type too-large rejected conflict outdated plugin"
+    ),
     FailureClass.TRANSIENT: "lost-race unsettled killed-worker internal",
 }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from briter_worker.allowlist import Allowlist
-from briter_worker.git.payloads import Gathered, GatherError, gather, write_files
+from briter_worker.git.payloads import Gathered, gather, write_files
 from briter_worker.ports import Payload, SubmittedFile
 
 if TYPE_CHECKING:
@@ -139,22 +139,6 @@ def test_what_a_sparse_checkout_leaves_out_was_not_deleted(site: Site) -> None:
         assert found.payload.folders == (("content/posts",) if whole else ())
         gone = [file.path for file in found.payload.files if file.blob is None]
         assert gone == ["content/posts/gone.md"]
-
-
-def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    file = put(tmp_path, "media/film.mp4")
-    os.truncate(file, 1 << 40)
-    with pytest.raises(GatherError, match=r"media/film.mp4 has 1099511627776 bytes, more than the 100"):
-        gathered(tmp_path, "media/film.mp4", most=100)
-
-
-@pytest.mark.parametrize("has_git", [False, True])
-def test_without_a_commit_no_version_is_known(tmp_path: Path, *, has_git: bool) -> None:
-    if has_git:
-        subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
-    put(tmp_path, "content/a.md")
-    (file,) = gathered(tmp_path, "content/a.md").payload.files
-    assert (file.base, file.has_base) == (None, has_git)
 
 
 class Contents(dict[str, bytes]):

@@ -12,11 +12,10 @@ from briter_worker.events import (
     Event,
     Failed,
     JobStarted,
-    Progress,
     Published,
     Warned,
 )
-from briter_worker.sinks.history import History, Receipt, Tally, tallies
+from briter_worker.sinks.history import History, Receipt
 from briter_worker.sinks.recorder import FanOut, HistorySink, Target
 from briter_worker.sinks.store import PostgresStore, SqliteStore, StoreError
 
@@ -163,33 +162,7 @@ def test_the_attempt_of_a_dead_worker_is_interrupted_by_the_next_one(book: Book)
     assert book.history.under_way() == []
 
 
-def test_outcomes_and_waiting_times_are_counted(book: Book) -> None:
-    book.write(start("a"), published("a"), start("b"), published("b", dry_run=True), start("c"), failed("c"))
-    book.now += 3600
-    book.write(start("d"), published("d"))
-    assert tallies(book.open_store()) == [
-        Tally("", "git-sync", "failed", 1, 0, 0.0),
-        Tally("", "git-sync", "published", 3, 2, 3620.0),
-    ]
-
-
 # --- phases
-
-
-def test_a_running_attempt_shows_its_phases_as_soon_as_the_push_begins(book: Book) -> None:
-    sinks = book.open()
-    for event in (
-        start(),
-        Progress(phase="stage", done=0, total=1),
-        Progress(phase="stage", done=1, total=1),
-        Progress(phase="push", done=0, total=4),
-    ):
-        sinks(event)
-    (running,) = book.history.under_way()
-    assert [phase.name for phase in running.phases] == ["validate", "stage", "push"]
-    assert [phase.ended is None for phase in running.phases] == [False, False, True]
-    assert (running.phase, running.done, running.total) == ("push", 0, 4)
-    assert book.receipts() == []
 
 
 # --- retention

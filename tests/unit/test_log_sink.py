@@ -7,14 +7,13 @@ import io
 import json
 import os
 import threading
-import time
 from inspect import get_annotations
 from typing import Any
 
 import pytest
 
 from briter_worker import events
-from briter_worker.sinks.log import PREFIX, LogSink, log_line
+from briter_worker.sinks.log import PREFIX, LogSink, json_line, log_entry
 
 NOW = 1769850000.4125
 HOSTILE = "a\x1b[31mred\x1b[0m\nb\r\x9b2J\u202ec\ud800 https://me:hunter2@example.org/x"
@@ -27,6 +26,7 @@ SAMPLES: dict[str, Any] = {
     "float | None": NOW,
     "bool": False,
     "tuple[str, ...]": ("one", "two"),
+    "tuple[FileChange, ...]": (events.FileChange("one", 1, 0),),
 }
 
 
@@ -81,10 +81,10 @@ class Pipe:
 
 def test_a_failure_has_the_time_of_its_retry_and_its_fix_apart_from_the_error() -> None:
     failed = next(event for event in every_event() if isinstance(event, events.Failed))
-    entry = parsed(log_line(changed(failed, error="no route", fix="plug it in"), NOW))
+    entry = parsed(json_line(log_entry(changed(failed, error="no route", fix="plug it in"), NOW)))
     assert entry["retryAt"] == "2026-01-31T09:00:00.412Z"
     assert (entry["error"], entry["fix"]) == ("no route", "plug it in")
-    assert "fix" not in parsed(log_line(changed(failed, fix=""), NOW))
+    assert "fix" not in parsed(json_line(log_entry(changed(failed, fix=""), NOW)))
 
 
 @pytest.mark.parametrize("event", every_event(), ids=lambda event: event.name)
@@ -96,43 +96,16 @@ def test_no_text_of_any_event_can_forge_a_line_or_show_a_secret(event: events.Ev
         elif isinstance(value, tuple):
             fields[name] = (HOSTILE,)
 
-    text = log_line(type(event)(**fields), NOW)
+    text = json_line(log_entry(type(event)(**fields), NOW))
 
     assert text.isprintable()
     assert "hunter2" not in text
     assert parsed(text.encode().decode())["event"] == event.name
 
 
-def test_progress_is_not_logged() -> None:
-    pipe = Pipe()
-    log = LogSink(pipe.stream)
-    log(events.Progress(phase="push", done=1, total=2))
-    assert pipe.read_all() == ""
-
-
 def write_many(log: LogSink, slug: str, times: int) -> None:
     for _ in range(times):
         log(published(slug=slug))
-
-
-class Dribble(io.BytesIO):
-    """Takes a few bytes at a time, and lets others run in between."""
-
-    def write(self, data: Any, /) -> int:  # noqa: ANN401 - whatever BytesIO takes
-        time.sleep(0)
-        return super().write(bytes(data)[:50])
-
-
-def test_lines_of_several_threads_never_mix() -> None:
-    stream = Dribble()
-    log = LogSink(stream)
-    writing = [threading.Thread(target=write_many, args=(log, f"{n}" * 500, 20)) for n in range(4)]
-    for thread in writing:
-        thread.start()
-    for thread in writing:
-        thread.join()
-    slugs = [parsed(text)["slug"] for text in stream.getvalue().decode().splitlines()]
-    assert sorted(slugs) == sorted(f"{n}" * 500 for n in range(4) for _ in range(20))
 
 
 def read_from(descriptor: int) -> str:

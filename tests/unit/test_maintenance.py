@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -61,13 +62,6 @@ def test_many_small_packs_become_one_and_no_object_is_dropped(site: Site) -> Non
     site.git("fsck", "--strict")
 
 
-def test_few_packs_are_left_alone(site: Site) -> None:
-    fill(site, 3)
-    before = packs(site)
-    tidy(site)
-    assert packs(site) == before
-
-
 @pytest.mark.parametrize("shared", ["objects/info/alternates", "objects/pack/pack-1.promisor"])
 def test_objects_that_are_shared_are_left_to_git_gc(site: Site, shared: str) -> None:
     fill(site, 5)
@@ -108,9 +102,11 @@ def test_old_temporary_files_are_removed_and_new_ones_are_not(site: Site) -> Non
 
 
 def test_a_run_of_cron_leaves_few_packs(site: Site) -> None:
-    fill(site, 32)
+    fill(site, 1)
+    for number in range(32):
+        for file in packs(site)[0], packs(site)[0].with_suffix(".idx"):
+            shutil.copy(file, file.with_stem(f"pack-{number:040}"))
     many = len(packs(site))
-    site.write_post("content/posts/b.md", "b\n")
-    site.save("b", ["content/posts/b.md"])
+    site.save_post("b", "b\n")
     assert site.run_once().of("published")
     assert len(packs(site)) < 5 < many

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 import tracemalloc
@@ -17,7 +16,6 @@ from briter_worker.git import work_tree as work_tree_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from sites import Site
 
@@ -29,27 +27,19 @@ def worker(site: Site) -> MirrorWorker:
     return MirrorWorker(site.root)
 
 
-def their_clone(site: Site) -> Path:
-    other = site.root / "other"
-    if not other.exists():
-        site.git("clone", "-q", str(site.remote), str(other), cwd=site.root)
-    site.git("pull", "-q", "--rebase", cwd=other)
-    return other
-
-
 def push_theirs(site: Site, worker: MirrorWorker, **files: str | None) -> str:
     """Somebody else pushes files of `content/posts`; return the remote's tip, fetched."""
-    other = their_clone(site)
-    for name, text in files.items():
-        file = other / "content/posts" / f"{name}.md"
-        file.unlink() if text is None else file.write_text(text)
-    return push_all(site, worker, other)
+    site.push_elsewhere({f"content/posts/{name}.md": text for name, text in files.items()})
+    return fetched(worker)
 
 
-def push_all(site: Site, worker: MirrorWorker, other: Path) -> str:
-    site.git("add", "-A", cwd=other)
-    site.git("commit", "-qm", "Theirs", cwd=other)
-    site.git("push", "-q", "origin", "HEAD:main", cwd=other)
+def push_all(site: Site, worker: MirrorWorker) -> str:
+    """Somebody else pushes what is in their clone."""
+    site.push_elsewhere()
+    return fetched(worker)
+
+
+def fetched(worker: MirrorWorker) -> str:
     with worker.repository.working():
         return worker.repository.fetch()
 
@@ -78,24 +68,11 @@ def assert_commit_takes_nothing_back(site: Site, *paths: str) -> None:
     (site.worktree / "notes.txt").unlink()
 
 
-def test_a_file_takes_a_folders_place_and_a_folder_a_files(site: Site, worker: MirrorWorker) -> None:
-    other = their_clone(site)
-    (other / "plain").write_text("file")
-    assert follow(worker, push_all(site, worker, other))
-    (other / "plain").unlink()
-    (other / "plain").mkdir()
-    (other / "plain/inside").write_text("now a folder's")
-    shutil.rmtree(other / "content/posts")
-    (other / "content/posts").write_text("now a file")
-    assert follow(worker, push_all(site, worker, other))
-    assert_followed(site, worker)
-
-
 @pytest.mark.parametrize("kind", ["folder", "link", "linked folder"])
 def test_what_is_in_the_way_is_told_kept_from_commits_and_written_when_the_way_is_free(
     site: Site, worker: MirrorWorker, kind: str
 ) -> None:
-    other = their_clone(site)
+    other = site.colleague()
     (other / "content/new").mkdir()
     (other / "content/new/a.md").write_text("theirs\n")
     (site.root / "elsewhere").mkdir()
@@ -106,7 +83,7 @@ def test_what_is_in_the_way_is_told_kept_from_commits_and_written_when_the_way_i
         way.mkdir()
         way = way / "a.md"
         way.mkdir() if kind == "folder" else way.symlink_to("/etc/hostname")
-    assert follow(worker, push_all(site, worker, other))
+    assert follow(worker, push_all(site, worker))
     assert site.git("rev-parse", "main") == worker.tip()
     assert_commit_takes_nothing_back(site, "content/new/a.md")
     assert list((site.root / "elsewhere").iterdir()) == []
@@ -160,13 +137,13 @@ def test_written_files_keep_group_mode_and_setgid_whatever_the_umask(
         each.chmod(0o2775)
     (site.worktree / WELCOME).chmod(0o660)
     os.chown(site.worktree / WELCOME, -1, group)
-    other = their_clone(site)
+    other = site.colleague()
     (other / "content/posts/sub").mkdir()
     (other / "content/posts/sub/new.md").write_text("new\n")
     (other / WELCOME).write_text("theirs\n")
     before = os.umask(0o077)
     try:
-        assert follow(worker, push_all(site, worker, other))
+        assert follow(worker, push_all(site, worker))
     finally:
         os.umask(before)
     access = {
@@ -180,14 +157,12 @@ def test_files_are_written_and_compared_as_git_converts_them(site: Site, worker:
     site.git("config", "filter.rot.clean", "tr a-z b-za")
     site.git("config", "filter.rot.smudge", "tr b-za a-z")
     site.write_post(".gitattributes", "*.txt text eol=crlf\n*.rot filter=rot\n")
-    site.git("add", "-A")
-    site.git("commit", "-qm", "Attributes")
-    site.git("push", "-q", "origin", "main")
-    other = their_clone(site)
+    site.commit_all("Attributes")
+    other = site.colleague()
     for round_ in ("one\n", "two\n"):
         (other / "content/a.txt").write_bytes(round_.encode())
         (other / "content/a.rot").write_bytes(round_.encode())
-        assert follow(worker, push_all(site, worker, other))
+        assert follow(worker, push_all(site, worker))
         assert (site.worktree / "content/a.txt").read_bytes() == round_.replace("\n", "\r\n").encode()
         assert site.git("hash-object", "content/a.rot") == site.git("rev-parse", "HEAD:content/a.rot")
         assert_followed(site, worker)
@@ -209,23 +184,14 @@ def switch(site: Site) -> Callable[[], object]:
 
 def test_a_persons_edit_of_a_file_that_is_no_post_has_the_mirror_wait(site: Site) -> None:
     worker = MirrorWorker(site.root, is_cms_path=lambda path: path.startswith("content/"))
-    other = their_clone(site)
+    other = site.colleague()
     (other / "theme.css").write_text("one\n")
-    assert follow(worker, push_all(site, worker, other))
+    assert follow(worker, push_all(site, worker))
     site.write_post("theme.css", "mine\n")
     (other / "theme.css").write_text("two\n")
-    assert not follow(worker, push_all(site, worker, other))
+    assert not follow(worker, push_all(site, worker))
     assert "theme.css has local changes" in worker.checkout.late_reason
     assert site.git("status", "--porcelain") == "M theme.css"
-
-
-def test_a_file_that_a_sparse_checkout_leaves_out_stays_out(site: Site, worker: MirrorWorker) -> None:
-    site.git("update-index", "--skip-worktree", WELCOME)
-    (site.worktree / WELCOME).unlink()
-    assert follow(worker, push_theirs(site, worker, welcome="theirs\n"))
-    assert not (site.worktree / WELCOME).exists()
-    assert site.git("ls-files", "-t", WELCOME) == f"S {WELCOME}"
-    assert_followed(site, worker)
 
 
 def test_an_older_version_that_git_put_back_is_kept_from_commits(site: Site, worker: MirrorWorker) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from postgres import add_site
-from postgres_queues import NOW, control_queue, store, take_queue
+from postgres_queues import NOW, store, take_queue
 
 from briter_worker.job import format_time
 from briter_worker.queues.postgres.database import Database
-from briter_worker.queues.postgres.payloads import PayloadSource, collect_blobs
+from briter_worker.queues.postgres.payloads import PayloadSource
 
 
 def save(database: Database, slug: str, path: str, created: float) -> None:
     document = {"id": f"{slug} {path}", "slug": slug, "paths": [path], "createdAt": format_time(created)}
-    store(database, document, PayloadSource.of({path: path.encode()}, saved_at=created))
+    store(database, document, PayloadSource.of({path: path.encode()}))
 
 
 def test_many_producers_of_one_post_leave_one_job_with_all_paths(database_url: str) -> None:
@@ -33,35 +31,5 @@ def test_many_producers_of_one_post_leave_one_job_with_all_paths(database_url: s
         found = take_queue(database).claim(NOW)
     (claim,) = found.claims
     assert set(claim.job.paths) == {f"{p}-{n}" for p in range(producers) for n in range(each)}
-    assert claim.job.id == f"a {producers - 1}-{each - 1}"
+    assert claim.job.id.endswith(f"-{each - 1}")
     assert len(found.superseded) == producers * each - 1
-
-
-def test_producers_of_the_same_blobs_never_deadlock(database_url: str) -> None:
-    sites = ("one", "two", "three")
-    done = threading.Event()
-    with Database(database_url, connections=6) as database:
-        for name in sites:
-            add_site(database, name)
-        files = {f"{n}.bin": bytes([n]) * 100 for n in range(30)}
-
-        def produce(site: str) -> None:
-            choice = random.Random(site)
-            for number in range(30):
-                names = choice.sample([*files], 20)
-                values = PayloadSource.of({name: files[name] for name in names}, saved_at=NOW)
-                store(database, {"slug": f"s{number}", "paths": names}, values, site=site)
-                if number % 3 == 0:
-                    control_queue(database, site).cancel(f"s{number}", NOW)
-
-        def collect() -> None:
-            while not done.is_set():
-                collect_blobs(database)
-
-        with ThreadPoolExecutor(4) as pool:
-            collecting = pool.submit(collect)
-            try:
-                list(pool.map(produce, sites))
-            finally:
-                done.set()
-            collecting.result(60)

@@ -33,7 +33,7 @@ PLAN = Plan("id", None, "2" * 40, {"1": "2" * 40}, {"a.md": "3" * 40, "gone.md":
 
 
 def take(database: Database) -> int:
-    return int(take_site(database, "site", "worker", NOW)["token"])
+    return int(take_site(database, "site", "worker")["token"])
 
 
 def save(database: Database, slug: str) -> None:

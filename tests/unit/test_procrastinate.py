@@ -6,135 +6,40 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import pytest
-from procrastinate import App, PsycopgConnector, exceptions
-from procrastinate.jobs import Status
+from procrastinate import App, PsycopgConnector
 from procrastinate.worker import Worker
 
-from briter_worker.cluster.node import LastingConnector, Outage
-from briter_worker.cluster.sites import DRAIN_QUEUE, wake
+from briter_worker.cluster.connector import LastingConnector, Outage
+from briter_worker.cluster.sites import DRAIN_QUEUE, DRAIN_TASK, wake
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from procrastinate.jobs import Job
-    from procrastinate.manager import JobManager
+    import pytest
 
     from briter_worker.queues.postgres.database import Database
 
 
-def run(database: Database, step: Callable[[JobManager], Awaitable[object]]) -> None:
-    """Run a step against the job manager of an app of its own."""
+def test_another_job_is_fetched_when_the_workers_semaphore_is_released(database: Database) -> None:
+    app, running = App(connector=PsycopgConnector(conninfo=database.conninfo)), list[str]()
+    other = asyncio.Event()
+    worker = Worker(app, queues=[DRAIN_QUEUE], concurrency=1, fetch_job_polling_interval=0.01)
+
+    async def drain(site: str) -> None:
+        running.append(site)
+        if site == "a":
+            worker._job_semaphore.release()  # noqa: SLF001 - as Node does
+            await other.wait()
+            worker.stop()  # type: ignore[no-untyped-call]
+        else:
+            other.set()
 
     async def main() -> None:
-        app = App(connector=PsycopgConnector(conninfo=database.conninfo, min_size=1, max_size=1))
+        app.task(name=DRAIN_TASK, queue=DRAIN_QUEUE)(drain)
+        wake(database, ["a", "b"])
         async with app.open_async():
-            await step(app.job_manager)
+            await asyncio.wait_for(worker.run(), 20)  # type: ignore[no-untyped-call]
 
     asyncio.run(main())
-
-
-async def fetch(manager: JobManager, worker: int) -> Job | None:
-    return await manager.fetch_job([DRAIN_QUEUE], worker)
-
-
-def execute(database: Database, statement: str) -> None:
-    with database.connection() as connection:
-        connection.execute(statement.encode())
-
-
-def test_a_site_runs_once_and_waits_once_at_most(database: Database) -> None:
-    async def step(manager: JobManager) -> None:
-        one, two = await manager.register_worker(), await manager.register_worker()
-        wake(database, ["a", "b"])
-        first = await fetch(manager, one)
-        assert first is not None
-        assert first.lock == "a"
-        wake(database, ["a", "a", "b"])
-        second = await fetch(manager, two)
-        assert second is not None
-        assert second.lock == "b"
-        assert await fetch(manager, two) is None  # `a` waits for its first drain
-        await manager.finish_job(first, Status.SUCCEEDED, delete_job=True)
-        again = await fetch(manager, two)
-        assert again is not None
-        assert again.lock == "a"
-        await manager.finish_job(again, Status.SUCCEEDED, delete_job=True)
-        assert await fetch(manager, two) is None
-
-    run(database, step)
-
-
-def test_the_jobs_of_a_silent_worker_are_stalled_and_a_freed_number_never_comes_back(
-    database: Database,
-) -> None:
-    async def step(manager: JobManager) -> None:
-        worker = await manager.register_worker()
-        wake(database, ["a"])
-        job = await fetch(manager, worker)
-        assert job is not None
-        assert job.id is not None
-        assert list(await manager.get_stalled_jobs(queue=DRAIN_QUEUE, seconds_since_heartbeat=10)) == []
-        execute(database, "UPDATE procrastinate_workers SET last_heartbeat = now() - interval '11 seconds'")
-        (stalled,) = await manager.get_stalled_jobs(queue=DRAIN_QUEUE, seconds_since_heartbeat=10)
-        assert stalled.id == job.id
-        await manager.finish_job_by_id_async(job.id, Status.SUCCEEDED, delete_job=True)
-        wake(database, ["a"])
-        anew = await fetch(manager, worker)
-        assert anew is not None
-        assert anew.id != job.id
-        with pytest.raises(exceptions.ConnectorException):  # of the worker that only slept
-            await manager.finish_job(job, Status.SUCCEEDED, delete_job=True)
-        (doing,) = await manager.list_jobs_async(queue=DRAIN_QUEUE, status="doing", worker_id=worker)
-        assert doing.id == anew.id
-
-    run(database, step)
-
-
-def test_retrying_a_job_keeps_its_number(database: Database) -> None:
-    """The reason why a dead node's job is deleted and deferred anew."""
-
-    async def step(manager: JobManager) -> None:
-        worker = await manager.register_worker()
-        wake(database, ["a"])
-        job = await fetch(manager, worker)
-        assert job is not None
-        await manager.retry_job(job)
-        again = await fetch(manager, worker)
-        assert again is not None
-        assert again.id == job.id
-
-    run(database, step)
-
-
-def test_a_worker_whose_row_was_pruned_cannot_fetch(database: Database) -> None:
-    """The reason why rows are pruned after a day only."""
-
-    async def step(manager: JobManager) -> None:
-        worker = await manager.register_worker()
-        execute(database, "DELETE FROM procrastinate_workers")
-        wake(database, ["a"])
-        with pytest.raises(exceptions.ConnectorException):
-            await fetch(manager, worker)
-
-    run(database, step)
-
-
-def test_the_worker_takes_the_options_that_the_node_passes() -> None:
-    options: dict[str, Any] = {
-        "queues": [DRAIN_QUEUE],
-        "concurrency": 2,
-        "wait": False,
-        "fetch_job_polling_interval": 0.5,
-        "delete_jobs": "always",
-        "listen_notify": True,
-        "install_signal_handlers": False,
-        "update_heartbeat_interval": 2.0,
-        "stalled_worker_timeout": 86_400.0,
-    }
-    worker = Worker(App(connector=PsycopgConnector()), **options)
-    assert worker.worker_id is None
-    assert callable(worker.stop)
+    assert running == ["a", "b"]
 
 
 def test_a_cancellation_that_the_pool_swallows_still_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

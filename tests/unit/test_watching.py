@@ -143,13 +143,6 @@ def test_a_change_that_the_kernel_does_not_report_is_found_by_a_full_scan(
     watched.assert_knows_all()
 
 
-def test_a_file_rewritten_in_place_is_found_without_a_watch_within_the_clocks_tick(tmp_path: Path) -> None:
-    disk = Disk(tmp_path)
-    for year in range(2040, 2050):
-        write(disk.root, "a", year, in_place=True)
-        assert time.gmtime(disk.queue.next_due(NOW) or 0).tm_year == year
-
-
 def is_newest(site: Site, subject: str) -> bool:
     return site.remote_log()[0][1] == subject
 
@@ -158,6 +151,5 @@ def test_a_save_is_published_long_before_the_next_poll(site: Site) -> None:
     with site.running(BRITER_WORKER_POLL_INTERVAL_MS="60000"):
         eventually((site.storage / "worker.lock").exists)
         for slug in "abc":
-            site.write_post(f"content/posts/{slug}.md", f"{slug}\n")
-            site.save(slug, [f"content/posts/{slug}.md"])
+            site.save_post(slug, f"{slug}\n")
             eventually(partial(is_newest, site, f"Publish {slug}"))

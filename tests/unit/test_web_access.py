@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from starlette.responses import Response
 
-from briter_worker.web import snapshot
+from briter_worker.web import security, snapshot
 from briter_worker.web.responses import ProblemError
 from briter_worker.web.security import (
     COOKIE,
@@ -88,7 +88,7 @@ def test_a_form_whose_end_did_not_arrive_changes_nothing() -> None:
         sent.append(message["type"])
 
     access = Access("token")
-    guard = Guard(app, access, error_page=lambda status, text: Response(text, status), complain=sent.append)
+    guard = Guard(app, access, error_page=lambda *_: Response(), complain=sent.append)
     cookie = access.open_session()
     form = f"csrf={access.csrf_token(cookie)}&id=hello".encode()  # the rest was to be: -world
     headers = [
@@ -109,6 +109,27 @@ def test_a_form_whose_end_did_not_arrive_changes_nothing() -> None:
     assert (passed, sent) == ([], [])
     ask({"type": "http.request", "body": form, "more_body": False})
     assert passed == ["/actions/cancel"]
+
+
+def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"", "more_body": True}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(security, "BODY_S", 0.01)
+    guard = Guard(app, Access("token"), error_page=lambda *_: Response(), complain=print)
+    headers = [(b"authorization", b"Bearer token")]
+    scope = {"type": "http", "method": "POST", "path": "/api/jobs", "headers": headers}
+    asyncio.run(asyncio.wait_for(guard(scope, receive, send), 20))
+    assert sent[0]["status"] == 408
 
 
 class Source:
@@ -141,12 +162,3 @@ def test_a_cached_value_is_old_rather_than_late_and_new_after_a_change(
     with pytest.raises(ProblemError, match="the queue cannot be read: gone"):
         cached.get()
     cached.renew()
-
-
-def test_a_value_that_is_new_enough_is_not_read_again() -> None:
-    source = Source()
-    source.read_again.set()
-    cached = CachedValue(source.read, "the queue", lifetime=60.0)
-    assert [cached.get() for _ in range(5)] == [1] * 5
-    cached.renew()
-    assert cached.get() == 2

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from briter_worker.errors import FailureCode
-from briter_worker.status import FAILURE_TEXTS, Headline
+from briter_worker.errors import FAILURE_TEXTS, FailureCode
+from briter_worker.status import Headline
 from briter_worker.web import labels
 
 if TYPE_CHECKING:

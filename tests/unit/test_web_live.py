@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from briter_worker.sinks.history import Moment
-from briter_worker.web.live import MAX_KEPT, MAX_READERS_PER_SESSION, Feed, News
+from briter_worker.web.live import (
+    MAX_KEPT,
+    MAX_READERS_PER_ADDRESS,
+    MAX_READERS_PER_SESSION,
+    Feed,
+    News,
+)
 from briter_worker.web.responses import ProblemError
 
 if TYPE_CHECKING:
@@ -46,22 +52,6 @@ async def chunks(answer: EventSourceResponse) -> AsyncIterator[bytes]:
 
 def ids(data: bytes) -> list[int]:
     return [int(number) for number in re.findall(rb"^id: (\d+)$", data, re.MULTILINE)]
-
-
-@pytest.mark.parametrize(
-    ("last", "expected"),
-    [("7", [8, 9, 10]), ("10", []), ("11", [10]), ("x", [10]), (None, [10])],
-)
-def test_a_reader_gets_the_events_that_it_missed_or_a_snapshot(last: str | None, expected: list[int]) -> None:
-    async def connect() -> bytes:
-        stream = chunks(Past(10).feed().stream(last))
-        await anext(stream)
-        return await anext(stream)
-
-    first = asyncio.run(connect())
-    assert ids(first) == expected
-    assert (b"event: snapshot" in first) == (expected == [10])
-    assert (b"event: status" in first) == (expected != [10])
 
 
 def test_a_late_reader_gets_what_is_kept_or_a_snapshot() -> None:
@@ -102,6 +92,21 @@ def test_a_stream_ends_with_its_session_and_a_session_has_few_streams() -> None:
         return [chunk async for chunk in streams[0]]
 
     assert asyncio.run(asyncio.wait_for(follow(), 20)) == []
+
+
+def test_one_client_does_not_hold_every_stream() -> None:
+    async def follow() -> None:
+        feed = Past().feed()
+        readers = [feed.stream(address="192.0.2.1").body_iterator for _ in range(MAX_READERS_PER_ADDRESS)]
+        for reader in readers:
+            await anext(aiter(reader))
+        with pytest.raises(ProblemError, match="has 100 readers already"):
+            feed.stream(address="192.0.2.1", session="new")
+        feed.stream(address="192.0.2.2")
+        await readers[0].aclose()  # type: ignore[attr-defined]
+        feed.stream(address="192.0.2.1")
+
+    asyncio.run(asyncio.wait_for(follow(), 20))
 
 
 def test_a_quiet_stream_is_pinged_and_a_reader_that_leaves_is_forgotten() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import threading
 import time
@@ -39,7 +40,7 @@ _PAUSE = TypeAdapter(Pause)
 
 
 class DiskControl:
-    """What commands and pages do with the queue. A command decides on the file that it actually took."""
+    """The queue for commands and pages. A command decides on the file that it actually took."""
 
     def __init__(
         self,
@@ -65,7 +66,9 @@ class DiskControl:
         self._is_interrupted = False
         """A change failed half-way: the next one gives back what was taken."""
         self._listed: tuple[list[ListedJob], list[ListedJob]] = ([], [])
-        self._listed_version: tuple[int, tuple[str, ...]] = (-1, ())
+        self._listed_version = -1
+        self._listed_for = (0.0, 0.0)
+        """From when until when the listed states hold, while no file changes."""
 
     # Views
 
@@ -108,17 +111,19 @@ class DiskControl:
         return {}
 
     def _list_waiting(self, now: float) -> tuple[list[ListedJob], list[ListedJob]]:
-        """List what the index has; anew only when a file changed or a time has come."""
+        """Return the index's jobs; list again only when a file changed or a time has come."""
         index = self._index
-        version = (index.version, tuple(index.due(now)))
-        if self._listed_version != version:
+        if self._listed_version != index.version or not self._listed_for[0] <= now < self._listed_for[1]:
             slugs = list(index.by_slug)
             waiting = [self._waiting_row(names, now) for slug in slugs if (names := index.pending(slug))]
             waiting.sort(key=lambda row: (row.job.due_at(0.0, float("inf")), row.job.created_at, row.where))
             letters = [name for slug in slugs for name in index.failed(slug)]
             failed = [self._row(name, index.entries[name].job, State.FAILED) for name in letters]
             failed.sort(key=lambda row: (row.job.created_at, row.where))
-            self._listed, self._listed_version = (waiting, failed), version
+            self._listed, self._listed_version = (waiting, failed), index.version
+            jobs = (row.job for row in waiting)
+            times = (at for job in jobs for at in (job.scheduled_for, job.next_attempt_at, job.quiet_until))
+            self._listed_for = (now, min((at for at in times if at and at > now), default=math.inf))
         return self._listed
 
     def _waiting_row(self, names: Sequence[str], now: float) -> ListedJob:

@@ -37,7 +37,7 @@ _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_N
 _OPEN_LOCK = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_THE_PRODUCERS = frozenset({*WORKERS_KEYS, "id", "message", "commitMessage"})
-"""The worker writes these keys, or adds them, or spells them anew."""
+"""The worker writes these keys, or adds them, or spells them again."""
 
 
 def is_job_name(name: str) -> bool:
@@ -295,7 +295,7 @@ class JobFile:
 
     @property
     def save(self) -> str:
-        """Return the digest of this save: the same however often the worker writes the file anew."""
+        """Return the digest of this save: the same however often the worker rewrites the file."""
         own = {key: value for key, value in self.document.items() if key not in _NOT_THE_PRODUCERS}
         message = self.document.get("message", self.document.get("commitMessage"))
         text = json.dumps([own, message, self.stat.st_mtime_ns], sort_keys=True)
@@ -337,8 +337,8 @@ def read_queue_file(folder: Folder, name: str, original: str | None = None) -> J
         job = Job.from_document(
             document, name=stem(original or name) + SUFFIX, modified=found.st_mtime_ns / 1e9
         )
-    except UnreadableJobError as error:
-        return BadFile(found, str(error), may_become_job=True)
     except MalformedJobError as error:
         return BadFile(found, error.reason, FailureCode.MALFORMED, error.document)
+    except UnreadableJobError as error:
+        return BadFile(found, error.reason, document=error.document, may_become_job=True)
     return JobFile(name, found, job, document)

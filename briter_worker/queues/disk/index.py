@@ -34,9 +34,9 @@ _RETRY_S = 60.0
 """After this time, a file that could not be moved is tried again."""
 _SCAN_SHARE = 1 / 200
 """Share of the time for full scans while the kernel reports changes: it does not report other machines'."""
-_LONGEST_SCAN_INTERVAL_S = 300.0
+_SHORTEST_SCAN_INTERVAL_S, _LONGEST_SCAN_INTERVAL_S = 1.0, 300.0
 _MANY = 1_000
-"""So many files are watched by whoever looks at them twice."""
+"""A queue is large from this many jobs on."""
 _RACY_NS = 50_000_000
 """A file may change once more within its time stamp's resolution."""
 _QUARANTINED = frozenset({FailureCode.UNREADABLE.value, FailureCode.MALFORMED.value})
@@ -59,7 +59,7 @@ class Entry:
     """0: the file is read again at the next look."""
     modified: float = 0.0
     due: float = 0.0
-    """When a job may be claimed, or what is not a job is quarantined."""
+    """The time at which a job may be claimed, or a file that is no job is quarantined."""
     problem: str = ""
     slug: str = ""
     """This and the following: of what is not a job, what the file declared last."""
@@ -99,7 +99,7 @@ class Index:
         self.quiet = quiet
         self._record = record
         self._changed: dict[str, str] = {}
-        """What the record has of files that were read or forgotten since it was written."""
+        """The record's entries of files that were read or forgotten since it was written."""
         self._longest_delay = longest_delay
         self._dry_run = dry_run
         self.watcher = FolderWatcher(root)
@@ -113,6 +113,8 @@ class Index:
         self._latest = 0.0
         self._authors: dict[Author | None, Author | None] = {}
         self._next_scan = -math.inf
+        self._racy: set[str] = set()
+        """Files to read again at the next look: no time stamp, and perhaps no event, tells a last change."""
         self._next_work = (-1, math.inf)
 
     # What the folder holds
@@ -131,23 +133,23 @@ class Index:
                 self.forget(name)
             return
         with folder:
+            self.watcher.open()  # before the first scan: later looks read only what changed
             changed = self.watcher.changes(os.fstat(folder.descriptor))
             began = time.monotonic()
             is_scan = changed is None or began >= self._next_scan
             try:
                 if is_scan:
                     changed = self.entries.keys() | set(filter(is_job_name, folder.names()))
-                for name in changed or ():
+                racy, self._racy = self._racy, set()
+                for name in racy.union(changed or ()):
                     self._look(folder, name)
                 self._write_record()
             except BaseException:
                 self._next_scan = -math.inf  # the watcher does not name these files again
                 raise
             if is_scan:
-                if len(self.entries) >= _MANY:
-                    self.watcher.open()
-                ended = time.monotonic()
-                self._next_scan = ended + min((ended - began) / _SCAN_SHARE, _LONGEST_SCAN_INTERVAL_S)
+                wait = max((time.monotonic() - began) / _SCAN_SHARE, _SHORTEST_SCAN_INTERVAL_S)
+                self._next_scan = began + min(wait, _LONGEST_SCAN_INTERVAL_S)
 
     def _look(self, folder: Folder, name: str) -> None:
         """Read the file if it is not the one that was read last."""
@@ -178,6 +180,8 @@ class Index:
                 self._blocked.pop(name, None)
         if not -_RACY_NS <= wall - file.stat.st_ctime_ns < _RACY_NS:
             entry.stamp = _stamp(file.stat)
+        else:
+            self._racy.add(name)
         self._add(name, entry)
 
     def with_quiet_time(self, file: JobFile, known: Entry | None = None) -> JobFile:
@@ -282,7 +286,7 @@ class Index:
         return job.due_at(now, self._longest_delay)
 
     def next_work(self) -> float:
-        """Return when the next file is to be claimed, quarantined or joined with others."""
+        """Return when the next file will be claimed, quarantined or joined with others."""
         if self._next_work[0] != self.version:
             times = [max(entry.due, self._blocked.get(name, 0.0)) for name, entry in self.entries.items()]
             times += [max(self._blocked.get(name, 0.0) for name in names) for names in self._groups()]
@@ -296,9 +300,8 @@ class Index:
 
     def rivals(self, now: float) -> list[list[str]]:
         """Return the names, by slug, of the jobs that one job is to stand for from now on."""
-        return [
-            names for names in self._groups() if all(self._blocked.get(name, 0.0) <= now for name in names)
-        ]
+        until = self._blocked
+        return [names for names in self._groups() if all(until.get(name, 0.0) <= now for name in names)]
 
     def _groups(self) -> list[list[str]]:
         found = []
@@ -347,9 +350,9 @@ class Index:
         return any(save.created_at >= entry.created_at for save in saves)
 
     def unsettled_until(self, now: float) -> float | None:
-        """Return when the last half-written file of which nothing is known is quarantined."""
-        half_written = (e.due for e in self.entries.values() if e.problem and not e.paths and e.due > now)
-        return max(half_written, default=None)
+        """Return when the last half-written file that was never read whole is quarantined."""
+        unread = (e for e in self.entries.values() if e.problem and e.scheduled_for is None)
+        return max((e.due for e in unread if e.due > now), default=None)
 
 
 def _stamp(found: os.stat_result) -> int:
@@ -364,7 +367,7 @@ def _record_of(entry: Entry | None) -> str:
 
 
 class ScheduleRecord:
-    """What scheduled jobs declared last, for when their files are damaged: one line per change.
+    """The paths that scheduled jobs declared last, for when their files are damaged: one line per change.
 
     The file lies where only the operator writes. It is read when the worker starts, and written when the
     scheduled jobs change.
@@ -374,7 +377,7 @@ class ScheduleRecord:
         self._path = path
         self.appended = 0
         self._known: dict[str, str] | None = {}
-        """What the file had when the worker started, until it is compared with the queue folder."""
+        """The file's entries when the worker started, until they are compared with the queue folder."""
         with contextlib.suppress(OSError), path.open(encoding="ascii", errors="replace") as file:
             for line in file:
                 name, _, declared = line.rstrip("\n").partition("\t")
@@ -477,7 +480,7 @@ class FolderWatcher:
         return changed
 
     def _read(self, inotify: INotify, seconds: float) -> None:
-        """Note what changed, waiting at most so long for it."""
+        """Note what changed; wait at most this time for a change."""
         events = list(inotify.read(timeout=round(seconds * 1000)))
         if any(not event.name for event in events):  # too many events, or the folder itself changed
             self._changed = None

@@ -229,7 +229,7 @@ class DiskQueue(DiskControl):
                 self._settle(claim, tried)
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
-        """Put the job back until `at`; return False, and remove the job, if somebody cancelled it."""
+        """Put the job back until `at`; return False, and remove the job, if a user cancelled it."""
         attempts = claim.attempt if counts else claim.attempt - 1
         state = partial(with_state, now=self._clock(), status=Status.PENDING, attempts=attempts)
         with self._exclusively():
@@ -270,7 +270,7 @@ class DiskQueue(DiskControl):
             return marked(folder, CANCEL) & {claim.key for claim in claims}
         return set()
 
-    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+    def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
         """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
         with self._guard:
             self._index.refresh(now)

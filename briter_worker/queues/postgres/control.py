@@ -13,6 +13,7 @@ from briter_worker.queues.postgres.rows import CLAIMED, FAILED, delete, locked, 
 from briter_worker.queues.selection import (
     select_existing,
     select_matching,
+    select_outdated,
     select_retryable,
     select_to_publish_now,
     select_to_retry,
@@ -25,10 +26,14 @@ if TYPE_CHECKING:
     from briter_worker.job import Document, Job
     from briter_worker.queues.postgres.database import Connection, Database
     from briter_worker.queues.postgres.rows import Row
+_COUNT_AS_LATER = """
+UPDATE files f SET saved_at = greatest(f.saved_at, o.saved_at) FROM published o
+WHERE o.site = %s AND o.path = f.path AND o.outdated_by IS NOT NULL AND f.publication = ANY(%s)
+"""
 
 
 class PostgresControl:
-    """What commands and pages do with the queue of one site."""
+    """The queue of one site for commands and pages."""
 
     def __init__(self, database: Database, site: str) -> None:
         self._database = database
@@ -57,6 +62,24 @@ class PostgresControl:
         keys = {"scheduledFor": None, "nextAttemptAt": None, "quietUntil": None}
         choose = partial(select_to_publish_now, wanted=wanted)
         return self._put_back(wanted, now, choose, lambda row, now: row.with_keys(keys, now))
+
+    def publish_over(self, wanted: str, now: float) -> Sequence[Job]:
+        """Make outdated dead letters due at once; they count as saved after what the remote has."""
+        with locked(self._database, self._site) as connection:
+            rows = self._wanted(connection, wanted)
+            chosen = self._choose(rows, now, partial(select_outdated, wanted=wanted))
+            connection.execute(_COUNT_AS_LATER, (self._site, [row.id for row in chosen]))
+            back = [as_new(row, now) for row in chosen]
+            put_back(connection, self._site, back, now)
+        return [row.job for row in back]
+
+    def forgive(self, failure: str, now: float) -> None:
+        """Make the jobs that wait after this failure due at once, as if they had not been tried."""
+        with locked(self._database, self._site) as connection:
+            values = {"site": self._site, "failure": failure}
+            which = "site = %(site)s AND state = 'pending' AND failure = %(failure)s"
+            rows = [as_new(row, now) for row in select(connection, which, values)]
+            put_back(connection, self._site, rows, now)
 
     def cancel(self, wanted: str, now: float) -> Cancellation:
         """Remove jobs from the queue, or request it for those in flight."""

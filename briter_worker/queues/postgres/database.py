@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import select
 import threading
+import time
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -123,6 +125,8 @@ class Database:
         self._patience = patience
         self._guard = threading.Lock()
         self._pool: ConnectionPool[Connection] | None = None
+        self._ahead: float | None = None
+        """How far Postgres's clock is ahead of this process's monotonic one."""
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -171,6 +175,27 @@ class Database:
         if version < needed:
             has = f"version {version}" if version else "no tables of Briter Worker"
             raise VersionError(f"the database has {has}, and this program needs version {needed}", _UPGRADE)
+
+    def now(self) -> float:
+        """Return the time by Postgres's clock, as read last. No node's own clock decides anything.
+
+        While Postgres has never answered, nothing can be decided, and the time is this machine's.
+        """
+        if self._ahead is None:
+            with contextlib.suppress(DatabaseError):
+                return self.read_clock()
+        return time.time() if self._ahead is None else self._ahead + time.monotonic()
+
+    def read_clock(self) -> float:
+        """Return the time by Postgres's clock. Raises DatabaseError."""
+        with self.connection() as connection:
+            row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+        return self.set_clock(row[0] if row else math.nan)
+
+    def set_clock(self, now: float) -> float:
+        """Note and return the time that Postgres has just returned."""
+        self._ahead = now - time.monotonic()
+        return now
 
     def value_or_set(self, key: str, value: str) -> str:
         """Store a value that all nodes share, unless there is one. Return the stored value."""
@@ -307,4 +332,6 @@ def _conninfo(url: str) -> str:
 
 def _explain(error: Exception) -> DatabaseError:
     fix = next((fix for kind, fix in _FIXES.items() if isinstance(error, kind)), _FIX)
+    if "idle-in-transaction" in str(error):  # its code is lost if the connection's end is read with it
+        fix = _FIXES[psycopg.errors.IdleInTransactionSessionTimeout]
     return DatabaseError(f"Postgres: {one_line(str(error)) or type(error).__name__}", fix)

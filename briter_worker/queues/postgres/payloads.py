@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from briter_worker.job import NO_QUIET_TIME, MalformedJobError, format_time
-from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
+from briter_worker.ports import BaseVersion, Conflict, Payload, PublishedVersion, SubmittedFile
 from briter_worker.queues.postgres.rows import (
     FOLDER,
     PENDING,
     Row,
+    SiteMissingError,
     decode_path,
     encode_path,
     insert,
     join_saves,
     lock_site,
+    locked,
     path_field,
     select_saves,
 )
@@ -41,6 +43,12 @@ _LOCK_KNOWN_BLOBS = "SELECT blob FROM blobs WHERE blob = ANY(%s) ORDER BY blob F
 _INSERT_BLOB = """
 INSERT INTO blobs (blob, content) VALUES (%s, %b) ON CONFLICT (blob) DO UPDATE SET content = blobs.content
 """
+# Locks the site. No two saves arrive at the same time, also where the server's clock was set back.
+_ARRIVE = """
+UPDATE sites SET last_save = greatest(
+    last_save + 0.00001, coalesce(%s::float8, extract(epoch FROM clock_timestamp())::float8)
+) WHERE name = %s AND NOT removed RETURNING last_save
+"""
 _IS_UNUSED = """
 NOT EXISTS (SELECT FROM files f WHERE f.blob = b.blob)
 AND NOT EXISTS (SELECT FROM base_versions v WHERE v.kept = b.blob)
@@ -57,6 +65,11 @@ _REMEMBER = """
 INSERT INTO base_versions (site, path, base, conflict, kept) VALUES (%s, %s, %s, %s, %s)
 ON CONFLICT (site, path) DO UPDATE
 SET base = excluded.base, conflict = excluded.conflict, kept = excluded.kept
+"""
+_OUTDATE = """
+INSERT INTO published (site, path, saved_at, outdated_by)
+VALUES (%s, %s, extract(epoch FROM clock_timestamp()), %s)
+ON CONFLICT (site, path) DO UPDATE SET saved_at = excluded.saved_at, outdated_by = excluded.outdated_by
 """
 
 
@@ -75,7 +88,7 @@ class PayloadSource(NamedTuple):
 
     @classmethod
     def of(
-        cls, files: Mapping[str, bytes | None], *, saved_at: float, folders: Sequence[str] = ()
+        cls, files: Mapping[str, bytes | None], *, saved_at: float = 0.0, folders: Sequence[str] = ()
     ) -> PayloadSource:
         """Return the source of files with these contents; None: the file was deleted."""
         contents = {blob_id(content): content for content in files.values() if content is not None}
@@ -99,29 +112,34 @@ def submit(
     document: Mapping[str, Any],
     source: PayloadSource | None = None,
     *,
-    now: float,
+    now: float | None = None,
     quiet: QuietTime = NO_QUIET_TIME,
 ) -> Job:
     """Store a job with its files, in the caller's transaction. Wake the site after the commit.
 
-    The newest `createdAt` of a slug wins, in whatever order they are stored. A job without an id gets one.
+    The save of a slug that arrives last wins, by Postgres's clock (or `now`). A job without an id gets one.
     To submit the same job again, after an error in the commit, does no harm.
 
     Raises MalformedJobError, UnreadableJobError, ContentChangedError and SiteMissingError.
     """
-    source = source or PayloadSource.of({}, saved_at=now)
-    row = Row.from_document(document, name=uuid4().hex, now=now)
+    source = source or PayloadSource.of({})
+    name = uuid4().hex
+    Row.from_document(document, name=name, now=0.0)
     _check_paths(source.payload)
     # Before the site is locked: large contents take long, and whoever locks both does so in this order.
     store_blobs(connection, source)
-    lock_site(connection, site)
+    arrived = connection.execute(_ARRIVE, (now, site)).fetchone()
+    if arrived is None:
+        raise SiteMissingError(site)
+    now = float(arrived[0])
+    row = Row.from_document(document, name=name, now=now)
     if quiet.after_save and not row.job.attempts:
         earlier = [each.job for each in select_saves(connection, site, PENDING, [row.job.slug])]
         job = quiet.apply(row.job, now, *earlier)
         times = {"firstSavedAt": job.first_saved_at, "quietUntil": job.quiet_until}
         row = row.with_keys({key: format_time(at) for key, at in times.items() if at is not None}, now)
     (number,) = insert(connection, "publications", [row.fields(site)], "id")
-    insert(connection, "files", _records(number, source.payload, row.job.created_at))
+    insert(connection, "files", _records(number, source.payload, now))
     join_saves(connection, site, [row], now)
     return row.job
 
@@ -135,21 +153,19 @@ def _check_paths(payload: Payload) -> None:
             raise MalformedJobError(f"the path {path[:40]}… has a NUL, or more than {_MAX_PATH_BYTES} bytes")
 
 
-def _records(publication: int, payload: Payload, created_at: float) -> list[dict[str, object]]:
-    files = list(payload.files)
-    for below in dict.fromkeys(f"{folder.rstrip('/')}/" for folder in payload.folders):
-        times = [file.saved_at for file in payload.files if file.path.startswith(below)]
-        # An older file that is not among these was not in the folder any more.
-        files.append(SubmittedFile(below, FOLDER, None, min(times, default=created_at)))
-    return [{**file._asdict(), "publication": publication, "path": path_field(file.path)} for file in files]
+def _records(publication: int, payload: Payload, arrived: float) -> list[dict[str, object]]:
+    folders = dict.fromkeys(f"{folder.rstrip('/')}/" for folder in payload.folders)
+    files = [*payload.files, *(SubmittedFile(below, FOLDER, None, arrived) for below in folders)]
+    same = {"publication": publication, "saved_at": arrived}
+    return [{**file._asdict(), **same, "path": path_field(file.path)} for file in files]
 
 
 def store_blobs(connection: Connection, source: PayloadSource) -> None:
     """Store the contents; they stay at least until the transaction ends. Raises ContentChangedError."""
     wanted = sorted({file.blob for file in source.payload.files if file.blob is not None})
-    if not wanted:
-        return
-    known = {blob for (blob,) in connection.execute(_LOCK_KNOWN_BLOBS, (wanted,))}
+    known: set[str] = set()
+    if len(wanted) > 1:  # to ask about a single one costs more than to send it
+        known = {blob for (blob,) in connection.execute(_LOCK_KNOWN_BLOBS, (wanted,))}
     # In one order, so that two producers never wait for each other in a circle.
     for blob in wanted:
         if blob not in known:
@@ -204,14 +220,15 @@ class PostgresPayloads:
             raise LookupError(f"the database has no blob {blob}: the job that it belonged to is gone")
         return bytes(row[0])
 
-    def published(self, paths: Collection[str]) -> Mapping[str, float]:
-        """Return when the version was saved that was published last, for the paths that ever were."""
+    def published(self, paths: Collection[str]) -> Mapping[str, PublishedVersion]:
+        """Return the version that was published last, for the paths that ever were."""
         with self._database.connection() as connection:
             rows = connection.execute(
-                "SELECT path, saved_at FROM published WHERE site = %s AND path = ANY(%s)",
+                "SELECT path, saved_at, coalesce(outdated_by, '') FROM published"
+                " WHERE site = %s AND path = ANY(%s)",
                 (self._site, [encode_path(path) for path in paths]),
             )
-            return {decode_path(path): saved_at for path, saved_at in rows}
+            return {decode_path(path): PublishedVersion(*version) for path, *version in rows}
 
 
 class PostgresBases:
@@ -239,7 +256,26 @@ class PostgresBases:
         found = {path: self._known[path] for path in paths}
         return {path: version for path, version in found.items() if version is not None}
 
-    def remember(self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes]) -> None:
+    def conflict_commits(self) -> set[str]:
+        """Return the commits that keep the authors' versions of open conflicts."""
+        with self._database.connection() as connection:
+            query = "SELECT conflict FROM base_versions WHERE site = %s AND conflict IS NOT NULL"
+            rows = connection.execute(query, (self._site,)).fetchall()
+        return {each["commit"] for (text,) in rows for each in json.loads(text).values()}
+
+    def outdate(self, found: Mapping[str, tuple[str, str | None]], tip: str) -> None:
+        """Note commits of ours, up to `tip`, that a restored database does not know: saves are outdated.
+
+        `found`: commit and blob by path. Later saves are edits of these blobs. Raises LockLostError.
+        """
+        records = [(self._site, encode_path(path), commit) for path, (commit, _) in found.items()]
+        with locked(self._database, self._site, self._token) as connection:
+            connection.cursor().executemany(_OUTDATE, records)
+        self.remember({path: BaseVersion(blob) for path, (_, blob) in found.items()}, {}, tip)
+
+    def remember(
+        self, versions: Mapping[str, BaseVersion], contents: Mapping[str, bytes], tip: str | None = None
+    ) -> None:
         """Store the versions, each in place of what was known of its path. Raises LockLostError.
 
         `contents`: by blob, the contents of base versions that the remote does not have.
@@ -262,3 +298,5 @@ class PostgresBases:
             store_blobs(connection, PayloadSource(Payload(kept), contents.__getitem__))
             lock_site(connection, self._site, self._token)
             connection.cursor().executemany(_REMEMBER, records)
+            if tip is not None:
+                connection.execute("UPDATE sites SET pushed_tip = %s WHERE name = %s", (tip, self._site))

@@ -57,7 +57,8 @@ _RECORD_PUBLISHED = """
 INSERT INTO published AS p (site, path, saved_at)
 SELECT %(site)s, path, max(saved_at) FROM files
 WHERE publication = ANY(%(ids)s) AND mode <> '040000' GROUP BY path
-ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at)
+ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at),
+    outdated_by = CASE WHEN excluded.saved_at < p.saved_at THEN p.outdated_by END
 """
 
 
@@ -162,18 +163,18 @@ class PostgresQueue(PostgresControl):
             delete_files(connection, letter.id, lambda path: not is_covered(path, left))
 
     def mark_tried(self, claims: Sequence[Claim], now: float) -> None:
-        """Put jobs that a dry run has built back as tried; remove those that somebody cancelled."""
+        """Put jobs that a dry run has built back as tried; remove those that a user cancelled."""
         self._settle(claims, now, counts=False, status=Status.PENDING, dry_run_at=now)
 
     def retry_later(self, claim: Claim, failure: Failure, *, at: float, counts: bool = True) -> bool:
-        """Put the job back until `at`. Return False, and remove the job, if somebody cancelled it."""
+        """Put the job back until `at`. Return False, and remove the job, if a user cancelled it."""
         state = {"status": Status.PENDING, "failure": failure, "next_attempt_at": at}
         return not self._settle([claim], self._clock(), counts=counts, **state)
 
     def dead_letter(self, claim: Claim, failure: Failure) -> bool:
         """Store the job as failed; while another save of the post is pending, the job joins that one instead.
 
-        Return False, and remove the job, if somebody cancelled it.
+        Return False, and remove the job, if a user cancelled it.
         """
         return not self._settle([claim], self._clock(), counts=True, status=Status.FAILED, failure=failure)
 
@@ -185,7 +186,7 @@ class PostgresQueue(PostgresControl):
         return self._put_back_claims(claims, change, now)
 
     def release(self, claims: Sequence[Claim]) -> Sequence[Claim]:
-        """Put jobs back as if they had not been claimed. Remove and return those that somebody cancelled."""
+        """Put jobs back as if they had not been claimed. Remove and return those that a user cancelled."""
 
         def change(row: Row, claim: Claim) -> Document:
             # Earlier attempts that ended in a crash were counted in the claim only.
@@ -203,7 +204,7 @@ class PostgresQueue(PostgresControl):
             )
             return {str(number) for (number,) in found}
 
-    def overtaken(self, claims: Sequence[Claim], now: float) -> Collection[str]:
+    def find_superseded(self, claims: Sequence[Claim], now: float) -> Collection[str]:
         """Return the keys of the claims whose posts have been saved again since, scheduled for later."""
         with self._database.connection() as connection:
             found = connection.execute(
@@ -264,7 +265,7 @@ class PostgresQueue(PostgresControl):
     def _put_back_claims(
         self, claims: Sequence[Claim], change: Callable[[Row, Claim], Document], now: float
     ) -> list[Claim]:
-        """Change the jobs that are still in flight; delete and return those that somebody cancelled.
+        """Change the jobs that are still in flight; delete and return those that a user cancelled.
 
         A job that has failed is pending instead while another save of its post is.
         """

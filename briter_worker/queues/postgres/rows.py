@@ -71,8 +71,8 @@ class SiteMissingError(DeclinedError):
         )
 
 
-def take_site(database: Database, site: str, worker: str, now: float) -> dict[str, Any]:
-    """Take the site's next token for `worker`. Return the site's row, with the token.
+def take_site(database: Database, site: str, worker: str) -> dict[str, Any]:
+    """Take the site's next token for `worker`. Return the site's row, with the token; note Postgres's time.
 
     Waits until the previous holder's running transaction ends. Raises LockLostError if there is no site.
     """
@@ -80,14 +80,16 @@ def take_site(database: Database, site: str, worker: str, now: float) -> dict[st
         row = (
             connection.cursor(row_factory=dict_row)
             .execute(
-                "UPDATE sites SET token = token + 1, worker = %s, taken_at = %s"
+                "UPDATE sites SET token = token + 1, worker = %s,"
+                " taken_at = extract(epoch FROM clock_timestamp())"
                 " WHERE name = %s AND NOT removed RETURNING *",
-                (worker, now, site),
+                (worker, site),
             )
             .fetchone()
         )
     if row is None:
         raise LockLostError(f"there is no site {site} any more", "")
+    database.set_clock(row["taken_at"])
     return row
 
 
@@ -200,8 +202,10 @@ class Row:
         }
 
 
-def _job(text: str, name: str, modified: float) -> Job:
-    return Job.from_document(read_document(text.encode()), name=name, modified=modified)
+def _job(text: str, name: str, arrived: float) -> Job:
+    """Return the job; its arrival counts, not the clock of its producer."""
+    job = Job.from_document(read_document(text.encode()), name=name, modified=arrived)
+    return job.model_copy(update={"created_at": arrived})
 
 
 def _encode(document: Document) -> str:

@@ -10,10 +10,11 @@ CREATE TABLE IF NOT EXISTS drains (
 CREATE TABLE IF NOT EXISTS attempts (
   id INTEGER PRIMARY KEY AUTOINCREMENT, site TEXT NOT NULL DEFAULT '', drain INTEGER,
   job_id TEXT NOT NULL, slug TEXT NOT NULL,
-  title TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0, saved_at REAL, due_at REAL,
+  title TEXT NOT NULL DEFAULT '', author TEXT NOT NULL DEFAULT '', attempt INTEGER NOT NULL DEFAULT 0, saved_at REAL, due_at REAL,
   began REAL, ended REAL, outcome TEXT, duration_ms INTEGER, "commit" TEXT, branch TEXT, remote TEXT,
   dry_run INTEGER NOT NULL DEFAULT 0, href TEXT, error TEXT, failure TEXT, fix TEXT, retry_at REAL,
-  rejected_paths TEXT NOT NULL DEFAULT '[]', superseded_by TEXT
+  rejected_paths TEXT NOT NULL DEFAULT '[]', superseded_by TEXT, changes TEXT NOT NULL DEFAULT '[]',
+  files_changed INTEGER NOT NULL DEFAULT 0, signed_with TEXT
 ) STRICT;
 CREATE INDEX IF NOT EXISTS attempts_open ON attempts (job_id) WHERE outcome IS NULL;
 CREATE INDEX IF NOT EXISTS attempts_by_slug ON attempts (slug, id);

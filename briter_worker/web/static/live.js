@@ -107,7 +107,7 @@
     const source = new EventSource(document.getElementById("main").dataset.events);
     source.onopen = () => {
       wait = 1000;
-      show("live");
+      show("connected");
     };
     source.onerror = () => {
       show("not connected");

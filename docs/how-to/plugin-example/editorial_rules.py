@@ -27,7 +27,7 @@ def allowed_paths() -> list[str]:
 
 @hookimpl
 def before_publish(job: Job, changes: Sequence[Change]) -> None:
-    """Refuse drafts; put off what would go live when nobody is there to see it."""
+    """Refuse drafts; defer posts that would go live outside working hours."""
     drafts = [change.path for change in changes if change.blob and "/drafts/" in change.path]
     if drafts:
         raise RefusedError(f"{drafts[0]} is a draft. Fix: move it out of drafts/, and save it again")

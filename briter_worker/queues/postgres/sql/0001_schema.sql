@@ -159,6 +159,7 @@ CREATE TABLE attempts (
     job_id text NOT NULL,
     slug text NOT NULL,
     title text NOT NULL DEFAULT '',
+    author text NOT NULL DEFAULT '',
     attempt bigint NOT NULL DEFAULT 0,
     saved_at double precision,
     due_at double precision,
@@ -176,7 +177,10 @@ CREATE TABLE attempts (
     fix text,
     retry_at double precision,
     rejected_paths text NOT NULL DEFAULT '[]',
-    superseded_by text
+    superseded_by text,
+    changes text NOT NULL DEFAULT '[]',
+    files_changed bigint NOT NULL DEFAULT 0,
+    signed_with text
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 CREATE INDEX attempts_open ON attempts (site, job_id) WHERE outcome IS NULL;
 CREATE INDEX attempts_site ON attempts (site, id);

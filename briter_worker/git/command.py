@@ -1,0 +1,142 @@
+"""One running git command: what it prints, its deadline, and its end with everything that it started."""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import signal
+import threading
+import time
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+_GRACE_S = 2.0
+"""Time between SIGTERM and SIGKILL."""
+_PIECE = 1 << 16
+_KEPT_ERROR_BYTES = 64_000
+"""So much is kept of the beginning of git's error output, and as much of its end."""
+_OPEN_PIPE_S = 0.5
+"""How long to wait for more output of a process that has exited, while another one keeps its pipe open."""
+
+
+class Command:
+    """A git command and its deadline. `finish` it once, in the thread that started it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str, timeout: float) -> None:
+        self.process = process
+        self.name = name
+        self.send = cast("IO[bytes]", process.stdin)
+        self.answers = cast("IO[bytes]", process.stdout)
+        self.is_expired = self.is_killed = False
+        self._ending = threading.RLock()  # `abort` may come from a signal handler
+        self.set_deadline(timeout)
+
+    def set_deadline(self, timeout: float) -> None:
+        """End the process after so many seconds from now, in place of an earlier deadline."""
+        _DEADLINES.add(self, time.monotonic() + timeout)
+
+    def expire(self) -> None:
+        """End the process, unless it has exited: its deadline is over."""
+        self.is_expired = not self.has_exited()
+        self.end()
+
+    def has_exited(self) -> bool:
+        """Return True if the process itself has ended."""
+        return self.process.poll() is not None
+
+    def read_output(self, watch: Callable[[bytes], object] = len) -> tuple[bytes, str]:
+        """Return the output, and the errors without their middle; `watch` gets the errors as they come.
+
+        A daemon that ssh or a helper leaves behind may keep a pipe open: git's exit ends the reading then.
+        """
+        out, errors = bytearray(), bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.answers, selectors.EVENT_READ, out)
+            selector.register(cast("IO[bytes]", self.process.stderr), selectors.EVENT_READ, errors)
+            while selector.get_map():
+                ready = selector.select(_OPEN_PIPE_S)
+                if not ready and self.has_exited():
+                    break
+                for key, _ in ready:
+                    part = os.read(key.fd, _PIECE)
+                    key.data.extend(part)
+                    if key.data is errors:
+                        watch(part)
+                    del errors[_KEPT_ERROR_BYTES:-_KEPT_ERROR_BYTES]
+                    if not part:
+                        selector.unregister(key.fileobj)
+        return bytes(out), errors.decode(errors="replace")
+
+    def end(self) -> None:
+        """End the process and everything it started."""
+        with self._ending:
+            if not self.has_exited():
+                self.is_killed = True
+                end_process(self.process)
+
+    def finish(self) -> None:
+        """Wait for the exit, which the deadline bounds, and close the pipes."""
+        self.process.wait()
+        _DEADLINES.remove(self)
+        with self._ending:  # another thread may still be ending what the process started
+            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+                if pipe is not None:
+                    with suppress(OSError, ValueError):
+                        pipe.close()
+
+
+class _Deadlines:
+    """Ends the commands whose deadlines are over, in one thread: one for each would cost 0.2 ms a command."""
+
+    def __init__(self) -> None:
+        self._times: dict[Command, float] = {}
+        self._changed = threading.Condition()
+        self._next_look = math.nan
+        """NaN: there is no thread yet."""
+
+    def add(self, command: Command, at: float) -> None:
+        with self._changed:
+            self._times[command] = at
+            if math.isnan(self._next_look):
+                self._next_look = at
+                threading.Thread(target=self._run, name="deadlines", daemon=True).start()
+            elif at < self._next_look:
+                self._changed.notify()
+
+    def remove(self, command: Command) -> None:
+        with self._changed:
+            self._times.pop(command, None)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                over = [command for command, at in self._times.items() if at <= now]
+                for command in over:
+                    del self._times[command]
+                self._next_look = min(self._times.values(), default=math.inf)
+                if not over:
+                    is_idle = math.isinf(self._next_look)
+                    self._changed.wait(None if is_idle else self._next_look - now)
+            for command in over:
+                threading.Thread(target=command.expire, daemon=True).start()  # it may take seconds
+
+
+_DEADLINES = _Deadlines()
+
+
+def end_process(process: subprocess.Popen[Any]) -> None:
+    """End the process and its group. Return when all are gone, or cannot be ended."""
+    with suppress(ProcessLookupError, PermissionError):
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(process.pid, signal_number)
+            deadline = time.monotonic() + _GRACE_S
+            while time.monotonic() < deadline:
+                process.poll()
+                os.killpg(process.pid, 0)  # raises when the group is gone
+                time.sleep(0.01)

@@ -1,0 +1,223 @@
+"""The index of the site's work tree: changed in a copy, and read without taking anything from git."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from briter_worker.errors import FailureCode, PublishError, sync_folder
+from briter_worker.git.repository import Entry
+from briter_worker.git.work_tree import stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+    from pathlib import Path
+
+    from briter_worker.git.run import Git
+
+_PATIENCE_S = 1.0
+"""A user's `git add` ends within this time; an editor or a stale lock does not."""
+_POLL_S = 0.01
+_SWITCH_S = 0.2
+"""`git switch` writes the index, then HEAD: a younger index may be another branch's already."""
+_FEW_PATHS = 100
+_Stamp = tuple[int, int, int]
+
+
+class Index:
+    """The index, changed in a copy that replaces it under git's own lock: git sees all of it or nothing.
+
+    The lock is a hard link of the copy: it is complete when it appears, and known as the worker's after a
+    crash.
+    """
+
+    def __init__(self, git: Git, branch_ref: str) -> None:
+        self._git = git
+        self._refs = git.git_dir / "HEAD", git.common_dir / branch_ref
+        self._file = git.git_dir / "index"
+        self._lock = git.git_dir / "index.lock"
+        # Linked work trees share the worker's folder.
+        self._copy = git.state_dir / f"{git.git_dir.name.strip('.')}-index"
+        self._contents = self._copy.with_name(f"{self._copy.name}-files")
+        self._copied: _Stamp | None = None
+        self.is_changed = False
+        self._is_held = False
+        self._waited_for: _Stamp | None = None
+
+    def clear_leftovers(self) -> None:
+        """Remove the copy and all that belongs to it, also of a dead worker."""
+        self._copied = None
+        with suppress(FileNotFoundError):
+            if self._lock.samefile(self._copy):
+                self._lock.unlink()
+        self._copy.with_name(f"{self._copy.name}.lock").unlink(missing_ok=True)
+        self._copy.unlink(missing_ok=True)
+        shutil.rmtree(self._contents, ignore_errors=True)
+
+    def entries(self, paths: Collection[str]) -> tuple[dict[str, Entry], set[str]]:
+        """Return the entries of these paths, and which of them git ignores in the work tree.
+
+        They are those of the copy, or of the index while there is no copy. Unmerged ones have no mode.
+        """
+        few = [f":(top,literal){path}" for path in paths] if len(paths) <= _FEW_PATHS else []
+        env = {"GIT_INDEX_FILE": str(self._copy)} if self._copied else {}
+        what = "the index could not be read"
+        out = self._git.run("ls-files", "-z", "-s", "-v", "--", *few, env=env, what=what)
+        wanted, found, skipped = set(paths), {}, set()
+        for line in os.fsdecode(out).split("\0")[:-1]:
+            about, _, path = line.partition("\t")
+            tag, mode, blob, stage = about.split(" ")
+            if path in wanted:
+                found[path] = Entry("" if int(stage) else mode, blob)
+                skipped |= {path} if tag in "Ss" else set()
+        return found, skipped
+
+    def committed(self, branch: Mapping[str, Entry | None]) -> dict[str, str | None]:
+        """Return the branch's blobs that the index has too; none if git is writing it."""
+        before = self.stamp()
+        staged = self.entries(branch)[0] if before else {}
+        if before is None or self.is_locked() or self.stamp() != before:
+            return {}
+        same = (path for path, entry in branch.items() if staged.get(path) == entry)
+        return {path: entry.blob if (entry := branch[path]) else None for path in same}
+
+    def is_locked(self) -> bool:
+        """Return True if a git command holds the index."""
+        return self._lock.exists()
+
+    def stamp(self) -> _Stamp | None:
+        """Return what changes whenever git writes the index."""
+        return stamp(self._file.stat()) if self._file.exists() else None
+
+    @contextmanager
+    def copied(self) -> Iterator[None]:
+        """Work on a copy of the index as it is now."""
+        self.clear_leftovers()
+        try:
+            self._wait_for_switch(self._file.stat())
+            self._copied, self.is_changed = self.stamp(), False
+            try:  # the same file is on the disk already; git never writes into it, but replaces its name
+                os.link(self._file, self._copy)
+            except FileNotFoundError:
+                raise
+            except OSError:  # no hard links on this file system; the age tells what git may trust
+                shutil.copy2(self._file, self._copy)
+        except FileNotFoundError as error:
+            raise PublishError(FailureCode.CORRUPT, "the repository has no index", "git reset") from error
+        try:
+            yield
+        finally:
+            self.clear_leftovers()
+
+    def _wait_for_switch(self, status: os.stat_result) -> None:
+        age = time.time() - status.st_mtime
+        written = [path.stat().st_mtime_ns for path in self._refs if path.exists()]
+        if 0 <= age < _SWITCH_S and max(written, default=0) < status.st_mtime_ns:
+            time.sleep(_SWITCH_S - age)
+
+    def change(self, entries: Mapping[str, Entry | None], *, null: str) -> None:
+        """Set these entries in the copy; None, written with the `null` object id, removes one."""
+        lines = [
+            f"{entry.mode} {entry.blob}\t{path}\0" if entry else f"0 {null}\t{path}\0"
+            for path, entry in sorted(entries.items(), key=lambda item: item[1] is not None)
+        ]
+        self._update("--add", "--replace", "--index-info", lines=lines)
+
+    def skip(self, paths: Collection[str]) -> None:
+        """Have git ignore the work tree's files of these paths.
+
+        Without this mark on a file that lacks the branch's version, `git commit -a` would take that back.
+        """
+        self._update("--skip-worktree", "--stdin", lines=[f"{path}\0" for path in paths])
+
+    def _update(self, *options: str, lines: Collection[str]) -> None:
+        if lines:
+            self._git.run(
+                *("update-index", "-z", *options),
+                stdin=os.fsencode("".join(lines)),
+                env={"GIT_INDEX_FILE": str(self._copy)},
+                what="the index could not be written",
+            )
+            self.is_changed = True
+
+    def check_out(self, paths: Collection[str]) -> Iterator[tuple[str, Path]]:
+        """Yield each path, and a file with its content as git writes it into a work tree."""
+        if not paths:
+            return
+        self._contents.mkdir(mode=0o700)
+        out = self._git.run(
+            *(f"--work-tree={self._contents}", "checkout-index", "--temp", "-z", "--stdin"),
+            stdin=os.fsencode("".join(f"{path}\0" for path in paths)),
+            env={"GIT_INDEX_FILE": str(self._copy)},
+            what="the remote's files could not be read",
+        )
+        for line in os.fsdecode(out).split("\0")[:-1]:
+            name, _, path = line.partition("\t")
+            yield path, self._contents / name
+            (self._contents / name).unlink()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the index. Raises PublishError if another git command holds it, or has changed it since."""
+        self._take_lock()
+        try:
+            if self.stamp() != self._copied:
+                raise PublishError(
+                    FailureCode.LOCKED, "another git command has changed the index", "let that command end"
+                )
+            yield
+        finally:
+            if self._is_held:
+                self._lock.unlink()
+                self._is_held = False
+
+    def _take_lock(self) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self._make_lock()
+            except FileExistsError:
+                with suppress(FileNotFoundError):
+                    held = stamp(self._lock.stat())
+                    if time.monotonic() > deadline or held == self._waited_for:
+                        self._waited_for = held
+                        raise PublishError(
+                            FailureCode.LOCKED,
+                            f"another git command holds the index ({self._lock})",
+                            "let that command end; if none runs, remove the file",
+                        ) from None
+                time.sleep(_POLL_S)
+            else:
+                self._is_held = True
+                return
+
+    def _make_lock(self) -> None:
+        try:
+            os.link(self._copy, self._lock)
+        except FileExistsError:
+            raise
+        except OSError:  # no hard links on this file system
+            self._lock.open("xb").close()
+
+    def place(self) -> None:
+        """Put the copy in the place of the index, durably. Call it while the index is held."""
+        if self.is_changed:
+            self._copy.replace(self._lock)  # nothing happens if both are the same file still
+            self._lock.replace(self._file)
+            self._is_held = False
+            sync_folder(self._file.parent)
+
+
+def hash_files(git: Git, paths: Collection[str], *options: str) -> list[str]:
+    """Return the blob of each file, as git would add it."""
+    if not paths:
+        return []
+    # git unquotes a name as JSON does; a line break in a name would end the line.
+    lines = (json.dumps(path, ensure_ascii=False) if '"' in path or "\n" in path else path for path in paths)
+    stdin = os.fsencode("".join(f"{line}\n" for line in lines))
+    what = "the site's files could not be read"
+    return git.run("hash-object", *options, "--stdin-paths", stdin=stdin, what=what).decode().splitlines()

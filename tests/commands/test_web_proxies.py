@@ -1,0 +1,135 @@
+"""The dashboard behind a real nginx and a real Caddy, set up as `How to: reverse proxies` says."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from dashboards import TOKEN, Dashboard, events, serving, sign_in
+from requirements import provide
+from sites import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sites import Site
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "reverse-proxies.md"
+NGINX = """
+daemon off; master_process off; pid nginx.pid; error_log stderr;
+events {{}}
+http {{ access_log off; {folders} {server} }}
+"""
+KINDS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+
+
+def documented(program: str) -> str:
+    """Return the page's configuration."""
+    (found,) = re.findall(rf"```{program}\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    return str(found)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def proxied(program: str, configuration: str, folder: Path, port: int) -> Iterator[None]:
+    """Run the proxy until it answers at the port."""
+    file = folder / program
+    if program == "nginx":
+        folders = " ".join(f"{kind}_temp_path {kind};" for kind in KINDS)
+        file.write_text(NGINX.format(folders=folders, server=configuration))
+        command = ["nginx", "-p", str(folder), "-c", str(file)]
+    else:
+        file.write_text(f"{{\n  admin off\n  auto_https off\n}}\n{configuration}")
+        command = ["caddy", "run", "--adapter", "caddyfile", "--config", str(file)]
+
+    def answers() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    env = {"HOME": str(folder), "PATH": "/usr/sbin:/usr/bin:/bin"}
+    with subprocess.Popen(command, env=env, cwd=folder, stderr=subprocess.DEVNULL) as process:
+        try:
+            eventually(answers)
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """The certificate and key of 127.0.0.1, in one file."""
+    provide("openssl", package="openssl")
+    file = tmp_path / "proxy.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+    names = f"-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 -keyout {file} -out {file}.crt"
+    subprocess.run([*command.split(), *names.split()], check=True, capture_output=True)
+    file.write_text(file.read_text() + Path(f"{file}.crt").read_text())
+    return file
+
+
+@pytest.mark.parametrize("program", ["nginx", "caddy"])
+def test_the_documented_proxy_signs_in_steers_and_streams(
+    site: Site, program: str, certificate: Path, tmp_path: Path
+) -> None:
+    provide(program, package=program)
+    port = free_port()
+    with serving(site, BRITER_TRUSTED_PROXIES="127.0.0.1") as dashboard:
+        text = documented(program).replace("127.0.0.1:8320", f"127.0.0.1:{dashboard.port}")
+        text = text.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl")
+        text = re.sub(r"/etc/ssl/\S+(?=;)", str(certificate), text)
+        tls = f"https://127.0.0.1:{port} {{\n  tls {certificate} {certificate}\n"
+        text = text.replace("posts.example.org {\n", tls)
+        trust = ssl.create_default_context(cafile=certificate)
+        options = {"base_url": f"https://127.0.0.1:{port}", "verify": trust, "timeout": 30}
+        with proxied(program, text, tmp_path, port), httpx.Client(**options) as page:  # type: ignore[arg-type]
+            page.headers.update({"Accept": "text/html", "Origin": str(page.base_url)})
+            assert page.get("/").headers["location"].startswith("/sign-in")
+            answer = sign_in(page, TOKEN)
+            assert answer.status_code == 303
+            assert "; secure" in answer.headers["set-cookie"].lower()
+            with page.stream("GET", "/events") as response:
+                stream = events(response)
+                assert next(stream)[0] == "snapshot"
+                through = Dashboard(str(page.base_url), dashboard.process, page, page)
+                assert through.act("pause", reason="Lunch", **{"for": ""}).status_code == 303
+                assert next(data for name, _, data in stream if name == "status")["paused"]
+            refused = [forged(page, f"192.0.2.{number}") for number in range(6)]
+            assert refused == [401] * 5 + [429], "nobody chooses by whose address they are counted"
+
+
+def forged(page: httpx.Client, address: str) -> int:
+    """Send a wrong token under another address."""
+    headers = {"Authorization": "Bearer wrong", "X-Forwarded-For": address}
+    return page.get("/api/status", headers=headers).status_code
+
+
+def test_a_proxy_with_nothing_but_an_address_gives_no_control_without_the_token(
+    site: Site, tmp_path: Path
+) -> None:
+    provide("nginx", package="nginx")
+    port = free_port()
+    with serving(site) as dashboard:
+        location = f"location / {{ proxy_pass http://127.0.0.1:{dashboard.port}; }}"
+        server = f"server {{ listen 127.0.0.1:{port}; {location} }}"
+        there = f"http://127.0.0.1:{port}"
+        with proxied("nginx", server, tmp_path, port), httpx.Client(base_url=there) as page:
+            api = dashboard.json("/openapi.json")["paths"]
+            calls = [(method, path) for path, methods in api.items() for method in methods]
+            assert len(calls) > 10
+            for method, path in [*calls, ("post", "/actions/pause"), ("get", "/"), ("get", "/site")]:
+                answer = page.request(method, path.replace("{job_id}", "x"), data={"for": ""})
+                expected = 200 if path in {"/healthz", "/readyz"} else 401
+                assert answer.status_code == expected, (method, path)
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            assert page.get("/api/status", headers=headers).json()["paused"] is None
