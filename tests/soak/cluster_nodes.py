@@ -158,10 +158,12 @@ class Node:
         """Let nothing be written to its cache, and take away what was there."""
         self.is_sick = True
         cache = self.folder / "cache"
-        if cache.is_dir():
-            cache.rename(self.folder / "cache-lost")
-            shutil.rmtree(self.folder / "cache-lost", ignore_errors=True)
-        cache.write_text("no folder")
+        while not cache.is_file():  # the node may make the folder again in between
+            with suppress(FileNotFoundError):
+                lost = cache.rename(self.folder / f"cache-lost-{time.monotonic_ns()}")
+                shutil.rmtree(lost, ignore_errors=True)
+            with suppress(IsADirectoryError):
+                cache.write_text("no folder")
 
     def mend_disk(self) -> None:
         """Let its cache be written again."""
