@@ -59,8 +59,10 @@ class Command:
             selector.register(self.answers, selectors.EVENT_READ, out)
             selector.register(cast("IO[bytes]", self.process.stderr), selectors.EVENT_READ, errors)
             while selector.get_map():
+                # Before the look: what a process wrote just before its exit is in the pipe then.
+                has_exited = self.has_exited()
                 ready = selector.select(_OPEN_PIPE_S)
-                if not ready and self.has_exited():
+                if not ready and has_exited:
                     break
                 for key, _ in ready:
                     part = os.read(key.fd, _PIECE)

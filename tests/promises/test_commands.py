@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -113,6 +114,25 @@ def test_git_gets_sigterm_when_the_worker_dies(site: Site) -> None:
         eventually(lambda: pid.exists() and pid.read_text())
         worker.kill()
     eventually(lambda: not psutil.pid_exists(int(pid.read_text())), within=5)
+
+
+def test_what_git_printed_while_the_worker_was_stopped_is_read(
+    git: Git, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = git.run("rev-parse", "HEAD")
+    look = selectors.DefaultSelector.select
+    looks: list[float | None] = []
+
+    def look_late(selector: selectors.DefaultSelector, timeout: float | None = None) -> object:
+        looks.append(timeout)
+        if len(looks) > 1:
+            return look(selector, timeout)
+        eventually(lambda: all(each.status() == psutil.STATUS_ZOMBIE for each in children()))
+        return []  # as `select` does after a SIGSTOP that was longer than its time
+
+    monkeypatch.setattr(selectors.DefaultSelector, "select", look_late)
+    assert git.run("rev-parse", "HEAD") == expected
+    assert len(looks) > 1
 
 
 def test_output_that_a_daemon_keeps_open_is_not_waited_for(site: Site, git: Git, strays: Path) -> None:
