@@ -110,10 +110,14 @@ class Access:
         self.find_api_token: Callable[[str], ApiToken | None] = lambda _token: None
         """Return what a token of a cluster's API opens."""
 
-    def check_token(self, given: str, address: str) -> ApiToken | None:
+    def check_token(self, given: str, address: str) -> None:
+        """Raise ProblemError unless this is the dashboard's token, or if the address sent too many others."""
+        self._check(_is_same(given, self._token), address)
+
+    def check_bearer(self, given: str, address: str) -> ApiToken | None:
         """Return the API token that this is; None for the dashboard's token, which opens everything.
 
-        Raises ProblemError if it is neither, or if the address sent too many wrong ones.
+        Raises ProblemError as `check_token`.
         """
         with self._guard:
             self._recent_failures(address)  # before the database is asked
@@ -304,7 +308,7 @@ class Guard:
         bearer = _bearer(headers)
         ACTOR.set("dashboard" if bearer is None else "token")
         if bearer is not None:
-            check = asyncio.to_thread(self._access.check_token, bearer, client_address(scope))
+            check = asyncio.to_thread(self._access.check_bearer, bearer, client_address(scope))
             if (token := await check) is not None:
                 ACTOR.set(f"token {token.name}")
                 _check_rights(token, scope)

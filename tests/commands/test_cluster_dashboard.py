@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from dashboards import Dashboard, events, serving
+from dashboards import Dashboard, events, serving, sign_in
 from sites import Site, eventually
 
 from briter_worker.cluster.sites import Site as Registered
@@ -363,7 +363,7 @@ def test_an_api_token_opens_its_sites_for_its_kinds_of_request_until_it_is_revok
         *(("POST", path) for path in ("/api/sites/shop/jobs", "/sites/blog/actions/pause")),
         *(("GET", path) for path in ("/api/sites/shop/jobs", "/sites/shop/events", "/api/sites/%2e/jobs")),
     ]
-    for name in made:
+    for name, token in made.items():
         for owner, requests in allowed.items():
             for method, path in requests:
                 status = call(
@@ -371,6 +371,8 @@ def test_an_api_token_opens_its_sites_for_its_kinds_of_request_until_it_is_revok
                 )
                 assert (status == 403) == (owner != name), (name, method, path, status)
         assert {call(name, *each) for each in never} == {403}, name
+        with dashboard.visitor() as visitor:
+            assert sign_in(visitor, token).status_code == 401, "it is no way into the pages"
     shown = json.loads(cluster.command("token", "list", "--json").stdout)
     assert [(row["name"], row["sites"], row["rights"]) for row in shown] == [
         ("cms", ["blog"], ["enqueue"]),
