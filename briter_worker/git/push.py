@@ -38,9 +38,6 @@ _T = TypeVar("_T")
 _PROGRESS_LINE = re.compile(
     r"(?:remote: )?(?:Enumerating|Counting|Compressing|Writing|Delta|Resolving|Total|Unpacking|Receiving)\b"
 )
-_UNCERTAIN = frozenset(
-    {FailureCode.NETWORK, FailureCode.TIMEOUT, FailureCode.INTERNAL, FailureCode.REMOTE_REFUSED}
-)
 _WRITTEN = re.compile(rb"Writing objects:[^\r\n]*\((\d+)/(\d+)\)")
 _OBJECT_ID = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 
@@ -302,7 +299,7 @@ def push(
     except PublishError as error:
         is_answered = any(each.flags & (PushInfo.REJECTED | PushInfo.REMOTE_REJECTED) for each in infos)
         is_sending = any(map(_PROGRESS_LINE.match, _lines(repository.git.said)))
-        if dry_run or is_answered or not is_sending or error.code not in _UNCERTAIN:
+        if dry_run or is_answered or not is_sending:
             raise
         raise UncertainPushError(error.code, error.message, error.fix) from error
 

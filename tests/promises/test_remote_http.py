@@ -127,11 +127,12 @@ def test_a_push_whose_answer_is_lost_is_published_at_once(
     assert_once(site, "a", "b")
 
 
-def lose(http: HttpRemote) -> None:
+def lose(http: HttpRemote, answer: Callable[[Exchange], None] = Exchange.hang_up) -> None:
     """The push is applied, its answer is lost, and then nobody answers any more."""
 
     def behave(exchange: Exchange) -> None:
-        cuts_after(exchange)
+        exchange.run()
+        answer(exchange)
         http.behaviour = says(503)
 
     http.on_push = behave
@@ -160,10 +161,11 @@ def test_a_push_that_turns_out_later_to_have_landed_is_settled_with_its_own_comm
     assert_once(site, "a")
 
 
+@pytest.mark.parametrize("answer", [Exchange.hang_up, says(403)], ids=["no answer", "a proxy's answer"])
 def test_one_save_is_one_commit_though_its_file_changes_while_the_remote_is_lost(
-    site: Site, http: HttpRemote
+    site: Site, http: HttpRemote, answer: Callable[[Exchange], None]
 ) -> None:
-    lose(http)
+    lose(http, answer)
     save(site, "a")
     assert_in_flight(site, site.run_once())
     site.write_post("content/posts/a.md", "a, edited\n")
