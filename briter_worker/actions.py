@@ -2,62 +2,83 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from briter_worker import client, wiring
 from briter_worker.errors import UsageError
 from briter_worker.events import Cancelled, Steered
 from briter_worker.git import undo
-from briter_worker.git.repository import Repository
 from briter_worker.sinks.recorder import FanOut, HistorySink
 from briter_worker.sinks.store import PostgresStore, SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from briter_worker.events import Event
+    from briter_worker.git.repository import Repository
     from briter_worker.job import Job
     from briter_worker.settings import Settings
+    from briter_worker.sinks.history import Receipt
     from briter_worker.sinks.store import Store
 
 _MAX_PUBLICATIONS = 1000
+_CLONES = ".shown"
+"""Folder of the cache; no site has such a name."""
 
 
-def published_commits(settings: Settings, slug: str) -> list[str]:
-    """Return the commits of the post's publications, newest first. Raises UsageError and DeclinedError."""
-    if settings.database_url:
-        raise UsageError(
-            "a cluster has no work tree, so its publications are neither shown nor undone here",
-            "git show COMMIT or git revert COMMIT in a clone of the site",
-        )
+def _publications(settings: Settings, slug: str) -> list[Receipt]:
+    """Return the receipts of the post's publications, newest first. Raises UsageError."""
     with closing(wiring.open_history(settings)) as history:
         receipts = history.receipts(slug=slug, outcomes=("published",), limit=_MAX_PUBLICATIONS)
-    commits = [each.commit for each in receipts if each.commit and not each.dry_run]
-    if not commits:
+    found = [each for each in receipts if each.commit and not each.dry_run]
+    if not found:
         text = f"the history has no publication of the post {slug!r}"
         raise UsageError(text, "briter-worker history shows the slugs of published posts")
-    return commits
+    return found
+
+
+@contextmanager
+def open_published(settings: Settings) -> Iterator[Repository]:
+    """Open the site's repository; in a cluster a clone on this machine, beside the one that drains use."""
+    if settings.database_url:
+        from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
+
+        site = sites.get(wiring.open_database(settings), settings.site)
+        timeout = settings.git_timeout_ms / 1000
+        with sites.open_site_clone(site, settings, _CLONES, timeout) as clone:
+            clone.update_refs((clone.pushed_ref, clone.fetch(), None))
+            yield clone
+    else:
+        repository = wiring.open_repository(settings)
+        with closing(repository.git):
+            yield repository
 
 
 def show_difference(settings: Settings, slug: str) -> tuple[str, str]:
     """Return the commit of the post's last publication and its differences."""
-    commit = published_commits(settings, slug)[0]
-    with closing(wiring.open_git(settings)) as git:
-        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
+    commit = str(_publications(settings, slug)[0].commit)
+    with open_published(settings) as repository:
         return commit, undo.difference(repository, commit)
 
 
-def undo_post(
-    settings: Settings, slug: str, *, to: str | None = None, message: str | None = None
-) -> client.Enqueued:
-    """Bring the post's files to an earlier version, and enqueue their publication."""
-    commits = published_commits(settings, slug)
-    with closing(wiring.open_git(settings)) as git:
-        repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
-        with undo.restored(repository, settings.allowlist(), commits, to) as paths:
-            document = client.compose(slug, paths, message=message or f"Restore {slug}")
-            return client.submit(document, queue=settings.queue_root)
+def undo_post(settings: Settings, slug: str, *, to: str | None = None, message: str | None = None) -> str:
+    """Enqueue the publication of an earlier version of the post; return the job's id.
+
+    Where jobs do not carry their contents, bring the post's files to that version first.
+    """
+    publications = _publications(settings, slug)
+    if settings.database_url:
+        from briter_worker.cluster.submit import send_undo  # noqa: PLC0415 - the extra [postgres]
+
+        return send_undo(settings, slug, publications, to=to, message=message).id
+    commits = [str(each.commit) for each in publications]
+    with (
+        open_published(settings) as repository,
+        undo.restored(repository, settings.allowlist(), commits, to) as paths,
+    ):
+        document = client.compose(slug, paths, message=message or f"Restore {slug}")
+        return client.submit(document, queue=settings.queue_root).id
 
 
 def record_action(

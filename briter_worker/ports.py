@@ -295,11 +295,16 @@ class BaseVersions(Protocol):
         """
 
 
+RESTORE = "restore"
+"""Begins the mode of a file that an undo restores."""
+
+
 class SubmittedFile(NamedTuple):
     """A file as it was when its job was saved, where jobs carry their contents."""
 
     path: str
     mode: str
+    """Git's mode; or `restore LAST TO`: the version at TO, or before LAST, the post's last publication."""
     blob: str | None
     """None: the file was deleted."""
     saved_at: float

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from briter_worker.cluster.health import Health, host_of
 from briter_worker.cluster.lanes import CRAWL_PER_JOB_S, CRAWL_S
-from briter_worker.cluster.sites import Site, settings_of, wake
+from briter_worker.cluster.sites import Site, open_site_clone, settings_of, wake
 from briter_worker.drain import Counts, Drain
 from briter_worker.errors import PublishError, UsageError
 from briter_worker.events import Progress, Warned
-from briter_worker.git.clone import find_own_commits, open_clone
+from briter_worker.git.clone import find_own_commits
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import Person
@@ -28,14 +28,12 @@ from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 from briter_worker.queues.postgres.rows import decode_path, take_site
 from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, retire
 from briter_worker.sinks.store import PostgresStore
-from briter_worker.wiring import open_backoff, open_sender, open_webhooks, signer_of, target_of
+from briter_worker.wiring import open_backoff, open_sender, open_webhooks, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from briter_worker.git.push import OwnCommit
-    from briter_worker.git.repository import Repository
     from briter_worker.git.run import Git
     from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
@@ -200,7 +198,7 @@ class SiteDrains:
         self, site: Site, settings: Settings, token: int, emit: EventSink, stack: ExitStack
     ) -> GitPublisher:
         """Return the publisher to the site's remote; the stack closes its clone. Raises PublishError."""
-        repository = stack.enter_context(_open_site_clone(site, settings))
+        repository = stack.enter_context(open_site_clone(site, settings))
         with self._guard:
             self._running.add(repository.git)
             aborted = self._aborted
@@ -238,17 +236,6 @@ def mark_slow(database: Database, site: str, *, is_slow: bool) -> None:
     """Have the site's next drain wait in the lane of slow ones, or in the other one. Raises DatabaseError."""
     with database.connection() as connection:
         connection.execute("UPDATE sites SET slow = %s WHERE name = %s", (is_slow, site))
-
-
-def _open_site_clone(site: Site, settings: Settings) -> AbstractContextManager[Repository]:
-    return open_clone(
-        settings.cache_root / site.name,
-        url=site.remote,
-        branch=site.branch,
-        credentials=site.credentials,
-        timeout=settings.git_timeout_ms / 1000,
-        signer=signer_of(settings),
-    )
 
 
 def _identity(settings: Settings) -> Person:
@@ -297,7 +284,7 @@ def compare_restored(database: Database, node: Settings) -> Restored:
             settings = settings_of(site, node)
             plans = PostgresPlans(database, name, token=token)
             bases = PostgresBases(database, name, token=token)
-            with _open_site_clone(site, settings) as repository:
+            with open_site_clone(site, settings) as repository:
                 own = find_own_commits(repository, site.pushed_tip or "", _identity(settings))
                 note_unknown(plans, bases, own)
         except (PublishError, UsageError) as error:

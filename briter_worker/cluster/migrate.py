@@ -14,8 +14,9 @@ from briter_worker.cluster.submit import send
 from briter_worker.errors import DeclinedError, UnavailableError
 from briter_worker.git.payloads import GatherError, write_files
 from briter_worker.git.push import FilePlans
-from briter_worker.job import SUFFIX, MalformedJobError, State, encode_document, format_time
+from briter_worker.job import SUFFIX, MalformedJobError, encode_document, format_time
 from briter_worker.lock import AnotherWorkerError
+from briter_worker.ports import RESTORE
 from briter_worker.queues.disk.files import Folder, temporary_name, unused_name
 from briter_worker.queues.postgres.payloads import PostgresPayloads
 from briter_worker.queues.postgres.rows import delete, locked, select
@@ -108,18 +109,19 @@ def export_jobs(settings: Settings, now: float) -> Migrated:
         while _export_some(settings, moved):
             pass
         for each in rows.jobs(now):
-            if each.state is State.CLAIMED:
-                reason = "the job is in flight: export again when it is published or has failed"
-                moved.stayed[each.job.slug] = reason
+            moved.stayed[each.job.slug] = "it is in flight, or an undo: export again when it is published"
     return moved
 
 
 def _export_some(settings: Settings, moved: Migrated) -> bool:
     """Move the next jobs that are not in flight; return False if there are none."""
     database, site = open_database(settings), settings.site
-    condition = "site = %(site)s AND state <> 'claimed' ORDER BY created_at, id LIMIT %(limit)s"
+    condition = (
+        "site = %(site)s AND state <> 'claimed' AND NOT EXISTS (SELECT FROM files f WHERE f.publication ="
+        " publications.id AND f.mode LIKE %(undo)s) ORDER BY created_at, id LIMIT %(limit)s"
+    )
     with database.connection() as connection:
-        rows = select(connection, condition, {"site": site, "limit": _AT_ONCE})
+        rows = select(connection, condition, {"site": site, "limit": _AT_ONCE, "undo": f"{RESTORE} %"})
     payloads = PostgresPayloads(database, site)
     carried = payloads.of([str(row.id) for row in rows]).values()
     files = [file for payload in carried for file in payload.files]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg.rows import dict_row
 
 from briter_worker.errors import DeclinedError, UsageError
+from briter_worker.git.clone import open_clone
 from briter_worker.git.environment import find_secrets
 from briter_worker.job import format_time
 from briter_worker.ports import Pause
@@ -22,10 +23,13 @@ from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.redaction import one_line, redact
 from briter_worker.setting_types import SITE_NAME
 from briter_worker.settings import for_site
+from briter_worker.wiring import signer_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from contextlib import AbstractContextManager
 
+    from briter_worker.git.repository import Repository
     from briter_worker.queues.postgres.database import Connection, Database
     from briter_worker.settings import Settings
 
@@ -212,6 +216,21 @@ def settings_of(site: Site, node: Settings) -> Settings:
     }
     settings = for_site(node, own, source=f"the site {site.name}")
     return settings.model_copy(update={"site": site.name})
+
+
+def open_site_clone(
+    site: Site, settings: Settings, below: str = "", patience: float = 1.0
+) -> AbstractContextManager[Repository]:
+    """Lock and open this machine's clone of the site in the cache; `below`: another one, for other uses."""
+    return open_clone(
+        settings.cache_root / below / site.name,
+        url=site.remote,
+        branch=site.branch,
+        credentials=site.credentials,
+        timeout=settings.git_timeout_ms / 1000,
+        signer=signer_of(settings),
+        patience=patience,
+    )
 
 
 def check_site(site: Site, node: Settings) -> Site:

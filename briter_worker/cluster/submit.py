@@ -5,15 +5,18 @@ The files are stored with the job, so that any node can publish them and the pro
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from briter_worker.allowlist import Allowlist, PathRefusedError
 from briter_worker.client import compose
 from briter_worker.cluster import sites
-from briter_worker.errors import UsageError
+from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.git.payloads import GatherError, gather
+from briter_worker.ports import RESTORE, Payload, SubmittedFile
 from briter_worker.queues.postgres.payloads import ContentChangedError, PayloadSource, submit
+from briter_worker.queues.postgres.rows import locked, select
 from briter_worker.settings import load_settings
 from briter_worker.wiring import open_database, quiet_time_of
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from briter_worker.job import Document
     from briter_worker.settings import Settings
+    from briter_worker.sinks.history import Receipt
 
 _MAX_TRIES = 5
 
@@ -112,6 +116,38 @@ def send(
         sites.wake(database, [settings.site])
         return Sent(document["id"], settings.site, left_out, missing)
     raise GatherError("the files keep changing while they are read: write them elsewhere, then rename them")
+
+
+def send_undo(
+    settings: Settings, slug: str, publications: Sequence[Receipt], *, to: str | None, message: str | None
+) -> Sent:
+    """Store a job that restores the post's files, with its publications newest first; a node finds the files.
+
+    Raises DeclinedError and UsageError, with nothing changed.
+    """
+    if to and not re.fullmatch("[0-9a-f]{7,64}", to):
+        raise UsageError(f"--to is {to!r}, which is no commit", f"briter-worker history --slug {slug}")
+    undone = publications if to else publications[:1]
+    paths = sorted({change.path for each in undone for change in each.changes})
+    if not paths or any(each.files_changed > len(each.changes) for each in undone):
+        text = "the history does not have every file that the publications changed"
+        raise DeclinedError(text, "git revert COMMIT in a clone of the site")
+    try:
+        for path in paths:
+            settings.allowlist().resolve(path)
+    except PathRefusedError as refused:
+        raise DeclinedError(f"{path} may not be published now: {refused.reason}", "allow the path") from None
+    mode = f"{RESTORE} {publications[0].commit} {to or ''}"
+    payload = Payload(tuple(SubmittedFile(path, mode, None, 0.0) for path in paths))
+    document = compose(slug, paths, message=message or f"Restore {slug}")
+    with locked(open_database(settings), settings.site) as connection:
+        if select(connection, "site = %(site)s AND slug = %(slug)s", {"site": settings.site, "slug": slug}):
+            text = f"the queue has a save of {slug}, and the undo would take it back unpublished"
+            raise DeclinedError(text, f"briter-worker cancel {slug}, or undo when it is published")
+        source = PayloadSource.of({})._replace(payload=payload)
+        submit(connection, settings.site, document, source, quiet=quiet_time_of(settings))
+    sites.wake(open_database(settings), [settings.site])
+    return Sent(document["id"], settings.site)
 
 
 def _values(files: Mapping[str, bytes | None], allowlist: Allowlist, max_bytes: int) -> PayloadSource:

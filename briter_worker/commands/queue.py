@@ -363,10 +363,10 @@ def undo(
 ) -> None:
     """Publish an earlier version of a post again. Changes nothing if the CMS has changed its files since."""
     settings = read_site(site)
-    done = undo_post(settings, slug, to=to, message=message)
-    record_action(settings, "undo", user_name(), [(done.id, slug)], _report_warning)
-    job = {"id": done.id, "slug": slug, "file": str(done.path)}
-    output.answer(job, f"{one_line(slug)} is restored and queued as job {done.id}", as_json=as_json)
+    job_id = undo_post(settings, slug, to=to, message=message)
+    record_action(settings, "undo", user_name(), [(job_id, slug)], _report_warning)
+    text = f"the version before of {one_line(slug)} is queued as job {job_id}"
+    output.answer({"id": job_id, "slug": slug}, text, as_json=as_json)
 
 
 def _record(settings: Settings, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:

@@ -248,14 +248,8 @@ def _check_clock(database: Database) -> Finding:
 
 
 def _ask_site_remote(site: Site, settings: Settings) -> None:
-    from briter_worker.git.clone import open_clone  # noqa: PLC0415 - the extra [postgres]
+    from briter_worker.cluster.sites import open_site_clone  # noqa: PLC0415 - the extra [postgres]
 
-    with open_clone(
-        settings.cache_root / site.name,
-        url=site.remote,
-        branch=site.branch,
-        credentials=site.credentials,
-        timeout=settings.git_timeout_ms / 1000,
-    ) as repository:
+    with open_site_clone(site, settings) as repository:
         tip = repository.fetch()
         ask_push(repository, tip, expected=tip)

@@ -34,7 +34,6 @@ _FORMAT = "3"
 _MARK = "briter/clone"
 _MAX_PACKS = 100
 """Each publication and each fetch adds one; rolling them up is not worth the time of a new clone."""
-_LOCK_WAIT_S = 1.0
 _DAMAGED = frozenset({FailureCode.CORRUPT, FailureCode.NOT_A_REPOSITORY, FailureCode.LOCKED})
 _configurations: dict[Path, Configuration] = {}
 """Git's configuration in each clone, as this process has read it."""
@@ -52,11 +51,12 @@ def open_clone(
     credentials: Mapping[str, str] | None,
     timeout: float,
     signer: Signer | None = None,
+    patience: float = 1.0,
 ) -> Iterator[Repository]:
     """Lock the site's clone in `folder`, make it where needed, and yield it; end its git on leaving.
 
-    `credentials` are references, see `open_access`. A clone in which git finds damage is cloned again by the
-    next caller. Raises PublishError.
+    `credentials` are references, see `open_access`. `patience`: seconds to wait for the lock. A clone
+    in which git finds damage is cloned again by the next caller. Raises PublishError.
     """
     access = open_access(url, credentials)
     conceal_secrets([(f"remote.{REMOTE}.url", url)])
@@ -69,7 +69,7 @@ def open_clone(
         with _naming(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A process that another thread is just starting has a copy of the lock for a moment.
-        with git.locked(folder / "lock", _LOCK_WAIT_S):
+        with git.locked(folder / "lock", patience):
             try:
                 if (known := _configurations.get(place)) is not None and known.is_current():
                     git.configuration = known

@@ -19,15 +19,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import Allowlist, PathRefusedError, is_inside, parents
-from briter_worker.errors import Failure, FailureCode, PublishError, UnavailableError, UsageError
+from briter_worker.errors import (
+    DeclinedError,
+    Failure,
+    FailureCode,
+    PublishError,
+    UnavailableError,
+    UsageError,
+)
 from briter_worker.git.folders import Folders, Staged, Tree, check_size, read_pieces, read_tree
 from briter_worker.git.merge import Base
 from briter_worker.git.push import blob_id
 from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import IGNORED, ignored_paths, sparse_paths
+from briter_worker.git.undo import versions_to_restore
 from briter_worker.git.work_tree import BlockedError, WorkTree
-from briter_worker.ports import BaseVersion, Payload, SubmittedFile
+from briter_worker.ports import RESTORE, BaseVersion, Payload, SubmittedFile
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -225,7 +233,8 @@ class SubmittedCopies:
         self, requests: Sequence[Request], *, tip: str, scheduled: Mapping[str, float]
     ) -> dict[str, Staged]:
         """Return what each request changes on `tip`, by its key."""
-        payloads = self._payloads.of([request.key for request in requests])
+        payloads = dict(self._payloads.of([request.key for request in requests]))
+        refused = self._resolve_undos(payloads)
         self._newest = _Newest(payloads)
         git = self._repository.git
         try:
@@ -252,7 +261,29 @@ class SubmittedCopies:
                     base = known.get(file.path)
                     if base is None or base.blob != file.blob:
                         each.failure, each.changes = _outdated(file, version, base), {}
+            if key in refused:
+                each.failure, each.changes = refused[key], {}
         return staged
+
+    def _resolve_undos(self, payloads: dict[str, Payload]) -> dict[str, Failure]:
+        """Replace what undos restore by the versions to publish; return the failures of those that cannot."""
+        refused = {}
+        for key, payload in payloads.items():
+            undone = {file.path: file for file in payload.files if file.mode.startswith(RESTORE)}
+            if not undone:
+                continue
+            files = [file for file in payload.files if file.path not in undone]
+            _, last, to = next(iter(undone.values())).mode.split(" ")
+            try:
+                found = versions_to_restore(self._repository, last, to, undone.keys())
+            except (DeclinedError, UsageError) as error:
+                refused[key], found = Failure(FailureCode.REJECTED, error.message, error.fix), {}
+            for path, (wanted, published) in found.items():
+                mode, blob = wanted or ("", None)
+                base = published.blob if published else None
+                files.append(SubmittedFile(path, mode, blob, undone[path].saved_at, base, has_base=True))
+            payloads[key] = payload._replace(files=tuple(files))
+        return refused
 
     def _write_files(self, root: Path) -> dict[str, str]:
         """Write the files; return the reason for each path whose content is not what was saved."""
@@ -263,7 +294,7 @@ class SubmittedCopies:
                 path = root / self._allowlist.resolve(file.path)
                 self._repository.git.check_running()
                 try:
-                    content = self._payloads.content(str(file.blob))
+                    content = self.read(str(file.blob))
                 except LookupError:
                     content = b""
                 if blob_id(content, like=str(file.blob)) != file.blob:

@@ -235,11 +235,14 @@ class Repository:
         command = ("merge-base", "--is-ancestor", old, new)
         if self.git.attempt(*command)[0] == 0:
             return True
+        return self.complete_history() and self.git.attempt(*command)[0] == 0
+
+    def complete_history(self) -> bool:
+        """Fetch the commits, without trees, that a shallow clone lacks. Return False if it lacks none."""
         if not (self.git.common_dir / "shallow").exists():
             return False
-        # The history ends above `old`: get the commits that are missing, without their trees.
         self._fetch("--unshallow", "--filter=tree:0")
-        return self.git.attempt(*command)[0] == 0
+        return True
 
     def local_commits(self) -> list[tuple[str, str]]:
         """Return the commits (and subjects) of the local branch that the remote lacks, newest first."""

@@ -119,11 +119,8 @@ def restored(
     ends, `watch` does not look at the files.
     """
     repository.check()
-    last, tip = commits[0], _check_published(repository, commits[0])
-    goal = _find_goal(repository, to, tip) if to else _rev_parse(repository, f"{last}^")
-    if goal is None:
-        text = f"nothing was on the branch before the publication {last[:10]}"
-        raise DeclinedError(text, "git fetch --unshallow if the clone is shallow; else delete the files")
+    last = commits[0]
+    tip, goal = _find_goal(repository, last, to)
     paths = _changed_paths(repository, commits, goal)
     wanted, now = _versions(repository, goal, paths), _versions(repository, tip, paths)
     if all(wanted[path] == now[path] for path in paths):
@@ -148,8 +145,22 @@ def restored(
         yield paths
 
 
+def versions_to_restore(
+    repository: Repository, last: str, to: str | None, paths: Collection[str]
+) -> dict[str, tuple[Entry | None, Entry | None]]:
+    """Return the version before the publication `last`, or at `to`, of each path; and the published one.
+
+    Raises DeclinedError and UsageError.
+    """
+    _, goal = _find_goal(repository, last, to)
+    wanted, published = _versions(repository, goal, paths), _versions(repository, last, paths)
+    return {path: (wanted[path], published[path]) for path in paths if wanted[path] != published[path]}
+
+
 def _check_published(repository: Repository, commit: str) -> str:
     """Return the remote's tip as last seen. Raises DeclinedError if the publication is not part of it."""
+    if repository.git.worktree is None:  # git would fetch an unknown commit with its whole history
+        repository.complete_history()
     tip = repository.ref(repository.pushed_ref) or repository.ref(repository.tracking_ref)
     if tip is None or not _COMMIT.fullmatch(commit) or not repository.is_ancestor(commit, tip):
         text = f"the publication {commit[:10]} is not on {repository.branch} of {repository.remote}"
@@ -157,14 +168,19 @@ def _check_published(repository: Repository, commit: str) -> str:
     return tip
 
 
-def _find_goal(repository: Repository, to: str, tip: str) -> str:
-    commit = _rev_parse(repository, to)
+def _find_goal(repository: Repository, last: str, to: str | None) -> tuple[str, str]:
+    """Return the remote's tip as last seen, and the commit to go back to."""
+    tip = _check_published(repository, last)
+    commit = _rev_parse(repository, to or f"{last}^")
+    if commit is None and not to:
+        text = f"nothing was on the branch before the publication {last[:10]}"
+        raise DeclinedError(text, "git fetch --unshallow if the clone is shallow; else delete the files")
     if commit is None or not repository.is_ancestor(commit, tip):
         raise UsageError(
             f"--to is {to!r}, which is no commit of {repository.branch} that this repository knows",
             f"choose one of: git log {repository.remote}/{repository.branch}",
         )
-    return commit
+    return tip, commit
 
 
 def _rev_parse(repository: Repository, revision: str) -> str | None:

@@ -179,7 +179,7 @@ def cancel(site: CurrentSite, job_id: JobId) -> Response:
     return Json({"jobs": [{"id": job.id, "slug": job.slug, "cancelled": gone} for job, gone in rows]})
 
 
-@folder_router.post("/jobs/{job_id:path}/undo")
+@router.post("/jobs/{job_id:path}/undo")
 def undo(site: CurrentSite, job_id: JobId) -> Response:
     """Publish the version before the post's last publication, unless the CMS has changed its files since."""
     return Json({"jobs": [{"id": site.undo(job_id), "slug": job_id}]})

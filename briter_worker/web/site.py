@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from briter_worker import actions, client, wiring
@@ -202,12 +202,8 @@ class Site:
 
     def with_repository(self, ask: Callable[[Repository], T]) -> T:
         """Return what git knows of a publication. Raises ProblemError."""
-        if self.settings.database_url:
-            text = "a cluster has no work tree, so the differences are not shown here"
-            raise ProblemError(404, text, "git show COMMIT in a clone of the site")
         try:
-            repository = wiring.open_repository(self.settings)
-            with closing(repository.git):
+            with actions.open_published(self.settings) as repository:
                 return ask(repository)
         except (FixableError, PublishError) as error:
             raise ProblemError(409, error.message, error.fix) from None
@@ -217,12 +213,12 @@ class Site:
         receipts = self.history.attempts(wanted)
         slug = receipts[0].slug if receipts else wanted
         try:
-            job = actions.undo_post(self.settings, slug)
+            job_id = actions.undo_post(self.settings, slug)
         except (FixableError, PublishError) as error:
             raise ProblemError(409, error.message, error.fix) from None
-        actions.record_action(self.settings, "undo", ACTOR.get(), [(job.id, slug)], self._log)
+        actions.record_action(self.settings, "undo", ACTOR.get(), [(job_id, slug)], self._log)
         self._after_change()
-        return job.id
+        return job_id
 
     def pause(self, until: float | None, reason: str) -> Pause:
         """Stop publishing. The worker records the pause in the history. Raises ProblemError."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from cluster_farm import Farm
 from dashboards import serving
 from sites import eventually
 
 from briter_worker.actions import undo_post
+from briter_worker.cluster.submit import enqueue
 from briter_worker.errors import DeclinedError
 from briter_worker.git.work_tree import WorkTree
 from briter_worker.settings import load_settings
@@ -17,8 +19,11 @@ from briter_worker.settings import load_settings
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+    from pathlib import Path
 
     from sites import Site
+
+    from briter_worker.queues.postgres.database import Database
 
 A, PICTURE, OLD = "content/posts/a.md", "content/posts/a/picture.png", "content/posts/old.md"
 
@@ -233,3 +238,94 @@ def test_the_dashboard_undoes(site: Site) -> None:
         ]
         refused = dashboard.api.post("/api/jobs/never/undo")
         assert (refused.status_code, bool(refused.json()["fix"])) == (409, True)
+
+
+# --- in a cluster
+
+
+@pytest.fixture
+def farm(tmp_path: Path, database: Database, database_url: str) -> Farm:
+    """A site whose post was published twice: changed, with a new picture, and without its former part."""
+    farm = Farm(tmp_path, database, database_url)
+    farm.add("blog")
+    for files in ({A: b"one\n", OLD: b"old\n"}, {A: b"two\n", PICTURE: b"picture", OLD: None}):
+        enqueue("a", files=files, site="blog", settings=farm.settings())
+        assert farm.once().returncode == 0
+    return farm
+
+
+def on_remote(farm: Farm) -> list[str | None]:
+    return [farm.site("blog").remote_file(path) for path in (A, PICTURE, OLD)]
+
+
+def in_cluster(farm: Farm, *args: str) -> Any:  # noqa: ANN401 - any JSON
+    done = farm.command(*args, "--site", "blog", "--json", host="office")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("filters", [True, False], ids=["filters", "no-filters"])
+def test_a_node_publishes_the_version_before_and_any_other(farm: Farm, *, filters: bool) -> None:
+    site = farm.site("blog")
+    site.git("config", "uploadpack.allowFilter", str(filters).lower(), cwd=site.remote)
+    site.push_elsewhere({"content/posts/b.md": "a colleague's\n"})
+    first = site.remote_log()[2][0]
+    in_cluster(farm, "undo", "a")
+    assert farm.once("two").returncode == 0
+    assert on_remote(farm) == ["one\n", None, "old\n"]
+    assert site.remote_log()[0][1] == "Restore a"
+    assert site.remote_file("content/posts/b.md") == "a colleague's\n"
+    in_cluster(farm, "undo", "a", "-m", "As it was")
+    assert farm.once().returncode == 0
+    assert (on_remote(farm), site.remote_log()[0][1]) == (["two\n", "picture", None], "As it was")
+    in_cluster(farm, "undo", "a", "--to", first[:10])
+    assert farm.once("three").returncode == 0
+    assert on_remote(farm) == ["one\n", None, "old\n"]
+    assert [each["outcome"] for each in in_cluster(farm, "history")] == ["published"] * 5
+    assert [each["action"] for each in in_cluster(farm, "history", "--actions")] == ["undo"] * 3
+
+
+def test_a_waiting_save_and_what_makes_no_sense_refuse_an_undo_in_a_cluster(farm: Farm) -> None:
+    for args, status, words in (
+        (["never"], 2, "no publication"),
+        (["a", "--to", "HEAD~9"], 2, "no commit"),
+    ):
+        done = farm.command("undo", *args, "--site", "blog")
+        assert (done.returncode, words in done.stderr, "Fix: " in done.stderr) == (status, True, True)
+    in_cluster(farm, "undo", "a", "--to", "0123456789")
+    assert farm.once().returncode == 1
+    (job,) = in_cluster(farm, "list")
+    assert (job["state"], job["attempts"], "no commit of main" in job["lastError"]) == ("failed", 1, True)
+    done = farm.command("undo", "a", "--site", "blog")
+    assert (done.returncode, "cancel a" in done.stderr) == (1, True)
+    assert [each["cancelled"] for each in in_cluster(farm, "cancel", "a")] == [True]
+    assert (on_remote(farm), farm.rows()) == (["two\n", "picture", None], 0)
+
+
+def test_an_undo_meets_others_edits_and_newer_saves_as_any_save_does(farm: Farm) -> None:
+    site = farm.site("blog")
+    in_cluster(farm, "undo", "a")
+    enqueue("a", files={A: b"three\n"}, site="blog", settings=farm.settings())
+    assert farm.once().returncode == 0
+    assert on_remote(farm) == ["three\n", None, "old\n"]
+    site.push_elsewhere({A: "a colleague's\n"})
+    in_cluster(farm, "undo", "a")
+    assert farm.once().returncode == 1
+    assert [job["failure"] for job in in_cluster(farm, "list")] == ["conflict"]
+    assert site.remote_file(A) == "a colleague's\n"
+
+
+def test_the_differences_are_shown_in_a_cluster_and_the_dashboard_undoes(farm: Farm) -> None:
+    shown = in_cluster(farm, "show", "a", "--diff")
+    assert ("-one" in shown["diff"], "+two" in shown["diff"]) == (True, True)
+    office = farm.site("blog")
+    office.env.update(farm.environment("office"))
+    with serving(office) as dashboard:
+        page = dashboard.page.get("/sites/blog/post", params={"slug": "a", "commit": shown["commit"]}).text
+        assert "<del>one</del>" in page
+        picture = {"commit": shown["commit"], "file": PICTURE}
+        assert dashboard.page.get("/sites/blog/picture", params=picture).content == b"picture"
+        form = {"csrf": dashboard.csrf("/sites/blog/site"), "back": "/", "id": "a"}
+        assert dashboard.page.post("/sites/blog/actions/undo", data=form).status_code == 303
+    assert farm.once().returncode == 0
+    assert on_remote(farm) == ["one\n", None, "old\n"]
