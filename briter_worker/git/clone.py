@@ -35,10 +35,8 @@ _MARK = "briter/clone"
 _MAX_PACKS = 100
 """Each publication and each fetch adds one; rolling them up is not worth the time of a new clone."""
 _DAMAGED = frozenset({FailureCode.CORRUPT, FailureCode.NOT_A_REPOSITORY, FailureCode.LOCKED})
-_configurations: dict[Path, Configuration] = {}
-"""Git's configuration in each clone, as this process has read it."""
-_sound: set[Path] = set()
-"""Clones that this process has found complete."""
+_configuration: list[Configuration] = []
+"""Git's configuration as this process read it last, in any clone: they differ in their addresses."""
 _NO_BRANCH = re.compile(r"Remote branch .* not found")
 
 
@@ -71,18 +69,16 @@ def open_clone(
         # A process that another thread is just starting has a copy of the lock for a moment.
         with git.locked(folder / "lock", patience):
             try:
-                if (known := _configurations.get(place)) is not None and known.is_current():
-                    git.configuration = known
+                if (known := next(iter(_configuration), None)) is not None and known.is_current():
+                    git.configuration = known.for_clone(url)
                 with _naming(folder):
                     _prepare(repository, place, url)
-                _sound.add(place)
                 yield repository
             finally:
                 git.abort()
                 if git.configuration is not None:
-                    _configurations[place] = git.configuration
+                    _configuration[:] = [git.configuration]
                 if git.failures & _DAMAGED:
-                    _sound.discard(place)
                     with suppress(OSError):  # the next opening clones again
                         (place / _MARK).unlink()
     finally:
@@ -126,10 +122,7 @@ def _is_usable(repository: Repository, place: Path, mark: str) -> bool:
         packs = len(list((place / "objects" / "pack").glob("*.pack")))
         if (place / _MARK).read_text() != mark or not (place / "config").is_file() or packs > _MAX_PACKS:
             return False
-        tip = repository.ref(repository.pushed_ref)
-        if tip is None or place in _sound:
-            return tip is not None
-        return repository.git.attempt("cat-file", "-e", f"{tip}^{{tree}}")[0] == 0
+        return repository.ref(repository.pushed_ref) is not None
     except (OSError, ValueError, PublishError):
         return False
 

@@ -306,15 +306,18 @@ class SubmittedCopies:
 
     def _write_rules(self, root: Path, tip: str, requests: Sequence[Request]) -> None:
         """Write the rule files along the folders, unless the CMS changed or removed them."""
-        folders = {""}
+        folders, files = {""}, {file.path for file in self._newest.present()}
+        wanted = set[str]()
         for path in (*self._newest.files, *(path for request in requests for path in request.paths)):
             with suppress(PathRefusedError):
-                folders.update(parents(f"{self._allowlist.resolve(path)}/"))
+                resolved = self._allowlist.resolve(path)
+                wanted.add(resolved)
+                folders.update(parents(resolved if path in files else f"{resolved}/"))
         rules = {f"{folder}/{name}".lstrip("/") for folder in folders for name in _RULES}
         # Asked together with what staging asks for next: the repository remembers it.
         found = {
             path: entry.blob
-            for path, entry in self._repository.entries(tip, rules | folders - {""}).items()
+            for path, entry in self._repository.entries(tip, rules | wanted | folders - {""}).items()
             if path in rules
             and entry.mode in ("100644", "100755")
             and (path.endswith(".gitattributes") or self._newest.gone_at(path) is None)

@@ -43,7 +43,7 @@ FAST_IMPORT = ("-c", "core.ignoreCase=false", "-c", "pack.compression=1", "fast-
 With core.ignoreCase, it would write a file to another one whose name differs in case only. Trees consist of
 digests, which a higher level hardly compresses, in three times the time.
 """
-_VERY_FEW_PATHS = 6
+_VERY_FEW_PATHS = 12
 _FEW_PATHS = 100
 """Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
 _OLD_LOCK_S = 15 * 60.0

@@ -8,11 +8,13 @@ endings.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from briter_worker.allowlist import PathRefusedError, is_inside, normalized, parents
@@ -35,7 +37,6 @@ from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, Reposit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from briter_worker.allowlist import Allowlist
     from briter_worker.git.folders import Stamp
@@ -46,6 +47,11 @@ _CHECK_ATTRIBUTES = (
     *("check-attr", "-z", "--stdin"),
     *("filter", "text", "eol", "crlf", "ident", "working-tree-encoding"),
 )
+_RULES = {
+    ".gitattributes": ("info/attributes", "core.attributesFile", "attributes"),
+    ".gitignore": ("info/exclude", "core.excludesFile", "ignore"),
+}
+"""By kind of rule file: the repository's own, the setting that names another, and the user's own."""
 _ALL_TEXT = ("true", "input", "1")
 _FEW_PATHS = 100
 _LARGE = 4 << 20
@@ -162,13 +168,16 @@ class _Batch:
         self._bases = bases
         self._tree = Tree({})
         self._read: dict[str, _Read | PublishError | None] = {}
+        self._has_attributes = False
         self._filtered: set[str] = set()
         self._lfs: set[str] = set()
 
     def stage(self, requests: Sequence[Request], scheduled: Mapping[str, float]) -> dict[str, Staged]:
         batch = {request.key: self._expand(request) for request in requests}
         if files := dict.fromkeys(path for staged in batch.values() for path in staged.files):
-            self._git.begin(*_CHECK_ATTRIBUTES, stdin=_nul_lines(files))  # while the tree is read
+            self._has_attributes = _has_rules(self._git, files, ".gitattributes")
+            if self._has_attributes:
+                self._git.begin(*_CHECK_ATTRIBUTES, stdin=_nul_lines(files))  # while the tree is read
         self._tree = self._read_tree({path for staged in batch.values() for path in staged.places.values()})
         held = {normalized(path): at for path, at in scheduled.items()}
         for staged in batch.values():
@@ -278,11 +287,14 @@ class _Batch:
 
     def _find_filtered(self, paths: Collection[str]) -> None:
         """Find the paths whose contents git changes on their way in."""
+        all_text = self._git.config("core.autocrlf").lower() in _ALL_TEXT
+        if not self._has_attributes:
+            self._filtered.update(paths if all_text else ())
+            return
         out = self._git.run(
             *_CHECK_ATTRIBUTES, stdin=_nul_lines(paths), what=".gitattributes could not be read"
         )
         fields = os.fsdecode(out).split("\0")[:-1]
-        all_text = self._git.config("core.autocrlf").lower() in _ALL_TEXT
         for path, attribute, value in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
             if value not in ("unspecified", "unset") or (
                 all_text and (attribute, value) == ("text", "unspecified")
@@ -409,11 +421,28 @@ class _Batch:
 
 def ignored_paths(git: Git, paths: Collection[str]) -> set[str]:
     """Return which of the paths, none of which is in the index, git ignores."""
-    if not paths:
+    if not paths or not _has_rules(git, paths, ".gitignore"):
         return set()
     # Without the index: git stops at the first path that is in a submodule there.
     out = git.run("check-ignore", "--no-index", "-z", "--stdin", stdin=_nul_lines(paths), ok=(0, 1))
     return set(os.fsdecode(out).split("\0")[:-1])
+
+
+def _has_rules(git: Git, paths: Iterable[str], name: str) -> bool:
+    """Return False if no file of rules can concern the paths: then git need not be asked."""
+    if (git.git_dir / "index").exists():  # git looks there, too
+        return True
+    info, key, of_user = _RULES[name]
+    if git.config(key):
+        return True
+    folders = {"", *(above for path in paths for above in parents(path))}
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111 - never raises
+    places = [git.git_dir / info, Path(home, "git", of_user)]
+    places += [cast("Path", git.worktree) / folder / name for folder in folders]
+    if name == ".gitattributes":  # the system's, of a git in /usr and of any other one
+        program = shutil.which("git") or "/usr/bin/git"
+        places += [Path("/etc/gitattributes"), Path(program).parents[1] / "etc/gitattributes"]
+    return any(map(os.path.lexists, places))
 
 
 def sparse_paths(git: Git, paths: Collection[str]) -> set[str]:
