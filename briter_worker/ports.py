@@ -110,7 +110,10 @@ class Queue(Protocol):
         """
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
-        """Return the paths that scheduled jobs declare, each with the time it is scheduled for."""
+        """Return the paths that scheduled jobs declare, each with the time it is scheduled for.
+
+        0 stands for a job that cannot be read, and may be scheduled.
+        """
 
     def unsettled_until(self, now: float) -> float | None:
         """Return until when a half-written job may turn out to schedule anything; None if there is none."""

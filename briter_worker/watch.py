@@ -19,10 +19,11 @@ import filelock
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
 
 from briter_worker.allowlist import PathRefusedError, is_inside, parents
-from briter_worker.errors import PublishError, os_error_fix, os_error_text
+from briter_worker.errors import failure_of, os_error_text
 from briter_worker.git.index import hash_files
 from briter_worker.git.staging import ignored_paths
 from briter_worker.git.undo import LOCK_NAME
+from briter_worker.job import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -158,8 +159,9 @@ class PostWatcher:
                     waiting = None
                 self.save(waiting)
                 waiting = self._wait(watcher, is_stopping, poll)
-            except (OSError, PublishError) as error:
-                self._report(error)
+            except Exception as error:  # noqa: BLE001 - the watch goes on after any error
+                failure = failure_of(error)
+                self._warn(f"changes cannot be watched: {failure.message}", failure.fix)
                 if watcher is not None:
                     watcher.close()
                 watcher = None
@@ -218,7 +220,11 @@ class PostWatcher:
         known = {row.job.slug: row.job for row in self._list_jobs(now)} if posts else {}
         for slug, files in posts.items():
             if not (slug in known and self._covers(known[slug], files)):
-                self._enqueue(slug, files)
+                try:
+                    self._enqueue(slug, files)
+                except ValueError as error:  # too many files for one job, which keep no other post waiting
+                    text = f"the post {quoted(slug)} cannot be enqueued: {error}"
+                    self._warn(text, "declare a folder: briter-worker enqueue SLUG FOLDER")
 
     def _covers(self, job: Job, files: Sequence[str]) -> bool:
         """Return True if the job was written after these files were, and declares them."""
@@ -290,9 +296,3 @@ class PostWatcher:
             return any((self._root / folder).glob(self._page_file))
         except OSError:
             return False
-
-    def _report(self, error: OSError | PublishError) -> None:
-        if isinstance(error, PublishError):
-            self._warn(error.message, error.fix)
-        else:
-            self._warn(f"changes cannot be watched: {os_error_text(error)}", os_error_fix(error))

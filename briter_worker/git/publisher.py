@@ -107,11 +107,11 @@ class Tip(NamedTuple):
         """Return the outcome of a request that changes nothing here."""
         if item.staged.withheld:
             path, until = min(item.staged.withheld.items(), key=lambda each: each[1])
-            failure = Failure(
-                FailureCode.UNSETTLED,
-                f"{path} belongs to a scheduled post and is not published before its time",
-                "publish the scheduled post now, or cancel it",
-            )
+            text, fix = f"a job that cannot be read declares {path}", "save its post again, or cancel the job"
+            if until:
+                text = f"{path} belongs to a scheduled post and is not published before its time"
+                fix = "publish the scheduled post now, or cancel it"
+            failure = Failure(FailureCode.UNSETTLED, text, fix)
             return item.outcome(Result.FAILED, failure=failure)._replace(retry_at=until)
         message = item.request.message.encode().strip()
         for own in reversed(self.own_commits):

@@ -183,6 +183,23 @@ def test_more_changes_than_the_kernel_queues_are_all_found(watched: Site, watche
     assert len({job["slug"] for job in watched.jobs()}) == number + 2
 
 
+def test_a_post_of_too_many_files_for_one_job_is_told_and_keeps_no_other_waiting(site: Site) -> None:
+    names = [f"{number:03}-{'x' * 200}.txt" for number in range(900)]
+    deep = "/".join("y" * 200 for _ in range(5))
+    for name in ("index.md", *(f"{deep}/{name}" for name in names)):
+        site.write_post(f"content/posts/a/{name}", "x\n")
+    site.write_post("content/posts/b.md", "b\n")
+    with site.running("watch") as watcher:
+        eventually(lambda: [job["slug"] for job in site.jobs()] == ["posts/b"])
+        site.write_post("content/posts/c.md", "c\n")
+        eventually(lambda: len(site.jobs()) == 2)
+        watcher.terminate()
+        out, _ = watcher.communicate(timeout=20)
+    entry = next(each for each in events_in(out) if each["event"] == "warning")
+    assert "posts/a" in entry["error"]
+    assert "declare a folder" in entry["fix"]
+
+
 def test_run_watch_publishes_what_it_finds(site: Site) -> None:
     with site.running("run", "--watch") as worker:
         site.write_post("content/posts/hello.md", "hello\n")

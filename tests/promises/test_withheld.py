@@ -45,6 +45,7 @@ BROKEN: dict[str, dict[str, object]] = {
     "negative attempts": {"attempts": -1},
     "a bad time": {"scheduledFor": "next week"},
     "a bad author": {"author": {"name": 7}},
+    "never scheduled": {"scheduledFor": None, "attempts": -1},
 }
 DAMAGES = {
     "torn": b'{"id": "later", "slug": "la',
@@ -62,6 +63,7 @@ def test_a_malformed_job_that_no_worker_saw_before_withholds_what_it_names(
         publish_folder(site)
         assert site.remote_file("content/posts/now.md") == "now\n"
         assert site.remote_file(LATER) is None
+    assert site.job("all")["lastError"] == f"a job that cannot be read declares {LATER}"
 
 
 def test_what_is_scheduled_while_the_files_are_read_waits_for_its_time(site: Site, job: Path) -> None:

@@ -331,23 +331,20 @@ class Index:
         return {name: self._reasons[name] for name in self._blocked}
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
-        """Return the paths of jobs whose time has not come, and those that damaged files name or named."""
+        """Return the paths of jobs whose time has not come; with 0, those that damaged files declare."""
         paths: dict[str, float] = {}
         for entry in self.entries.values():
             at = entry.scheduled_for or 0.0
             if entry.problem or entry.is_quarantined:
-                if not entry.paths or self._is_saved_again(entry):
+                saves = (self.entries[name] for name in self.pending(entry.slug) if entry.paths)
+                if any(save.created_at >= entry.created_at for save in saves):
                     continue
-                at = max(at, now + _RETRY_S)
+                at = 0.0
             elif not entry.is_pending or at <= now:
                 continue
             for path in entry.paths:
                 paths[path] = min(at, paths.get(path, at))
         return paths
-
-    def _is_saved_again(self, entry: Entry) -> bool:
-        saves = (self.entries[name] for name in self.pending(entry.slug))
-        return any(save.created_at >= entry.created_at for save in saves)
 
     def unsettled_until(self, now: float) -> float | None:
         """Return when the last half-written file that was never read whole is quarantined."""

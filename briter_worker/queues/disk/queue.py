@@ -320,10 +320,7 @@ class DiskQueue(DiskControl):
                 return [job for job in self._alter(names, now, revive) if job.failure is None]
 
     def scheduled_paths(self, now: float) -> Mapping[str, float]:
-        """Return the paths that scheduled jobs declare, each with the time it is scheduled for.
-
-        The paths of a scheduled job whose file was damaged since stay withheld.
-        """
+        """Return the paths that scheduled jobs declare, each with its time; 0 for those of damaged files."""
         with self._guard:
             self._index.refresh(now)
             return self._index.scheduled_paths(now)
