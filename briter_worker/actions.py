@@ -10,7 +10,6 @@ from briter_worker.errors import UsageError
 from briter_worker.events import Cancelled, Steered
 from briter_worker.git import undo
 from briter_worker.sinks.recorder import FanOut, HistorySink
-from briter_worker.sinks.store import PostgresStore, SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from briter_worker.job import Job
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
-    from briter_worker.sinks.store import Store
 
 _MAX_PUBLICATIONS = 1000
 _CLONES = ".shown"
@@ -77,8 +75,8 @@ def undo_post(settings: Settings, slug: str, *, to: str | None = None, message: 
         open_published(settings) as repository,
         undo.restored(repository, settings.allowlist(), commits, to) as paths,
     ):
-        document = client.compose(slug, paths, message=message or f"Restore {slug}")
-        return client.submit(document, queue=settings.queue_root).id
+        text = message or f"Restore {slug}"
+        return client.enqueue(slug, paths, message=text, queue=settings.queue_root).id
 
 
 def record_action(
@@ -91,11 +89,9 @@ def record_action(
     cancelled: Iterable[Job] = (),
 ) -> None:
     """Store and log who steered which jobs (id, slug), and which were removed, beside a running worker."""
-    if settings.database_url:
-        store: Store = PostgresStore(wiring.open_database(settings).transaction)
-    else:
-        store = SqliteStore(settings.history_path)
     batch: list[Event] = [Steered(action=action, by=by, job_id=each, slug=slug) for each, slug in jobs]
     batch += [Cancelled(job_id=job.id, slug=job.slug) for job in cancelled]
-    with closing(FanOut([HistorySink(store, wiring.target_of(settings), site=settings.site)], log)) as emit:
+    site = settings.site if settings.database_url else ""
+    sink = HistorySink(wiring.open_store(settings), wiring.target_of(settings), site=site)
+    with closing(FanOut([sink], log)) as emit:
         emit.deliver(batch, lambda: None)

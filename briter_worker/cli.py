@@ -13,7 +13,7 @@ import typer
 import typer.main
 
 from briter_worker.commands import output
-from briter_worker.errors import FixableError, PublishError, UsageError, describe
+from briter_worker.errors import FixableError, UsageError, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +127,7 @@ def _report_error(error: Exception) -> int:
         case UsageError():
             output.report(error.message, error.fix)
             return 2
-        case FixableError() | PublishError() | OSError():
+        case FixableError() | OSError():
             output.report(*describe(error))
         case _:
             frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from briter_worker import events
 from briter_worker.allowlist import normalized
 from briter_worker.errors import (
     Failure,
@@ -25,19 +26,6 @@ from briter_worker.errors import (
     StoppedError,
     UnavailableError,
     failure_of,
-)
-from briter_worker.events import (
-    Cancelled,
-    DeadLettered,
-    Event,
-    Failed,
-    JobStarted,
-    NoChange,
-    NoPaths,
-    Progress,
-    Published,
-    Revived,
-    Warned,
 )
 from briter_worker.job import GIT_SYNC
 from briter_worker.ports import Backoff, Outcome, Publication, Request, Result
@@ -72,6 +60,7 @@ class Counts:
         self.undecided += other.undecided
 
 
+@dataclass(kw_only=True, eq=False)
 class Drain:
     """Publishes what is due in one site's queue, until `stopping`.
 
@@ -80,34 +69,19 @@ class Drain:
     NodeFailureError, with nothing left claimed, when this machine cannot publish.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a part or an option
-        self,
-        *,
-        queue: Queue,
-        publisher: Callable[[], Publisher],
-        emit: EventSink,
-        plugins: Callable[[], Plugins],
-        backoff: Backoff,
-        max_attempts: int,
-        dry_run: bool,
-        co_authors: bool = False,
-        stopping: Callable[[], bool],
-        blames_node: Callable[[Failure], bool] = lambda _: False,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """`blames_node` returns True for a failure that is this machine's alone: it costs no attempt."""
-        self._blames_node = blames_node
-        self.queue = queue
-        self.emit = emit
-        self.plugins = plugins
-        self.backoff = backoff
-        self.max_attempts = max_attempts
-        self.dry_run = dry_run
-        self.clock = clock
-        self._open_publisher = publisher
-        self._co_authors = co_authors
-        self._stopping = stopping
-        self._last_doubt = ""
+    queue: Queue
+    publisher: Callable[[], Publisher]
+    emit: EventSink
+    plugins: Callable[[], Plugins]
+    backoff: Backoff
+    max_attempts: int
+    dry_run: bool
+    co_authors: bool = False
+    stopping: Callable[[], bool]
+    blames_node: Callable[[Failure], bool] = lambda _: False
+    """Returns True for a failure that is this machine's alone: it costs no attempt."""
+    clock: Callable[[], float] = time.time
+    _last_doubt: str = field(default="", init=False)
 
     def run(self) -> Counts | None:
         """Publish what is due; return None if nothing was."""
@@ -128,7 +102,7 @@ class Drain:
         batch = _Batch(self, self.queue.recover(self.clock()), dry_run=False)
         undecided = self._resolve(batch)
         for claim in [claim for key, claim in batch.open.items() if key not in undecided]:
-            if self._stopping():
+            if self.stopping():
                 break  # the next start finds it in flight
             claimed = self.queue.reclaim(claim, self.clock())
             if claim.alone and claimed.attempt > self.max_attempts:
@@ -144,7 +118,7 @@ class Drain:
         """Acknowledge what landed of the recorded plans; return the keys of the claims still undecided."""
         doubt: Failure | None = None
         try:
-            publisher = self._open_publisher()
+            publisher = self.publisher()
         except PublishError as error:  # nobody knows the plans
             doubt, undecided = error.failure, frozenset(batch.open)
         else:
@@ -166,7 +140,7 @@ class Drain:
         """Warn once per reason why jobs in flight have to wait."""
         message = doubt.message if doubt else ""
         if doubt and message != self._last_doubt:
-            self.emit(Warned(error=f"jobs in flight wait for the remote: {message}", fix=doubt.fix))
+            self.emit(events.Warned(error=f"jobs in flight wait for the remote: {message}", fix=doubt.fix))
         self._last_doubt = message
 
     def _drain(self, claims: Sequence[Claim]) -> Counts:
@@ -176,7 +150,7 @@ class Drain:
             try:
                 batch.start()
                 for claim in [claim for claim in batch.open.values() if claim.job.type != GIT_SYNC]:
-                    if self._stopping():
+                    if self.stopping():
                         raise StoppedError  # noqa: TRY301 - as the publisher does
                     batch.complete_cancelled()
                     if claim.key in batch.open:
@@ -192,12 +166,12 @@ class Drain:
                 raise
         if batch.has_pushed:
             for job in self.queue.requeue(self.clock(), batch.failed_ids):
-                self.emit(Revived(job_id=job.id, slug=job.slug))
+                self.emit(events.Revived(job_id=job.id, slug=job.slug))
         return batch.counts
 
     def _request(self, claim: Claim) -> Request:
         job, message = claim.job, claim.job.commit_message
-        if self._co_authors and job.co_authors:
+        if self.co_authors and job.co_authors:
             trailers = [f"Co-authored-by: {person.name} <{person.email}>" for person in job.co_authors]
             message = "\n".join([message.rstrip("\n"), "", *trailers, ""])
         author = (job.author.name, job.author.email) if job.author else None
@@ -207,7 +181,7 @@ class Drain:
         """Publish the requests with one push; halve them while one of them is at fault."""
         if not requests:
             return
-        if self._stopping():
+        if self.stopping():
             raise StoppedError
         superseded: set[str] = set()
         unsettled: list[float] = []
@@ -225,7 +199,7 @@ class Drain:
             return _deferral(batch.open[key], changes, unsettled) or batch.check(key, changes)
 
         try:
-            for outcomes in self._open_publisher().publish(
+            for outcomes in self.publisher().publish(
                 requests,
                 scheduled=scheduled,
                 check=check,
@@ -240,7 +214,7 @@ class Drain:
 
     def _publish_less(self, batch: _Batch, requests: Sequence[Request], failure: Failure) -> None:
         """Fail the requests of a failed push, or publish them in halves until one at fault stands alone."""
-        if self._blames_node(failure):
+        if self.blames_node(failure):
             raise NodeFailureError(failure)
         undecided = self._undecided(batch)
         batch.counts.undecided = len(undecided)
@@ -257,7 +231,7 @@ class Drain:
     def _undecided(self, batch: _Batch) -> frozenset[str]:
         """Return the keys of the open claims whose push may have landed."""
         try:
-            return frozenset(self._open_publisher().undecided()) & batch.open.keys()
+            return frozenset(self.publisher().undecided()) & batch.open.keys()
         except PublishError:  # the publisher never opened, so nothing was pushed
             return frozenset()
         except OSError:
@@ -286,7 +260,7 @@ class _Batch:
         """Emit the start of each attempt, and enter the contexts that plugins put around it."""
         for claim in self.open.values():
             self._emit(
-                JobStarted(
+                events.JobStarted(
                     job_id=claim.job.id,
                     slug=claim.job.slug,
                     attempt=claim.attempt,
@@ -328,11 +302,11 @@ class _Batch:
         if not known:
             return
         done = self._total - len(self.open) + len(known)
-        self._emit(Progress(phase="settle", done=done, total=self._total))
+        self._emit(events.Progress(phase="settle", done=done, total=self._total))
         finished = [each for each in known.values() if each.result in {Result.PUBLISHED, Result.UNCHANGED}]
         if finished:
-            events = [self._receipt(self.open[each.key], each) for each in finished]
-            self._emit.deliver(events, partial(self._acknowledge, finished))
+            receipts = [self._receipt(self.open[each.key], each) for each in finished]
+            self._emit.deliver(receipts, partial(self._acknowledge, finished))
         for outcome in known.values():
             claim = self.open[outcome.key]
             match outcome.result:
@@ -388,14 +362,15 @@ class _Batch:
         max_attempts = (kind and kind.max_attempts) or self._drain.max_attempts
         facts = self._facts(claim, outcome) | {"error": failure.message, "fix": failure.fix}
         is_deferred = outcome.retry_at is not None
-        event: Event
+        event: events.Event
         if is_deferred or (not _is_refusal(failure) and claim.attempt < max_attempts):
             at = self._retry_time(claim, outcome, kind.delays if kind else None)
-            event = Failed(**facts, failure=failure.code.value, retry_at=at)
+            event = events.Failed(**facts, failure=failure.code.value, retry_at=at)
             is_kept = self._queue.retry_later(claim, failure, at=at, counts=not is_deferred)
         else:
-            is_nopaths = failure.code is FailureCode.NO_PATHS
-            event = NoPaths(**facts) if is_nopaths else DeadLettered(**facts, failure=failure.code.value)
+            event = events.DeadLettered(**facts, failure=failure.code.value)
+            if failure.code is FailureCode.NO_PATHS:
+                event = events.NoPaths(**facts)
             is_kept = self._queue.dead_letter(claim, failure)
         if not is_kept:
             self._emit_cancelled(claim)
@@ -414,11 +389,11 @@ class _Batch:
         at = outcome.retry_at if outcome.retry_at > now else now + self._drain.backoff.delay(1)
         return min(at, now + longest)
 
-    def _receipt(self, claim: Claim, outcome: Outcome) -> Event:
+    def _receipt(self, claim: Claim, outcome: Outcome) -> events.Event:
         if claim.job.type != GIT_SYNC or outcome.result is Result.UNCHANGED or outcome.commit is None:
-            return NoChange(**self._facts(claim, outcome))
+            return events.NoChange(**self._facts(claim, outcome))
         self.has_pushed = self.has_pushed or not self._dry_run
-        return Published(
+        return events.Published(
             **self._facts(claim, outcome),
             commit=outcome.commit,
             changes=outcome.changes,
@@ -438,7 +413,7 @@ class _Batch:
         }
 
     def _emit_cancelled(self, claim: Claim) -> None:
-        self._emit(Cancelled(job_id=claim.job.id, slug=claim.job.slug))
+        self._emit(events.Cancelled(job_id=claim.job.id, slug=claim.job.slug))
 
     def _leave_attempt(self, key: str) -> None:
         if stack := self._contexts.pop(key, None):
@@ -450,7 +425,7 @@ class _Batch:
             step()
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             failure = _plugin_failure(error)
-            self._emit(Warned(error=f"after {slug}: {failure.message}", fix=failure.fix))
+            self._emit(events.Warned(error=f"after {slug}: {failure.message}", fix=failure.fix))
 
 
 def _deferral(claim: Claim, changes: Sequence[Change], unsettled: Sequence[float]) -> Outcome | None:

@@ -33,87 +33,54 @@ class FailureCode(StrEnum):
     """Public failure codes: the closed set that programs may rely on."""
 
     _value_: str
+    text: str
+    """The meaning of the failure, for an editor."""
     failure_class: FailureClass
 
-    def __new__(cls, value: str, failure_class: FailureClass = FailureClass.ENVIRONMENT) -> Self:
-        """Return the code with its class."""
+    def __new__(
+        cls, value: str, text: str = "", failure_class: FailureClass = FailureClass.ENVIRONMENT
+    ) -> Self:
+        """Return the code with its meaning and its class."""
         code = str.__new__(cls, value)
-        code._value_ = value
-        code.failure_class = failure_class
+        code._value_, code.text, code.failure_class = value, text, failure_class
         return code
 
-    NO_PATHS = "nopaths", FailureClass.REFUSED
-    MALFORMED = "malformed", FailureClass.REFUSED
-    UNREADABLE = "unreadable", FailureClass.REFUSED
-    UNKNOWN_TYPE = "unknown-type", FailureClass.REFUSED
-    TOO_LARGE = "too-large", FailureClass.REFUSED
-    REJECTED = "rejected", FailureClass.REFUSED
-    CONFLICT = "conflict", FailureClass.REFUSED
-    OUTDATED = "outdated", FailureClass.REFUSED
-    PLUGIN = "plugin", FailureClass.REFUSED
-    LOST_RACE = "lost-race", FailureClass.TRANSIENT
-    UNSETTLED = "unsettled", FailureClass.TRANSIENT
-    KILLED_WORKER = "killed-worker", FailureClass.TRANSIENT
-    INTERNAL = "internal", FailureClass.TRANSIENT
-    NETWORK = "network"
-    TIMEOUT = "timeout"
-    AUTH = "auth"
-    HOST_KEY = "host-key"
-    REMOTE_MISSING = "remote-missing"
-    REMOTE_REFUSED = "remote-refused"
-    REMOTE_REWRITTEN = "remote-rewritten"
-    DIVERGED = "diverged"
-    WRONG_BRANCH = "wrong-branch"
-    UNFINISHED = "unfinished-operation"
-    LOCKED = "locked"
-    CORRUPT = "corrupt"
-    OWNERSHIP = "ownership"
-    SIGNING = "signing"
-    NOT_A_REPOSITORY = "not-a-repository"
-    DISK = "disk"
-    PLUGIN_BROKEN = "plugin-broken"
-    GIT_MISSING = "git-missing"
-
-
-FAILURE_TEXTS: dict[str, str] = {
-    FailureCode.NO_PATHS: "none of its files may be published",
-    FailureCode.MALFORMED: "the editor's program wrote something that is not a job",
-    FailureCode.UNREADABLE: "the job's file cannot be read",
-    FailureCode.UNKNOWN_TYPE: "no plugin handles this type of job",
-    FailureCode.PLUGIN: "a rule of the site does not allow it",
-    FailureCode.PLUGIN_BROKEN: "a plugin of the site failed",
-    FailureCode.SIGNING: "the commits cannot be signed",
-    FailureCode.TOO_LARGE: "one of its files is too large",
-    FailureCode.REJECTED: "the remote does not accept this post",
-    FailureCode.OUTDATED: "a newer version of the post is published already",
-    FailureCode.CONFLICT: "the same lines were changed on the remote",
-    FailureCode.LOST_RACE: "other pushes kept coming first",
-    FailureCode.UNSETTLED: "a file kept changing while it was read",
-    FailureCode.KILLED_WORKER: "the worker died while it published this post",
-    FailureCode.INTERNAL: "the worker has an internal error",
-    FailureCode.NETWORK: "the remote cannot be reached",
-    FailureCode.TIMEOUT: "the remote does not answer in time",
-    FailureCode.AUTH: "the remote refused the password or key",
-    FailureCode.HOST_KEY: "the identity of the remote could not be verified",
-    FailureCode.REMOTE_MISSING: "the remote repository was not found",
-    FailureCode.REMOTE_REFUSED: "the remote refuses every push at the moment",
-    FailureCode.REMOTE_REWRITTEN: "the remote's history was rewritten",
-    FailureCode.DIVERGED: "the local branch and the remote have diverged",
-    FailureCode.WRONG_BRANCH: "another branch is checked out on the server",
-    FailureCode.UNFINISHED: "a merge or rebase is unfinished on the server",
-    FailureCode.LOCKED: "another program keeps the site's repository locked",
-    FailureCode.CORRUPT: "the site's repository is corrupted",
-    FailureCode.OWNERSHIP: "the site's files belong to another user",
-    FailureCode.NOT_A_REPOSITORY: "the site's folder is not a repository",
-    FailureCode.DISK: "the server's disk is full or failing",
-    FailureCode.GIT_MISSING: "git is missing on the server",
-}
-"""What each failure means, for an editor."""
+    NO_PATHS = "nopaths", "none of its files may be published", FailureClass.REFUSED
+    MALFORMED = "malformed", "the editor's program wrote something that is not a job", FailureClass.REFUSED
+    UNREADABLE = "unreadable", "the job's file cannot be read", FailureClass.REFUSED
+    UNKNOWN_TYPE = "unknown-type", "no plugin handles this type of job", FailureClass.REFUSED
+    TOO_LARGE = "too-large", "one of its files is too large", FailureClass.REFUSED
+    REJECTED = "rejected", "the remote does not accept this post", FailureClass.REFUSED
+    CONFLICT = "conflict", "the same lines were changed on the remote", FailureClass.REFUSED
+    OUTDATED = "outdated", "a newer version of the post is published already", FailureClass.REFUSED
+    PLUGIN = "plugin", "a rule of the site does not allow it", FailureClass.REFUSED
+    LOST_RACE = "lost-race", "other pushes kept coming first", FailureClass.TRANSIENT
+    UNSETTLED = "unsettled", "a file kept changing while it was read", FailureClass.TRANSIENT
+    KILLED_WORKER = "killed-worker", "the worker died while it published this post", FailureClass.TRANSIENT
+    INTERNAL = "internal", "the worker has an internal error", FailureClass.TRANSIENT
+    NETWORK = "network", "the remote cannot be reached"
+    TIMEOUT = "timeout", "the remote does not answer in time"
+    AUTH = "auth", "the remote refused the password or key"
+    HOST_KEY = "host-key", "the identity of the remote could not be verified"
+    REMOTE_MISSING = "remote-missing", "the remote repository was not found"
+    REMOTE_REFUSED = "remote-refused", "the remote refuses every push at the moment"
+    REMOTE_REWRITTEN = "remote-rewritten", "the remote's history was rewritten"
+    DIVERGED = "diverged", "the local branch and the remote have diverged"
+    WRONG_BRANCH = "wrong-branch", "another branch is checked out on the server"
+    UNFINISHED = "unfinished-operation", "a merge or rebase is unfinished on the server"
+    LOCKED = "locked", "another program keeps the site's repository locked"
+    CORRUPT = "corrupt", "the site's repository is corrupted"
+    OWNERSHIP = "ownership", "the site's files belong to another user"
+    SIGNING = "signing", "the commits cannot be signed"
+    NOT_A_REPOSITORY = "not-a-repository", "the site's folder is not a repository"
+    DISK = "disk", "the server's disk is full or failing"
+    PLUGIN_BROKEN = "plugin-broken", "a plugin of the site failed"
+    GIT_MISSING = "git-missing", "git is missing on the server"
 
 
 def failure_text(failure: str | None) -> str:
     """Return what a failure code means; empty for an unknown one."""
-    return FAILURE_TEXTS.get(failure or "", "")
+    return next((code.text for code in FailureCode if code == failure), "")
 
 
 def is_environment(code: str | None) -> bool:
@@ -183,15 +150,22 @@ def sync_folder(folder: Path | int) -> None:
         os.close(handle)
 
 
-class PublishError(Exception):
+class FixableError(Exception):
+    """Report one line to the user, with the fix apart."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        self.message = one_line(message)
+        self.fix = one_line(fix)
+        super().__init__(self.message)
+
+
+class PublishError(FixableError):
     """Report the failure of a publication."""
 
     def __init__(self, code: FailureCode, message: str, fix: str = "") -> None:
-        self.failure = Failure(code, message, fix)
         self.code = code
-        self.message = self.failure.message
-        self.fix = self.failure.fix
-        super().__init__(self.message)
+        self.failure = Failure(code, message, fix)
+        super().__init__(message, fix)
 
     @classmethod
     def from_os(cls, what_failed: str, error: OSError) -> PublishError:
@@ -247,15 +221,6 @@ class NodeFailureError(UnavailableError):
         super().__init__(failure.message)
 
 
-class FixableError(Exception):
-    """Report one line to the user, with the fix apart."""
-
-    def __init__(self, message: str, fix: str = "") -> None:
-        self.message = one_line(message)
-        self.fix = one_line(fix)
-        super().__init__(self.message)
-
-
 class UsageError(FixableError):
     """The command or its configuration cannot be used as given: exit status 2."""
 
@@ -285,11 +250,10 @@ def failure_of(error: Exception) -> Failure:
 def describe(error: Exception) -> tuple[str, str]:
     """Return what the error says to a user, and the fix, which may be empty."""
     match error:
-        case FixableError() | PublishError():
+        case FixableError():
             return error.message, error.fix
         case OSError():
-            return os_error_text(error) or type(error).__name__, getattr(error, "fix", "") or os_error_fix(
-                error
-            )
+            fix = getattr(error, "fix", "") or os_error_fix(error)
+            return os_error_text(error) or type(error).__name__, fix
         case _:
             return one_line(f"{type(error).__name__}: {error}"), ""

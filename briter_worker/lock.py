@@ -52,9 +52,11 @@ class Holder(NamedTuple):
     dry_run: bool | None = None
     """Whether the worker runs dry: commands and pages may have other settings."""
     heartbeat: float | None = None
+    alive: bool | None = None
+    """Whether the holder is alive, where that was asked."""
 
 
-_IDENTITY = frozenset(Holder._fields) - {"pid"}
+_IDENTITY = frozenset(Holder._fields) - {"pid", "alive"}
 
 
 class AnotherWorkerError(Exception):
@@ -266,7 +268,7 @@ def _start_ticks(process: str) -> int | None:
 
 def _write(descriptor: int, holder: Holder) -> None:
     identity = holder._asdict()
-    pid, heartbeat = identity.pop("pid"), identity.pop("heartbeat")
+    pid, heartbeat, _ = (identity.pop(name) for name in ("pid", "heartbeat", "alive"))
     # The heartbeat comes last with a fixed width: a reader during a beat sees the rest of the record whole.
     text = f'{pid}\n{json.dumps(identity)[:-1]}, "heartbeat": {heartbeat:18.6f}}}'
     record = (text.ljust(_RECORD_BYTES - 1) + "\n").encode("ascii")

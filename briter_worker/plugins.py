@@ -29,28 +29,31 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 __all__ = ["Change", "JobKind", "Plugins", "Publication", "RefusedError", "SnoozedError", "hookimpl"]
 
 
+_hookspec = pluggy.HookspecMarker(GROUP)
+
+
 class HookSpecs(Protocol):
     """The hooks. Each is called with the arguments that it names."""
 
+    @_hookspec
     def allowed_paths(self) -> Sequence[str]:
         """Return folders that may be published besides the adapter's."""
-        ...
 
+    @_hookspec
     def before_publish(self, job: Job, changes: Sequence[Change]) -> None:
         """Check the changes of a job. Raise RefusedError or SnoozedError to keep the job back."""
-        ...
 
+    @_hookspec
     def around_attempt(self, job: Job, attempt: int) -> AbstractContextManager[None]:
         """Return a context that surrounds each attempt; the plugin registered first is outermost."""
-        ...
 
+    @_hookspec
     def after_publish(self, publication: Publication) -> None:
         """React to a post that is on the remote. An error is reported and changes nothing."""
-        ...
 
+    @_hookspec
     def job_kinds(self, settings: Mapping[str, Any]) -> Mapping[str, JobKind]:
         """Return the types of job that the plugin handles. `settings` is `plugins` in config.json."""
-        ...
 
 
 class Plugins:
@@ -95,9 +98,6 @@ class Plugins:
             return self._manager
         with _site_condition("a plugin cannot be used"):
             manager = pluggy.PluginManager(GROUP)
-            marker = pluggy.HookspecMarker(GROUP)
-            for name in _HOOKS:
-                marker(getattr(HookSpecs, name))
             manager.add_hookspecs(HookSpecs)
             for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
                 with _site_condition(f"the plugin {point.name!r} ({point.value}) cannot be loaded"):
@@ -132,6 +132,3 @@ def _site_condition(what: str) -> Iterator[None]:
         message = f"{what}: {type(error).__name__}: {error}"
         fix = "correct the plugin, or uninstall it"
         raise PublishError(FailureCode.PLUGIN_BROKEN, message, fix) from error
-
-
-_HOOKS = ("allowed_paths", "before_publish", "around_attempt", "after_publish", "job_kinds")

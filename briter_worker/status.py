@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from briter_worker.errors import FixableError, PublishError, failure_text, is_environment
+from briter_worker.errors import FixableError, failure_text, is_environment
 from briter_worker.job import State, format_time
 from briter_worker.lock import is_held, read_holder
 from briter_worker.redaction import one_line, quote_fix
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from briter_worker.job import Document, Job
+    from briter_worker.lock import Holder
     from briter_worker.ports import ListedJob, Pause
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import History, Receipt
@@ -53,17 +54,6 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-@dataclass(frozen=True, slots=True)
-class LockHolder:
-    """The process that the site's lock names."""
-
-    pid: int
-    host: str | None
-    alive: bool
-    heartbeat: float | None
-    dry_run: bool | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteStatus:
     """The status of a site. Ages and waits are in seconds."""
@@ -78,7 +68,7 @@ class SiteStatus:
     """The same, including dead letters."""
     next_due_in: float | None
     """0 if a job is due now, None if none waits."""
-    worker: LockHolder | None
+    worker: Holder | None
     hosts: int | None
     """Number of nodes in a cluster; None on disk."""
     paused: Pause | None
@@ -107,7 +97,7 @@ class SiteStatus:
         """Return True if a worker runs."""
         if self.hosts is not None:
             return bool(self.hosts)
-        return self.worker is not None and self.worker.alive
+        return self.worker is not None and bool(self.worker.alive)
 
     def headline(self) -> Headline:
         """Return what matters most."""
@@ -194,7 +184,7 @@ def pause_to_json(pause: Pause) -> dict[str, Any]:
     return {"since": format_time(pause.since), "until": until, "reason": pause.reason or None}
 
 
-def _holder_to_json(holder: LockHolder) -> dict[str, Any]:
+def _holder_to_json(holder: Holder) -> dict[str, Any]:
     beat = None if holder.heartbeat is None else format_time(holder.heartbeat)
     return {"pid": holder.pid, "host": holder.host, "alive": holder.alive, "heartbeat": beat}
 
@@ -260,7 +250,7 @@ def read_status(
             unpushed.append(waits_since(row))
             if state is not State.FAILED:
                 waiting.append(unpushed[-1])
-    condition, since = _find_condition(settings, rows, history) or (None, None)
+    last, since = _find_condition(settings, rows, history) or (None, None)
     site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
     # As the worker says: the settings here may differ from its own.
     known = site.pop("dry_run")
@@ -273,11 +263,11 @@ def read_status(
         unpushed_since=min(unpushed, default=None),
         next_due_in=min(waits, default=None),
         paused=queue.active_pause(now),
-        condition=one_line(condition.last_error or condition.failure or "") if condition else None,
-        failure=condition.failure if condition else None,
-        fix=condition.fix if condition else None,
+        condition=one_line(last.last_error or last.failure or "") if last else None,
+        failure=last.failure if last else None,
+        fix=last.fix if last else None,
         condition_since=since,
-        condition_checked=condition.updated_at if condition else None,
+        condition_checked=last.updated_at if last else None,
         quarantined=len(queue.quarantined()),
         stuck={one_line(name): one_line(why) for name, why in queue.unusable_files(now).items()},
         dry_run=_is_dry_run(settings, history) if known is None else known,
@@ -367,17 +357,17 @@ def read_local_commits(settings: Settings) -> LocalCommits:
         return ()
     try:
         return tuple((sha, one_line(subject)) for sha, subject in open_repository(settings).local_commits())
-    except (PublishError, FixableError, OSError):
+    except (FixableError, OSError):
         return ()
 
 
-def lock_holder(settings: Settings, now: float) -> LockHolder | None:
+def lock_holder(settings: Settings, now: float) -> Holder | None:
     """Return the process that the site's lock names, if any. Does not touch the lock."""
     recorded = read_holder(settings.lock_path)
     if recorded is None:
         return None
     alive = is_held(settings.lock_path, now=now, stale_after=_patience(settings))
-    return LockHolder(recorded.pid, recorded.host, alive, recorded.heartbeat, recorded.dry_run)
+    return recorded._replace(alive=alive)
 
 
 def _patience(settings: Settings) -> float:

@@ -10,6 +10,7 @@ import os
 import time
 from collections import defaultdict
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import PurePosixPath
@@ -123,30 +124,21 @@ class TreeWatcher:
         return found
 
 
+@dataclass(kw_only=True, eq=False)
 class PostWatcher:
     """Enqueues the posts of one site whose files differ from what the remote has."""
 
-    def __init__(
-        self,
-        root: Path,
-        repository: Repository,
-        allowlist: Allowlist,
-        adapter: str,
-        *,
-        enqueue: Callable[[str, Sequence[str]], object],
-        scheduled_paths: Callable[[float], Mapping[str, float]],
-        list_jobs: Callable[[float], Iterable[ListedJob]],
-        warn: Callable[[str, str], None],
-    ) -> None:
-        self._repository = repository
-        self._git = repository.git
-        self._root = root
-        self._allowlist = allowlist
-        self._page_file = _PAGE_FILES.get(adapter, "index.*")
-        self._enqueue = enqueue
-        self._scheduled_paths = scheduled_paths
-        self._list_jobs = list_jobs
-        self._warn = warn
+    root: Path
+    repository: Repository
+    allowlist: Allowlist
+    enqueue: Callable[[str, Sequence[str]], object]
+    scheduled_paths: Callable[[float], Mapping[str, float]]
+    list_jobs: Callable[[float], Iterable[ListedJob]]
+    warn: Callable[[str, str], None]
+
+    @property
+    def _page_file(self) -> str:
+        return _PAGE_FILES.get(self.allowlist.adapter, "index.*")
 
     def run(self, is_stopping: Callable[[], bool], poll: float) -> None:
         """Watch until stopped. Where there is no inotify, compare every `poll` seconds."""
@@ -161,7 +153,7 @@ class PostWatcher:
                 waiting = self._wait(watcher, is_stopping, poll)
             except Exception as error:  # noqa: BLE001 - the watch goes on after any error
                 failure = failure_of(error)
-                self._warn(f"changes cannot be watched: {failure.message}", failure.fix)
+                self.warn(f"changes cannot be watched: {failure.message}", failure.fix)
                 if watcher is not None:
                     watcher.close()
                 watcher = None
@@ -171,10 +163,10 @@ class PostWatcher:
 
     def _open_watcher(self) -> TreeWatcher | None:
         try:
-            return TreeWatcher(self._root, self._allowlist.folders)
+            return TreeWatcher(self.root, self.allowlist.folders)
         except OSError as error:
             fix = "raise fs.inotify.max_user_watches or max_user_instances with sysctl; until then it polls"
-            self._warn(f"the folders cannot be watched: {os_error_text(error)}", fix)
+            self.warn(f"the folders cannot be watched: {os_error_text(error)}", fix)
             return None
 
     def _wait(
@@ -203,13 +195,15 @@ class PostWatcher:
 
     def save(self, paths: Collection[str] | None) -> None:
         """Enqueue the posts of those paths that differ from the remote's tip; None: of all paths."""
-        with filelock.FileLock(self._git.state_dir / LOCK_NAME):  # an undo enqueues what it restored
+        with filelock.FileLock(
+            self.repository.git.state_dir / LOCK_NAME
+        ):  # an undo enqueues what it restored
             self._save(paths)
 
     def _save(self, paths: Collection[str] | None) -> None:
         now = time.time()
         changed = self._changed(self._candidates() if paths is None else paths)
-        withheld = {path.rstrip("/") for path in self._scheduled_paths(now)} if changed else set()
+        withheld = {path.rstrip("/") for path in self.scheduled_paths(now)} if changed else set()
         posts: dict[str, list[str]] = defaultdict(list)
         gone = self._pages_of_deleted(changed)
         is_page = cache(lambda folder: folder in gone or self._is_page(folder))
@@ -217,30 +211,30 @@ class PostWatcher:
             if withheld.isdisjoint((path, *parents(path))):
                 posts[self._slug(path, is_page)].append(path)
         # An undo, or `watch` itself before a restart, may have written a job for it before.
-        known = {row.job.slug: row.job for row in self._list_jobs(now)} if posts else {}
+        known = {row.job.slug: row.job for row in self.list_jobs(now)} if posts else {}
         for slug, files in posts.items():
             if not (slug in known and self._covers(known[slug], files)):
                 try:
-                    self._enqueue(slug, files)
+                    self.enqueue(slug, files)
                 except ValueError as error:  # too many files for one job, which keep no other post waiting
                     text = f"the post {quoted(slug)} cannot be enqueued: {error}"
-                    self._warn(text, "declare a folder: briter-worker enqueue SLUG FOLDER")
+                    self.warn(text, "declare a folder: briter-worker enqueue SLUG FOLDER")
 
     def _covers(self, job: Job, files: Sequence[str]) -> bool:
         """Return True if the job was written after these files were, and declares them."""
-        times = [file.stat().st_mtime for path in files if (file := self._root / path).exists()]
+        times = [file.stat().st_mtime for path in files if (file := self.root / path).exists()]
         is_later = job.created_at + _JOB_TIME_STEP_S > max(times, default=0.0)
         return is_later and set(job.paths) >= set(files)
 
     def _candidates(self) -> set[str]:
         """Return what may differ: what git reports, and what it is told not to look at."""
-        folders = [folder for folder in self._allowlist.folders if (self._root / folder).is_dir()]
+        folders = [folder for folder in self.allowlist.folders if (self.root / folder).is_dir()]
         if not folders:
             return set()
         status = ("--no-optional-locks", "--literal-pathspecs", "status", "--porcelain=v1", "-z")
         # A rename is a deletion and a new file here.
-        listed = self._git.run(*status, "--no-renames", "--untracked-files=all", "--", *folders)
-        marked = self._git.run("--literal-pathspecs", "ls-files", "-z", "-t", "--", *folders)
+        listed = self.repository.git.run(*status, "--no-renames", "--untracked-files=all", "--", *folders)
+        marked = self.repository.git.run("--literal-pathspecs", "ls-files", "-z", "-t", "--", *folders)
         return {
             *(os.fsdecode(line[3:]) for line in listed.split(b"\0") if line),
             *(os.fsdecode(line[2:]) for line in marked.split(b"\0") if line.startswith(b"S ")),
@@ -251,40 +245,40 @@ class PostWatcher:
         allowed = {path for path in paths if self._is_allowed(path)}
         if not allowed:
             return set()
-        known = self._repository.entries(self._tip(), allowed)
-        present = {path for path in allowed if (self._root / path).is_file()}
+        known = self.repository.entries(self._tip(), allowed)
+        present = {path for path in allowed if (self.root / path).is_file()}
         both = sorted(present & known.keys())
-        blobs = zip(both, hash_files(self._git, both), strict=True)
+        blobs = zip(both, hash_files(self.repository.git, both), strict=True)
         changed = {path for path, blob in blobs if blob != known[path].blob}
-        changed |= {path for path in known.keys() - present if not (self._root / path).is_dir()}
+        changed |= {path for path in known.keys() - present if not (self.root / path).is_dir()}
         new = present - known.keys()
-        return changed | (new - ignored_paths(self._git, new))
+        return changed | (new - ignored_paths(self.repository.git, new))
 
     def _pages_of_deleted(self, changed: Collection[str]) -> set[str]:
         """Return the folders above deleted files that were bundles on the remote's tip."""
-        gone = [PurePosixPath(path) for path in changed if not (self._root / path).exists()]
+        gone = [PurePosixPath(path) for path in changed if not (self.root / path).exists()]
         folders = {f"{folder}/" for path in gone for folder in path.parents[:-1]}
         if not folders:
             return set()
-        listed = self._git.run(
+        listed = self.repository.git.run(
             "--literal-pathspecs", "ls-tree", "-z", "--name-only", self._tip(), "--", *folders
         )
         names = (os.path.split(name) for name in os.fsdecode(listed).split("\0"))
         return {folder for folder, name in names if fnmatch(name, self._page_file)}
 
     def _tip(self) -> str:
-        return self._repository.ref(self._repository.tracking_ref) or "HEAD"
+        return self.repository.ref(self.repository.tracking_ref) or "HEAD"
 
     def _is_allowed(self, path: str) -> bool:
         try:
-            self._allowlist.resolve(path)
+            self.allowlist.resolve(path)
         except PathRefusedError:
             return False
-        return not (self._root / path).is_symlink()
+        return not (self.root / path).is_symlink()
 
     def _slug(self, path: str, is_page: Callable[[str], bool]) -> str:
         """Return the post's name: its path below the allowed folder, without its extension."""
-        top = max((folder for folder in self._allowlist.folders if is_inside(folder, path)), key=len)
+        top = max((folder for folder in self.allowlist.folders if is_inside(folder, path)), key=len)
         place = PurePosixPath(path).relative_to(top)
         for folder in place.parents[:-1]:
             if is_page(f"{top}/{folder}"):
@@ -293,6 +287,6 @@ class PostWatcher:
 
     def _is_page(self, folder: str) -> bool:
         try:
-            return any((self._root / folder).glob(self._page_file))
+            return any((self.root / folder).glob(self._page_file))
         except OSError:
             return False

@@ -7,12 +7,13 @@ import os
 import threading
 import time
 from contextlib import closing, suppress
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from briter_worker import events
 from briter_worker.allowlist import parents
 from briter_worker.drain import Drain
 from briter_worker.errors import (
@@ -22,16 +23,6 @@ from briter_worker.errors import (
     PublishError,
     StoppedError,
     UsageError,
-)
-from briter_worker.events import (
-    ConflictAhead,
-    Enqueued,
-    Progress,
-    SiteUpdated,
-    Warned,
-    WorkerSkipped,
-    WorkerStarted,
-    WorkerStopped,
 )
 from briter_worker.git.environment import Signer
 from briter_worker.git.publisher import GitPublisher
@@ -51,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from briter_worker.errors import Failure
-    from briter_worker.events import Event
     from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
@@ -59,6 +49,7 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import History
     from briter_worker.sinks.recorder import Sink
+    from briter_worker.sinks.store import Store
     from briter_worker.sinks.webhooks import Sender, WebhookSink
     from briter_worker.watch import PostWatcher
 
@@ -66,7 +57,6 @@ if TYPE_CHECKING:
     """The queue for commands and pages, which do the same on either backend."""
 
 _MAX_UPDATED_PATHS = 1000
-_SKIPPED = "another worker instance is active, skipping"
 
 
 def open_backoff(settings: Settings) -> Backoff:
@@ -143,16 +133,19 @@ def open_history(settings: Settings) -> History:
     """Return the reader of the site's history, on either backend."""
     from briter_worker.sinks.history import History  # noqa: PLC0415 - a worker reads no receipts
 
-    if settings.database_url:
-        return History(PostgresStore(open_database(settings).transaction), settings.site)
-    return History(SqliteStore(settings.history_path))
+    return History(open_store(settings), settings.site if settings.database_url else "")
 
 
-def open_outbox(settings: Settings) -> SqliteStore | PostgresStore:
-    """Return the store of the webhooks that are not sent yet, on either backend."""
+def open_store(settings: Settings) -> Store:
+    """Return the store of the history, on either backend."""
     if settings.database_url:
         return PostgresStore(open_database(settings).transaction)
-    return SqliteStore(settings.webhooks_path, "outbox")
+    return SqliteStore(settings.history_path)
+
+
+def open_outbox(settings: Settings) -> Store:
+    """Return the store of the webhooks that are not sent yet, on either backend."""
+    return open_store(settings) if settings.database_url else SqliteStore(settings.webhooks_path, "outbox")
 
 
 def open_lock(settings: Settings) -> SiteLock:
@@ -178,9 +171,9 @@ def signer_of(settings: Settings) -> Signer | None:
     return Signer(settings.git_signing_key, settings.git_signing_format) if settings.git_signing_key else None
 
 
-def open_repository(settings: Settings) -> Repository:
-    """Return the site's repository, for commands and pages."""
-    return Repository(open_git(settings), branch=settings.git_branch, remote=settings.git_remote)
+def open_repository(settings: Settings, git: Git | None = None) -> Repository:
+    """Return the site's repository; without `git`, for commands and pages."""
+    return Repository(git or open_git(settings), branch=settings.git_branch, remote=settings.git_remote)
 
 
 def target_of(settings: Settings) -> Target:
@@ -189,7 +182,7 @@ def target_of(settings: Settings) -> Target:
 
 
 def open_sender(
-    settings: Settings, log: Callable[[Event], None], clock: Callable[[], float] = time.time
+    settings: Settings, log: Callable[[events.Event], None], clock: Callable[[], float] = time.time
 ) -> Sender:
     """Return the sender of this process's webhooks, not started yet."""
     from briter_worker.sinks.webhooks import Sender  # noqa: PLC0415 - most sites have none
@@ -198,7 +191,7 @@ def open_sender(
         Outbox(open_outbox(settings), build_interval=settings.build_hook_min_interval_ms / 1000),
         secret=settings.webhook_secret,
         allow_private=settings.webhook_allow_private,
-        warn=lambda message, fix: log(Warned(error=message, fix=fix)),
+        warn=warn_by(log),
         clock=clock,
     )
 
@@ -220,12 +213,14 @@ def open_webhooks(
     )
 
 
-def open_sinks(settings: Settings, log: Callable[[Event], None], *, metrics: Sequence[Sink] = ()) -> FanOut:
+def open_sinks(
+    settings: Settings, log: Callable[[events.Event], None], *, metrics: Sequence[Sink] = ()
+) -> FanOut:
     """Return the sinks of one site's worker: history and webhooks are stored first, the log comes last."""
     history = SqliteStore(settings.history_path)
     has_receivers = bool(settings.webhook_urls or settings.build_hook_url)
 
-    def needs_webhooks(event: Event) -> bool:
+    def needs_webhooks(event: events.Event) -> bool:
         """Return True for an event to notify of, and when an earlier run may have left messages."""
         return has_receivers or settings.webhooks_path.exists() or bool(getattr(event, "webhook", None))
 
@@ -244,7 +239,7 @@ def run_worker(
     settings: Settings,
     *,
     once: bool,
-    log: Callable[[Event], None],
+    log: Callable[[events.Event], None],
     metrics: Sequence[Sink] = (),
     watcher: PostWatcher | None = None,
 ) -> int:
@@ -263,7 +258,9 @@ def run_worker(
             try:
                 lock.acquire(time.time())
             except AnotherWorkerError as other:
-                emit(WorkerSkipped(message=_SKIPPED, holder_pid=other.holder.pid if other.holder else None))
+                holder = other.holder.pid if other.holder else None
+                text = "another worker instance is active, skipping"
+                emit(events.WorkerSkipped(message=text, holder_pid=holder))
                 return 0
             interval = max(0.2, settings.worker_lock_stale_ms / 3000)
             with (
@@ -358,18 +355,18 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         pull=(lambda _now: None) if settings.worker_dry_run else puller.run,
         poll=settings.worker_poll_interval_ms / 1000,
     )
-    emit(WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
+    emit(events.WorkerStarted(pid=os.getpid(), dry_run=settings.worker_dry_run))
     try:
         counts = worker.run_once() if once else worker.run_forever()
     except LockLostError as lost:
-        emit(Warned(error=str(lost), fix=lost.fix))
+        emit(events.Warned(error=str(lost), fix=lost.fix))
         return 1
     finally:
-        emit(WorkerStopped(drained=worker.counts.completed))
+        emit(events.WorkerStopped(drained=worker.counts.completed))
     return 1 if once and (counts.failed or counts.undecided) else 0
 
 
-def open_post_watcher(settings: Settings, emit: Callable[[Event], None]) -> PostWatcher:
+def open_post_watcher(settings: Settings, emit: Callable[[events.Event], None]) -> PostWatcher:
     """Return what enqueues the posts whose files change. Raises UsageError in a cluster."""
     from briter_worker import client  # noqa: PLC0415 - most workers watch no posts
     from briter_worker.plugins import Plugins  # noqa: PLC0415 - as above
@@ -381,19 +378,18 @@ def open_post_watcher(settings: Settings, emit: Callable[[Event], None]) -> Post
 
     def save(slug: str, paths: Sequence[str]) -> None:
         job_id = client.enqueue(slug, paths, queue=settings.queue_root).id
-        emit(Enqueued(job_id=job_id, slug=slug, paths=tuple(paths)))
+        emit(events.Enqueued(job_id=job_id, slug=slug, paths=tuple(paths)))
 
     return PostWatcher(
-        settings.git_worktree,
-        open_repository(settings),
-        settings.allowlist(
+        root=settings.git_worktree,
+        repository=open_repository(settings),
+        allowlist=settings.allowlist(
             private=_private_folders(settings), more=lambda: Plugins(settings.plugins).allowed_paths()
         ),
-        settings.adapter,
         enqueue=save,
         scheduled_paths=queue.scheduled_paths,
         list_jobs=queue.jobs,
-        warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
+        warn=warn_by(emit),
     )
 
 
@@ -411,7 +407,7 @@ def open_copies(
     """Return the CMS's copies of the files, with the checkout in which they follow the remote."""
 
     def updated(tip: str, paths: Sequence[str]) -> None:
-        emit(SiteUpdated(commit=tip, paths=tuple(paths[:_MAX_UPDATED_PATHS]), total=len(paths)))
+        emit(events.SiteUpdated(commit=tip, paths=tuple(paths[:_MAX_UPDATED_PATHS]), total=len(paths)))
 
     def conflicting(paths: Sequence[str]) -> None:
         """Name the post that will conflict, unless its job says so anyway."""
@@ -423,20 +419,22 @@ def open_copies(
                     slug = history.slug_of(path) or path
                     text = f"the remote changed {path} in the same lines as the CMS did"
                     fix = "take the remote's changes over into the post before it is saved"
-                    emit(ConflictAhead(job_id=f"remote-{uuid4()}", slug=slug, error=text, fix=fix))
+                    emit(events.ConflictAhead(job_id=f"remote-{uuid4()}", slug=slug, error=text, fix=fix))
 
-    repository = Repository(git, branch=settings.git_branch, remote=settings.git_remote)
     allowlist = settings.allowlist(private=_private_folders(settings), more=more_folders)
-    staging = Staging(repository, allowlist, settings.worker_max_file_bytes, partial(_report_progress, emit))
-    return WorkTreeCopies(staging, partial(_warn, emit), updated, conflicting)
+    limit = settings.worker_max_file_bytes
+    staging = Staging(open_repository(settings, git), allowlist, limit, progress_by(emit))
+    return WorkTreeCopies(staging, warn_by(emit), updated, conflicting)
 
 
-def _report_progress(emit: EventSink, phase: str, done: int, total: int) -> None:
-    emit(Progress(phase=phase, done=done, total=total))
+def progress_by(emit: Callable[[events.Event], None]) -> Callable[[str, int, int], None]:
+    """Return the function that reports the progress of a phase."""
+    return lambda phase, done, total: emit(events.Progress(phase=phase, done=done, total=total))
 
 
-def _warn(emit: EventSink, text: str, fix: str) -> None:
-    emit(Warned(error=text, fix=fix))
+def warn_by(emit: Callable[[events.Event], None]) -> Callable[[str, str], None]:
+    """Return the function that warns with a text and a fix."""
+    return lambda text, fix: emit(events.Warned(error=text, fix=fix))
 
 
 def pull_order(settings: Settings, git: Git) -> PullOrder:
@@ -457,7 +455,7 @@ def _open_publisher(
         bases=FileConflicts(git.state_dir, settings.git_branch),
         identity=Person(settings.git_author_name, settings.git_author_email),
         dry_run=settings.worker_dry_run,
-        progress=partial(_report_progress, emit),
-        warn=partial(_warn, emit),
+        progress=progress_by(emit),
+        warn=warn_by(emit),
         still_ours=lock.still_ours,
     )

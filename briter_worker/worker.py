@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from briter_worker.drain import Counts
@@ -107,47 +108,40 @@ class PullOrder:
         self._taken.unlink(missing_ok=True)
 
 
+@dataclass(eq=False)
 class Puller:
     """Brings the remote's edits into the site: at an interval (0: never), and on an order.
 
     `report` gets the failure of a pull, or None: the site condition shows it.
     """
 
-    def __init__(
-        self,
-        order: PullOrder,
-        interval: float,
-        *,
-        pull: Callable[[], None],
-        report: Callable[[Failure | None], None],
-    ) -> None:
-        self._order = order
-        self._interval = interval
-        self._pull = pull
-        self._report = report
-        self._failures = 0
-        self._next = -math.inf
+    order: PullOrder
+    interval: float
+    pull: Callable[[], None]
+    report: Callable[[Failure | None], None]
+    _failures: int = 0
+    _next: float = -math.inf
 
     def run(self, now: float) -> None:
         """Pull if it is time, at `now` on the monotonic clock. After failures, wait longer each time."""
-        is_wanted = self._interval or self._order.is_open()
-        if not self._order.is_new() and not (is_wanted and now >= self._next):
+        is_wanted = self.interval or self.order.is_open()
+        if not self.order.is_new() and not (is_wanted and now >= self._next):
             return
         try:
-            self._order.take()
-            self._pull()
-            self._order.finish()
+            self.order.take()
+            self.pull()
+            self.order.finish()
         except StoppedError:
             return
         except (PublishError, OSError) as error:
             self._failures += 1
-            interval = self._interval or _MAX_LOOP_PAUSE_S
+            interval = self.interval or _MAX_LOOP_PAUSE_S
             self._next = now + loop_backoff(self._failures, interval, longest=_MAX_PULL_PAUSE_S)
             failure = error.failure if isinstance(error, PublishError) else None
-            self._report(failure or Failure(FailureCode.DISK, *describe(error)))
+            self.report(failure or Failure(FailureCode.DISK, *describe(error)))
         else:
-            self._failures, self._next = 0, now + self._interval
-            self._report(None)
+            self._failures, self._next = 0, now + self.interval
+            self.report(None)
 
 
 class WatchedQueue(Queue, Protocol):
@@ -157,84 +151,72 @@ class WatchedQueue(Queue, Protocol):
         """Return the reason for each file that could not be quarantined when that was last tried."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Worker:
     """Publishes one site's posts while it holds the site's lock.
 
     `wait` returns after some seconds, or when the queue changed, or when its second argument returns True.
     """
 
-    def __init__(
-        self,
-        *,
-        drain: Drain,
-        queue: WatchedQueue,
-        still_ours: Callable[[], bool],
-        emit: EventSink,
-        stop: Stop,
-        wait: Callable[[float, Callable[[], bool]], None],
-        tidy: Callable[[], None],
-        pull: Callable[[float], None],
-        poll: float,
-    ) -> None:
-        self.counts = Counts()
-        self._drain = drain
-        self._queue = queue
-        self._still_ours = still_ours
-        self._emit = emit
-        self._stop = stop
-        self._wait = wait
-        self._tidy = tidy
-        self._pull = pull
-        self._poll = poll
-        self._queue_errors = 0
-        self._recover_at = 0.0
-        self._recoveries = 0
-        self._pause: Pause | None = None
-        self._reported_files: frozenset[str] = frozenset()
+    drain: Drain
+    queue: WatchedQueue
+    still_ours: Callable[[], bool]
+    emit: EventSink
+    stop: Stop
+    wait: Callable[[float, Callable[[], bool]], None]
+    tidy: Callable[[], None]
+    pull: Callable[[float], None]
+    poll: float
+    counts: Counts = field(default_factory=Counts)
+    _queue_errors: int = 0
+    _recover_at: float = 0.0
+    _recoveries: int = 0
+    _pause: Pause | None = None
+    _reported_files: frozenset[str] = frozenset()
 
     def run_once(self) -> Counts:
         """Drain until nothing is due. Raises LockLostError."""
-        while not self._stop.is_set() and self._work():
+        while not self.stop.is_set() and self._work():
             pass
-        self._tidy()
+        self.tidy()
         self._pull_if_idle()
         return self.counts
 
     def run_forever(self) -> Counts:
         """Drain whenever something is due, until stopped. Raises LockLostError."""
         tidied = -math.inf  # a worker that died may have left the local branch behind the remote
-        while not self._stop.is_set():
+        while not self.stop.is_set():
             try:
                 if self._work():
                     continue
                 self._queue_errors = 0
                 if time.monotonic() - tidied > _TIDY_INTERVAL_S:
                     tidied = time.monotonic()
-                    self._tidy()
+                    self.tidy()
                 self._pull_if_idle()
                 pause = self._idle_time()
             except (OSError, PublishError) as error:
                 self._recover_at = 0.0
                 self._queue_errors += 1
-                pause = loop_backoff(self._queue_errors, self._poll)
+                pause = loop_backoff(self._queue_errors, self.poll)
                 message, fix = describe(error)
                 text = f"the queue cannot be used: {message}; next try in {pause:g} s"
-                self._emit(Warned(error=text, fix=fix))
+                self.emit(Warned(error=text, fix=fix))
             if pause > 0:
-                self._wait(pause, self._stop.is_set)
+                self.wait(pause, self.stop.is_set)
         return self.counts
 
     def _work(self) -> bool:
         """Recover and drain once; return True if something was done, so that more may be due."""
-        if not self._still_ours():
+        if not self.still_ours():
             raise LockLostError
         if self._is_paused():
             return False
         if time.monotonic() >= self._recover_at:
             self._recover()
-        if self._stop.is_set():
+        if self.stop.is_set():
             return False
-        done = self._drain.run()
+        done = self.drain.run()
         self._report_stuck_files()
         if done is None:
             return False
@@ -246,43 +228,43 @@ class Worker:
 
     def _pull_if_idle(self) -> None:
         """Pull if it is time, but not during a pause, and not when stopped."""
-        if self._pause is None and not self._stop.is_set():
-            self._pull(time.monotonic())
+        if self._pause is None and not self.stop.is_set():
+            self.pull(time.monotonic())
 
     def _recover(self) -> None:
         """Complete what is in flight; ask the remote again later about what stays undecided."""
         self._recover_at = 0.0  # again at once, if this raises
-        recovered = self._drain.recover()
+        recovered = self.drain.recover()
         self.counts.add(recovered)
         self.counts.undecided = recovered.undecided
         self._recoveries = self._recoveries + 1 if recovered.undecided else 0
-        wait = loop_backoff(self._recoveries, self._poll) if recovered.undecided else math.inf
+        wait = loop_backoff(self._recoveries, self.poll) if recovered.undecided else math.inf
         self._recover_at = time.monotonic() + wait
 
     def _report_stuck_files(self) -> None:
         """Warn once about each file that is not a job and could not be quarantined."""
-        found = self._queue.stuck_files()
+        found = self.queue.stuck_files()
         new = [name for name in found if name not in self._reported_files]
         self._reported_files = frozenset(found)
         if new:
             more = f", and {len(new) - 1} more" if len(new) > 1 else ""
             text = f"the file {new[0]!r} is not a job and could not be quarantined{more}: {found[new[0]]}"
-            self._emit(Warned(error=text, fix="remove the file from the queue folder"))
+            self.emit(Warned(error=text, fix="remove the file from the queue folder"))
             self.counts.failed += len(new)
 
     def _is_paused(self) -> bool:
         """Return True during a pause; emit its beginning, its changes and its end once."""
-        pause = self._queue.active_pause(time.time())
+        pause = self.queue.active_pause(time.time())
         if pause != self._pause:
             self._pause = pause
-            self._emit(Paused(reason=pause.reason, until=pause.until) if pause else Resumed())
+            self.emit(Paused(reason=pause.reason, until=pause.until) if pause else Resumed())
         return pause is not None
 
     def _idle_time(self) -> float:
         """Return the seconds until the next job is due or the pause ends, at most the poll interval."""
         now = time.time()
-        at = self._pause.until if self._pause else self._queue.next_due(now)
-        return self._poll if at is None else max(0.0, min(self._poll, at - now))
+        at = self._pause.until if self._pause else self.queue.next_due(now)
+        return self.poll if at is None else max(0.0, min(self.poll, at - now))
 
 
 def loop_backoff(failures: int, poll: float, longest: float = _MAX_LOOP_PAUSE_S) -> float:

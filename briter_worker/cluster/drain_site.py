@@ -16,7 +16,6 @@ from briter_worker.cluster.lanes import CRAWL_PER_JOB_S, CRAWL_S
 from briter_worker.cluster.sites import Site, open_site_clone, settings_of, wake
 from briter_worker.drain import Counts, Drain
 from briter_worker.errors import PublishError, UsageError
-from briter_worker.events import Progress, Warned
 from briter_worker.git.clone import find_own_commits
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
@@ -28,7 +27,7 @@ from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 from briter_worker.queues.postgres.rows import decode_path, take_site
 from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, retire
 from briter_worker.sinks.store import PostgresStore
-from briter_worker.wiring import open_backoff, open_sender, open_webhooks, target_of
+from briter_worker.wiring import open_backoff, open_sender, open_webhooks, progress_by, target_of, warn_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -205,10 +204,7 @@ class SiteDrains:
         stack.callback(self._running.discard, repository.git)
         if aborted:
             repository.git.abort()
-
-        def progress(phase: str, done: int, total: int) -> None:
-            emit(Progress(phase=phase, done=done, total=total))
-
+        progress = progress_by(emit)
         allowlist = settings.allowlist(more=self._plugins.allowed_paths)
         staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
         bases = PostgresBases(self._database, site.name, token=token)
@@ -226,7 +222,7 @@ class SiteDrains:
             identity=identity,
             dry_run=settings.worker_dry_run,
             progress=progress,
-            warn=lambda text, fix: emit(Warned(error=text, fix=fix)),
+            warn=warn_by(emit),
             still_ours=lambda: True,  # the plan, recorded just before, checks the token
             note_own=note,
         )

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from briter_worker.errors import FixableError, PublishError, os_error_fix, os_error_text
+from briter_worker.errors import FixableError, describe
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
@@ -58,11 +58,9 @@ def attempt(check: str, look: Callable[[], object], message: str = "") -> Findin
     """Return a finding with the message, or what `look` returns, or the failure that it raises."""
     try:
         found = look()
-    except (PublishError, FixableError) as failure:
-        return error(check, failure.message, failure.fix or "see the message")
-    except OSError as failure:
-        fix = getattr(failure, "fix", "") or os_error_fix(failure)
-        return error(check, os_error_text(failure), fix or "see the message")
+    except (FixableError, OSError) as failure:
+        text, fix = describe(failure)
+        return error(check, text, fix or "see the message")
     return ok(check, message or str(found))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, Json, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from briter_worker.errors import FAILURE_TEXTS
+from briter_worker.errors import FailureCode
 from briter_worker.events import FileChange  # noqa: TC001 - a field's type
 from briter_worker.job import format_time
 from briter_worker.redaction import one_line
@@ -182,7 +182,7 @@ class History:
             values.append(slug)
         for word in search.lower().split():
             text = re.sub(r"([\\%_])", r"\\\1", word)
-            causes = [str(code) for code, meaning in FAILURE_TEXTS.items() if word in meaning.lower()]
+            causes = [code.value for code in FailureCode if word in code.text.lower()]
             query += rf""" AND ({_SEARCHED} LIKE ? ESCAPE '\' OR a."commit" LIKE ? ESCAPE '\'"""
             query += f" OR a.failure IN ({', '.join('?' * len(causes)) or 'NULL'}))"
             values += [f"%{text}%", f"{text}%", *causes]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from briter_worker import actions, client, wiring
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
-from briter_worker.errors import DeclinedError, FixableError, PublishError, UnknownJobError
+from briter_worker.errors import DeclinedError, FixableError, UnknownJobError
 from briter_worker.events import Paused, Resumed
 from briter_worker.job import State
 from briter_worker.redaction import one_line
@@ -205,7 +205,7 @@ class Site:
         try:
             with actions.open_published(self.settings) as repository:
                 return ask(repository)
-        except (FixableError, PublishError) as error:
+        except FixableError as error:
             raise ProblemError(409, error.message, error.fix) from None
 
     def undo(self, wanted: str) -> str:
@@ -214,7 +214,7 @@ class Site:
         slug = receipts[0].slug if receipts else wanted
         try:
             job_id = actions.undo_post(self.settings, slug)
-        except (FixableError, PublishError) as error:
+        except FixableError as error:
             raise ProblemError(409, error.message, error.fix) from None
         actions.record_action(self.settings, "undo", ACTOR.get(), [(job_id, slug)], self._log)
         self._after_change()

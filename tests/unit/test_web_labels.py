@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from briter_worker.errors import FAILURE_TEXTS, FailureCode
 from briter_worker.status import Headline
 from briter_worker.web import labels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def test_every_failure_has_words_for_an_editor() -> None:
-    assert set(FAILURE_TEXTS) == set(FailureCode)
 
 
 def test_a_reason_is_a_headline_the_message_and_the_fix_verbatim() -> None:
