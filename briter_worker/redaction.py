@@ -104,3 +104,10 @@ def _beginning(text: str) -> str:
     """Cut the text between words, because half of a secret is not recognised as one."""
     words = text[:_READ].rsplit(maxsplit=1)
     return words[0] if len(words) > 1 else ""
+
+
+def storable(text: str) -> str:
+    """Return the text without what a database cannot hold: a file name may be bytes that are no text."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

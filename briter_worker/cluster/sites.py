@@ -385,6 +385,8 @@ def remove_stored(connection: Connection, name: str, *, discard: bool) -> None:
         )
     connection.execute("UPDATE sites SET removed = true, paused = NULL WHERE name = %s", (name,))
     _forget_published(connection, name)
+    # The next site of this name may be somebody else's.
+    connection.execute("UPDATE tokens SET sites = array_remove(sites, %s)", (name,))
     for table in (b"superseded", b"publications"):
         connection.execute(b"DELETE FROM " + table + b" WHERE site = %s", (name,))
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, LiteralString
 from uuid import uuid4
 
 from briter_worker.errors import FixableError, os_error_fix, os_error_text
+from briter_worker.redaction import storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +56,7 @@ class Transaction:
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> Any:  # noqa: ANN401 - a cursor of either dialect
         """Run one statement, with `?` for each value."""
-        return self._run(statement, [_storable(each) if isinstance(each, str) else each for each in values])
+        return self._run(statement, [storable(each) if isinstance(each, str) else each for each in values])
 
 
 class SqliteStore:
@@ -238,13 +239,6 @@ class PostgresStore:
 
 Store = SqliteStore | PostgresStore
 """Where the sinks keep what they know. Safe in several threads."""
-
-
-def _storable(text: str) -> str:
-    """Return the text without what a database cannot hold: a file name may be bytes that are no text."""
-    if text.isascii() and "\0" not in text:
-        return text
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request
@@ -10,6 +11,7 @@ from fastapi import Path as InPath
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from starlette.concurrency import run_in_threadpool
 
 from briter_worker.doctor import State as FindingState
 from briter_worker.job import Author, Job, State, parse_time
@@ -17,7 +19,7 @@ from briter_worker.sinks.history import FAILED
 from briter_worker.status import job_to_json, pause_to_json, post_to_json
 from briter_worker.web.live import Feed
 from briter_worker.web.responses import PROBLEM_TYPE, Json, ProblemError
-from briter_worker.web.security import client_address
+from briter_worker.web.security import Access, Visit, bearer_of, client_address
 from briter_worker.web.site import Site
 
 _PROBLEM = {"type": "object", "required": ["type", "title", "status", "detail"]}
@@ -277,11 +279,18 @@ async def events(
 
 
 def stream(request: Request, feed: Feed, last_event_id: str | None = None) -> Response:
-    """Return a live stream, which ends with the session of its reader."""
-    access, cookie = request.app.state.access, request.state.visit.cookie
+    """Return a live stream, which ends with the session of its reader, or with the API token's rights."""
+    access: Access = request.app.state.access
+    visit: Visit = request.state.visit
+
+    async def is_open() -> bool:
+        if visit.token is None:
+            return visit.cookie is None or access.has_session(visit.cookie)
+        with suppress(ProblemError):  # the database is away, and there is no news
+            token = await run_in_threadpool(access.find_api_token, bearer_of(request.headers) or "")
+            return token == visit.token
+        return True
+
     return feed.stream(
-        last_event_id,
-        address=client_address(request.scope),
-        session=cookie,
-        is_open=lambda: cookie is None or access.has_session(cookie),
+        last_event_id, address=client_address(request.scope), session=visit.cookie, is_open=is_open
     )

@@ -20,7 +20,7 @@ from briter_worker.job import format_time
 from briter_worker.web.responses import ProblemError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from briter_worker.sinks.history import Moment
 
@@ -91,7 +91,7 @@ class Feed:
         *,
         address: str = "",
         session: str | None = None,
-        is_open: Callable[[], bool] = lambda: True,
+        is_open: Callable[[], Awaitable[bool]] | None = None,
     ) -> EventSourceResponse:
         """Return the response for a new reader, which ends when `is_open` returns False.
 
@@ -111,7 +111,7 @@ class Feed:
         )
 
     async def _chunks(
-        self, cursor: int, shares: Sequence[str], is_open: Callable[[], bool]
+        self, cursor: int, shares: Sequence[str], is_open: Callable[[], Awaitable[bool]] | None
     ) -> AsyncIterator[bytes]:
         self._readers += 1
         self._shares.update(shares)
@@ -119,7 +119,7 @@ class Feed:
         try:
             await self._start()
             yield f"retry: {_RECONNECT_MS}\n\n".encode()
-            while is_open():
+            while is_open is None or await is_open():
                 changed = self._changed
                 chunk = self._chunk_after(cursor, version)
                 cursor, version = self._latest, self._version

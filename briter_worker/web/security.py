@@ -305,7 +305,7 @@ class Guard:
         if not self._access.has_session(cookie):
             cookie = None
         scope.setdefault("state", {})["visit"] = Visit(cookie, self._access.csrf_token(cookie))
-        bearer = _bearer(headers)
+        bearer = bearer_of(headers)
         ACTOR.set("dashboard" if bearer is None else "token")
         if bearer is not None:
             check = asyncio.to_thread(self._access.check_bearer, bearer, client_address(scope))
@@ -322,7 +322,7 @@ class Guard:
     def _check_change(self, scope: Scope, body: bytes) -> None:
         """Raise ProblemError for a change that a page of another site may have sent."""
         headers = Headers(scope=scope)
-        if _bearer(headers) is not None:
+        if bearer_of(headers) is not None:
             return
         if _is_foreign(headers):
             fix = "if it was the dashboard's own page: have the reverse proxy pass the header Host"
@@ -406,7 +406,8 @@ def _add_headers(message: Message, path: str) -> None:
     del headers["server"]
 
 
-def _bearer(headers: Headers) -> str | None:
+def bearer_of(headers: Headers) -> str | None:
+    """Return the token that a program sends."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.casefold() == "bearer" else None
 

@@ -139,7 +139,8 @@ def test_a_site_is_controlled_from_its_pages_and_its_drain_is_queued(
     assert (done.status_code, done.headers["location"]) == (303, "/sites/blog/scheduled?told=publish-now")
     assert dashboard.json("/api/sites/blog/jobs", state="pending")["total"] == 1
     assert dashboard.api.post("/api/sites/shop/jobs/shop-broken/retry").json()["jobs"][0]["slug"] == "broken"
-    assert dashboard.api.post("/api/sites/blog/jobs/shop-broken/retry").status_code == 404
+    for wanted in ("shop-broken", "%00"):
+        assert dashboard.api.post(f"/api/sites/blog/jobs/{wanted}/retry").status_code == 404
     assert dashboard.api.post("/api/sites/blog/jobs/blog-gone/cancel").json()["jobs"][0]["cancelled"] is True
     eventually(lambda: dashboard.json("/api/sites/blog/history")["items"])
     (receipt,) = dashboard.json("/api/sites/blog/history")["items"]
@@ -387,6 +388,15 @@ def test_an_api_token_opens_its_sites_for_its_kinds_of_request_until_it_is_revok
     }
     assert cluster.command("token", "revoke", "cms").returncode == 0
     assert call("cms", "POST", "/api/sites/blog/jobs", **job) == 401
+    headers = {"Authorization": f"Bearer {made['reader']}"}
+    with httpx.stream("GET", f"{dashboard.base}/sites/blog/events", headers=headers, timeout=20) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("retry")
+        assert cluster.command("token", "revoke", "reader").returncode == 0
+        assert [each for each in lines if "event: ping" in each] == [], "the stream ends with its token"
+    assert cluster.command("site", "remove", "blog", "--discard").returncode == 0
+    assert cluster.command("site", "add", "blog", "--remote", "https://example.org/b.git").returncode == 0
+    assert call("desk", "POST", "/api/sites/blog/pause") == 403, "the new site may be somebody else's"
 
 
 def test_a_token_for_no_site_or_of_a_taken_name_is_refused_with_the_fix(cluster: Site) -> None:

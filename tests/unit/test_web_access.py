@@ -7,9 +7,11 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+import uvicorn
 from starlette.responses import Response
+from uvicorn.server import ServerState
 
-from briter_worker.web import security, snapshot
+from briter_worker.web import security, server, snapshot
 from briter_worker.web.responses import ProblemError
 from briter_worker.web.security import (
     COOKIE,
@@ -75,6 +77,35 @@ def test_failures_are_counted_by_ipv4_address_and_by_ipv6_network() -> None:
     assert counted("2001:db8:1:2::3") == counted("2001:db8:1:2:ffff::4") != counted("2001:db8:1:3::3")
     assert counted("192.0.2.1") != counted("192.0.2.2")
     assert counted("::ffff:192.0.2.1") != counted("::ffff:192.0.2.2")
+
+
+def test_a_visitor_that_does_not_read_the_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "READ_S", 0.1)
+
+    async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(64 << 20)})
+
+    async def visit() -> None:
+        gone = asyncio.Event()
+
+        class Watched(server.Protocol):
+            def connection_lost(self, exc: Exception | None) -> None:
+                super().connection_lost(exc)
+                gone.set()
+
+        config = uvicorn.Config(answer, lifespan="off", log_config=None)
+        config.load()
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(lambda: Watched(config, state, {}), "127.0.0.1", 0)
+        _, visitor = await asyncio.open_connection(*listener.sockets[0].getsockname(), limit=1)
+        visitor.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(gone.wait(), 20)
+        visitor.close()
+        listener.close()
+
+    asyncio.run(visit())
 
 
 def test_a_form_whose_end_did_not_arrive_changes_nothing() -> None:

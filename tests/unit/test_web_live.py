@@ -74,13 +74,15 @@ def test_a_late_reader_gets_what_is_kept_or_a_snapshot() -> None:
 
 
 def test_a_stream_ends_with_its_session_and_a_session_has_few_streams() -> None:
-    is_open = [True]
+    now_open = [True]
+
+    async def is_open() -> bool:
+        return now_open[0]
 
     async def follow() -> list[bytes]:
         feed = Past().feed()
         streams = [
-            chunks(feed.stream(session="one", is_open=lambda: is_open[0]))
-            for _ in range(MAX_READERS_PER_SESSION)
+            chunks(feed.stream(session="one", is_open=is_open)) for _ in range(MAX_READERS_PER_SESSION)
         ]
         for stream in streams:
             await anext(stream)
@@ -88,7 +90,7 @@ def test_a_stream_ends_with_its_session_and_a_session_has_few_streams() -> None:
             feed.stream(session="one")
         feed.stream(session="another")
         await anext(streams[0])
-        is_open[0] = False
+        now_open[0] = False
         return [chunk async for chunk in streams[0]]
 
     assert asyncio.run(asyncio.wait_for(follow(), 20)) == []

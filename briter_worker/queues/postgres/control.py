@@ -18,7 +18,7 @@ from briter_worker.queues.selection import (
     select_to_publish_now,
     select_to_retry,
 )
-from briter_worker.redaction import one_line
+from briter_worker.redaction import one_line, storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -132,7 +132,8 @@ class PostgresControl:
     def _wanted(self, connection: Connection, wanted: str | None) -> list[Row]:
         """Return the rows of this id or slug; None: all dead letters."""
         is_wanted = "state = 'failed'" if wanted is None else "(job_id = %(wanted)s OR slug = %(wanted)s)"
-        return select(connection, f"site = %(site)s AND {is_wanted}", {"site": self._site, "wanted": wanted})
+        values = {"site": self._site, "wanted": storable(wanted or "")}
+        return select(connection, f"site = %(site)s AND {is_wanted}", values)
 
     def _list(self, rows: Iterable[Row], now: float) -> list[ListedJob]:
         return [_listed(row, self._site, now) for row in sorted(rows, key=_position)]
