@@ -2,8 +2,8 @@
 #   scripts/image, or docker build --tag briter-worker .
 # The user's id should be that of the site's files: --build-arg WORKER_UID=$(id -u)
 
-# The patch version is pinned; Debian's packages are the newest of its release at each build.
-ARG PYTHON=3.11.14-slim-bookworm
+# Pinned by its digest, that of the index for all processors. Debian's packages are the newest of its release.
+ARG PYTHON=3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 FROM python:${PYTHON} AS build
 WORKDIR /build
 COPY constraints.txt ./
