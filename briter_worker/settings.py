@@ -275,7 +275,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise UsageError(f"cannot read {os_error_text(error)}", os_error_fix(error)) from None
+        raise UsageError(
+            f"{path} cannot be read: {os_error_text(error, with_path=False)}", os_error_fix(error)
+        ) from None
     except json.JSONDecodeError as error:
         where = f"{path}, line {error.lineno}, column {error.colno}"
         raise UsageError(f"{where}: not valid JSON: {error.msg}") from None

@@ -153,7 +153,9 @@ def apply(
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise UsageError(f"cannot read {os_error_text(error)}", os_error_fix(error)) from None
+        raise UsageError(
+            f"{file} cannot be read: {os_error_text(error, with_path=False)}", os_error_fix(error)
+        ) from None
     except UnicodeDecodeError:
         raise UsageError(f"{file} is not UTF-8") from None
     declared = sites_file.read_sites(text, settings, source="stdin" if file == "-" else file)

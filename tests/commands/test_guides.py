@@ -16,7 +16,7 @@ from dashboards import TOKEN, serving
 from outcomes import assert_published, save
 from remotes import asks_for, http_remote
 from requirements import provide
-from sites import Result, eventually
+from sites import Result, eventually, program
 
 if TYPE_CHECKING:
     from sites import Site
@@ -26,9 +26,9 @@ BRITER = "docs/how-to/cms/briter.md"
 WORKER = 'briter-worker() { "$PYTHON" -m briter_worker "$@"; }\n'
 
 
-def _commands(page: str) -> list[str]:
+def _commands(page: str, kind: str = "sh") -> list[str]:
     """The shell blocks of a page, in order."""
-    return re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    return re.findall(rf"```{kind}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
 def _follow(blocks: list[str], home: Path) -> str:
@@ -67,7 +67,7 @@ def test_the_tutorial_publishes_holds_and_refuses(tmp_path: Path) -> None:
 
 
 def test_the_readmes_five_minutes_publish_a_post_of_ones_own_site(site: Site) -> None:
-    _, install, *steps = _commands("README.md")
+    _, job, install, *steps = _commands("README.md")
     assert "pip install --constraint constraints.txt ." in install
     site.write_post("content/posts/hello.md", "# Hello\n")
     here = [
@@ -79,6 +79,9 @@ def test_the_readmes_five_minutes_publish_a_post_of_ones_own_site(site: Site) ->
 
     assert '"event":"published"' in said
     assert [subject for _, subject in site.remote_log()] == ["Publish Hello", "Start the site"]
+    site.write_post("content/posts/hello.md", "# Hello again\n")
+    _follow([f"cd {site.root}", job], site.root)
+    assert [entry["slug"] for entry in site.run_once().of("published")] == ["hello"]
 
 
 def test_a_persons_commit_goes_out_and_leaves_what_the_cms_has_written_since(site: Site) -> None:
@@ -238,3 +241,113 @@ def test_every_command_of_these_pages_runs(site: Site) -> None:
     outcome = said.partition("# outcome\n")[2]
     assert outcome.startswith("gone\n")
     assert f"\npublished {site.remote_log()[0][0]}" in outcome
+
+
+# What a `shell` block needs of a machine of its own. Each stands before the real program in PATH.
+STAND_INS = {
+    "sudo": 'while [ "${1#-}" != "$1" ]; do [ "$1" != -u ] || shift; shift; done; exec "$@"',
+    "python3": f"""
+        case "$*" in
+            "-m venv "*) exit ;;
+            *" webhook "*) timeout 1 {sys.executable} "$@"; [ $? = 124 ]; exit ;;
+        esac
+        exec {sys.executable} "$@" """,
+    "systemctl": """
+        [ "$1" = enable ] || exit 0
+        sed -i 's|=/opt/|=HERE/opt/|' HERE/etc/systemd/system/*
+        ! systemd-analyze verify HERE/etc/systemd/system/* 2>&1 | grep .""",
+    "briter-worker": f"""
+        case "$1 $*" in *--once*) ;; "run "* | "serve "*) set -- "$@" --help ;; esac
+        exec {sys.executable} -m briter_worker "$@" """,
+    "curl": """
+        case "$*" in *-N*) set -- --max-time 1 "$@" ;; esac
+        PATH=${PATH#*:}
+        curl --silent --show-error --fail-with-body "$@" || [ $? = 28 ]""",
+    "ssh-keyscan": "sed 's/^/git.example.org /; s/ briter-worker$//' ~/.ssh/*.pub secrets/*.pub 2>/dev/null",
+    "editor": "sed -i 's|=/srv/|=HERE/srv/|' \"$1\"",
+    **dict.fromkeys(("pip", "journalctl", "docker", "groupadd", "usermod", "pgrep"), "true"),
+}
+
+
+def _follow_as_administrator(site: Site, pages: dict[str, list[str]], **replaced: str) -> None:
+    """Type the `shell` blocks of pages, each from the project's folder, on a machine made of stand-ins."""
+    programs = site.root / "opt/briter-worker/bin"
+    for folder in (
+        programs,
+        *(site.root / each for each in ("etc/systemd/system", "home/.ssh", "tmp", "srv/cms")),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, script in STAND_INS.items():
+        program(programs / name, script.replace("HERE", str(site.root)))
+    for name in ("docs", "constraints.txt", "scripts"):
+        (site.worktree / name).symlink_to(ROOT / name)
+    for name, target in (
+        ("site", site.worktree),
+        ("cms/blog", site.worktree),
+        ("site-storage", site.storage),
+    ):
+        (site.root / "srv" / name).symlink_to(target)
+    text = "".join(
+        f"(echo '# {page}'; cd {site.worktree}\n{block})\n"
+        for page, blocks in pages.items()
+        for block in blocks
+    )
+    text = re.sub(r"(?<![\w.*])/(srv|etc|opt|tmp)/", rf"{site.root}/\1/", text)
+    for old, new in {"=site ": f"={os.geteuid()} ", **replaced}.items():
+        text = text.replace(old, new)
+    kept = {
+        key: value
+        for key, value in site.environment().items()
+        if key.startswith(("BRITER_", "BLOG_", "GIT_"))
+    }
+    exports = [f"export {key}='{value}'" for key, value in kept.items()]
+    _follow(
+        [*exports, f"export PATH={programs}:$PATH HOME={site.root}/home; unset -f briter-worker", text],
+        site.root,
+    )
+
+
+# Of each page with `shell` blocks. The last ones change or remove what the others need.
+SHELL = [
+    "install",
+    "systemd",
+    "cron",
+    "container",
+    "watch",
+    "dashboard",
+    "monitoring",
+    "webhooks",
+    "remote-edits",
+]
+SHELL += ["outcome", "other-user", "symptoms", "deploy-keys", "upgrade"]
+
+
+def test_every_command_for_an_administrator_runs(site: Site) -> None:
+    provide("systemd-analyze", package="systemd")
+    save(site, "hello")
+    (site.worktree / ".git/index.lock").touch()
+    pages = {page: _commands(f"docs/how-to/{page}.md", "shell") for page in SHELL}
+    assert {*SHELL, "cluster"} == {
+        page.stem for page in (ROOT / "docs").rglob("*.md") if "```shell" in page.read_text()
+    }
+    pages["dashboard"].pop()  # a cluster's
+    with serving(site) as dashboard:
+        places = {"https://posts.example.org": dashboard.base, "$TOKEN": TOKEN, " 8321": " 0"}
+        _follow_as_administrator(site, pages, **places)
+
+
+def test_every_command_for_a_cluster_runs(site: Site, empty_database_url: str) -> None:
+    site.env.update({"BRITER_DATABASE_URL": empty_database_url, "BLOG_TOKEN": "secret"})
+    for path in ("content/posts/hello.md", "hello.md"):
+        site.write_post(path, "# Hello\n")
+    page = "docs/how-to/cluster.md"
+    start, *blocks, containers = _commands(page, "shell")
+    start = re.sub("export BRITER_DATABASE_URL=.*", "", start)
+    (declared,), (python,) = _commands(page, "yaml"), _commands(page, "python")
+    python = f"{sys.executable} - <<'END'\nfrom pathlib import Path\n{python}END\n"
+    with http_remote(site.root) as http, serving(site) as dashboard:
+        places = {"https://git.example.org/blog.git": http.url(site.remote), "$TOKEN": TOKEN}
+        places |= dict.fromkeys(("https://publish.example.org", "https://posts.example.org"), dashboard.base)
+        blocks.insert(1, f"cat >sites.yaml <<'END'\n{declared}END\n")
+        blocks += [python, _commands("docs/how-to/dashboard.md", "shell")[-1], *_commands(page)[1:]]
+        _follow_as_administrator(site, {"cluster": [start, *blocks, containers]}, **places)

@@ -100,7 +100,9 @@ def test_the_documented_proxy_signs_in_steers_and_streams(
         text = text.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl")
         text = re.sub(r"/etc/ssl/\S+(?=;)", str(certificate), text)
         tls = f"https://127.0.0.1:{port} {{\n  tls {certificate} {certificate}\n"
-        text = text.replace("posts.example.org {\n", tls).replace("Host(`posts.example.org`)", "Host(`127.0.0.1`)")
+        text = text.replace("posts.example.org {\n", tls).replace(
+            "Host(`posts.example.org", "Host(`127.0.0.1"
+        )
         if program == "traefik":
             store = f"{{ certFile: {certificate}, keyFile: {certificate} }}"
             text = text.replace("{ certResolver: letsencrypt }", "{}")
