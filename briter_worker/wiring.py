@@ -286,7 +286,7 @@ def _check_start(settings: Settings) -> None:
     try:
         open_repository(settings).check_push_address()
     except PublishError as error:
-        if error.code is FailureCode.NOT_A_REPOSITORY or not settings.git_worktree.is_dir():
+        if error.code is FailureCode.NOT_A_REPOSITORY:
             raise UsageError(error.message, error.fix) from error
         # Any other failure may pass: the jobs' attempts report it.
 

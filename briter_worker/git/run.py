@@ -405,6 +405,8 @@ class Git:
                 start_new_session=True,  # no terminal: ssh-keygen would ask there for a passphrase
             )
         except FileNotFoundError as error:
+            if not self._place.is_dir():  # which Popen reports as if git itself were missing
+                raise self._no_repository() from error
             fix = "install git 2.38 or newer"
             raise PublishError(FailureCode.GIT_MISSING, "git was not found", fix) from error
         except OSError as error:

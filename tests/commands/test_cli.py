@@ -121,7 +121,7 @@ def test_no_module_of_the_site_is_loaded(site: Site) -> None:
 def test_run_in_a_folder_that_is_no_repository_exits_2(site: Site, tmp_path: Path) -> None:
     result = site.run_once(BRITER_GIT_WORKTREE=str(tmp_path / "elsewhere"))
     assert (result.returncode, result.stdout) == (2, "")
-    assert "Fix: " in error_of(result)
+    assert "Fix: clone the site there" in error_of(result)
 
 
 def test_more_than_one_push_address_exits_2_with_the_command(site: Site) -> None:
