@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from briter_worker.plugins import Plugins
-    from briter_worker.ports import Change, Claim, EventSink, Publisher, Queue
+    from briter_worker.ports import Change, Claim, ClaimResult, EventSink, Publisher, Queue
 
 _UNSETTLED = Failure(
     FailureCode.UNSETTLED,
@@ -83,9 +83,9 @@ class Drain:
     clock: Callable[[], float] = time.time
     _last_doubt: str = field(default="", init=False)
 
-    def run(self) -> Counts | None:
-        """Publish what is due; return None if nothing was."""
-        found = self.queue.claim(self.clock())
+    def run(self, found: ClaimResult | None = None) -> Counts | None:
+        """Publish what is due, or was claimed just now; return None if nothing was."""
+        found = found or self.queue.claim(self.clock())
         for event in (*found.superseded, *found.quarantined):
             self.emit(event)
         counts = Counts(failed=len(found.quarantined))

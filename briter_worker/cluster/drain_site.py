@@ -21,8 +21,8 @@ from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import Person
 from briter_worker.git.staging import Staging
-from briter_worker.ports import Pause
-from briter_worker.queues.postgres.payloads import PostgresBases, PostgresPayloads
+from briter_worker.ports import ClaimResult, Pause
+from briter_worker.queues.postgres.payloads import PostgresBases
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
 from briter_worker.queues.postgres.rows import decode_path, take_site
 from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, retire
@@ -143,28 +143,33 @@ class SiteDrains:
 
         Raises LockLostError, UnavailableError, NodeFailureError, PublishError, UsageError.
         """
-        began = time.monotonic()
-        row, clock = take_site(self._database, name, self._node), self._database.now
-        site, token = Site.from_row(row), int(row["token"])
-        if site.paused is not None and site.paused.is_active(clock()):
-            return Counts(), math.inf
-        self.hosts[name] = host_of(site.remote)
-        settings = settings_of(site, self._settings)
-        emit = self._sinks.open(settings)
-        queue = PostgresQueue(
-            self._database,
-            name,
-            token=token,
-            longest_delay=open_backoff(settings).longest,
-            dry_run=settings.worker_dry_run,
-            clock=clock,
-        )
+        began, clock = time.monotonic(), self._database.now
+        found: ClaimResult | None = None
+        with self._database.joined():
+            row = take_site(self._database, name, self._node)
+            site, token = Site.from_row(row), int(row["token"])
+            if site.paused is not None and site.paused.is_active(clock()):
+                return Counts(), math.inf
+            self.hosts[name] = host_of(site.remote)
+            settings = settings_of(site, self._settings)
+            queue = PostgresQueue(
+                self._database,
+                name,
+                token=token,
+                longest_delay=open_backoff(settings).longest,
+                dry_run=settings.worker_dry_run,
+                clock=clock,
+            )
+            plans = PostgresPlans(self._database, name, token=token)
+            if not plans.plans() and not queue.recover(clock()):
+                found = ClaimResult() if stopping() else queue.claim(clock())
         with ExitStack() as stack:
+            emit = self._sinks.open(settings)
             stack.callback(emit.close)
             drain = Drain(
                 queue=queue,
                 # Opened when it is first needed: many drains find nothing to do.
-                publisher=_OpenedOnce(partial(self._open_publisher, site, settings, token, emit, stack)),
+                publisher=_OpenedOnce(partial(self._open_publisher, site, settings, plans, emit, stack)),
                 emit=emit,
                 plugins=lambda: self._plugins,
                 backoff=open_backoff(settings),
@@ -175,8 +180,8 @@ class SiteDrains:
                 blames_node=partial(self._health.blames_node, name, self.hosts[name]),
                 clock=clock,
             )
-            counts = drain.recover()
-            if not stopping() and (done := drain.run()):
+            counts = drain.recover() if found is None else Counts()
+            if (found or not stopping()) and (done := drain.run(found)):
                 counts.add(done)
         if counts.completed or counts.undecided:
             crawl = min(CRAWL_S, settings.git_timeout_ms / 2000) + CRAWL_PER_JOB_S * counts.completed
@@ -194,7 +199,7 @@ class SiteDrains:
             git.abort()
 
     def _open_publisher(
-        self, site: Site, settings: Settings, token: int, emit: EventSink, stack: ExitStack
+        self, site: Site, settings: Settings, plans: PostgresPlans, emit: EventSink, stack: ExitStack
     ) -> GitPublisher:
         """Return the publisher to the site's remote; the stack closes its clone. Raises PublishError."""
         repository = stack.enter_context(open_site_clone(site, settings))
@@ -207,8 +212,7 @@ class SiteDrains:
         progress = progress_by(emit)
         allowlist = settings.allowlist(more=self._plugins.allowed_paths)
         staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
-        bases = PostgresBases(self._database, site.name, token=token)
-        plans = PostgresPlans(self._database, site.name, token=token)
+        bases = PostgresBases(self._database, site.name, token=plans.token)
         identity = _identity(settings)
         note = partial(note_unknown, plans, bases)
         # Another tip than the database's: another node has pushed, or a backup was restored.
@@ -216,7 +220,7 @@ class SiteDrains:
             note(find_own_commits(repository, site.pushed_tip, identity))
         return GitPublisher(
             repository,
-            copies=SubmittedCopies(staging, PostgresPayloads(self._database, site.name), bases),
+            copies=SubmittedCopies(staging, bases, bases),
             plans=plans,
             bases=bases,
             identity=identity,

@@ -35,8 +35,8 @@ _MARK = "briter/clone"
 _MAX_PACKS = 100
 """Each publication and each fetch adds one; rolling them up is not worth the time of a new clone."""
 _DAMAGED = frozenset({FailureCode.CORRUPT, FailureCode.NOT_A_REPOSITORY, FailureCode.LOCKED})
-_configuration: list[Configuration] = []
-"""Git's configuration as this process read it last, in any clone: they differ in their addresses."""
+_configurations: dict[Path, Configuration] = {}
+"""Git's configuration as this process read it last, by the folder of the clones: their addresses differ."""
 _NO_BRANCH = re.compile(r"Remote branch .* not found")
 
 
@@ -69,7 +69,7 @@ def open_clone(
         # A process that another thread is just starting has a copy of the lock for a moment.
         with git.locked(folder / "lock", patience):
             try:
-                if (known := next(iter(_configuration), None)) is not None and known.is_current():
+                if (known := _configurations.get(folder.parent)) is not None and known.is_current():
                     git.configuration = known.for_clone(url)
                 with _naming(folder):
                     _prepare(repository, place, url)
@@ -77,7 +77,7 @@ def open_clone(
             finally:
                 git.abort()
                 if git.configuration is not None:
-                    _configuration[:] = [git.configuration]
+                    _configurations[folder.parent] = git.configuration
                 if git.failures & _DAMAGED:
                     with suppress(OSError):  # the next opening clones again
                         (place / _MARK).unlink()

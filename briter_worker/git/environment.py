@@ -260,8 +260,8 @@ class Configuration:
 
     def for_clone(self, url: str) -> Configuration:
         """Return the configuration of another clone that this program made: the address is another one."""
-        other = copy.copy(self)
-        other.settings = [(key, url if key == "remote.origin.url" else value) for key, value in self.settings]
+        other, name = copy.copy(self), "remote.origin.url"
+        other.settings = [*(each for each in self.settings if each[0] != name), (name, url)]
         return other
 
     def is_current(self) -> bool:

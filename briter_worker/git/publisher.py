@@ -295,13 +295,10 @@ class GitPublisher:
             return now + time.monotonic() - started
 
         while waiting:
-            gone = cancelled()
-            settled += [item.outcome(Result.CANCELLED) for item in waiting if item.key in gone]
-            waiting = [item for item in waiting if item.key not in gone]
-            if not waiting:
-                break
             plan, merge, unchanged, conflicts = self._build(waiting, tip, now)
-            if not plan.commits.keys().isdisjoint(cancelled()):
+            if gone := {item.key for item in waiting} & set(cancelled()):
+                settled += [item.outcome(Result.CANCELLED) for item in waiting if item.key in gone]
+                waiting = [item for item in waiting if item.key not in gone]
                 self._discard(plan, None)
                 continue
             if plan.commits:

@@ -290,6 +290,7 @@ class HistorySink:
         if not self._is_used:
             return
         now = self._clock()
+        self._written_at = self._written_at or now
         self._waiting += [(now, event) for event in batch]
         if any(self._is_due(event, now) for event in batch):
             self._write()

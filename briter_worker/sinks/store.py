@@ -202,7 +202,11 @@ class PostgresStore:
     """The cluster's database, with all sites. `connect` returns a connection within a transaction."""
 
     skip_locked = " FOR UPDATE SKIP LOCKED"
-    _SITE_LOCK: LiteralString = "SELECT pg_advisory_xact_lock(1651666292, hashtext(%s))"
+    # A receipt reaches the disk with the acknowledgement that follows it, at the latest.
+    _SITE_LOCK: LiteralString = (
+        "SELECT pg_advisory_xact_lock(1651666292, hashtext(%s)),"
+        " set_config('synchronous_commit', 'off', true)"
+    )
 
     def __init__(self, connect: Callable[[], AbstractContextManager[Connection]]) -> None:
         self._connect = connect

@@ -43,7 +43,11 @@ class Bench:
     def __post_init__(self) -> None:
         add_site(self.database)
         self.queue = take_queue(self.database)
-        self.payloads = PostgresPayloads(self.database, "site")
+
+    @property
+    def payloads(self) -> PostgresPayloads:
+        """The next drain's: each reads what its jobs bring once."""
+        return PostgresPayloads(self.database, "site")
 
     def save(
         self,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import conninfo
+from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from briter_worker.errors import UnavailableError
@@ -125,6 +126,7 @@ class Database:
         self._patience = patience
         self._guard = threading.Lock()
         self._pool: ConnectionPool[Connection] | None = None
+        self._shared = threading.local()
         self._ahead: float | None = None
         """How far Postgres's clock is ahead of this process's monotonic one."""
 
@@ -134,12 +136,28 @@ class Database:
 
         Raises DatabaseError. If the connection breaks during the commit, the commit may have succeeded.
         """
-        with self.connection() as connection, connection.transaction():
-            yield connection
+        with self.connection() as connection:
+            if connection.info.transaction_status is not TransactionStatus.IDLE:
+                yield connection  # of `joined`
+            else:
+                with connection.transaction():
+                    yield connection
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Have everything that this thread does inside be one transaction. Raises DatabaseError."""
+        with self.transaction() as self._shared.connection:
+            try:
+                yield
+            finally:
+                del self._shared.connection
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
         """Yield a connection in which each statement is a transaction of its own. Raises DatabaseError."""
+        if (shared := getattr(self._shared, "connection", None)) is not None:
+            yield shared
+            return
         try:
             with self._open_pool().connection() as connection:
                 yield connection

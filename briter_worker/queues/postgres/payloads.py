@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _MAX_PATH_BYTES = 2_000  # an index entry has at most 2,700 bytes
 _COLLECTED_AT_ONCE = 500
+_SMALL_BYTES = 1 << 20
 # The lock keeps the garbage collection away from the known blobs.
 _LOCK_KNOWN_BLOBS = "SELECT blob FROM blobs WHERE blob = ANY(%s) ORDER BY blob FOR KEY SHARE"
 # A blob that another producer has inserted meanwhile is locked like a known one.
@@ -57,9 +58,21 @@ _LOCK_UNUSED_BLOBS = f"""
 SELECT blob FROM blobs b WHERE {_IS_UNUSED} ORDER BY blob LIMIT %s FOR UPDATE SKIP LOCKED
 """  # noqa: S608 - constants only, here and below
 _DELETE_BLOBS = f"DELETE FROM blobs b WHERE blob = ANY(%s) AND {_IS_UNUSED}"  # noqa: S608
+# With everything that a publication of these files asks next; the contents, if there are few.
 _READ_PAYLOADS = """
-SELECT publication, path, mode, blob, saved_at, base, has_base FROM files WHERE publication = ANY(%s)
-ORDER BY publication, path
+SELECT f.publication, f.path, f.mode, f.blob, f.saved_at, f.base, f.has_base,
+    p.saved_at, coalesce(p.outdated_by, ''), v.path IS NOT NULL, v.base, v.conflict,
+    CASE WHEN sum(octet_length(b.content)) OVER () <= %(small)s THEN b.content END
+FROM files f
+LEFT JOIN blobs b ON b.blob = f.blob
+LEFT JOIN published p ON p.site = %(site)s AND p.path = f.path
+LEFT JOIN base_versions v ON v.site = %(site)s AND v.path = f.path
+WHERE f.publication = ANY(%(ids)s) ORDER BY f.publication, f.path
+"""
+# What is remembered reaches the disk with the acknowledgement that follows it.
+_MOVE_TIP = """
+UPDATE sites SET pushed_tip = coalesce(%s, pushed_tip)
+WHERE name = %s AND token = %s AND NOT removed AND set_config('synchronous_commit', 'off', true) = 'off'
 """
 _REMEMBER = """
 INSERT INTO base_versions (site, path, base, conflict, kept) VALUES (%s, %s, %s, %s, %s)
@@ -197,22 +210,36 @@ class PostgresPayloads:
     def __init__(self, database: Database, site: str) -> None:
         self._database = database
         self._site = site
+        self._contents: dict[str, bytes] = {}
+        self._published: dict[str, PublishedVersion | None] = {}
+        self._bases: dict[str, BaseVersion | None] = {}
+        """What was read of the files of the last payloads, and of other paths that were asked for."""
 
     def of(self, keys: Collection[str]) -> Mapping[str, Payload]:
         """Return the payload of each claim, by key."""
         ids = [int(key) for key in keys]
         files: dict[int, list[SubmittedFile]] = defaultdict(list)
         folders: dict[int, list[str]] = defaultdict(list)
+        self._contents, self._published = {}, {}
+        values = {"ids": ids, "site": self._site, "small": _SMALL_BYTES}
         with self._database.connection() as connection:
-            for number, path, mode, *rest in connection.execute(_READ_PAYLOADS, (ids,)):
+            for number, raw, mode, *rest in connection.cursor(binary=True).execute(_READ_PAYLOADS, values):
+                path = decode_path(raw)
                 if mode == FOLDER:
-                    folders[number].append(decode_path(path))
-                else:
-                    files[number].append(SubmittedFile(decode_path(path), mode, *rest))
+                    folders[number].append(path)
+                    continue
+                (*file, saved_at, outdated_by, is_known, base, conflict, content) = rest
+                files[number].append(SubmittedFile(path, mode, *file))
+                self._published[path] = None if saved_at is None else PublishedVersion(saved_at, outdated_by)
+                self._bases[path] = _base_version(base, conflict) if is_known else None
+                if content is not None:
+                    self._contents[file[0]] = content
         return {str(number): Payload(tuple(files[number]), tuple(folders[number])) for number in ids}
 
     def content(self, blob: str) -> bytes:
         """Return the content of a blob. Raises LookupError if the database does not have the blob."""
+        if (content := self._contents.pop(blob, None)) is not None:
+            return content
         with self._database.connection() as connection:
             cursor = connection.cursor(binary=True)
             row = cursor.execute("SELECT content FROM blobs WHERE blob = %s", (blob,)).fetchone()
@@ -222,39 +249,42 @@ class PostgresPayloads:
 
     def published(self, paths: Collection[str]) -> Mapping[str, PublishedVersion]:
         """Return the version that was published last, for the paths that ever were."""
+        if unread := set(paths) - self._published.keys():
+            query = "SELECT path, saved_at, coalesce(outdated_by, '') FROM published"
+            rows = self._select(query, unread)
+            self._published |= dict.fromkeys(unread)
+            self._published |= {path: PublishedVersion(*version) for path, *version in rows}
+        return {path: known for path in paths if (known := self._published[path]) is not None}
+
+    def _select(self, query: str, paths: Collection[str]) -> list[list[Any]]:
+        """Return rows of the site for these paths; the path is the first column."""
         with self._database.connection() as connection:
             rows = connection.execute(
-                "SELECT path, saved_at, coalesce(outdated_by, '') FROM published"
-                " WHERE site = %s AND path = ANY(%s)",
+                f"{query} WHERE site = %s AND path = ANY(%s)".encode(),
                 (self._site, [encode_path(path) for path in paths]),
             )
-            return {decode_path(path): PublishedVersion(*version) for path, *version in rows}
+            return [[decode_path(path), *rest] for path, *rest in rows]
 
 
-class PostgresBases:
-    """Implements `ports.BaseVersions` for one drain of one site, the only one that changes them."""
+def _base_version(base: str | None, conflict: str | None) -> BaseVersion:
+    conflicts = json.loads(conflict) if conflict else {}
+    return BaseVersion(base, {slug: Conflict(**each) for slug, each in conflicts.items()})
+
+
+class PostgresBases(PostgresPayloads):
+    """Implements also `ports.BaseVersions`, for one drain of one site, the only one that changes them."""
 
     def __init__(self, database: Database, site: str, *, token: int) -> None:
-        self._database = database
-        self._site = site
+        super().__init__(database, site)
         self._token = token
-        self._known: dict[str, BaseVersion | None] = {}
 
     def bases(self, paths: Collection[str]) -> Mapping[str, BaseVersion]:
         """Return what is known of these paths."""
-        if unread := set(paths) - self._known.keys():
-            with self._database.connection() as connection:
-                rows = connection.execute(
-                    "SELECT path, base, conflict FROM base_versions WHERE site = %s AND path = ANY(%s)",
-                    (self._site, [encode_path(path) for path in unread]),
-                ).fetchall()
-            self._known |= dict.fromkeys(unread)
-            for path, base, conflict in rows:
-                open_ = json.loads(conflict) if conflict else {}
-                conflicts = {slug: Conflict(**each) for slug, each in open_.items()}
-                self._known[decode_path(path)] = BaseVersion(base, conflicts)
-        found = {path: self._known[path] for path in paths}
-        return {path: version for path, version in found.items() if version is not None}
+        if unread := set(paths) - self._bases.keys():
+            rows = self._select("SELECT path, base, conflict FROM base_versions", unread)
+            self._bases |= dict.fromkeys(unread)
+            self._bases |= {path: _base_version(*version) for path, *version in rows}
+        return {path: known for path in paths if (known := self._bases[path]) is not None}
 
     def conflict_commits(self) -> set[str]:
         """Return the commits that keep the authors' versions of open conflicts."""
@@ -293,10 +323,9 @@ class PostgresBases:
             )
             for path, version in versions.items()
         ]
-        self._known.clear()
+        self._bases.clear()
         with self._database.transaction() as connection:
             store_blobs(connection, PayloadSource(Payload(kept), contents.__getitem__))
-            lock_site(connection, self._site, self._token)
+            if not connection.execute(_MOVE_TIP, (tip, self._site, self._token)).rowcount:
+                lock_site(connection, self._site, self._token)
             connection.cursor().executemany(_REMEMBER, records)
-            if tip is not None:
-                connection.execute("UPDATE sites SET pushed_tip = %s WHERE name = %s", (tip, self._site))

@@ -22,6 +22,7 @@ from briter_worker.queues.postgres.rows import (
     is_covered,
     locked,
     put_back,
+    run_fenced,
     select,
     select_saves,
     update,
@@ -60,6 +61,15 @@ WHERE publication = ANY(%(ids)s) AND mode <> '040000' GROUP BY path
 ON CONFLICT (site, path) DO UPDATE SET saved_at = greatest(p.saved_at, excluded.saved_at),
     outdated_by = CASE WHEN excluded.saved_at < p.saved_at THEN p.outdated_by END
 """
+_OWN_SITE = "SELECT name FROM sites WHERE name = %s AND token = %s AND NOT removed FOR NO KEY UPDATE"
+_RECORD_PLAN = f"""
+INSERT INTO plans (id, plan, site) SELECT %s, %s, name FROM ({_OWN_SITE}) own
+"""  # noqa: S608 - a constant, here and below
+# To resolve a plan once more, whose end a crash of the server loses, does no harm.
+_DROP_PLAN = f"""
+DELETE FROM plans USING ({_OWN_SITE}) own
+WHERE plans.site = own.name AND plans.id = %s AND set_config('synchronous_commit', 'off', true) = 'off'
+"""  # noqa: S608
 
 
 class PostgresQueue(PostgresControl):
@@ -131,22 +141,20 @@ class PostgresQueue(PostgresControl):
 
     def acknowledge(self, claims: Sequence[Claim], rejected: Mapping[str, Collection[str]]) -> None:
         """Remove published jobs, and older dead letters of their slugs as far as they are published now."""
-        now = self._clock()
+        now, ids = self._clock(), _ids(claims)
         with self._locked() as connection:
-            rows = self._claimed_rows(connection, claims)
-            for row in rows:
-                left_out = {path.rstrip("/") for path in rejected.get(str(row.id), ())}
+            for claim in claims:
+                left_out = {path.rstrip("/") for path in rejected.get(claim.key, ())}
                 if left_out:
-                    delete_files(connection, row.id, partial(is_covered, declared=left_out))
-            ids = [row.id for row in rows]
+                    delete_files(connection, int(claim.key), partial(is_covered, declared=left_out))
             connection.execute(_RECORD_PUBLISHED, {"site": self._site, "ids": ids})
-            for letter in select_saves(connection, self._site, FAILED, [row.job.slug for row in rows]):
+            for letter in select_saves(connection, self._site, FAILED, [claim.job.slug for claim in claims]):
                 published = {
                     path.rstrip("/")
-                    for row in rows
-                    if row.job.slug == letter.job.slug and row.job.created_at >= letter.job.created_at
-                    for path in row.job.paths
-                    if path not in rejected.get(str(row.id), ())
+                    for claim in claims
+                    if claim.job.slug == letter.job.slug and claim.job.created_at >= letter.job.created_at
+                    for path in claim.job.paths
+                    if path not in rejected.get(claim.key, ())
                 }
                 if published:
                     self._shorten(connection, letter, published, now)
@@ -302,7 +310,7 @@ class PostgresPlans:
     def __init__(self, database: Database, site: str, *, token: int) -> None:
         self._database = database
         self._site = site
-        self._token = token
+        self.token = token
         self._known: list[Plan] | None = None
 
     def record(self, plan: Plan) -> None:
@@ -310,10 +318,7 @@ class PostgresPlans:
         # In ASCII: JSON's escapes can hold paths that are not UTF-8, and Postgres's text cannot.
         text = json.dumps(plan._asdict())
         known, self._known = self.plans(), None
-        with locked(self._database, self._site, self._token) as connection:
-            connection.execute(
-                "INSERT INTO plans (site, id, plan) VALUES (%s, %s, %s)", (self._site, plan.id, text)
-            )
+        self._run(_RECORD_PLAN, (plan.id, text, self._site, self.token))
         self._known = [*known, plan]
 
     def plans(self) -> list[Plan]:
@@ -329,6 +334,8 @@ class PostgresPlans:
     def drop(self, plan: Plan) -> None:
         """Delete the plan durably. Raises LockLostError."""
         known, self._known = self.plans(), None
-        with locked(self._database, self._site, self._token) as connection:
-            connection.execute("DELETE FROM plans WHERE site = %s AND id = %s", (self._site, plan.id))
+        self._run(_DROP_PLAN, (self._site, self.token, plan.id))
         self._known = [each for each in known if each.id != plan.id]
+
+    def _run(self, statement: str, values: Sequence[object]) -> None:
+        run_fenced(self._database, self._site, self.token, statement, values)

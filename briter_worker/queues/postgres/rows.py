@@ -118,6 +118,15 @@ def locked(database: Database, site: str, token: int | None = None) -> Iterator[
         yield connection
 
 
+def run_fenced(database: Database, site: str, token: int, statement: str, values: Sequence[object]) -> None:
+    """Run a statement that does nothing unless the token is the site's last one; raise LockLostError then."""
+    with database.connection() as connection:
+        is_done = connection.execute(statement.encode(), values).rowcount
+    if not is_done:
+        with locked(database, site, token):
+            pass
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row of `publications`."""
