@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from pydantic.alias_generators import to_camel
 
 from briter_worker.errors import FixableError, failure_text, is_environment
 from briter_worker.job import State, format_time
@@ -34,6 +36,12 @@ _LATEST = 250_000_000_000.0
 """In the year 9892."""
 _BETWEEN_RUNS_S = 600.0
 """Where cron starts the worker, it is due again this time after its last run."""
+
+_PLAIN = (
+    *("jobs", "hosts", "condition", "failure", "fix", "quarantined"),
+    *("dry_run", "worktree", "branch", "remote", "queue"),
+)
+"""The fields that programs get as they are."""
 
 LocalCommits = tuple[tuple[str, str], ...]
 """The id and subject of each commit of the local branch that the remote lacks."""
@@ -153,28 +161,22 @@ class SiteStatus:
         """Return the status for programs, in camelCase."""
         due = None if self.next_due_in is None else format_time(self.now + self.next_due_in)
         state = self.headline()
-        return {
-            "headline": {"tone": state.tone, "text": state.text, "detail": state.detail, "fix": state.fix},
-            "jobs": self.jobs,
+        holder = None
+        if self.worker is not None:
+            holder = {name: getattr(self.worker, name) for name in ("pid", "host", "alive", "heartbeat")}
+            if self.worker.heartbeat is not None:
+                holder["heartbeat"] = format_time(self.worker.heartbeat)
+        return {to_camel(name): getattr(self, name) for name in _PLAIN} | {
+            "headline": asdict(state),
             "oldestSeconds": self.oldest,
             "oldestWaitingSeconds": None if self.waiting_since is None else self.now - self.waiting_since,
             "nextDue": due,
-            "worker": None if self.worker is None else _holder_to_json(self.worker),
-            "hosts": self.hosts,
+            "worker": holder,
             "paused": None if self.paused is None else pause_to_json(self.paused),
-            "condition": self.condition,
-            "failure": self.failure,
-            "fix": self.fix,
             "conditionSince": self.condition_since and format_time(self.condition_since),
             "conditionChecked": self.condition_checked and format_time(self.condition_checked),
             "localCommits": [{"commit": sha, "subject": subject} for sha, subject in self.local_commits],
-            "quarantined": self.quarantined,
             "stuck": [{"file": file, "reason": reason} for file, reason in self.stuck.items()],
-            "dryRun": self.dry_run,
-            "worktree": self.worktree,
-            "branch": self.branch,
-            "remote": self.remote,
-            "queue": self.queue,
         }
 
 
@@ -182,11 +184,6 @@ def pause_to_json(pause: Pause) -> dict[str, Any]:
     """Return the pause for programs."""
     until = None if pause.until is None else format_time(pause.until)
     return {"since": format_time(pause.since), "until": until, "reason": pause.reason or None}
-
-
-def _holder_to_json(holder: Holder) -> dict[str, Any]:
-    beat = None if holder.heartbeat is None else format_time(holder.heartbeat)
-    return {"pid": holder.pid, "host": holder.host, "alive": holder.alive, "heartbeat": beat}
 
 
 def job_to_json(row: ListedJob) -> Document:

@@ -54,21 +54,24 @@ class TreeWatcher:
         self._folders = folders
         self._inotify = INotify()
         self._watched: dict[int, str] = {}
-        self._watch_folders()
+        for folder in folders:
+            for above in ("", *parents(folder)):  # a folder may be made, or replaced, later
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    self._add(above)
+            self._watch(folder)
 
     def close(self) -> None:
         """Stop watching."""
         self._inotify.close()
 
     def read(self, seconds: float) -> set[str] | None:
-        """Return the paths that changed within that time, or None if only a full comparison can tell.
+        """Return the paths that changed within that time, or None if only a new watcher can tell.
 
         A path whose last event is the creation of a file is not returned: the file is still being written.
         """
         changed: set[str] = set()
         for event in self._inotify.read(timeout=round(seconds * 1000)):
             if event.mask & (flags.Q_OVERFLOW | flags.UNMOUNT):
-                self._rewatch()
                 return None
             folder = self._watched.get(event.wd)
             if folder is None:
@@ -86,22 +89,8 @@ class TreeWatcher:
             elif is_post and not event.mask & flags.MOVED_FROM:
                 changed.update(self._watch(path))
             elif any(is_inside(each, path) or is_inside(path, each) for each in self._folders):
-                self._rewatch()  # the files in a folder that was moved have no events
-                return None
+                return None  # the files in a folder that was moved have no events
         return changed
-
-    def _rewatch(self) -> None:
-        self._inotify.close()
-        self._inotify = INotify()
-        self._watched = {}
-        self._watch_folders()
-
-    def _watch_folders(self) -> None:
-        for folder in self._folders:
-            for above in ("", *parents(folder)):  # a folder may be made, or replaced, later
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    self._add(above)
-            self._watch(folder)
 
     def _add(self, folder: str) -> None:
         mask = _MASK | (flags.DONT_FOLLOW if folder else 0)
@@ -146,17 +135,16 @@ class PostWatcher:
         watcher: TreeWatcher | None = None
         while not is_stopping():
             try:
-                if watcher is None:
+                if waiting is None:
+                    if watcher is not None:
+                        watcher.close()
                     watcher = self._open_watcher()
-                    waiting = None
                 self.save(waiting)
                 waiting = self._wait(watcher, is_stopping, poll)
             except Exception as error:  # noqa: BLE001 - the watch goes on after any error
                 failure = failure_of(error)
                 self.warn(f"changes cannot be watched: {failure.message}", failure.fix)
-                if watcher is not None:
-                    watcher.close()
-                watcher = None
+                waiting = None
                 time.sleep(_RETRY_S)
         if watcher is not None:
             watcher.close()

@@ -58,10 +58,6 @@ class Gauges:
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
 
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: nothing is looked up at registration."""
-        return ()
-
     def collect(self) -> Iterable[Metric]:
         """Return the gauges; none if they cannot be looked up: no number is better than an old one."""
         families: dict[str, GaugeMetricFamily] = {}
@@ -99,7 +95,6 @@ class MetricsSink:
         self._clock = clock
         self._server: WSGIServer | None = None
         self._drain: RunningDrain | None = None
-        self._started: dict[str, events.JobStarted] = {}
         self.registry = registry = CollectorRegistry()
         self._processed = Counter(
             "briter_processed", "Attempts that ended.", ["kind", "outcome"], registry=registry
@@ -122,44 +117,30 @@ class MetricsSink:
     def for_drain(self) -> MetricsSink:
         """Return a sink with the same counters, for a drain that runs beside others."""
         other = copy(self)
-        vars(other).update(_server=None, _drain=None, _started={})
+        vars(other).update(_server=None, _drain=None)
         return other
 
     def store(self, batch: Sequence[events.Event], /) -> None:
         """Count the events."""
         for event in batch:
-            match event:
-                case events.JobStarted():
-                    if self._drain is None or not self._drain.is_starting:
-                        # Jobs of the last drain may be open for ever: they were released.
-                        self._drain, self._started = RunningDrain(self._clock()), {}
-                    self._drain.open.add((event.job_id, event.slug))
-                    self._started[event.job_id] = event
-                case events.Progress() if self._drain is not None:
-                    self._drain.advance(event, self._clock())
-                case events.JobOutcome() | events.Cancelled() | events.Superseded() | events.Quarantined():
-                    self._end(event, self._clock())
-                case _:
-                    pass
+            now = self._clock()
+            if isinstance(event, Ending) and not isinstance(event, events.ConflictAhead):
+                kind = event.job_type if isinstance(event, events.JobOutcome) else ANY_KIND
+                self._processed.labels(kind, event.name).inc()
+                started = self._drain and self._drain.open.get((event.job_id, event.slug))
+                if started and isinstance(event, events.Published) and not event.dry_run:
+                    self._wait.observe(max(0.0, now - max(started.saved_at, started.due_at or 0.0)))
+            self._drain = RunningDrain.follow(self._drain, event, now)
+            if self._drain is not None and not self._drain.open:
+                for name, began, ended in self._drain.phases:
+                    self._phase.labels(name).observe(max(0.0, ended - began))
+                self._drain = None
 
     def close(self) -> None:
         """Stop answering."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
-
-    def _end(self, event: Ending, now: float) -> None:
-        kind = event.job_type if isinstance(event, events.JobOutcome) else ANY_KIND
-        self._processed.labels(kind, event.name).inc()
-        started = self._started.pop(event.job_id, None)
-        if started is not None and isinstance(event, events.Published) and not event.dry_run:
-            self._wait.observe(max(0.0, now - max(started.saved_at, started.due_at or 0.0)))
-        if self._drain is not None:
-            self._drain.end(event, now)
-            if not self._drain.open:
-                for name, began, ended in self._drain.phases:
-                    self._phase.labels(name).observe(max(0.0, ended - began))
-                self._drain = None
 
 
 def _tally_families(tallies: Sequence[Tally]) -> Iterable[Metric]:

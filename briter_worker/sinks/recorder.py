@@ -6,7 +6,7 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
@@ -62,27 +62,20 @@ class Sink(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class FanOut:
     """Stores events, then logs them, so that a logged event is in the history.
 
     A sink that fails harms neither the others nor a post.
     """
 
-    def __init__(
-        self,
-        sinks: Sequence[Sink],
-        log: Callable[[events.Event], None],
-        *,
-        condition: SiteCondition | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._sinks = sinks
-        self._log = log
-        self._condition = condition
-        self._clock = clock
-        self._failing: set[int] = set()
-        self._resting: dict[int, float] = {}
-        """Until when a sink whose store failed gets no events."""
+    sinks: Sequence[Sink]
+    log: Callable[[events.Event], None]
+    condition: SiteCondition | None = None
+    clock: Callable[[], float] = time.monotonic
+    _failing: set[int] = field(default_factory=set)
+    _resting: dict[int, float] = field(default_factory=dict)
+    """Until when a sink whose store failed gets no events."""
 
     def __call__(self, event: events.Event, /) -> None:
         """Store the event, then announce it."""
@@ -90,26 +83,26 @@ class FanOut:
 
     def deliver(self, batch: Sequence[events.Event], acknowledge: Callable[[], None], /) -> None:
         """Store the events, acknowledge the jobs, then announce the events and the site's new condition."""
-        for sink in self._sinks:
-            if self._clock() >= self._resting.get(id(sink), 0.0):
+        for sink in self.sinks:
+            if self.clock() >= self._resting.get(id(sink), 0.0):
                 self._guarded(sink, partial(sink.store, batch))
         acknowledge()
         for event in batch:
-            self._log(event)
+            self.log(event)
         for event in batch:
-            if self._condition is not None and (change := self._condition.follow(event)) is not None:
+            if self.condition is not None and (change := self.condition.follow(event)) is not None:
                 self(change)
 
     def follow_pull(self, failure: Failure | None) -> bool:
         """Let the site condition follow a pull that failed, or succeeded (None). Return True if it ended."""
-        if self._condition is None or (change := self._condition.follow_pull(failure)) is None:
+        if self.condition is None or (change := self.condition.follow_pull(failure)) is None:
             return False
         self(change)
         return failure is None
 
     def close(self) -> None:
         """Close every sink."""
-        for sink in self._sinks:
+        for sink in self.sinks:
             self._guarded(sink, sink.close)
 
     def _guarded(self, sink: Sink, call: Callable[[], None]) -> None:
@@ -118,30 +111,30 @@ class FanOut:
             call()
         except Exception as error:  # noqa: BLE001 - a sink's failure is never a post's
             if isinstance(error, StoreError):
-                self._resting[id(sink)] = self._clock() + _RETRY_STORE_AFTER_S
+                self._resting[id(sink)] = self.clock() + _RETRY_STORE_AFTER_S
             if id(sink) in self._failing:
                 return
             self._failing.add(id(sink))
             what, fix = f"{type(sink).__name__}: {type(error).__name__}: {error}", ""
             if isinstance(error, FixableError):
                 what, fix = error.message, error.fix
-            self._log(events.Warned(error=one_line(f"{what}; publishing goes on without it"), fix=fix))
+            self.log(events.Warned(error=one_line(f"{what}; publishing goes on without it"), fix=fix))
         else:
             self._failing.discard(id(sink))
 
 
+@dataclass(eq=False)
 class OpenedLater:
     """A sink that is opened by the first event that needs it: a worker that is skipped takes no port."""
 
-    def __init__(self, open_sink: Callable[[], Sink], is_needed: Callable[[events.Event], object]) -> None:
-        self._open = open_sink
-        self._is_needed = is_needed
-        self._sink: Sink | None = None
+    open_sink: Callable[[], Sink]
+    is_needed: Callable[[events.Event], object]
+    _sink: Sink | None = None
 
     def store(self, batch: Sequence[events.Event], /) -> None:
         """Pass the events on once the sink is open."""
-        if self._sink is None and any(map(self._is_needed, batch)):
-            self._sink = self._open()
+        if self._sink is None and any(map(self.is_needed, batch)):
+            self._sink = self.open_sink()
         if self._sink is not None:
             self._sink.store(batch)
 
@@ -151,6 +144,7 @@ class OpenedLater:
             self._sink.close()
 
 
+@dataclass(eq=False)
 class SiteCondition:
     """The condition of one site: the environment failure that keeps every post from being published.
 
@@ -158,14 +152,13 @@ class SiteCondition:
     worker that has the site writes it.
     """
 
-    def __init__(self, store: Store, site: str = "", *, clock: Callable[[], float] = time.time) -> None:
-        self._store = store
-        self._site = site
-        self._clock = clock
-        self._is_read = False
-        self._is_pulls = False
-        """A pull of this process found the condition."""
-        self._failure: str | None = None
+    store: Store
+    site: str = ""
+    clock: Callable[[], float] = time.time
+    _is_read: bool = False
+    _is_pulls: bool = False
+    """A pull of this process found the condition."""
+    _failure: str | None = None
 
     def follow(self, event: events.Event) -> events.ConditionChanged | None:
         """Return the change that the event brings, after it is stored; None for most events."""
@@ -194,7 +187,7 @@ class SiteCondition:
         if not self._is_read:
             self._is_read = True
             with suppress(StoreError):  # the history reports it
-                rows = self._store.query("SELECT failure FROM conditions WHERE site = ?", (self._site,))
+                rows = self.store.query("SELECT failure FROM conditions WHERE site = ?", (self.site,))
                 self._failure = rows[0][0] if rows else None
         return self._failure
 
@@ -203,12 +196,12 @@ class SiteCondition:
     ) -> events.ConditionChanged:
         self._failure, self._is_pulls = failure, is_pulls
         # A full disk may be the condition itself; this worker reports it once all the same.
-        with suppress(StoreError), self._store.transaction(self._site) as transaction:
+        with suppress(StoreError), self.store.transaction(self.site) as transaction:
             transaction.execute(
                 "INSERT INTO conditions (site, failure, condition, fix, changed_at) VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (site) DO UPDATE SET failure = excluded.failure,"
                 " condition = excluded.condition, fix = excluded.fix, changed_at = excluded.changed_at",
-                (self._site, failure, text, fix, self._clock()),
+                (self.site, failure, text, fix, self.clock()),
             )
         return events.ConditionChanged(condition=text, failure=failure, fix=fix)
 
@@ -228,20 +221,19 @@ class Target:
 
 
 class RunningDrain:
-    """The running drain: its jobs without an outcome, and its phases ([name, began, ended or None])."""
+    """The running drain: the starts of its open jobs, and its phases ([name, began, ended or None])."""
 
     def __init__(self, began: float) -> None:
         self.id = str(int.from_bytes(os.urandom(7)))
         self.began = began
         self.phases: list[list[Any]] = [[_FIRST_PHASE, began, None]]
         self.phase, self.done, self.total = _FIRST_PHASE, 0, 0
-        self.open: set[tuple[str, str]] = set()
+        self.open: dict[tuple[str, str], events.JobStarted] = {}
         self.is_starting = True
         """Only starts have come: a drain announces all of them before anything else."""
 
-    def advance(self, event: events.Progress, at: float) -> None:
+    def _advance(self, event: events.Progress, at: float) -> None:
         """Note the progress. A phase lasts until the next one begins."""
-        self.is_starting = False
         if self.phases[-1][0] != event.phase and len(self.phases) < _MAX_PHASES:
             self.phases[-1][2] = at
             self.phases.append([event.phase, at, None])
@@ -249,12 +241,22 @@ class RunningDrain:
             self.phases[-1][2] = at
         self.phase, self.done, self.total = event.phase, event.done, event.total
 
-    def end(self, event: Ending | events.JobStarted, at: float) -> None:
-        """Note that a job has its outcome. The last phase lasts until the last outcome."""
-        self.is_starting = False
-        self.open.discard((event.job_id, event.slug))
-        if not self.open:
-            self.phases[-1][2] = at
+    @staticmethod
+    def follow(running: RunningDrain | None, event: events.Event, at: float) -> RunningDrain | None:
+        """Return the drain that runs after the event, with what the event changed of it."""
+        if isinstance(event, events.JobStarted):
+            if running is None or not running.is_starting:
+                running = RunningDrain(at)  # jobs of the last one may be open for ever: they were released
+            running.open[event.job_id, event.slug] = event
+        elif running is not None and isinstance(event, Ending | events.Progress):
+            running.is_starting = False
+            if isinstance(event, events.Progress):
+                running._advance(event, at)
+            else:
+                running.open.pop((event.job_id, event.slug), None)
+                if not running.open:  # the last phase lasts until the last outcome
+                    running.phases[-1][2] = at
+        return running
 
 
 class HistorySink:
@@ -323,7 +325,7 @@ class HistorySink:
             with self._store.transaction(self._site) as transaction:
                 for at, event in items:
                     self._record(transaction, at, event)
-                self._write_drain(transaction)
+                self._write_drain(transaction, self._drain)
         except BaseException:
             self._drain = None  # what the transaction began does not exist
             raise
@@ -332,16 +334,15 @@ class HistorySink:
         self._written_at = self._clock()
 
     def _record(self, transaction: Transaction, at: float, event: events.Event) -> None:
-        match event:
-            case events.Progress():
-                if self._drain is not None:
-                    self._drain.advance(event, at)
-                return
-            case events.JobStarted():
-                self._start(transaction, at, event)
-            case _:
-                if isinstance(event, Ending) and not self._end(transaction, at, event):
-                    return
+        if isinstance(event, Ending) and not self._end(transaction, at, event):
+            return
+        before, self._drain = self._drain, RunningDrain.follow(self._drain, event, at)
+        if self._drain is not before:
+            self._write_drain(transaction, before)
+        if isinstance(event, events.Progress):
+            return
+        if isinstance(event, events.JobStarted):
+            self._start(transaction, at, event)
         data = json.dumps(log_entry(event, at), ensure_ascii=False, separators=(",", ":"))
         transaction.execute(
             "INSERT INTO moments (site, at, event, data) VALUES (?, ?, ?, ?)",
@@ -349,11 +350,6 @@ class HistorySink:
         )
 
     def _start(self, transaction: Transaction, at: float, event: events.JobStarted) -> None:
-        if self._drain is None or not self._drain.is_starting:
-            # Jobs of the last drain may be open for ever: they were released.
-            self._write_drain(transaction)
-            self._drain = RunningDrain(at)
-        self._drain.open.add((event.job_id, event.slug))
         # An attempt that its worker did not live to end.
         transaction.execute(
             "UPDATE attempts SET outcome = ?, ended = ?"
@@ -361,7 +357,7 @@ class HistorySink:
             (INTERRUPTED, at, self._site, event.job_id, event.slug),
         )
         facts = {
-            "drain": self._drain.id,
+            "drain": self._drain and self._drain.id,
             "title": event.title,
             "author": one_line(event.author),
             "attempt": event.attempt,
@@ -386,8 +382,6 @@ class HistorySink:
             if isinstance(event, events.Published) and self._is_known(transaction, event):
                 return False
             self._insert(transaction, event.job_id, event.slug, facts)
-        if self._drain is not None:
-            self._drain.end(event, at)
         if not isinstance(event, events.ConflictAhead):  # no attempt
             self._count(transaction, event, waiting_time(at, *ended[0]) if ended else None)
         return True
@@ -437,8 +431,8 @@ class HistorySink:
         marks = ", ".join("?" * len(row))
         transaction.execute(f"INSERT INTO attempts ({names}) VALUES ({marks})", [*row.values()])  # noqa: S608 - as above
 
-    def _write_drain(self, transaction: Transaction) -> None:
-        if (drain := self._drain) is not None:
+    def _write_drain(self, transaction: Transaction, drain: RunningDrain | None) -> None:
+        if drain is not None:
             transaction.execute(
                 "INSERT INTO drains (id, began, phase, done, total, phases) VALUES (?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET phase = excluded.phase, done = excluded.done,"

@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, LiteralString
 from uuid import uuid4
@@ -259,17 +259,17 @@ class Delivery:
     attempts: int = 0
 
 
+@dataclass(eq=False)
 class Outbox:
     """Messages that are not received yet. Raises StoreError; then nothing was changed."""
 
-    def __init__(self, store: Store, *, build_interval: float = 60.0) -> None:
-        self._store = store
-        self._build_interval = build_interval
-        self._lease = uuid4().hex
+    store: Store
+    build_interval: float = 60.0
+    lease: str = field(default_factory=lambda: uuid4().hex)
 
     def add(self, deliveries: Sequence[Delivery]) -> None:
         """Add messages, each once for each address. A build that waits already covers another one."""
-        with self._store.transaction() as transaction:
+        with self.store.transaction() as transaction:
             for each in deliveries:
                 due = self._build_due(transaction, each) if each.build else each.created
                 transaction.execute(
@@ -288,18 +288,18 @@ class Outbox:
         # A last call in the future was made before the clock was set back.
         if found is None or found[0] > build.created:
             return build.created
-        return max(build.created, float(found[0]) + self._build_interval)
+        return max(build.created, float(found[0]) + self.build_interval)
 
     def take(self, now: float) -> Delivery | None:
         """Return the next message that is due, leased, with its attempt counted; None if nothing is due."""
-        with self._store.transaction() as transaction:
-            row = transaction.execute(_NEXT + self._store.skip_locked, (now, now + _MAX_DELAY_S)).fetchone()
+        with self.store.transaction() as transaction:
+            row = transaction.execute(_NEXT + self.store.skip_locked, (now, now + _MAX_DELAY_S)).fetchone()
             if row is None:
                 return None
             taken = Delivery(*row)
             transaction.execute(
                 "UPDATE messages SET lease = ?, attempts = ?, due = ? WHERE id = ?",
-                (self._lease, taken.attempts, now + LEASE_S, taken.id),
+                (self.lease, taken.attempts, now + LEASE_S, taken.id),
             )
             if taken.build:  # the call is for every build that waits
                 transaction.execute(
@@ -314,17 +314,17 @@ class Outbox:
 
     def remove(self, delivery: Delivery, *, also_before: float = -math.inf) -> int:
         """Remove the message, and older ones that wait for the same receiver. Return their number."""
-        with self._store.transaction() as transaction:
+        with self.store.transaction() as transaction:
             statement = "DELETE FROM messages WHERE id = ? OR (url = ? AND created < ? AND lease IS NULL)"
             return int(transaction.execute(statement, (delivery.id, delivery.url, also_before)).rowcount)
 
     def retry_later(self, delivery: Delivery, due: float, error: str, *, all_of_url: bool) -> None:
         """Defer the message; with `all_of_url`, everything else for the receiver, too."""
-        with self._store.transaction() as transaction:
+        with self.store.transaction() as transaction:
             # Not a message that another node has leased since, because this one was too slow.
             transaction.execute(
                 "UPDATE messages SET lease = NULL, due = ?, error = ? WHERE id = ? AND lease = ?",
-                (due, error, delivery.id, self._lease),
+                (due, error, delivery.id, self.lease),
             )
             if all_of_url:
                 transaction.execute(
@@ -334,7 +334,7 @@ class Outbox:
 
     def next_due(self) -> float:
         """Return when the next message is due; infinity if there is none."""
-        rows = self._store.query("SELECT min(due) FROM messages")
+        rows = self.store.query("SELECT min(due) FROM messages")
         return math.inf if not rows or rows[0][0] is None else float(rows[0][0])
 
 

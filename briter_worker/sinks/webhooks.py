@@ -18,6 +18,7 @@ import ssl
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -159,74 +160,64 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 # --- messages
 
 
+@dataclass(eq=False)
 class WebhookSink:
     """Stores the messages of one site's events, in the caller's thread, and wakes the sender."""
 
-    def __init__(
-        self,
-        sender: Sender,
-        receivers: Sequence[str] = (),
-        *,
-        template: str = "json",
-        build_hook: str = "",
-        href: Callable[[str], str | None] = lambda _: None,
-        site: str | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """Without a site, the sender is the sink's own and is closed with the sink."""
-        self._sender = sender
-        self._receivers = [parse_receiver(text) for text in receivers]
-        self._template = template
-        self._build_hook = build_hook
-        self._href = href
-        self._site = site
-        self._clock = clock
+    sender: Sender
+    receivers: Sequence[str] = ()
+    template: str = "json"
+    build_hook: str = ""
+    href: Callable[[str], str | None] = lambda _: None
+    site: str | None = None
+    """Without a site, the sender is the sink's own and is closed with the sink."""
+    clock: Callable[[], float] = time.time
 
     def store(self, batch: Sequence[events.Event], /) -> None:
         """Store the messages, and wake the sender. Raises StoreError; then the messages are lost."""
-        now = self._clock()
+        now = self.clock()
         if deliveries := [each for event in batch for each in self._compose(event, now)]:
-            self._sender.outbox.add(deliveries)
+            self.sender.outbox.add(deliveries)
         is_start = any(isinstance(event, events.WorkerStarted) for event in batch)
-        if deliveries or (is_start and self._sender.outbox.next_due() < math.inf):
-            self._sender.wake()
+        if deliveries or (is_start and self.sender.outbox.next_due() < math.inf):
+            self.sender.wake()
 
     def close(self) -> None:
         """Send what is due, within a bounded time."""
-        if self._site is None:
-            self._sender.close()
+        if self.site is None:
+            self.sender.close()
 
     def _compose(self, event: events.Event, now: float) -> Iterator[Delivery]:
         own = event.webhook if isinstance(event, events.JobOutcome) else None
         topic = _TOPICS.get(type(event))
-        if topic is not None and (own or self._receivers):
+        if topic is not None and (own or self.receivers):
             message, data = self._id_of(event), self._data_of(event, now)
-            content_type, body = _encode(self._template, topic, now, data)
-            for url, topics in self._receivers:
+            content_type, body = _encode(self.template, topic, now, data)
+            for url, topics in map(parse_receiver, self.receivers):
                 if topic in topics:
                     yield Delivery(message, url, now, content_type, body)
             if own:
                 # A longer one is cut so that it is still too long: half an address is another address.
                 yield Delivery(message, own[: _MAX_URL + 1], now, *_encode("json", topic, now, data))
-        if self._build_hook and isinstance(event, events.Published) and not event.dry_run:
-            yield Delivery(f"build_{uuid4().hex}", self._build_hook, now, build=True)
+        if self.build_hook and isinstance(event, events.Published) and not event.dry_run:
+            yield Delivery(f"build_{uuid4().hex}", self.build_hook, now, build=True)
 
     def _id_of(self, event: events.Event) -> str:
         if not isinstance(event, events.Published):
             return f"msg_{uuid4().hex}"
         # The same publication may be delivered twice: the worker died before it acknowledged the job.
-        facts = f"{self._site or ''}\0{event.job_id}\0{event.commit}"
+        facts = f"{self.site or ''}\0{event.job_id}\0{event.commit}"
         return f"msg_{hashlib.sha256(facts.encode(errors='backslashreplace')).hexdigest()[:32]}"
 
     def _data_of(self, event: events.Event, now: float) -> dict[str, Any]:
-        data = log_entry(event, now, self._site)
+        data = log_entry(event, now, self.site)
         for key in ("time", "level", "event"):
             del data[key]
         match event:
             case events.ConditionChanged():
                 data = {"condition": None, "failure": None} | data
             case events.Published():
-                data["href"] = self._href(event.slug)
+                data["href"] = self.href(event.slug)
             case events.NoPaths():
                 data["failure"] = events.NoPaths.name
             case _:
@@ -272,32 +263,23 @@ def _text_of(topic: str, data: dict[str, Any]) -> str:
 # --- the sender
 
 
+@dataclass(eq=False)
 class Sender:
     """Sends what the outbox holds; one for each process. The thread starts with the first `wake`."""
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        *,
-        secret: str = "",
-        allow_private: bool = False,
-        warn: Callable[[str, str], None],
-        clock: Callable[[], float] = time.time,
-        delays: Sequence[float] = DELAYS_S,
-    ) -> None:
-        """Start nothing yet. `warn` takes a message and a fix."""
-        self.outbox = outbox
-        self._secret = secret
-        self._allow_private = allow_private
-        self._warn = warn
-        self._clock = clock
-        self._delays = delays
-        self._changed = threading.Condition()
-        self._has_news = False
-        self._thread: threading.Thread | None = None
-        self._until = math.inf
-        """When the thread has to end, by the monotonic clock."""
-        self._warned: dict[str, float] = {}
+    outbox: Outbox
+    warn: Callable[[str, str], None]
+    """Takes a message and a fix."""
+    secret: str = ""
+    allow_private: bool = False
+    clock: Callable[[], float] = time.time
+    delays: Sequence[float] = DELAYS_S
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _has_news: bool = False
+    _thread: threading.Thread | None = None
+    _until: float = math.inf
+    """When the thread has to end, by the monotonic clock."""
+    _warned: dict[str, float] = field(default_factory=dict)
 
     def wake(self) -> None:
         """Send what is due, soon."""
@@ -320,27 +302,27 @@ class Sender:
         while True:
             self._has_news = False
             try:
-                while self._time_left() > _MIN_POST_S and (each := self.outbox.take(self._clock())):
+                while self._time_left() > _MIN_POST_S and (each := self.outbox.take(self.clock())):
                     self._send(each)
                 due = self.outbox.next_due()
             except StoreError as error:
                 self._warn_sometimes("", error.message, error.fix)
-                due = self._clock() + _RETRY_STORE_AFTER_S
+                due = self.clock() + _RETRY_STORE_AFTER_S
             with self._changed:
                 if self._has_news and self._time_left() > _MIN_POST_S:
                     continue
                 if self._until < math.inf:
                     return
-                self._changed.wait(min(max(due - self._clock(), 0.0), _MAX_WAIT_S))
+                self._changed.wait(min(max(due - self.clock(), 0.0), _MAX_WAIT_S))
 
     def _time_left(self) -> float:
         return self._until - time.monotonic()
 
     def _send(self, delivery: Delivery) -> None:
         within = min(self._time_left(), _POST_TIMEOUT_S)
-        private = self._allow_private
         try:
             headers, body = self._headers(delivery), delivery.body.encode()
+            private = self.allow_private
             status, retry_after = post(delivery.url, headers, body, allow_private=private, within=within)
         except AddressRefusedError as refused:
             self._give_up(delivery, refused.message, refused.fix)
@@ -364,13 +346,13 @@ class Sender:
     def _fail(
         self, delivery: Delivery, error: str, *, is_busy: bool, retry_after: float | None = None
     ) -> None:
-        if delivery.attempts <= len(self._delays):
-            delay = self._delays[delivery.attempts - 1] if retry_after is None else retry_after
-            self.outbox.retry_later(delivery, self._clock() + delay, error, all_of_url=is_busy)
+        if delivery.attempts <= len(self.delays):
+            delay = self.delays[delivery.attempts - 1] if retry_after is None else retry_after
+            self.outbox.retry_later(delivery, self.clock() + delay, error, all_of_url=is_busy)
             return
         # A busy receiver got nothing else meanwhile. Messages that waited as long behind this one are given
         # up, too: otherwise one would be given up each day, while a thousand a day may come.
-        waited = self._clock() - sum(self._delays) if is_busy else -math.inf
+        waited = self.clock() - sum(self.delays) if is_busy else -math.inf
         self._give_up(delivery, error, "check the receiver", also_before=waited)
 
     def _give_up(self, delivery: Delivery, error: str, fix: str, *, also_before: float = -math.inf) -> None:
@@ -390,10 +372,10 @@ class Sender:
             "webhook-id": delivery.message,
             "webhook-timestamp": str(int(now.timestamp())),
         }
-        if self._secret:
+        if self.secret:
             from standardwebhooks.webhooks import Webhook  # noqa: PLC0415 - an extra
 
-            headers["webhook-signature"] = Webhook(self._secret).sign(delivery.message, now, delivery.body)
+            headers["webhook-signature"] = Webhook(self.secret).sign(delivery.message, now, delivery.body)
         return headers
 
     def _warn_sometimes(self, about: str, text: str, fix: str) -> None:
@@ -401,7 +383,7 @@ class Sender:
         now = time.monotonic()
         if about not in self._warned or now - self._warned[about] > _WARN_EVERY_S:
             self._warned[about] = now
-            self._warn(text, fix)
+            self.warn(text, fix)
 
 
 def post(
