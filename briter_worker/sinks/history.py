@@ -149,7 +149,9 @@ _RECEIPT = (
 )
 
 
-_SEARCHED = "lower(a.slug || ' ' || a.title || ' ' || a.author || ' ' || COALESCE(a.error, ''))"
+_SEARCHED = ("a.slug", "a.title", "a.author", "a.error")
+_SEARCHED_AS_ONE = ("lower(a.slug || ' ' || a.title || ' ' || a.author || ' ' || COALESCE(a.error, ''))",)
+"""For letters whose case the database does not know; it takes much longer."""
 
 
 class History:
@@ -183,9 +185,11 @@ class History:
         for word in search.lower().split():
             text = re.sub(r"([\\%_])", r"\\\1", word)
             causes = [code.value for code in FailureCode if word in code.text.lower()]
-            query += rf""" AND ({_SEARCHED} LIKE ? ESCAPE '\' OR a."commit" LIKE ? ESCAPE '\'"""
+            places = _SEARCHED if word.isascii() else _SEARCHED_AS_ONE
+            like = rf"{self._store.like} ? ESCAPE '\'"
+            query += f""" AND ({" OR ".join(f"{place} {like}" for place in (*places, 'a."commit"'))}"""
             query += f" OR a.failure IN ({', '.join('?' * len(causes)) or 'NULL'}))"
-            values += [f"%{text}%", f"{text}%", *causes]
+            values += [*[f"%{text}%"] * len(places), f"{text}%", *causes]
         if before is not None:
             query += " AND a.id < ?"
             values.append(before)

@@ -64,6 +64,8 @@ class SqliteStore:
 
     skip_locked = ""
     """The clause that locks the selected rows and leaves out rows that another process has locked."""
+    like = "LIKE"
+    """The operator that compares with a pattern in any case."""
 
     def __init__(self, path: Path, schema: Literal["history", "outbox"] = "history") -> None:
         self.path = path
@@ -202,6 +204,7 @@ class PostgresStore:
     """The cluster's database, with all sites. `connect` returns a connection within a transaction."""
 
     skip_locked = " FOR UPDATE SKIP LOCKED"
+    like = "ILIKE"
     # A receipt reaches the disk with the acknowledgement that follows it, at the latest.
     _SITE_LOCK: LiteralString = (
         "SELECT pg_advisory_xact_lock(1651666292, hashtext(%s)),"

@@ -108,6 +108,8 @@ class Snapshot:
     rows: Sequence[ListedJob]
     by_id: Mapping[str, Sequence[ListedJob]]
     by_slug: Mapping[str, Sequence[ListedJob]]
+    texts: list[str]
+    """What `search` looks at, for each row; made by the first search."""
 
     @classmethod
     def of(cls, rows: Sequence[ListedJob], status: SiteStatus, last: Snapshot | None = None) -> Snapshot:
@@ -124,7 +126,7 @@ class Snapshot:
         jobs[State.FAILED].reverse()
         facts = tuple((row.job.id, row.state, row.job.created_at, row.job.updated_at) for row in rows)
         revision = hash(facts) & 0xFFFFFFFF  # JavaScript has no larger integers
-        return cls(status, jobs, revision, rows, by_id, by_slug)
+        return cls(status, jobs, revision, rows, by_id, by_slug, [])
 
     def find(self, wanted: str = "", slug: str = "") -> Sequence[ListedJob]:
         """Return the job of this id, or the jobs of this slug, the newest save first."""
@@ -133,8 +135,14 @@ class Snapshot:
 
     def search(self, text: str) -> list[ListedJob]:
         """Return the jobs with all these words, in any case, in their post, title, author or reason."""
-        words = text.lower().split()
-        return [row for row in self.rows if _has_all(row.job, words)]
+        texts = self.texts
+        if len(texts) != len(self.rows):
+            texts = [_searched(row.job) for row in self.rows]
+            self.texts[:] = texts
+        found: Sequence[int] = range(len(texts))
+        for word in text.lower().split():
+            found = [index for index in found if word in texts[index]]
+        return [self.rows[index] for index in found]
 
     def longest_waiting(self) -> ListedJob | None:
         """Return the due job that waits longest."""
@@ -142,8 +150,7 @@ class Snapshot:
         return min(waiting, key=waits_since, default=None)
 
 
-def _has_all(job: Job, words: Sequence[str]) -> bool:
-    title, author = job.commit_message.partition("\n")[0], job.author.name if job.author else ""
-    reason = f"{failure_text(job.failure)}\n{job.last_error or ''}"
-    text = f"{job.id}\n{job.slug}\n{title}\n{author}\n{reason}".lower()
-    return all(word in text for word in words)
+def _searched(job: Job) -> str:
+    title, author = (job.message or "").partition("\n")[0], job.author.name if job.author else ""
+    reason = f"{failure_text(job.failure)}\n{job.last_error or ''}" if job.failure else ""
+    return f"{job.id}\n{job.slug}\n{title}\n{author}\n{reason}".lower()
