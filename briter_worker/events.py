@@ -281,3 +281,5 @@ class WorkerStopped(Event):
 
     name = "worker-stopped"
     drained: int
+    once: bool | None = None
+    """The worker was to publish what was due, as cron starts it."""

@@ -6,6 +6,7 @@ import os
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pydantic.alias_generators import to_camel
@@ -34,8 +35,10 @@ _MIN_PATIENCE_S = 60.0
 """A heartbeat may be this late on a loaded machine."""
 _LATEST = 250_000_000_000.0
 """In the year 9892."""
-_BETWEEN_RUNS_S = 600.0
-"""Where cron starts the worker, it is due again this time after its last run."""
+_PAUSE_S = 300.0
+"""The time from one run of cron's to the next, until the history has two."""
+_MIN_PAUSE_S = 60.0
+_LATEST_RUNS = 11
 
 _PLAIN = (
     *("jobs", "hosts", "condition", "failure", "fix", "quarantined"),
@@ -90,7 +93,7 @@ class SiteStatus:
     condition_checked: float | None
     """The time of the last attempt that failed by it."""
     last_run: float | None
-    """The time at which the last worker ended, if none runs."""
+    """The time at which the last worker ended, if jobs wait for the next one and it is not overdue."""
     quarantined: int
     stuck: dict[str, str]
     dry_run: bool
@@ -128,7 +131,7 @@ class SiteStatus:
         if not waiting or self.has_worker:
             return
         posts = f"{count(waiting, 'post')} {'waits' if waiting == 1 else 'wait'}"
-        if self.last_run is None or self.now - self.last_run > _BETWEEN_RUNS_S:
+        if self.last_run is None:
             where = "on the server" if self.hosts is None else "on a node of the cluster"
             fix = f"start the worker {where}: briter-worker run"
             yield Headline("bad", f"{posts}, and no worker is running", "", fix)
@@ -249,6 +252,7 @@ def read_status(
                 waiting.append(unpushed[-1])
     last, since = _find_condition(settings, rows, history) or (None, None)
     site = _cluster_site(settings) if settings.database_url else _disk_site(settings, now)
+    is_expected = bool(waits) and site["worker"] is None and not settings.database_url
     # As the worker says: the settings here may differ from its own.
     known = site.pop("dry_run")
     known = True if known is None and counts[State.TRIED] else known
@@ -259,6 +263,7 @@ def read_status(
         waiting_since=min(waiting, default=None),
         unpushed_since=min(unpushed, default=None),
         next_due_in=min(waits, default=None),
+        last_run=_last_run(settings, now, history) if is_expected else None,
         paused=queue.active_pause(now),
         condition=one_line(last.last_error or last.failure or "") if last else None,
         failure=last.failure if last else None,
@@ -285,19 +290,27 @@ def _local(seconds: float) -> str:
 
 def _disk_site(settings: Settings, now: float) -> dict[str, Any]:
     worker = lock_holder(settings, now)
-    last_run = None
-    if worker is None:
-        with suppress(OSError):  # the worker empties its record when it ends
-            last_run = settings.lock_path.stat().st_mtime
     return {
         "worker": worker,
         "dry_run": worker.dry_run if worker is not None and worker.alive else None,
-        "last_run": last_run,
         "hosts": None,
         "worktree": str(settings.git_worktree),
         "remote": settings.git_remote,
         "queue": str(settings.queue_root),
     }
+
+
+def _last_run(settings: Settings, now: float, history: History | None) -> float | None:
+    """Return when the last worker ended, if it left the lock in order and cron's next run is not overdue."""
+    try:
+        ended = settings.lock_path.stat().st_mtime
+    except OSError:
+        return None
+    pauses: list[float] = []
+    with nullcontext(history) if history else closing(open_history(settings)) as opened, suppress(StoreError):
+        pauses = [later - earlier for later, earlier in pairwise(opened.runs(_LATEST_RUNS))]
+    longest = max(_MIN_PAUSE_S, *pauses) if pauses else _PAUSE_S
+    return ended if now - ended <= 2 * longest else None
 
 
 def _cluster_site(settings: Settings) -> dict[str, Any]:
@@ -308,7 +321,6 @@ def _cluster_site(settings: Settings) -> dict[str, Any]:
     return {
         "worker": None,
         "dry_run": settings.worker_dry_run if "workerDryRun" in site.settings else None,
-        "last_run": None,
         "hosts": sites.count_nodes(database),
         "worktree": "",
         "remote": site.remote,

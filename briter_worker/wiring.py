@@ -34,7 +34,7 @@ from briter_worker.job import QuietTime, State
 from briter_worker.lock import AnotherWorkerError, SiteLock
 from briter_worker.ports import Backoff
 from briter_worker.queues.disk.queue import DiskQueue
-from briter_worker.sinks.recorder import FanOut, HistorySink, OpenedLater, SiteCondition, Target
+from briter_worker.sinks.recorder import ActionLog, FanOut, HistorySink, OpenedLater, SiteCondition, Target
 from briter_worker.sinks.store import Outbox, PostgresStore, SqliteStore, StoreError
 from briter_worker.worker import Puller, PullOrder, Stop, Worker, heartbeat
 
@@ -351,6 +351,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         stop=stop,
         wait=queue.watcher.wait,
         tidy=tidy,
+        log_actions=ActionLog(SqliteStore(settings.history_path), emit.log),
         # A dry run changes no file of the site.
         pull=(lambda _now: None) if settings.worker_dry_run else puller.run,
         poll=settings.worker_poll_interval_ms / 1000,
@@ -362,7 +363,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         emit(events.Warned(error=str(lost), fix=lost.fix))
         return 1
     finally:
-        emit(events.WorkerStopped(drained=worker.counts.completed))
+        emit(events.WorkerStopped(drained=worker.counts.completed, once=once or None))
     return 1 if once and (counts.failed or counts.undecided) else 0
 
 

@@ -165,6 +165,7 @@ class Worker:
     stop: Stop
     wait: Callable[[float, Callable[[], bool]], None]
     tidy: Callable[[], None]
+    log_actions: Callable[[], None]
     pull: Callable[[float], None]
     poll: float
     counts: Counts = field(default_factory=Counts)
@@ -178,6 +179,7 @@ class Worker:
         """Drain until nothing is due. Raises LockLostError."""
         while not self.stop.is_set() and self._work():
             pass
+        self.log_actions()
         self.tidy()
         self._pull_if_idle()
         return self.counts
@@ -190,6 +192,7 @@ class Worker:
                 if self._work():
                     continue
                 self._queue_errors = 0
+                self.log_actions()
                 if time.monotonic() - tidied > _TIDY_INTERVAL_S:
                     tidied = time.monotonic()
                     self.tidy()

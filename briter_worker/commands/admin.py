@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import closing, suppress
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -22,10 +24,14 @@ from briter_worker.status import health_problems, read_status
 from briter_worker.wiring import open_copies, open_database, open_git, open_sinks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from briter_worker.events import Event
 
 _PATIENCE_S = 10.0
 """The longest time in seconds that `pull` waits for a publication to end."""
+_MAX_READ = 5000
+"""`health` reads no longer queue: it is to answer within a second."""
 database_app = typer.Typer(
     no_args_is_help=True, help="Manage the database of a cluster.", rich_markup_mode=None
 )
@@ -56,13 +62,18 @@ def health(
     problems = health_problems(settings, now, expect_worker=worker)
     lines = [f"unhealthy: {problem}" for problem in problems] or ["healthy"]
     more = {}
-    if problems and (settings.site or not settings.database_url):
-        with suppress(OSError, FixableError):  # that is among the problems
-            # Only then: it reads the whole queue, and containers ask every few seconds.
+    # It reads the whole queue, and containers ask every few seconds.
+    with suppress(OSError, FixableError):  # that is among the problems
+        if settings.site or (not settings.database_url and _is_short(settings.queue_root)):
             more["state"] = read_status(settings, now, local_commits=()).headline().text
             lines.append(f"state: {more['state']}")
     output.answer({"healthy": not problems, "problems": problems, **more}, "\n".join(lines), as_json=as_json)
     raise typer.Exit(1 if problems else 0)
+
+
+def _is_short(queue: Path) -> bool:
+    with os.scandir(queue) as entries:
+        return next(islice(entries, _MAX_READ, None), None) is None
 
 
 def doctor(*, site: SiteOption = None, as_json: Json = False) -> None:

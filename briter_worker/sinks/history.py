@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, Json, PlainSerializer, TypeAdapter, ValidationError
@@ -237,6 +238,11 @@ class History:
     def actions(self, limit: int) -> list[Moment]:
         """Return what people did, newest first."""
         return self._moments("event = 'steered' ORDER BY id DESC LIMIT ?", limit)
+
+    def runs(self, limit: int) -> list[float]:
+        """Return when workers that cron starts ended, latest first; none since a worker that stayed."""
+        stops = self._moments("event = 'worker-stopped' ORDER BY id DESC LIMIT ?", limit)
+        return [each.at for each in takewhile(lambda stop: stop.data.get("once"), stops)]
 
     def _moments(self, which: str, *values: object) -> list[Moment]:
         query = f"SELECT id, at, event, data FROM moments WHERE site = ? AND {which}"  # noqa: S608 - our own

@@ -11,6 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
+from pydantic.alias_generators import to_camel
+
 from briter_worker import events
 from briter_worker.errors import FailureCode, FixableError, is_environment
 from briter_worker.redaction import one_line
@@ -45,7 +47,10 @@ _NOT_SEEN_BY_A_PULL = frozenset(
 """Conditions that may keep a post from being pushed although the remote's commits can be fetched."""
 
 Ending = events.JobOutcome | events.Superseded | events.Cancelled | events.Quarantined | events.ConflictAhead
-_WORTH_A_HISTORY = (events.JobEvent, events.ConditionChanged, events.SiteUpdated, events.Steered)
+_WORTH_A_HISTORY = (
+    *(events.JobEvent, events.ConditionChanged, events.SiteUpdated, events.Steered),
+    events.WorkerStopped,  # shows how often cron runs
+)
 _RECORDED = ("attempt", "duration_ms", "commit", "error", "failure", "fix", "retry_at", "superseded_by")
 """The fields of an outcome that are columns of its receipt."""
 
@@ -220,6 +225,32 @@ class Target:
         return template.replace("{slug}", quote(slug, errors="replace")) if template else None
 
 
+@dataclass
+class ActionLog:
+    """Logs what users did beside a worker, or since the last one stopped: a command has no log of its own."""
+
+    store: Store
+    log: Callable[[events.Event], None]
+    _looked_at: int | None = None
+
+    def __call__(self) -> None:
+        """Log the actions that are new in the history."""
+        with suppress(StoreError):  # the history reports it
+            if self._looked_at is None:
+                rows = self.store.query(
+                    "SELECT COALESCE((SELECT max(id) FROM moments WHERE event = 'worker-stopped'),"
+                    " (SELECT max(id) FROM moments), 0)"
+                )
+                self._looked_at = rows[0][0] if rows else 0
+            query = "SELECT id, event, data FROM moments WHERE id > ? ORDER BY id"
+            for number, event, data in self.store.query(query, (self._looked_at,)):
+                self._looked_at = number
+                if event == events.Steered.name:
+                    facts = json.loads(data)
+                    who_and_what = {key: facts.get(to_camel(key)) for key in events.Steered.fields}
+                    self.log(events.Steered(**who_and_what))
+
+
 class RunningDrain:
     """The running drain: the starts of its open jobs, and its phases ([name, began, ended or None])."""
 
@@ -287,7 +318,6 @@ class HistorySink:
 
         Raises StoreError; then what was not written is lost.
         """
-        # A run of cron that finds nothing to publish writes nothing.
         self._is_used = self._is_used or any(isinstance(event, _WORTH_A_HISTORY) for event in batch)
         if not self._is_used:
             return

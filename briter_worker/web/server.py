@@ -252,7 +252,7 @@ class Protocol(H11Protocol):
 
     def _give_up(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.close()
+            self.transport.abort()  # to close would wait until the last answer is read
 
 
 def serve(

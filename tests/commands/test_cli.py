@@ -360,7 +360,8 @@ def test_status_and_health_follow_the_worker_from_birth_to_death(site: Site) -> 
         next(lines_of(worker))
         seen = data(site.command("status", "--json"))["worker"]
         assert (seen["pid"], seen["alive"]) == (worker.pid, True)
-        assert data(site.command("health", "--json")) == {"healthy": True, "problems": []}
+        state = data(site.command("status", "--json"))["headline"]["text"]
+        assert data(site.command("health", "--json")) == {"healthy": True, "problems": [], "state": state}
         worker.send_signal(signal.SIGKILL)
         worker.wait()
         assert data(site.command("status", "--json"))["worker"]["alive"] is False

@@ -147,3 +147,19 @@ def test_who_steered_is_in_the_history(site: Site) -> None:
     assert found == [("publish-now", "a"), ("cancel", "b"), ("pause", None), ("resume", None)]
     assert {each["by"] for each in done} == {pwd.getpwuid(os.getuid()).pw_name}
     assert site.command("history", "--actions", "--slug", "b").stdout.count("\n") == 1
+
+
+def test_a_worker_logs_what_users_do_beside_it_and_did_before_it(site: Site) -> None:
+    me = pwd.getpwuid(os.getuid()).pw_name
+    site.run_once()
+    site.save("a", ["content/posts/a.md"], scheduledFor=HOUR_AHEAD)
+    site.command("publish-now", "a")
+    with site.running() as worker:
+        lines = lines_of(worker)
+        first = until(lines, "steered")[-1]
+        site.command("pause")
+        second = until(lines, "steered")[-1]
+    assert [(each["by"], each["action"], each.get("slug")) for each in (first, second)] == [
+        (me, "publish-now", "a"),
+        (me, "pause", None),
+    ]

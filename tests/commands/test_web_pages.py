@@ -7,6 +7,7 @@ import json
 import os
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,6 @@ from sites import Site, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PAGES = ("/", "/waiting", "/scheduled", "/failed", "/published", "/site", "/search")
 NASTY = "<script>alert(1)</script>\"'&"
@@ -250,6 +250,21 @@ def test_the_headline_follows_from_facts_and_the_command_says_the_same(
     eventually(lambda: headline() == "2 posts wait, and no worker is running")
 
 
+def test_the_runs_of_cron_say_when_a_worker_is_due(site: Site) -> None:
+    def clock(hours: float) -> dict[str, str]:
+        return {"PYTHONPATH": str(Path(__file__).parents[1] / "skew"), "SKEW_S": str(3600 * hours)}
+
+    def state(hours: float) -> str:
+        text: str = json.loads(site.command("status", "--json", **clock(hours)).stdout)["headline"]["text"]
+        return text
+
+    for hours in (-2, -1, 0):  # nothing is due
+        assert site.run_once(**clock(hours)).returncode == 0
+    save(site, "a")
+    assert state(1.5).startswith("1 post waits for the next run of the worker; the last one ended at ")
+    assert state(2.5) == "1 post waits, and no worker is running"
+
+
 def test_the_worker_decides_whether_a_page_says_dry_run(site: Site, dashboard: Dashboard) -> None:
     save(site, "a")
     site.run_once(BRITER_WORKER_DRY_RUN="true")
@@ -260,6 +275,9 @@ def test_the_worker_decides_whether_a_page_says_dry_run(site: Site, dashboard: D
     assert "a dry run publishes nothing" in site.command("doctor").stdout
     with site.running("run"):
         eventually(lambda: json.loads(site.command("status", "--json").stdout)["worker"])
+        eventually(lambda: not site.jobs())
+        said = json.loads(site.command("status", "--json").stdout)["headline"]["text"]
+        assert site.command("health").stdout == f"healthy\nstate: {said}\n"
         for env in ("true", "false"):
             told = site.command("status", "--json", BRITER_WORKER_DRY_RUN=env).stdout
             assert json.loads(told)["dryRun"] is False, "as the worker says"

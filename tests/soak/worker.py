@@ -221,6 +221,7 @@ class LocalSite(Site):
             stop=Stop(emit, limit=60.0, abort=git.abort),
             wait=_never_wait,
             tidy=tidy,
+            log_actions=lambda: None,
             pull=lambda _now: None,
             poll=5.0,
         )
