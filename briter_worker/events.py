@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from inspect import get_annotations
-from typing import ClassVar, NamedTuple, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, dataclass_transform
 
 from briter_worker.job import GIT_SYNC
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MAX_UPDATED_PATHS = 1000
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -214,13 +219,18 @@ class Resumed(Event):
 
 
 class SiteUpdated(Event):
-    """Files of the site were written, or removed, as the remote has them. A post's own push is no update."""
+    """Files of the site are as others changed them on the remote. A post's own push is no update."""
 
     name = "site-updated"
     commit: str
     paths: tuple[str, ...]
     total: int
     """The number of files; `paths` has the first thousand."""
+
+    @classmethod
+    def of(cls, commit: str, paths: Sequence[str]) -> SiteUpdated:
+        """Return the event of these files."""
+        return cls(commit=commit, paths=tuple(paths[:_MAX_UPDATED_PATHS]), total=len(paths))
 
 
 class Steered(Event):

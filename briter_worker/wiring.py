@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     SiteQueue = DiskQueue | PostgresQueue
     """The queue for commands and pages, which do the same on either backend."""
 
-_MAX_UPDATED_PATHS = 1000
-
 
 def open_backoff(settings: Settings) -> Backoff:
     """Return the site's delays between attempts."""
@@ -407,9 +405,6 @@ def open_copies(
 ) -> WorkTreeCopies:
     """Return the CMS's copies of the files, with the checkout in which they follow the remote."""
 
-    def updated(tip: str, paths: Sequence[str]) -> None:
-        emit(events.SiteUpdated(commit=tip, paths=tuple(paths[:_MAX_UPDATED_PATHS]), total=len(paths)))
-
     def conflicting(paths: Sequence[str]) -> None:
         """Name the post that will conflict, unless its job says so anyway."""
         rows = open_disk_queue(settings).jobs(time.time())
@@ -423,6 +418,10 @@ def open_copies(
                     emit(events.ConflictAhead(job_id=f"remote-{uuid4()}", slug=slug, error=text, fix=fix))
 
     allowlist = settings.allowlist(private=_private_folders(settings), more=more_folders)
+
+    def updated(tip: str, paths: Sequence[str]) -> None:
+        emit(events.SiteUpdated.of(tip, paths))
+
     limit = settings.worker_max_file_bytes
     staging = Staging(open_repository(settings, git), allowlist, limit, progress_by(emit))
     return WorkTreeCopies(staging, warn_by(emit), updated, conflicting)

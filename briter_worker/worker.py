@@ -135,8 +135,7 @@ class Puller:
             return
         except (PublishError, OSError) as error:
             self._failures += 1
-            interval = self.interval or _MAX_LOOP_PAUSE_S
-            self._next = now + loop_backoff(self._failures, interval, longest=_MAX_PULL_PAUSE_S)
+            self._next = now + pull_backoff(self._failures, self.interval)
             failure = error.failure if isinstance(error, PublishError) else None
             self.report(failure or Failure(FailureCode.DISK, *describe(error)))
         else:
@@ -274,6 +273,11 @@ def loop_backoff(failures: int, poll: float, longest: float = _MAX_LOOP_PAUSE_S)
     """Return how long the loop waits after failures in a row: doubled each time, up to a minute."""
     # The exponent is bounded, because after hours of failures the power is no float any more.
     return min(poll * 2.0 ** min(failures, 16), max(longest, poll))
+
+
+def pull_backoff(failures: int, interval: float) -> float:
+    """Return the wait for the next pull after failures in a row; `interval` is 0 without one."""
+    return loop_backoff(failures, interval or _MAX_LOOP_PAUSE_S, longest=_MAX_PULL_PAUSE_S)
 
 
 @contextmanager

@@ -16,10 +16,11 @@ from briter_worker.cluster.lanes import CRAWL_PER_JOB_S, CRAWL_S
 from briter_worker.cluster.sites import Site, open_site_clone, settings_of, wake
 from briter_worker.drain import Counts, Drain
 from briter_worker.errors import PublishError, UsageError
+from briter_worker.events import SiteUpdated, Warned
 from briter_worker.git.clone import find_own_commits
 from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
-from briter_worker.git.push import Person
+from briter_worker.git.push import Person, read_others_paths
 from briter_worker.git.staging import Staging
 from briter_worker.ports import ClaimResult, Pause
 from briter_worker.queues.postgres.payloads import PostgresBases
@@ -28,6 +29,7 @@ from briter_worker.queues.postgres.rows import decode_path, take_site
 from briter_worker.sinks.recorder import FanOut, HistorySink, SiteCondition, retire
 from briter_worker.sinks.store import PostgresStore
 from briter_worker.wiring import open_backoff, open_sender, open_webhooks, progress_by, target_of, warn_by
+from briter_worker.worker import pull_backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,6 +137,7 @@ class SiteDrains:
         self.hosts: dict[str, str] = {}
         """The remote's host of each site that was drained here."""
         self._aborted = False
+        self._failed_pulls: dict[str, int] = {}
 
     def drain(self, name: str, stopping: Callable[[], bool]) -> tuple[Counts, float]:
         """Complete what a dead node left of the site, then publish what is due, once.
@@ -163,13 +166,18 @@ class SiteDrains:
             plans = PostgresPlans(self._database, name, token=token)
             if not plans.plans() and not queue.recover(clock()):
                 found = ClaimResult() if stopping() else queue.claim(clock())
+        interval, pull_at = settings.git_pull_interval_ms / 1000, row["pull_at"]
+        pulls = interval > 0 if pull_at is None else pull_at <= clock()
         with ExitStack() as stack:
             emit = self._sinks.open(settings)
             stack.callback(emit.close)
+            # Opened when it is first needed: many drains find nothing to do.
+            publisher = _OpenedOnce(
+                partial(self._open_publisher, site, settings, plans, emit, stack, pulls=pulls)
+            )
             drain = Drain(
                 queue=queue,
-                # Opened when it is first needed: many drains find nothing to do.
-                publisher=_OpenedOnce(partial(self._open_publisher, site, settings, plans, emit, stack)),
+                publisher=publisher,
                 emit=emit,
                 plugins=lambda: self._plugins,
                 backoff=open_backoff(settings),
@@ -183,12 +191,32 @@ class SiteDrains:
             counts = drain.recover() if found is None else Counts()
             if (found or not stopping()) and (done := drain.run(found)):
                 counts.add(done)
+            if pulls:
+                self._pull(site, publisher, interval, pull_at, emit)
         if counts.completed or counts.undecided:
             crawl = min(CRAWL_S, settings.git_timeout_ms / 2000) + CRAWL_PER_JOB_S * counts.completed
             if (is_slow := time.monotonic() - began > crawl) != row["slow"]:
                 mark_slow(self._database, name, is_slow=is_slow)
         next_due = queue.next_due(clock())
         return counts, math.inf if next_due is None else next_due - clock()
+
+    def _pull(
+        self, site: Site, publisher: _OpenedOnce, interval: float, pull_at: float | None, emit: EventSink
+    ) -> None:
+        """Open the publisher, which looks for edits of others, and note when to look next."""
+        try:
+            publisher()
+        except PublishError as error:
+            self._failed_pulls[site.name] = failures = self._failed_pulls.get(site.name, 0) + 1
+            emit(Warned(error=f"the remote's edits could not be read: {error.message}", fix=error.fix))
+            interval = pull_backoff(failures, interval)
+        else:
+            self._failed_pulls.pop(site.name, None)
+        with self._database.connection() as connection:  # an order that came meanwhile stays
+            connection.execute(
+                "UPDATE sites SET pull_at = %s WHERE name = %s AND pull_at IS NOT DISTINCT FROM %s",
+                (self._database.now() + interval if interval else None, site.name, pull_at),
+            )
 
     def abort(self) -> None:
         """End what git runs for any site. From any thread."""
@@ -199,9 +227,19 @@ class SiteDrains:
             git.abort()
 
     def _open_publisher(
-        self, site: Site, settings: Settings, plans: PostgresPlans, emit: EventSink, stack: ExitStack
+        self,
+        site: Site,
+        settings: Settings,
+        plans: PostgresPlans,
+        emit: EventSink,
+        stack: ExitStack,
+        *,
+        pulls: bool,
     ) -> GitPublisher:
-        """Return the publisher to the site's remote; the stack closes its clone. Raises PublishError."""
+        """Return the publisher to the site's remote; the stack closes its clone. Raises PublishError.
+
+        `pulls`: ask the remote for edits of others in any case.
+        """
         repository = stack.enter_context(open_site_clone(site, settings))
         with self._guard:
             self._running.add(repository.git)
@@ -214,10 +252,20 @@ class SiteDrains:
         staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
         bases = PostgresBases(self._database, site.name, token=plans.token)
         identity = _identity(settings)
-        note = partial(note_unknown, plans, bases)
+        known = site.pushed_tip
+
+        def note_moved(own: Sequence[OwnCommit], since: str, tip: str) -> None:
+            note_unknown(plans, bases, own)
+            if paths := read_others_paths(repository.git, since, tip, own):
+                emit(SiteUpdated.of(tip, paths))
+
         # Another tip than the database's: another node has pushed, or a backup was restored.
-        if site.pushed_tip is not None and repository.ref(repository.pushed_ref) != site.pushed_tip:
-            note(find_own_commits(repository, site.pushed_tip, identity))
+        if pulls or (known is not None and repository.ref(repository.pushed_ref) != known):
+            own, tip = find_own_commits(repository, known, identity), repository.ref(repository.pushed_ref)
+            if tip is not None and tip != known:
+                if known is not None and repository.is_ancestor(known, tip):
+                    note_moved(own, known, tip)
+                bases.remember({}, {}, tip)
         return GitPublisher(
             repository,
             copies=SubmittedCopies(staging, bases, bases),
@@ -228,7 +276,7 @@ class SiteDrains:
             progress=progress,
             warn=warn_by(emit),
             still_ours=lambda: True,  # the plan, recorded just before, checks the token
-            note_own=note,
+            note_moved=note_moved,
         )
 
 

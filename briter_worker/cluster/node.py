@@ -78,7 +78,8 @@ WHERE NOT s.removed
   AND (s.paused IS NULL OR (s.paused->>'until')::float8 <= %(now)s)
   AND s.name <> ALL (%(besides)s::text[])
   AND (
-    EXISTS (
+    s.pull_at <= %(now)s OR (s.pull_at IS NULL AND %(pulls)s)
+    OR EXISTS (
       SELECT FROM publications p
       WHERE p.site = s.name AND p.state = 'pending' AND p.due_at <= %(now)s
         AND NOT (p.tried AND coalesce((s.settings->>'workerDryRun')::boolean, %(dry_run)s))
@@ -458,6 +459,7 @@ class Node:
             "besides": list(besides),
             "dry_run": self._settings.worker_dry_run,
             "doubt": doubt,
+            "pulls": self._settings.git_pull_interval_ms > 0,
         }
         with self._database.connection() as connection:
             names = [name for (name,) in connection.execute(_DUE_SITES, values)]

@@ -400,6 +400,13 @@ def wake(database: Database, names: Collection[str]) -> None:
         connection.execute(_WAKE, (list(names),))
 
 
+def order_pull(database: Database, name: str) -> None:
+    """Have a node look for edits of others on the site's remote."""
+    with database.connection() as connection:
+        connection.execute("UPDATE sites SET pull_at = 0 WHERE name = %s", (name,))
+    wake(database, [name])
+
+
 def check_remote(url: str) -> None:
     """Raise UsageError unless the address is one that everybody may read."""
     if len(url) > _MAX_LENGTH or not re.fullmatch(f"{_HTTP}|{_SSH}|{_OTHER}", url):

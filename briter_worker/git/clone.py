@@ -85,11 +85,11 @@ def open_clone(
         git.close()
 
 
-def find_own_commits(repository: Repository, pushed: str, identity: Person) -> list[OwnCommit]:
+def find_own_commits(repository: Repository, pushed: str | None, identity: Person) -> list[OwnCommit]:
     """Fetch, and return the commits of ours that came after `pushed`. Raises PublishError."""
     tip = repository.fetch()
     repository.update_refs((repository.pushed_ref, tip, None))
-    if tip == pushed or not repository.is_ancestor(pushed, tip):
+    if pushed in (None, tip) or not repository.is_ancestor(pushed, tip):
         return []
     return read_own_commits(repository.git, pushed, tip, identity)
 

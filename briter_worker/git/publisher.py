@@ -135,10 +135,10 @@ class GitPublisher:
         progress: Callable[[str, int, int], None],
         warn: Callable[[str, str], None],
         still_ours: Callable[[], bool],
-        note_own: Callable[[Sequence[OwnCommit]], None] = lambda _: None,
+        note_moved: Callable[[Sequence[OwnCommit], str, str], None] = lambda *_: None,
     ) -> None:
-        """`note_own` is called with commits of ours that were on the remote already, in a lost race."""
-        self._note_own = note_own
+        """`note_moved` is called in a lost race: with our own new commits, the old tip, the new one."""
+        self._note_moved = note_moved
         self._repository = repository
         self._copies = copies
         self._plans = plans
@@ -257,7 +257,7 @@ class GitPublisher:
         if since is None:
             return Tip(fetched, fetched)
         own = read_own_commits(repository.git, since.commit, fetched, self._identity)
-        self._note_own(own)
+        self._note_moved(own, since.commit, fetched)
         return Tip(fetched, fetched, own_commits=(*since.own_commits, *own))
 
     def _read(self, requests: Sequence[Request], tip: Tip) -> tuple[list[Item], list[Outcome]]:

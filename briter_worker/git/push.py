@@ -217,6 +217,18 @@ def read_own_commits(git: Git, since: str, tip: str, identity: Person) -> list[O
     return found
 
 
+def read_others_paths(git: Git, since: str, tip: str, own: Iterable[OwnCommit]) -> list[str]:
+    """Return the paths that commits between `since` and `tip` changed, without the worker's own."""
+    out = git.run(
+        *("log", "--no-merges", "--name-only", "-z", "--no-renames", f"--format={_COMMIT}%H"),
+        *(f"{since}..{tip}", "--"),
+        what="the remote's new commits could not be read",
+    )
+    commits = (commit.partition("\0") for commit in os.fsdecode(out).split(_COMMIT))
+    ours = {each.sha for each in own}
+    return sorted({path for sha, _, paths in commits if sha not in ours for path in paths.split("\0")} - {""})
+
+
 def read_changes(git: Git, commits: Sequence[str]) -> tuple[Mapping[str, tuple[FileChange, ...]], str | None]:
     """Return the files that each commit changed, and what the commits are signed with."""
     if not commits:

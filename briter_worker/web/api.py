@@ -225,9 +225,9 @@ def resume(site: CurrentSite) -> Response:
     return Json({"resumed": site.resume()})
 
 
-@folder_router.post("/pull", status_code=202)
+@router.post("/pull", status_code=202)
 def pull(site: CurrentSite) -> Response:
-    """Have the worker bring the remote's edits into the site at its next poll.
+    """Have the worker bring the remote's edits into the site, in a cluster report them, at its next poll.
 
     A git host's webhook needs no token: it signs with BRITER_PULL_SECRET, as GitHub, GitLab and Gitea do.
     """

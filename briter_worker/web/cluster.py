@@ -221,6 +221,10 @@ class ClusterSite(Site):
     def _store(self, document: Document, contents: Mapping[str, bytes | None]) -> None:
         send(self.settings, document, files=contents)
 
+    def order_pull(self) -> None:
+        """Have a node look for edits of others on the remote. Raises OSError."""
+        registry.order_pull(self._database, self.name)
+
     def _after_change(self) -> None:
         with suppress(OSError):  # the nodes look for due jobs themselves, a little later
             registry.wake(self._database, [self.name])

@@ -55,7 +55,7 @@ MAX_BYTES = 2 << 20
 MAX_PUBLIC_BYTES = 16 << 10
 MAX_UPLOAD_BYTES = 48 << 20
 """For a job that is submitted with its files in base64."""
-PULL = "/api/pull"
+_PULL = re.compile(r"/api/(?:sites/[^/]+/)?pull")
 MAX_HOOK_BYTES = 25 << 20
 """GitHub sends no more. The body of a git host's call is only hashed, not kept."""
 _MAX_ADDRESSES = 10_000
@@ -295,7 +295,7 @@ class Guard:
 
     def _sign_pull(self, scope: Scope) -> hmac.HMAC | None:
         """Return what hashes the body, if the request is a git host's."""
-        is_pull = scope["path"] == PULL and scope["method"] == "POST"
+        is_pull = bool(_PULL.fullmatch(scope["path"])) and scope["method"] == "POST"
         return self._access.sign_pull(Headers(scope=scope)) if is_pull else None
 
     async def _refuse_visitor(self, scope: Scope) -> Response | None:

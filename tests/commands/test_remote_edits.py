@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from cluster_farm import Farm, events
 from dashboards import serving
 from outcomes import save
 from receivers import receiving
@@ -22,10 +23,13 @@ from briter_worker.errors import Failure, FailureCode, PublishError
 from briter_worker.worker import Puller, PullOrder
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
     from sites import Site
+
+    from briter_worker.queues.postgres.database import Database
 
 THEIRS = "content/posts/theirs.md"
 SECRET = "a-secret-of-the-git-host"  # noqa: S105 - for tests
@@ -204,8 +208,8 @@ HOSTS = {
 }
 
 
-def order(base: str, headers: dict[str, str]) -> httpx.Response:
-    return httpx.post(f"{base}/api/pull", content=BODY, headers=headers)
+def order(base: str, headers: dict[str, str], path: str = "/api/pull") -> httpx.Response:
+    return httpx.post(f"{base}{path}", content=BODY, headers=headers)
 
 
 def test_a_hosts_webhook_orders_a_pull(site: Site) -> None:
@@ -292,3 +296,47 @@ def test_what_a_killed_worker_left_of_a_pull_keeps_the_next_one_out_until_it_end
     assert site.command("pull").returncode == 0
     assert has(site)
     assert site.git("status", "--porcelain") == ""
+
+
+# --- in a cluster
+
+
+def updates(done: subprocess.CompletedProcess[str]) -> list[list[str]]:
+    """The paths of each update that the node emitted."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [each["paths"] for each in events(done.stdout) if each["event"] == "site-updated"]
+
+
+def test_the_edits_of_others_are_an_event_in_a_cluster(
+    tmp_path: Path, database: Database, database_url: str
+) -> None:
+    farm = Farm(tmp_path, database, database_url)
+    farm.add("blog")
+    site = farm.site("blog")
+    hourly = {"BRITER_GIT_PULL_INTERVAL_MS": "3600000"}
+    farm.save("blog", "a")
+    assert updates(farm.once()) == []
+    push(site)
+    assert updates(farm.once()) == []  # nobody asked for it
+    assert updates(farm.once("two", **hourly)) == [[THEIRS]]
+    push(site, path="again.md")
+    assert updates(farm.once("two", **hourly)) == []  # not before the hour is over
+    farm.save("blog", "b")
+    assert updates(farm.once("two")) == [["again.md"]]  # met by the push
+    push(site, path="more.md")
+    site.env.update(farm.environment("office"))
+    with serving(site, BRITER_PULL_SECRET=SECRET) as dashboard:
+        path = "/api/sites/blog/pull"
+        assert order(dashboard.base, {"X-Gitlab-Token": "wrong"}, path).status_code == 401
+        assert order(dashboard.base, HOSTS["GitHub"], path).status_code == 202
+    shutil.move(site.remote, site.remote.with_suffix(".away"))
+    assert "site-updated" not in farm.once().stdout
+    shutil.move(site.remote.with_suffix(".away"), site.remote)
+    with database.connection() as connection:
+        (away,) = connection.execute("SELECT pull_at - extract(epoch FROM now()) FROM sites").fetchone() or (
+            0,
+        )
+        assert 60 < away <= 120  # the order stays; longer pauses while it fails
+        connection.execute("UPDATE sites SET pull_at = 1")
+    assert updates(farm.once()) == [["more.md"]]
+    assert updates(farm.once()) == []
