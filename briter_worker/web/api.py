@@ -89,6 +89,17 @@ class NewUpload(NewJob):
     ]
 
 
+class UndoRequest(BaseModel):
+    """The version to publish again; without `to`, the one before the last publication."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    to: Annotated[str | None, Field(max_length=200, description="A commit of the branch.")] = None
+    message: Annotated[
+        str | None, Field(max_length=100_000, pattern=r"^[^\x00]*$", description="Absent: `Restore <slug>`.")
+    ] = None
+
+
 class PauseRequest(BaseModel):
     """A pause; without `until`, it lasts until `resume`."""
 
@@ -182,9 +193,9 @@ def cancel(site: CurrentSite, job_id: JobId) -> Response:
 
 
 @router.post("/jobs/{job_id:path}/undo")
-def undo(site: CurrentSite, job_id: JobId) -> Response:
+def undo(site: CurrentSite, job_id: JobId, wanted: Annotated[UndoRequest | None, Body()] = None) -> Response:
     """Publish the version before the post's last publication, unless the CMS has changed its files since."""
-    return Json({"jobs": [{"id": site.undo(job_id), "slug": job_id}]})
+    return Json({"jobs": [{"id": site.undo(job_id, **dict(wanted or ())), "slug": job_id}]})
 
 
 @router.get("/jobs/{job_id:path}")

@@ -297,7 +297,7 @@ def _act(site: Site, action: str, form: Mapping[str, str]) -> str:
         case "cancel":
             return "cancel" if site.cancel(wanted).removed else "cancel-asked"
         case "undo":
-            site.undo(wanted)
+            site.undo(wanted, form.get("to"), form.get("message"))
         case "pause":
             minutes = form.get("for", "")
             if minutes not in _PAUSE_MINUTES:

@@ -208,12 +208,12 @@ class Site:
         except FixableError as error:
             raise ProblemError(409, error.message, error.fix) from None
 
-    def undo(self, wanted: str) -> str:
-        """Publish the version before the last publication; return the job's id. Raises ProblemError."""
+    def undo(self, wanted: str, to: str | None = None, message: str | None = None) -> str:
+        """Publish an earlier version of the post again; return the job's id. Raises ProblemError."""
         receipts = self.history.attempts(wanted)
         slug = receipts[0].slug if receipts else wanted
         try:
-            job_id = actions.undo_post(self.settings, slug)
+            job_id = actions.undo_post(self.settings, slug, to=to or None, message=message)
         except FixableError as error:
             raise ProblemError(409, error.message, error.fix) from None
         actions.record_action(self.settings, "undo", ACTOR.get(), [(job_id, slug)], self._log)

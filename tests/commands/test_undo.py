@@ -236,6 +236,15 @@ def test_the_dashboard_undoes(site: Site) -> None:
             ("undo", "token"),
             ("undo", "dashboard"),
         ]
+        second = site.remote_log()[1][0]
+        for wanted, status in (
+            ({"to": second, "message": "Back"}, 200),
+            ({"to": "nowhere"}, 409),
+            ({"then": 1}, 422),
+        ):
+            assert dashboard.api.post("/api/jobs/a/undo", json=wanted).status_code == status, wanted
+        assert dashboard.act("undo", id="a", to=second, message="Back again").status_code == 303
+        assert {job["message"] for job in site.jobs()} == {"Restore a", "Back", "Back again"}
         refused = dashboard.api.post("/api/jobs/never/undo")
         assert (refused.status_code, bool(refused.json()["fix"])) == (409, True)
 
