@@ -107,7 +107,10 @@ class Drain:
             claimed = self.queue.reclaim(claim, self.clock())
             if claim.alone and claimed.attempt > self.max_attempts:
                 poisoned = _Batch(self, [claimed], dry_run=self.dry_run)
-                poisoned.fail([claimed.key], _poison_failure(claimed))
+                made = claimed.attempt - 1
+                text = f"the worker died while it published this job alone; {made} attempts were made"
+                fix = "check the files of the post, then save it again"
+                poisoned.fail([claimed.key], Failure(FailureCode.KILLED_WORKER, text, fix))
                 batch.counts.add(poisoned.counts)
             else:
                 batch.counts.add(self._drain([claimed]))
@@ -249,8 +252,6 @@ class _Batch:
         self.has_pushed = False
         self.failed_ids: set[str] = set()
         self._total = len(self.open)
-        self._queue = drain.queue
-        self._emit = drain.emit
         self._drain = drain
         self._dry_run = dry_run
         self._started = time.monotonic()
@@ -259,7 +260,7 @@ class _Batch:
     def start(self) -> None:
         """Emit the start of each attempt, and enter the contexts that plugins put around it."""
         for claim in self.open.values():
-            self._emit(
+            self._drain.emit(
                 events.JobStarted(
                     job_id=claim.job.id,
                     slug=claim.job.slug,
@@ -302,16 +303,16 @@ class _Batch:
         if not known:
             return
         done = self._total - len(self.open) + len(known)
-        self._emit(events.Progress(phase="settle", done=done, total=self._total))
+        self._drain.emit(events.Progress(phase="settle", done=done, total=self._total))
         finished = [each for each in known.values() if each.result in {Result.PUBLISHED, Result.UNCHANGED}]
         if finished:
             receipts = [self._receipt(self.open[each.key], each) for each in finished]
-            self._emit.deliver(receipts, partial(self._acknowledge, finished))
+            self._drain.emit.deliver(receipts, partial(self._acknowledge, finished))
         for outcome in known.values():
             claim = self.open[outcome.key]
             match outcome.result:
                 case Result.CANCELLED | Result.RELEASED:
-                    for cancelled in self._queue.release([claim]):
+                    for cancelled in self._drain.queue.release([claim]):
                         self._emit_cancelled(cancelled)
                 case Result.FAILED:
                     self._fail(claim, outcome)
@@ -327,7 +328,7 @@ class _Batch:
 
     def complete_cancelled(self, *, except_for: Collection[str] = ()) -> None:
         """Drop the open claims whose cancellation was requested."""
-        keys = self._queue.cancelled(list(self.open.values())) if self.open else ()
+        keys = self._drain.queue.cancelled(list(self.open.values())) if self.open else ()
         self.complete([Outcome(key, Result.CANCELLED) for key in keys if key not in except_for])
 
     def fail(self, keys: Iterable[str], failure: Failure) -> None:
@@ -339,7 +340,7 @@ class _Batch:
         claims = [claim for key, claim in self.open.items() if key not in except_for]
         for claim in claims:
             del self.open[claim.key]
-        for claim in self._queue.release(claims) if claims else ():
+        for claim in self._drain.queue.release(claims) if claims else ():
             self._emit_cancelled(claim)
 
     def _acknowledge(self, finished: Sequence[Outcome]) -> None:
@@ -349,11 +350,11 @@ class _Batch:
             if self._dry_run and each.result is Result.PUBLISHED and each.commit is not None
         ]
         if tried:
-            self._queue.mark_tried([self.open[each.key] for each in tried], self._drain.clock())
+            self._drain.queue.mark_tried([self.open[each.key] for each in tried], self._drain.clock())
         gone = [each for each in finished if each not in tried]
         if gone:
             rejected = {each.key: each.rejected_paths for each in gone}
-            self._queue.acknowledge([self.open[each.key] for each in gone], rejected)
+            self._drain.queue.acknowledge([self.open[each.key] for each in gone], rejected)
 
     def _fail(self, claim: Claim, outcome: Outcome) -> None:
         """Store and emit a failure: the job is deferred, retried after a backoff, or a dead letter."""
@@ -366,18 +367,18 @@ class _Batch:
         if is_deferred or (not _is_refusal(failure) and claim.attempt < max_attempts):
             at = self._retry_time(claim, outcome, kind.delays if kind else None)
             event = events.Failed(**facts, failure=failure.code.value, retry_at=at)
-            is_kept = self._queue.retry_later(claim, failure, at=at, counts=not is_deferred)
+            is_kept = self._drain.queue.retry_later(claim, failure, at=at, counts=not is_deferred)
         else:
             event = events.DeadLettered(**facts, failure=failure.code.value)
             if failure.code is FailureCode.NO_PATHS:
                 event = events.NoPaths(**facts)
-            is_kept = self._queue.dead_letter(claim, failure)
+            is_kept = self._drain.queue.dead_letter(claim, failure)
         if not is_kept:
             self._emit_cancelled(claim)
             return
         self.counts.failed += 1
         self.failed_ids.add(claim.job.id)
-        self._emit(event)
+        self._drain.emit(event)
 
     def _retry_time(self, claim: Claim, outcome: Outcome, delays: tuple[float, ...] | None) -> float:
         now, longest = self._drain.clock(), self._drain.backoff.longest
@@ -413,7 +414,7 @@ class _Batch:
         }
 
     def _emit_cancelled(self, claim: Claim) -> None:
-        self._emit(events.Cancelled(job_id=claim.job.id, slug=claim.job.slug))
+        self._drain.emit(events.Cancelled(job_id=claim.job.id, slug=claim.job.slug))
 
     def _leave_attempt(self, key: str) -> None:
         if stack := self._contexts.pop(key, None):
@@ -425,7 +426,7 @@ class _Batch:
             step()
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             failure = _plugin_failure(error)
-            self._emit(events.Warned(error=f"after {slug}: {failure.message}", fix=failure.fix))
+            self._drain.emit(events.Warned(error=f"after {slug}: {failure.message}", fix=failure.fix))
 
 
 def _deferral(claim: Claim, changes: Sequence[Change], unsettled: Sequence[float]) -> Outcome | None:
@@ -459,11 +460,3 @@ def _is_refusal(failure: Failure) -> bool:
 def _plugin_failure(error: Exception) -> Failure:
     message = f"a plugin failed: {type(error).__name__}: {error}"
     return Failure(FailureCode.INTERNAL, message, "correct the plugin, or uninstall it")
-
-
-def _poison_failure(claim: Claim) -> Failure:
-    return Failure(
-        FailureCode.KILLED_WORKER,
-        f"the worker died while it published this job alone; {claim.attempt - 1} attempts were made",
-        "check the files of the post, then save it again",
-    )

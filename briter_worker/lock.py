@@ -204,24 +204,26 @@ def is_held(path: Path, *, now: float | None = None, stale_after: float = 60.0) 
     recorded = read_holder(path)
     if recorded is None:
         return False
-    here = _this_process()
-    if _is_same_kernel(recorded, here):
-        if _is_same_namespace(recorded, here):
-            return _is_running(recorded)
-    elif recorded.host == here.host:
-        return False  # before a reboot
+    if (is_alive := _is_alive(recorded, _this_process())) is not None:
+        return is_alive
     return now is None or recorded.heartbeat is None or abs(now - recorded.heartbeat) <= stale_after
 
 
 def _must_respect(recorded: Holder) -> bool:
     """Return True if a fresh record stands although no process holds the kernel's lock."""
     here = _this_process()
-    if not _is_same_kernel(recorded, here):
-        return recorded.host != here.host  # the same name: before a reboot
     # Another PID namespace shares the kernel's lock, so its holder is dead. Alive without the kernel's lock
     # is another program, or a worker whose lock file was replaced and which stops before its next push.
-    is_other = recorded.pid != here.pid and _is_same_namespace(recorded, here)
-    return is_other and _is_running(recorded)
+    if _is_same_kernel(recorded, here):
+        return recorded.pid != here.pid and bool(_is_alive(recorded, here))
+    return _is_alive(recorded, here) is None
+
+
+def _is_alive(recorded: Holder, here: Holder) -> bool | None:
+    """Return whether the recorded process runs; None if it cannot be seen from here."""
+    if not _is_same_kernel(recorded, here):
+        return False if recorded.host == here.host else None  # the same name: before a reboot
+    return _is_running(recorded) if _is_same_namespace(recorded, here) else None
 
 
 def _is_same_kernel(recorded: Holder, here: Holder) -> bool:

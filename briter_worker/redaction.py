@@ -82,7 +82,10 @@ def redact(text: str) -> str:
 def one_line(text: str, length: int = MAX_TEXT) -> str:
     """Return the text as one redacted line without control characters, at most `length` characters long."""
     cut = len(text) > _READ
-    text = re.sub(_ANSI, "", _beginning(text) if cut else text)
+    if cut:  # between words, because half of a secret is not recognised as one
+        words = text[:_READ].rsplit(maxsplit=1)
+        text = words[0] if len(words) > 1 else ""
+    text = re.sub(_ANSI, "", text)
     # Format characters (bidirectional overrides, zero-width) can make a line read as another one.
     text = "".join(c if c.isprintable() else " " for c in text)
     text = " ".join(redact(text).split())
@@ -98,12 +101,6 @@ def many_lines(text: str) -> str:
     """Return the text redacted and without control characters other than line feeds, such as a traceback."""
     text = redact(re.sub(_ANSI, "", text))
     return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
-
-
-def _beginning(text: str) -> str:
-    """Cut the text between words, because half of a secret is not recognised as one."""
-    words = text[:_READ].rsplit(maxsplit=1)
-    return words[0] if len(words) > 1 else ""
 
 
 def storable(text: str) -> str:

@@ -11,11 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import (
-    Field,
-    PrivateAttr,
-    ValidationError,
-)
+from pydantic import Field, PrivateAttr, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, SettingsConfigDict
 

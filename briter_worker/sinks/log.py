@@ -10,6 +10,7 @@ import select
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pydantic.alias_generators import to_camel
@@ -36,6 +37,7 @@ _show_text = functools.lru_cache(maxsize=4096)(one_line)
 _camel = functools.cache(to_camel)
 
 
+@dataclass(eq=False)
 class LogSink:
     """Writes each event at once. Raises nothing, and never waits for long. Safe in several threads.
 
@@ -43,25 +45,18 @@ class LogSink:
     for once, then not before it reads on; a line says how many lines it missed.
     """
 
-    def __init__(
-        self,
-        stream: BinaryIO | None,
-        complain: Callable[[str], None] = lambda _: None,
-        *,
-        patience: float = _STALL_TIMEOUT_S,
-        render: Callable[[dict[str, Any]], str] | None = None,
-    ) -> None:
-        """Take an unbuffered stream, which may write a part, or nothing (None) when it would block."""
-        self._render = render or json_line
-        self._stream = stream
-        self._complain = complain
-        self._patience = patience
-        self._lost = 0
-        """Lines that a stalled reader has missed."""
-        self._is_cut = False
-        self._shows_progress = False
-        self._has_complained = False
-        self._guard = threading.Lock()
+    stream: BinaryIO | None
+    """Unbuffered: may write a part, or nothing (None) when it would block."""
+    complain: Callable[[str], None] = lambda _: None
+    patience: float = _STALL_TIMEOUT_S
+    render: Callable[[dict[str, Any]], str] | None = None
+    """Returns a line for a person; None writes JSON."""
+    _lost: int = 0
+    """Lines that a stalled reader has missed."""
+    _is_cut: bool = False
+    _shows_progress: bool = False
+    _has_complained: bool = False
+    _guard: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def standard(
@@ -74,27 +69,28 @@ class LogSink:
     def __call__(self, event: Event, /, site: str | None = None) -> None:
         """Write the event's line. Progress is a line of a terminal only, which the next line replaces."""
         is_progress = isinstance(event, Progress)
-        if is_progress and self._render is json_line:
+        if is_progress and self.render is None:
             return
+        render = self.render or json_line
         with self._guard:
-            if self._stream is None:
+            if self.stream is None:
                 return
             try:
                 if self._lost:
                     text = f"{self._lost} log lines are lost: the reader of the log did not keep up"
-                    self._write(self._stream, self._render(log_entry(Warned(error=text), time.time())), 0.0)
+                    self._write(self.stream, render(log_entry(Warned(error=text), time.time())), 0.0)
                     self._lost = 0
-                line = self._render(log_entry(event, time.time(), site))
+                line = render(log_entry(event, time.time(), site))
                 text, self._shows_progress = (_CLEAR if self._shows_progress else "") + line, is_progress
-                self._write(self._stream, text, self._patience, end="" if is_progress else "\n")
+                self._write(self.stream, text, self.patience, end="" if is_progress else "\n")
             except TimeoutError:
                 self._lost += 1  # `complain` may write to the same reader
             except (OSError, ValueError) as error:
                 if isinstance(error, ValueError) or error.errno in _CLOSED:
-                    self._stream = None
+                    self.stream = None
                 if not self._has_complained:
                     self._has_complained = True
-                    self._complain(f"the log cannot be written: {error}; publishing goes on without it")
+                    self.complain(f"the log cannot be written: {error}; publishing goes on without it")
 
     def _write(self, stream: BinaryIO, text: str, patience: float, end: str = "\n") -> None:
         # A line that was cut short stays a line of its own.

@@ -19,7 +19,7 @@ from briter_worker.job import NO_QUIET_TIME, Document, Job, State, Status, forma
 from briter_worker.ports import Cancellation, ListedJob, Pause
 from briter_worker.queues.disk.claims import CANCEL, ClaimFolder, read_claimed
 from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
-from briter_worker.queues.disk.index import PAUSE_FILE, Index, ScheduleRecord
+from briter_worker.queues.disk.index import PAUSE_FILE, FolderWatcher, Index, ScheduleRecord
 from briter_worker.queues.selection import (
     select_existing,
     select_matching,
@@ -58,9 +58,9 @@ class DiskControl:
         self._quarantine_path = quarantine
         self._claims = ClaimFolder(root, quarantine)
         schedule = ScheduleRecord(record) if record else None
-        self._index = Index(root, longest_delay, quiet=quiet, dry_run=dry_run, record=schedule)
-        self.watcher = self._index.watcher
+        self.watcher = FolderWatcher(root)
         """While it watches, only files that it names are read."""
+        self._index = Index(root, longest_delay, quiet, dry_run, schedule, self.watcher)
         self._guard = threading.RLock()
         """A dashboard looks from several threads."""
         self._is_interrupted = False

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from inotify_simple import INotify, flags  # type: ignore[import-untyped]
@@ -83,39 +83,31 @@ class Entry:
         return not self.problem and not self.is_pending and self.failure in _QUARANTINED
 
 
+@dataclass(eq=False)
 class Index:
     """The waiting files by name and by slug. For one thread at a time."""
 
-    def __init__(
-        self,
-        root: Path,
-        longest_delay: float,
-        *,
-        quiet: QuietTime,
-        dry_run: bool,
-        record: ScheduleRecord | None,
-    ) -> None:
-        self._root = root
-        self.quiet = quiet
-        self._record = record
-        self._changed: dict[str, str] = {}
-        """The record's entries of files that were read or forgotten since it was written."""
-        self._longest_delay = longest_delay
-        self._dry_run = dry_run
-        self.watcher = FolderWatcher(root)
-        self.entries: dict[str, Entry] = {}
-        self.by_slug: dict[str, tuple[str, ...]] = {}
-        self.version = 0
-        """Counts the changes of what follows from the entries."""
-        self._blocked: dict[str, float] = {}
-        """Until when files that could not be moved or read are left alone."""
-        self._reasons: dict[str, str] = {}
-        self._latest = 0.0
-        self._authors: dict[Author | None, Author | None] = {}
-        self._next_scan = -math.inf
-        self._racy: set[str] = set()
-        """Files to read again at the next look: no time stamp, and perhaps no event, tells a last change."""
-        self._next_work = (-1, math.inf)
+    root: Path
+    longest_delay: float
+    quiet: QuietTime
+    dry_run: bool
+    record: ScheduleRecord | None
+    watcher: FolderWatcher
+    entries: dict[str, Entry] = field(default_factory=dict)
+    by_slug: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    version: int = 0
+    """Counts the changes of what follows from the entries."""
+    _changed: dict[str, str] = field(default_factory=dict)
+    """The record's entries of files that were read or forgotten since it was written."""
+    _blocked: dict[str, float] = field(default_factory=dict)
+    """Until when files that could not be moved or read are left alone."""
+    _reasons: dict[str, str] = field(default_factory=dict)
+    _latest: float = 0.0
+    _authors: dict[Author | None, Author | None] = field(default_factory=dict)
+    _next_scan: float = -math.inf
+    _racy: set[str] = field(default_factory=set)
+    """Files to read again at the next look: no time stamp, and perhaps no event, tells a last change."""
+    _next_work: tuple[int, float] = (-1, math.inf)
 
     # What the folder holds
 
@@ -127,7 +119,7 @@ class Index:
                 entry.stamp = 0
         self._latest = now
         try:
-            folder = Folder.open(self._root)
+            folder = Folder.open(self.root)
         except FileNotFoundError:
             for name in list(self.entries):
                 self.forget(name)
@@ -230,7 +222,7 @@ class Index:
         """Return what a scheduled job declared before its file was damaged: its paths stay withheld."""
         known = self.entries.get(name)
         if known is None:
-            return self._record.declared(name) if self._record else Entry()
+            return self.record.declared(name) if self.record else Entry()
         if not (known.problem or known.is_pending or known.is_quarantined):
             return Entry()
         return Entry(
@@ -242,13 +234,13 @@ class Index:
 
     def _write_record(self) -> None:
         """Store what scheduled jobs declare, where that changed."""
-        if self._record is None:
+        if self.record is None:
             return
         lines = {name: _record_of(self.entries.get(name)) for name in self._changed}
         with contextlib.suppress(OSError):  # a full disk stops no publication; the next look writes it
-            self._record.update({n: line for n, line in lines.items() if line != self._changed[n]})
-            if self._record.appended > max(_MANY, len(self.entries)):
-                self._record.replace({n: _record_of(entry) for n, entry in self.entries.items()})
+            self.record.update({n: line for n, line in lines.items() if line != self._changed[n]})
+            if self.record.appended > max(_MANY, len(self.entries)):
+                self.record.replace({n: _record_of(entry) for n, entry in self.entries.items()})
             self._changed = {}
 
     def _add(self, name: str, entry: Entry) -> None:
@@ -261,7 +253,7 @@ class Index:
     def forget(self, name: str) -> None:
         """Drop a name that was moved or is gone; if it comes back, it is read again."""
         entry = self.entries.pop(name, None)
-        if self._record is not None:
+        if self.record is not None:
             self._changed.setdefault(name, _record_of(entry))
         if entry is None:
             return
@@ -281,9 +273,9 @@ class Index:
 
     def due_of(self, job: Job, now: float) -> float:
         """Return when the job may be claimed; never, if it failed or a dry run has tried it."""
-        if job.status is Status.FAILED or (self._dry_run and job.dry_run_at is not None):
+        if job.status is Status.FAILED or (self.dry_run and job.dry_run_at is not None):
             return math.inf
-        return job.due_at(now, self._longest_delay)
+        return job.due_at(now, self.longest_delay)
 
     def next_work(self) -> float:
         """Return when the next file will be claimed, quarantined or joined with others."""
