@@ -230,11 +230,6 @@ class Settings(BaseSettings):
         return self.storage_root / "worker.lock"
 
     @property
-    def history_path(self) -> Path:
-        """Return the path of the history."""
-        return self.storage_root / "history.db"
-
-    @property
     def webhooks_path(self) -> Path:
         """Return the path of the webhooks' outbox."""
         return self.storage_root / "webhooks.db"

@@ -99,14 +99,13 @@ def open_postgres_queue(settings: Settings) -> PostgresQueue:
     )
 
 
-_databases: dict[str, Database] = {}
-
-
 def open_database(settings: Settings) -> Database:
     """Return the cluster's database, not connected yet; one for the whole process."""
-    known = _databases.get(settings.database_url)
-    if known is not None:
-        return known
+    return _open_database(settings.database_url)
+
+
+@cache
+def _open_database(url: str) -> Database:
     missing = [
         name for name in ("procrastinate", "psycopg", "psycopg_pool", "yaml") if find_spec(name) is None
     ]
@@ -117,7 +116,7 @@ def open_database(settings: Settings) -> Database:
         )
     from briter_worker.queues.postgres.database import Database  # noqa: PLC0415 - as above
 
-    database = _databases[settings.database_url] = Database(settings.database_url)
+    database = Database(url)
     atexit.register(database.close)
     return database
 
@@ -138,7 +137,7 @@ def open_store(settings: Settings) -> Store:
     """Return the store of the history, on either backend."""
     if settings.database_url:
         return PostgresStore(open_database(settings).transaction)
-    return SqliteStore(settings.history_path)
+    return SqliteStore(settings.storage_root / "history.db")
 
 
 def open_outbox(settings: Settings) -> Store:
@@ -215,7 +214,7 @@ def open_sinks(
     settings: Settings, log: Callable[[events.Event], None], *, metrics: Sequence[Sink] = ()
 ) -> FanOut:
     """Return the sinks of one site's worker: history and webhooks are stored first, the log comes last."""
-    history = SqliteStore(settings.history_path)
+    history = open_store(settings)
     has_receivers = bool(settings.webhook_urls or settings.build_hook_url)
 
     def needs_webhooks(event: events.Event) -> bool:

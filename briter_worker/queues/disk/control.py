@@ -17,16 +17,10 @@ from pydantic import TypeAdapter
 from briter_worker.errors import DeclinedError, os_error_text
 from briter_worker.job import NO_QUIET_TIME, Document, Job, State, Status, format_time, join_paths, with_state
 from briter_worker.ports import Cancellation, ListedJob, Pause
+from briter_worker.queues import selection
 from briter_worker.queues.disk.claims import CANCEL, ClaimFolder, read_claimed
 from briter_worker.queues.disk.files import Folder, JobFile, is_job_name, read_queue_file
 from briter_worker.queues.disk.index import PAUSE_FILE, FolderWatcher, Index, ScheduleRecord
-from briter_worker.queues.selection import (
-    select_existing,
-    select_matching,
-    select_retryable,
-    select_to_publish_now,
-    select_to_retry,
-)
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
@@ -90,7 +84,7 @@ class DiskControl:
 
     def find(self, wanted: str, now: float) -> Sequence[ListedJob]:
         """Return the job of this id, else all jobs of this slug."""
-        return select_matching(self.jobs(now), wanted)
+        return selection.select_matching(self.jobs(now), wanted)
 
     def quarantined(self) -> Sequence[Path]:
         """Return the quarantined files, oldest first."""
@@ -143,12 +137,12 @@ class DiskControl:
     def retry(self, wanted: str, now: float) -> Sequence[Job]:
         """Make dead letters and retrying jobs due at once."""
         with self._exclusively():
-            return self._retry(select_to_retry(self._list(now), wanted), now)
+            return self._retry(selection.select_to_retry(self._list(now), wanted), now)
 
     def retry_all(self, now: float) -> Sequence[Job]:
         """Make every dead letter that a retry can help due at once."""
         with self._exclusively():
-            return self._retry(select_retryable(self._list(now)), now)
+            return self._retry(selection.select_retryable(self._list(now)), now)
 
     def _list(self, now: float) -> Sequence[ListedJob]:
         """List the jobs, those included that a dead process had taken out of the queue folder."""
@@ -167,13 +161,13 @@ class DiskControl:
         if self._index.quiet.after_save:
             waits_no_more["quietUntil"] = format_time(now)
         with self._exclusively():
-            names = [_name(row) for row in select_to_publish_now(self._list(now), wanted)]
+            names = [_name(row) for row in selection.select_to_publish_now(self._list(now), wanted)]
             return self._alter(names, now, lambda file: {**file.document, **waits_no_more})
 
     def cancel(self, wanted: str, now: float) -> Cancellation:
         """Remove jobs from the queue, with the older saves they stand for; mark those in flight."""
         with self._exclusively():
-            rows = select_existing(self._list(now), wanted)
+            rows = selection.select_existing(self._list(now), wanted)
             in_flight = [row for row in rows if row.state is State.CLAIMED]
             for row in in_flight:
                 self._claims.claimed.touch(_name(row) + CANCEL)
