@@ -348,7 +348,7 @@ def _run(settings: Settings, git: Git, lock: SiteLock, stop: Stop, emit: FanOut,
         stop=stop,
         wait=queue.watcher.wait,
         tidy=tidy,
-        log_actions=ActionLog(SqliteStore(settings.history_path), emit.log),
+        log_actions=ActionLog(open_store(settings), emit.log),
         # A dry run changes no file of the site.
         pull=(lambda _now: None) if settings.worker_dry_run else puller.run,
         poll=settings.worker_poll_interval_ms / 1000,
