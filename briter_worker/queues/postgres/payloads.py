@@ -21,7 +21,6 @@ from briter_worker.queues.postgres.rows import (
     SiteMissingError,
     decode_path,
     encode_path,
-    insert,
     join_saves,
     lock_site,
     locked,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from briter_worker.queues.postgres.database import Connection, Database
 
 _MAX_PATH_BYTES = 2_000  # an index entry has at most 2,700 bytes
+_FILE = "path, mode, blob, base, has_base, saved_at"
 _COLLECTED_AT_ONCE = 500
 _SMALL_BYTES = 1 << 20
 # The lock keeps the garbage collection away from the known blobs.
@@ -151,10 +151,26 @@ def submit(
         job = quiet.apply(row.job, now, *earlier)
         times = {"firstSavedAt": job.first_saved_at, "quietUntil": job.quiet_until}
         row = row.with_keys({key: format_time(at) for key, at in times.items() if at is not None}, now)
-    (number,) = insert(connection, "publications", [row.fields(site)], "id")
-    insert(connection, "files", _records(number, source.payload, now))
-    join_saves(connection, site, [row], now)
+    _insert(connection, row, site, _records(source.payload, now))
     return row.job
+
+
+def _insert(connection: Connection, row: Row, site: str, files: Sequence[Mapping[str, object]]) -> None:
+    """Store a new row with its files, and join it with other saves of its slug."""
+    values = row.fields(site)
+    names = ", ".join(values)
+    # The state is not a parameter, as in `select_saves`. The statement does not see what it inserts itself.
+    (has_others,) = connection.execute(
+        f"WITH added AS (INSERT INTO publications ({names})"  # noqa: S608
+        f" SELECT {names} FROM json_populate_record(NULL::publications, %s) RETURNING id),"
+        f" with_files AS (INSERT INTO files (publication, {_FILE}) SELECT added.id, {_FILE}"
+        " FROM added, json_populate_recordset(NULL::files, %s))"
+        " SELECT EXISTS (SELECT FROM publications"
+        f" WHERE site = %s AND state = '{row.state}' AND slug = %s) FROM added",
+        (json.dumps(values), json.dumps(files), site, row.job.slug),
+    ).fetchone() or (False,)
+    if has_others:
+        join_saves(connection, site, [row], row.job.created_at)
 
 
 def _check_paths(payload: Payload) -> None:
@@ -166,11 +182,10 @@ def _check_paths(payload: Payload) -> None:
             raise MalformedJobError(f"the path {path[:40]}… has a NUL, or more than {_MAX_PATH_BYTES} bytes")
 
 
-def _records(publication: int, payload: Payload, arrived: float) -> list[dict[str, object]]:
+def _records(payload: Payload, arrived: float) -> list[dict[str, object]]:
     folders = dict.fromkeys(f"{folder.rstrip('/')}/" for folder in payload.folders)
     files = [*payload.files, *(SubmittedFile(below, FOLDER, None, arrived) for below in folders)]
-    same = {"publication": publication, "saved_at": arrived}
-    return [{**file._asdict(), **same, "path": path_field(file.path)} for file in files]
+    return [{**file._asdict(), "saved_at": arrived, "path": path_field(file.path)} for file in files]
 
 
 def store_blobs(connection: Connection, source: PayloadSource) -> None:

@@ -236,7 +236,7 @@ def decode_path(path: bytes) -> str:
 
 
 def path_field(path: str) -> str:
-    """Return the path as `insert` takes it for a column of bytes."""
+    """Return the path as JSON has it for a column of bytes."""
     return f"\\x{encode_path(path).hex()}"
 
 
@@ -259,21 +259,6 @@ def select_saves(connection: Connection, site: str, state: str, slugs: Collectio
     # The state is not a parameter, so that every plan can use the partial index for it.
     condition = f"site = %(site)s AND state = '{state}' AND slug = ANY(%(slugs)s)"
     return select(connection, condition, {"site": site, "slugs": list(slugs)})
-
-
-def insert(
-    connection: Connection, table: str, records: Sequence[Mapping[str, object]], returning: str = "NULL"
-) -> list[Any]:
-    """Insert records, which have the same keys, in one statement. Return one value of each."""
-    if not records:
-        return []
-    fields = ", ".join(records[0])
-    inserted = connection.execute(
-        f"INSERT INTO {table} ({fields}) SELECT {fields} FROM json_populate_recordset(NULL::{table}, %s)"  # noqa: S608
-        f" RETURNING {returning}",
-        (json.dumps(records),),
-    )
-    return [value for (value,) in inserted]
 
 
 def update(connection: Connection, site: str, rows: Iterable[Row]) -> None:
@@ -334,8 +319,9 @@ def join_saves(connection: Connection, site: str, changed: Sequence[Row], now: f
     delete(connection, numbers["older"])
     update(connection, site, {newer.id: newer for _, newer in pairs}.values())
     superseded = [
-        {"site": site, "job_id": older.job.id, "slug": older.job.slug, "by_job": newer.job.id}
+        (site, older.job.id, older.job.slug, newer.job.id)
         for older, newer in pairs
         if older.job.id != newer.job.id
     ]
-    insert(connection, "superseded", superseded)
+    statement = "INSERT INTO superseded (site, job_id, slug, by_job) VALUES (%s, %s, %s, %s)"
+    connection.cursor().executemany(statement, superseded)
