@@ -326,7 +326,9 @@ class HistorySink:
         self._waiting += [(now, event) for event in batch]
         if any(self._is_due(event, now) for event in batch):
             self._write()
-            self._retire(now)
+            if self._keep_days is not None and now >= self._retire_at:
+                self._retire_at = now + _RETIRE_EVERY_S
+                retire(self._store, self._keep_days, now)
 
     def close(self) -> None:
         """Write what is left."""
@@ -340,12 +342,6 @@ class HistorySink:
             return True
         is_slow = isinstance(event, events.Progress) and event.phase == _SLOW_PHASE and event.done == 0
         return is_slow or not 0 <= now - self._written_at < _PROGRESS_EVERY_S
-
-    def _retire(self, now: float) -> None:
-        if self._keep_days is None or now < self._retire_at:
-            return
-        self._retire_at = now + _RETIRE_EVERY_S
-        retire(self._store, self._keep_days, now)
 
     def _write(self) -> None:
         items, self._waiting = self._waiting, []
@@ -409,8 +405,11 @@ class HistorySink:
             [*facts.values(), self._site, event.job_id, event.slug],
         ).fetchall()
         if not ended:
-            if isinstance(event, events.Published) and self._is_known(transaction, event):
-                return False
+            if isinstance(event, events.Published):
+                query = 'SELECT 1 FROM attempts WHERE site = ? AND job_id = ? AND "commit" = ?'
+                values = (self._site, event.job_id, event.commit)
+                if transaction.execute(query, values).fetchone() is not None:
+                    return False
             self._insert(transaction, event.job_id, event.slug, facts)
         if not isinstance(event, events.ConflictAhead):  # no attempt
             self._count(transaction, event, waiting_time(at, *ended[0]) if ended else None)
@@ -438,11 +437,6 @@ class HistorySink:
         if isinstance(event, events.NoPaths):
             facts["failure"] = events.NoPaths.name
         return facts
-
-    def _is_known(self, transaction: Transaction, event: events.Published) -> bool:
-        query = 'SELECT 1 FROM attempts WHERE site = ? AND job_id = ? AND "commit" = ?'
-        values = (self._site, event.job_id, event.commit)
-        return transaction.execute(query, values).fetchone() is not None
 
     def _count(self, transaction: Transaction, event: Ending, waited: float | None) -> None:
         kind = event.job_type if isinstance(event, events.JobOutcome) else ANY_KIND

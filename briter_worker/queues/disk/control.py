@@ -244,7 +244,8 @@ class DiskControl:
             file = self._take(name, now)
             if file is None:
                 continue
-            document = change(file) if _is_same_save(file.job, entry.job) else file.document
+            is_same = _save_of(file.job) == _save_of(entry.job) and file.job.status is entry.job.status
+            document = change(file) if is_same else file.document
             if document is None:
                 gone.append(file.name)
                 altered.append(file.job)
@@ -292,10 +293,6 @@ class DiskControl:
 
 def _save_of(job: Job) -> tuple[str, str, float]:
     return (job.id, job.slug, job.created_at)
-
-
-def _is_same_save(one: Job, other: Job) -> bool:
-    return _save_of(one) == _save_of(other) and one.status is other.status
 
 
 def _name(row: ListedJob) -> str:

@@ -6,9 +6,9 @@ import contextlib
 import errno
 import math
 from functools import partial
-from posixpath import normpath
 from typing import TYPE_CHECKING
 
+from briter_worker.allowlist import normalized, parents
 from briter_worker.errors import is_environment, os_error_text
 from briter_worker.events import Quarantined, Superseded
 from briter_worker.job import Document, Job, Status, format_time, joined_keys, with_state
@@ -213,7 +213,7 @@ class DiskQueue(DiskControl):
             # The dead letters first: after a crash, the claims are still there to have them removed.
             for claim in claims:
                 published = set(claim.job.paths).difference(rejected.get(claim.key, ()))
-                folders = {normpath(path) for path in published}
+                folders = {normalized(path) for path in published}
                 letters = self._index.failed(claim.job.slug)
                 entries = self._index.entries
                 older = [name for name in letters if entries[name].created_at <= claim.job.created_at]
@@ -344,12 +344,8 @@ class DiskQueue(DiskControl):
             return self._index.stuck_files()
 
 
-def _without(published: Collection[str], file: JobFile) -> Document | None:
+def _without(published: set[str], file: JobFile) -> Document | None:
     """Return the dead letter with what is not published of it; None if nothing is left."""
-    left = [path for path in file.job.paths if not _is_within(normpath(path), published)]
+    spelled = {path: normalized(path) for path in file.job.paths}
+    left = [path for path, plain in spelled.items() if published.isdisjoint((plain, *parents(plain)))]
     return {**file.document, "paths": left} if left else None
-
-
-def _is_within(path: str, folders: Collection[str]) -> bool:
-    """Return True if the path, or a folder above it, is among the folders."""
-    return path in folders or any(path[:i] in folders for i, c in enumerate(path) if c == "/")
