@@ -248,7 +248,10 @@ def _find_post(settings: Settings, wanted: str) -> _Post:
     with closing(open_history(settings)) as reader:
         receipts = reader.of_post(wanted)
     if not rows and not receipts:
-        raise DeclinedError(f"neither the queue nor the history has a job with the id or slug {wanted!r}")
+        raise DeclinedError(
+            f"neither the queue nor the history has a job with the id or slug {wanted!r}",
+            "briter-worker list and briter-worker history show what there is",
+        )
     obstacle = ""
     if rows and rows[0].state.value in {"pending", "retrying", "quiet"}:
         status = read_status(settings, time.time(), queue=queue, jobs=rows[:1], local_commits=())
@@ -312,7 +315,7 @@ def publish_now(
     site: SiteOption = None,
     as_json: Json = False,
 ) -> None:
-    """Publish a job now that waits for its time, a retry or the end of its quiet time."""
+    """Publish a waiting job now. Ends the wait for its time, a retry or its quiet time."""
     settings = read_site(site)
     if over and settings.database_url:
         jobs = open_postgres_queue(settings).publish_over(wanted, read_clock(settings))
@@ -365,7 +368,7 @@ def undo(
     settings = read_site(site)
     job_id = undo_post(settings, slug, to=to, message=message)
     record_action(settings, "undo", user_name(), [(job_id, slug)], _report_warning)
-    text = f"the version before of {one_line(slug)} is queued as job {job_id}"
+    text = f"the earlier version of {one_line(slug)} is queued as job {job_id}"
     output.answer({"id": job_id, "slug": slug}, text, as_json=as_json)
 
 

@@ -74,7 +74,7 @@ def run(
 
 
 def watch() -> None:
-    """Turn changed posts into jobs until SIGTERM, for a CMS that writes none. Publishes nothing itself."""
+    """Turn changed posts into jobs until SIGTERM. Publishes nothing itself."""
     settings = load_settings()
     watcher = open_post_watcher(settings, _open_log())
     stop = threading.Event()
