@@ -20,7 +20,7 @@ from briter_worker.git.environment import find_secrets
 from briter_worker.job import format_time
 from briter_worker.ports import Pause
 from briter_worker.queues.postgres.rows import SiteMissingError
-from briter_worker.redaction import one_line, redact
+from briter_worker.redaction import one_line, redact, storable
 from briter_worker.setting_types import SITE_NAME
 from briter_worker.settings import for_site
 from briter_worker.wiring import signer_of
@@ -311,7 +311,8 @@ def get(database: Database, name: str) -> Site:
     """Return the site of that name. Raises SiteMissingError."""
     with database.connection() as connection:
         rows = connection.cursor(row_factory=dict_row)
-        row = rows.execute("SELECT * FROM sites WHERE name = %s AND NOT removed", (name,)).fetchone()
+        wanted = (storable(name),)
+        row = rows.execute("SELECT * FROM sites WHERE name = %s AND NOT removed", wanted).fetchone()
     if row is None:
         raise SiteMissingError(name)
     return Site.from_row(row)

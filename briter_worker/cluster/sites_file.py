@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from briter_worker.settings import Settings
 
 _NAMED = 10
+_MAX_DEPTH = 64
 _KEYS = ("remote", "branch", "adapter", "allowedPaths", "settings", "credentials")
 
 
@@ -82,15 +83,18 @@ def read_sites(text: str, node: Settings, *, source: str) -> list[Site]:
 
     Raises UsageError, which names `source`, the sites that are refused and what is accepted.
     """
+    depth = 0
     try:
+        for event in yaml.parse(text, _Loader):  # the loader in C has no limit, and ends the process
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise UsageError(f"{source}: nested deeper than {_MAX_DEPTH} levels")
         document = yaml.load(text, _Loader)  # noqa: S506 - derived from the safe loader
         declared = _SitesFile.model_validate({"sites": {}} if document is None else document).sites
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise UsageError(f"{source}{where}: not valid YAML: {one_line(str(error.problem))}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise UsageError(f"{source}: not valid YAML: {one_line(str(error))}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
@@ -98,6 +102,8 @@ def read_sites(text: str, node: Settings, *, source: str) -> list[Site]:
             f"{source}: {one_line(where)}: {first['msg']}",
             f"sites: and below each name some of {', '.join(_KEYS)}; site export prints such a file",
         ) from None
+    except (yaml.YAMLError, ValueError) as error:  # a number may have too many digits
+        raise UsageError(f"{source}: not valid YAML: {one_line(str(error))}") from None
     found, refused = [], list[UsageError]()
     for name, each in declared.items():
         # A default is stored in the row, so that all nodes agree.

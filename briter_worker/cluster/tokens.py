@@ -15,6 +15,7 @@ from psycopg.rows import dict_row
 from briter_worker.cluster import sites
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.job import format_time, quoted
+from briter_worker.redaction import storable
 from briter_worker.setting_types import SITE_NAME
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def create(
 def revoke(database: Database, name: str) -> None:
     """Delete the token: it opens nothing from now on. Raises DeclinedError if there is none."""
     with database.transaction() as connection:
-        if not connection.execute("DELETE FROM tokens WHERE name = %s", (name,)).rowcount:
+        if not connection.execute("DELETE FROM tokens WHERE name = %s", (storable(name),)).rowcount:
             raise DeclinedError(f"there is no token {quoted(name)}", "briter-worker token list")
 
 

@@ -410,3 +410,5 @@ def test_a_token_for_no_site_or_of_a_taken_name_is_refused_with_the_fix(cluster:
         done = cluster.command("token", "create", *arguments)
         assert (done.returncode, said in done.stderr) == (status, True), done
     assert "there is no token 'b'" in cluster.command("token", "revoke", "b").stderr
+    assert "there is no token" in cluster.command("token", "revoke", "\udcff").stderr
+    assert "there is no site" in cluster.command("list", "--site", "\udcff").stderr

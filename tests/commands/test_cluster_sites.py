@@ -214,6 +214,8 @@ def test_sites_are_applied_from_a_file_and_exported_into_one(cluster: Site) -> N
         ("sites: {a: {remote: /a, colour: red}}", "sites.a.colour: Extra inputs"),
         ("sites: {a: {}}", "sites.a.remote: Field required"),
         ("sites: {a: {remote: /a, branch: +x}, b: {remote: /b, adapter: wiki}}", "the site 'b': "),
+        pytest.param("sites: " + 100_000 * "[", "nested deeper than 64 levels", id="deep"),
+        pytest.param(f"sites: {5000 * '9'}", "not valid YAML", id="digits"),
         ("sites: !!python/object/apply:os.system ['touch /tmp/ran']", "could not determine a constructor"),
     ],
 )
