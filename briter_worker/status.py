@@ -16,6 +16,7 @@ from briter_worker.job import State, format_time
 from briter_worker.lock import is_held, read_holder
 from briter_worker.redaction import one_line, quote_fix
 from briter_worker.sinks.store import StoreError
+from briter_worker.sinks.webhooks import origin_of
 from briter_worker.wiring import open_backoff, open_database, open_history, open_queue, open_repository
 
 if TYPE_CHECKING:
@@ -202,6 +203,8 @@ def job_to_json(row: ListedJob) -> Document:
         "fix": None,
     }
     written = {key: value for key, value in row.read().items() if value is not None or key not in omitted}
+    if isinstance(webhook := written.get("webhook"), str):
+        written["webhook"] = one_line(origin_of(webhook))  # the rest of the address is often a secret
     return {**omitted, **written, "state": row.state.value}
 
 

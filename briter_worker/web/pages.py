@@ -18,7 +18,6 @@ from briter_worker.redaction import one_line, quote_fix
 from briter_worker.settings import settings_schema
 from briter_worker.sinks.history import History, Receipt
 from briter_worker.sinks.store import StoreError
-from briter_worker.sinks.webhooks import origin_of
 from briter_worker.status import PULL_COMMAND, job_to_json, waits_since
 from briter_worker.web import labels
 from briter_worker.web.api import OUTCOMES, CurrentSite
@@ -36,7 +35,7 @@ _RECENT = 8
 _FIRST = 20
 _WAITING = (State.CLAIMED, State.PENDING, State.RETRYING, State.QUIET, State.TRIED)
 _PAUSE_MINUTES = frozenset({"30", "120", "1440", ""})
-Text = Annotated[str, Query(max_length=2000)]
+Text = Annotated[str, Query(max_length=2000, pattern=r"^[^\x00]*$")]
 Commit = Annotated[str, Query(pattern="^([0-9a-f]{40}([0-9a-f]{24})?)?$")]
 Offset = Annotated[int, Query(ge=0, le=2**31)]
 Before = Annotated[int | None, Query(ge=1, le=2**63 - 1)]
@@ -233,9 +232,7 @@ def _is_on_remote(receipt: Receipt) -> bool:
 def _key_texts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     shown = []
     for key, value in document.items():
-        if key == "webhook" and isinstance(value, str):
-            shown.append((key, one_line(origin_of(value))))  # the rest of the address is often a secret
-        elif value is not None:
+        if value is not None:
             parts: Sequence[object] = value if isinstance(value, list) else [value]
             shown.append(
                 (one_line(key), ", ".join(quote_fix(one_line(str(part))) for part in parts[:_FIRST]))

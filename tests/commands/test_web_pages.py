@@ -372,7 +372,7 @@ def test_a_post_shows_what_a_publication_changed(site: Site, dashboard: Dashboar
     assert [dashboard.page.get(each).content for each in pictures] == [PIXEL + b"\0", PIXEL + b"\0\0"]
     assert dashboard.page.get(pictures[0]).headers["content-type"] == "image/gif"
     commit = site.remote_log()[-1][0]
-    for path, status in (("content/a.md", 404), ("content/none.png", 409)):
+    for path, status in (("content/a.md", 404), ("content/none.png", 409), ("a\0.png", 422)):
         assert dashboard.page.get("/picture", params={"commit": commit, "file": path}).status_code == status
     assert dashboard.page.get(f"/post?slug=hello&commit={'0' * 40}").status_code == 409
 
@@ -433,9 +433,10 @@ def test_a_job_of_any_name_has_a_page_and_can_be_controlled(site: Site, job_id: 
 def test_a_page_shows_only_the_host_of_a_jobs_webhook(site: Site, dashboard: Dashboard) -> None:
     site.save("a", ["content/a.md"], scheduledFor=TOMORROW, webhook="https://hooks.example.org/T0KEN")
     eventually(lambda: dashboard.page.get("/post?slug=a").status_code == 200)
-    page = dashboard.page.get("/post?slug=a").text
-    assert "https://hooks.example.org" in page
-    assert "T0KEN" not in page
+    for path in ("/post?slug=a", "/api/jobs"):
+        text = dashboard.page.get(path).text
+        assert "https://hooks.example.org" in text, path
+        assert "T0KEN" not in text, path
 
 
 def test_the_site_page_shows_settings_and_the_results_of_the_checks(site: Site) -> None:
