@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,6 +61,7 @@ PER_SITE = (
     "git_co_authors", "git_timeout_ms", "worker_dry_run", "worker_quiet_ms", "worker_quiet_max_ms",
     "worker_max_attempts", "worker_backoff_ms", "worker_backoff_jitter",
     "worker_max_file_bytes", "published_href_template", "commit_href_template",
+    "webhook_urls", "webhook_template", "build_hook_url", "plugins", "history_keep_days",
 )  # fmt: skip
 """What each site of a cluster may set for itself."""
 
@@ -302,20 +304,38 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def for_site(settings: Settings, own: Mapping[str, object], *, source: str) -> Settings:
-    """Return the node's settings with the values that a site of the cluster has of its own.
+    """Return the node's settings with the values that a site of the cluster has of its own; secrets by place.
 
     Raises UsageError with one line that names `source`, the key, its value and what is accepted.
     """
     accepted = {to_camel(name): name for name in PER_SITE}
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
     values = {}
     for key, value in _without_blanks(own).items():
         if key not in accepted:
             raise UsageError(f"{source}: {key} cannot be set for one site; accepted: {', '.join(accepted)}")
-        values[accepted[key]] = value
-    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+        values[name := accepted[key]] = value
+        if not Settings.model_fields[name].repr:
+            given.pop(name, None)  # not the node's in place of the site's
+            values[name] = _read_secret(value, f"{source}: {key}")
+    values = _without_blanks(values)
     site = _merge(values, given, lambda name: f"{source}: {to_camel(name)}")
     site._config_path = settings.config_path  # noqa: SLF001 - this module's model
     return site
+
+
+def _read_secret(place: object, source: str) -> str:
+    """Return a secret from its place on this node; empty where the node has none. Raises UsageError."""
+    found = re.fullmatch(r"env:((?!BRITER_)\w+)|file:(/.+)", str(place))
+    if found is None:  # the value is not shown: it may be the secret itself
+        accepted = "env:NAME or file:/PATH, the place of the value on each node"
+        raise UsageError(f"{source} is not accepted (not shown here); accepted: {accepted}")
+    if found[1]:
+        return os.environ.get(found[1], "").strip()
+    try:
+        return Path(found[2]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _merge(upper: dict[str, Any], lower: dict[str, Any], source_of: Callable[[str], str]) -> Settings:

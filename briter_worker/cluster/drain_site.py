@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.cluster.health import Health, host_of
 from briter_worker.cluster.lanes import CRAWL_PER_JOB_S, CRAWL_S
-from briter_worker.cluster.sites import Site, open_site_clone, settings_of, wake
+from briter_worker.cluster.sites import Site, all_sites, open_site_clone, settings_of, wake
 from briter_worker.drain import Counts, Drain
 from briter_worker.errors import PublishError, UsageError
 from briter_worker.events import SiteUpdated, Warned
@@ -22,6 +22,7 @@ from briter_worker.git.payloads import SubmittedCopies
 from briter_worker.git.publisher import GitPublisher
 from briter_worker.git.push import Person, read_others_paths
 from briter_worker.git.staging import Staging
+from briter_worker.plugins import Plugins
 from briter_worker.ports import ClaimResult, Pause
 from briter_worker.queues.postgres.payloads import PostgresBases
 from briter_worker.queues.postgres.queue import PostgresPlans, PostgresQueue
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from briter_worker.git.push import OwnCommit
     from briter_worker.git.run import Git
-    from briter_worker.plugins import Plugins
     from briter_worker.ports import EventSink
     from briter_worker.queues.postgres.database import Database
     from briter_worker.settings import Settings
@@ -61,6 +61,7 @@ class NodeSinks:
         self, settings: Settings, database: Database, log: LogSink, metrics: MetricsSink | None
     ) -> None:
         self._settings = settings
+        self._database = database
         self._log = log
         self._metrics = metrics
         self._store = PostgresStore(database.transaction)
@@ -81,8 +82,11 @@ class NodeSinks:
         return FanOut(sinks, partial(self._log, site=site), condition=condition)
 
     def retire(self) -> None:
-        """Delete old receipts of all sites. Raises StoreError."""
-        retire(self._store, self._settings.history_keep_days, self._clock())
+        """Delete old receipts of all sites. Raises StoreError and DatabaseError."""
+        key = "historyKeepDays"
+        found = all_sites(self._database)
+        own = {site.name: int(site.settings[key]) for site in found if key in site.settings}
+        retire(self._store, self._settings.history_keep_days, self._clock(), own)
 
     def close(self) -> None:
         """Send what is due, within a bounded time."""
@@ -171,15 +175,18 @@ class SiteDrains:
         with ExitStack() as stack:
             emit = self._sinks.open(settings)
             stack.callback(emit.close)
+            plugins = self._plugins
+            if settings.plugins != self._settings.plugins:
+                plugins = Plugins(settings.plugins)
             # Opened when it is first needed: many drains find nothing to do.
             publisher = _OpenedOnce(
-                partial(self._open_publisher, site, settings, plans, emit, stack, pulls=pulls)
+                partial(self._open_publisher, site, settings, plugins, plans, emit, stack, pulls=pulls)
             )
             drain = Drain(
                 queue=queue,
                 publisher=publisher,
                 emit=emit,
-                plugins=lambda: self._plugins,
+                plugins=lambda: plugins,
                 backoff=open_backoff(settings),
                 max_attempts=settings.worker_max_attempts,
                 dry_run=settings.worker_dry_run,
@@ -230,6 +237,7 @@ class SiteDrains:
         self,
         site: Site,
         settings: Settings,
+        plugins: Plugins,
         plans: PostgresPlans,
         emit: EventSink,
         stack: ExitStack,
@@ -248,7 +256,7 @@ class SiteDrains:
         if aborted:
             repository.git.abort()
         progress = progress_by(emit)
-        allowlist = settings.allowlist(more=self._plugins.allowed_paths)
+        allowlist = settings.allowlist(more=plugins.allowed_paths)
         staging = Staging(repository, allowlist, settings.worker_max_file_bytes, progress)
         bases = PostgresBases(self._database, site.name, token=plans.token)
         identity = _identity(settings)

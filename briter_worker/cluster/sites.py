@@ -124,18 +124,19 @@ class Site:
     paused: Pause | None = None
     pushed_tip: str | None = None
     """The remote's tip after the last push."""
+    changed_by: str = ""
+    """The user who added or changed the site last."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Site:
         """Return the site of a row of the table."""
         pause = row["paused"]
-        same = {name: row[name] for name in ("name", "remote", "branch", "adapter", "settings", "created_at")}
+        names = ("name", "remote", "branch", "adapter", "settings", "created_at", "pushed_tip", "changed_by")
         return cls(
-            **same,
+            **{name: row[name] for name in names},
             allowed=tuple(row["allowed"]),
             credentials=row["credentials"] or None,
             paused=pause and Pause(**pause),
-            pushed_tip=row["pushed_tip"],
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -149,6 +150,7 @@ class Site:
             "settings": dict(self.settings),
             "credentials": None if self.credentials is None else dict(self.credentials),
             "createdAt": format_time(self.created_at),
+            "changedBy": self.changed_by,
             "paused": self.paused is not None,
         }
 
@@ -196,6 +198,7 @@ class SiteSummary:
             "name": self.site.name,
             "remote": self.site.remote,
             "branch": self.site.branch,
+            "changedBy": self.site.changed_by,
             "jobs": dict(self.jobs),
             "oldestWaitingSeconds": None if self.oldest is None else max(0.0, now - self.oldest),
             "paused": pause
@@ -289,6 +292,7 @@ def store(connection: Connection, site: Site) -> tuple[str, str] | None:
         "settings": json.dumps(dict(site.settings)),
         "credentials": json.dumps(dict(site.credentials or {})),
         "created_at": site.created_at,
+        "changed_by": site.changed_by,
         "removed": False,
     }
     columns = ", ".join(values)
@@ -360,16 +364,16 @@ def all_sites(database: Database) -> list[Site]:
     return [Site.from_row(row) for row in found]
 
 
-def remove(database: Database, name: str, *, discard: bool) -> None:
+def remove(database: Database, name: str, *, discard: bool, by: str = "") -> None:
     """Unregister the site; `discard` deletes the jobs that it still has.
 
     A node that publishes the site loses it, and pushes nothing more.
     """
     with database.transaction() as connection:
-        remove_stored(connection, name, discard=discard)
+        remove_stored(connection, name, discard=discard, by=by)
 
 
-def remove_stored(connection: Connection, name: str, *, discard: bool) -> None:
+def remove_stored(connection: Connection, name: str, *, discard: bool, by: str) -> None:
     """Unregister the site within a transaction, as `remove`."""
     known = connection.execute(
         "SELECT 1 FROM sites WHERE name = %s AND NOT removed FOR UPDATE", (name,)
@@ -384,7 +388,9 @@ def remove_stored(connection: Connection, name: str, *, discard: bool) -> None:
             f"briter-worker export --site {name}, or delete them with "
             f"briter-worker site remove {name} --discard",
         )
-    connection.execute("UPDATE sites SET removed = true, paused = NULL WHERE name = %s", (name,))
+    connection.execute(
+        "UPDATE sites SET removed = true, paused = NULL, changed_by = %s WHERE name = %s", (by, name)
+    )
     _forget_published(connection, name)
     # The next site of this name may be somebody else's.
     connection.execute("UPDATE tokens SET sites = array_remove(sites, %s)", (name,))

@@ -146,17 +146,17 @@ def compare(registered: Iterable[Site], declared: Iterable[Site], *, prune: bool
     )
 
 
-def apply(database: Database, differences: Differences) -> None:
-    """Store all differences or none. Raises DeclinedError if a site to remove still has jobs."""
+def apply(database: Database, differences: Differences, by: str) -> None:
+    """Store all differences or none, as changes of a user. Raises DeclinedError if a site still has jobs."""
     now = time.time()
     with database.transaction() as connection:
         for site in differences.added:
-            if sites.store(connection, replace(site, created_at=now)) is not None:
+            if sites.store(connection, replace(site, created_at=now, changed_by=by)) is not None:
                 raise DeclinedError(f"a site {site.name!r} was added meanwhile", "repeat the command")
         for site in differences.replaced:
-            sites.replace_stored(connection, site)
+            sites.replace_stored(connection, replace(site, changed_by=by))
         for name in differences.removed:
-            sites.remove_stored(connection, name, discard=False)
+            sites.remove_stored(connection, name, discard=False, by=by)
 
 
 def declare(registered: Iterable[Site]) -> dict[str, Any]:

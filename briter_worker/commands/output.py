@@ -362,6 +362,7 @@ def write_site(site: Site) -> None:
             ("also allowed", ", ".join(site.allowed)),
             ("credential", ", ".join(f"{key} {value}" for key, value in credentials.items())),
             *((key, str(value)) for key, value in site.settings.items()),
+            ("changed by", site.changed_by),
             *([("paused", pause_text(site.paused))] if site.paused else []),
         ]
     )

@@ -102,6 +102,7 @@ def save(  # noqa: PLR0913 - each is an option
         allowed=old.allowed if allow is None else tuple(filter(None, allow)),
         settings={key: value for key, value in values.items() if value != ""},
         credentials=credentials or (None if no_credential else old.credentials),
+        changed_by=user_name(),
     )
     (sites.add if is_new else sites.change)(database, site, settings)
     _write(site, as_json=as_json)
@@ -134,7 +135,7 @@ def remove(
 ) -> None:
     """Remove a site from the cluster. Its repository stays as it is."""
     _, database = _open("site remove")
-    sites.remove(database, name, discard=discard)
+    sites.remove(database, name, discard=discard, by=user_name())
     output.answer({"name": name, "removed": True}, f"{one_line(name)} is removed", as_json=as_json)
 
 
@@ -161,7 +162,7 @@ def apply(
     declared = sites_file.read_sites(text, settings, source="stdin" if file == "-" else file)
     changes = sites_file.compare(sites.all_sites(database), declared, prune=prune)
     if not diff:
-        sites_file.apply(database, changes)
+        sites_file.apply(database, changes, user_name())
     if as_json:
         output.write_json({**changes.to_json(), "applied": not diff})
     else:

@@ -472,27 +472,29 @@ def waiting_time(ended: float | None, saved_at: float | None, due_at: float | No
     return max(0.0, ended - max(saved_at, due_at or 0.0))
 
 
-def retire(store: Store, keep_days: int, now: float) -> None:
+def retire(store: Store, keep_days: int, now: float, own: Mapping[str, int] | None = None) -> None:
     """Delete old receipts, drains and moments, of all sites, in short transactions.
 
-    Safe on many nodes. Raises StoreError.
+    `own` has the days of sites that differ. Safe on many nodes. Raises StoreError.
     """
-    kept_since = now - keep_days * _DAY_S
-    steps = (
-        ("attempts", "ended < ? AND outcome IS NOT NULL", kept_since),
+    own, ended = own or {}, "ended < ? AND outcome IS NOT NULL"
+    others = f"{ended} AND site NOT IN ({', '.join('?' * len(own))})" if own else ended
+    steps: list[tuple[str, str, tuple[object, ...]]] = [
+        ("attempts", others, (now - keep_days * _DAY_S, *own)),
         # A drain ends after it began.
-        ("drains", "began < ?", kept_since - _DAY_S),
-        ("moments", "at < ?", now - _MOMENTS_KEPT_S),
-    )
+        ("drains", "began < ?", (now - max(keep_days, *own.values(), 0) * _DAY_S - _DAY_S,)),
+        ("moments", "at < ?", (now - _MOMENTS_KEPT_S,)),
+        *(("attempts", f"{ended} AND site = ?", (now - days * _DAY_S, site)) for site, days in own.items()),
+    ]
     for _ in range(_MAX_STEPS):
         with store.transaction() as transaction:
             done = [
                 transaction.execute(
                     f"DELETE FROM {table} WHERE id IN"  # noqa: S608 - our own
                     f" (SELECT id FROM {table} WHERE {which} LIMIT ?{store.skip_locked})",
-                    (before, _ROWS_PER_STEP),
+                    (*values, _ROWS_PER_STEP),
                 ).rowcount
-                for table, which, before in steps
+                for table, which, values in steps
             ]
         if max(done) < _ROWS_PER_STEP:
             break

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from briter_worker.cluster import sites
 from briter_worker.cluster.sites import check_credentials, check_remote
+from briter_worker.commands import user_name
 from briter_worker.errors import UsageError
 from briter_worker.queues.postgres.rows import SiteMissingError
 from briter_worker.settings import load_settings
@@ -137,6 +138,7 @@ def test_a_site_is_added_shown_listed_changed_and_removed(cluster: Site) -> None
         },
         "credentials": {"env": "BLOG_TOKEN"},
         "createdAt": made["createdAt"],
+        "changedBy": user_name(),
         "paused": False,
     }
     assert ok(cluster.command("site", "show", "blog", "--json")) == made
@@ -173,7 +175,13 @@ sites:
   shop:
     remote: git@git.example.org:shop.git
     allowedPaths: [media]
-    settings: {workerDryRun: false, workerMaxAttempts: 3}
+    settings:
+      workerDryRun: false
+      workerMaxAttempts: 3
+      webhookUrls: env:SHOP_WEBHOOKS
+      buildHookUrl: file:/run/secrets/shop-build
+      plugins: file:/etc/shop-plugins.json
+      historyKeepDays: 30
 """
 
 
@@ -197,7 +205,9 @@ def test_sites_are_applied_from_a_file_and_exported_into_one(cluster: Site) -> N
     assert ok(cluster.command("site", "apply", str(file), "--prune", "--json"))["removed"] == ["old"]
     blog, shop = ok(cluster.command("site", "list", "--json"))
     assert (blog["branch"], blog["paused"], blog["credentials"]) == ("live", True, {"env": "BLOG_TOKEN"})
-    assert shop["settings"] == {"workerDryRun": False, "workerMaxAttempts": 3}
+    assert shop["settings"]["workerMaxAttempts"] == 3
+    assert shop["settings"]["webhookUrls"] == "env:SHOP_WEBHOOKS"
+    assert {row["changedBy"] for row in (blog, shop)} == {user_name()}
     file.write_text(cluster.command("site", "export").stdout)
     again = ok(cluster.command("site", "apply", str(file), "--prune", "--json"))
     assert (again["unchanged"], again["added"], again["changed"], again["removed"]) == (2, [], {}, [])
@@ -265,10 +275,11 @@ def test_no_secret_reaches_the_database_or_the_screen(cluster: Site, database_ur
         f"ssh://git:{SECRET}@git.example.org/blog.git",
     ):
         declined(cluster.command("site", "add", "blog", "--remote", remote), 2)
-    declined(
-        cluster.command("site", "add", "blog", "--remote", REMOTE, "--credential-env", f"ghp_{SECRET}12345"),
-        2,
-    )
+    for options in (
+        ("--credential-env", f"ghp_{SECRET}12345"),
+        ("--set", f"buildHookUrl=https://builds.example.org/{SECRET}"),
+    ):
+        declined(cluster.command("site", "add", "blog", "--remote", REMOTE, *options), 2)
     with psycopg.connect(database_url) as connection:
         assert connection.execute("SELECT count(*) FROM briter.sites").fetchone() == (0,)
 

@@ -418,11 +418,25 @@ def test_what_a_site_has_of_its_own_lies_over_the_workers_settings(site: Site) -
     assert (laid.storage_root, laid.config_path) == (site.root / "storage", site.file)
 
 
-def test_no_site_has_a_secret_or_a_place_on_the_worker_of_its_own() -> None:
+def test_no_site_has_a_place_on_the_worker_of_its_own_and_its_secrets_are_places_on_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     properties = settings_schema()["properties"]
-    refused = {name for name, what in properties.items() if what.get("writeOnly")}
-    refused |= {name for name in properties if name.endswith(("Root", "Worktree", "Host", "Port"))}
+    refused = {name for name in properties if name.endswith(("Root", "Worktree", "Host", "Port"))}
+    refused |= {"databaseUrl", "dashboardToken", "webhookSecret", "pullSecret"}
     assert not {key(f"BRITER_{name}") for name in PER_SITE} & refused
+    node = load_settings({"BRITER_BUILD_HOOK_URL": "https://node.example.org/x"})
+    file = tmp_path / "build"
+    own = {"buildHookUrl": f"file:{file}", "webhookUrls": "env:SHOP_HOOKS"}
+    assert for_site(node, own, source="the site shop").build_hook_url == ""  # not the node's
+    for address in ("https://a.example.org/1", "https://a.example.org/2"):  # rotated without a restart
+        file.write_text(f"{address}\n")
+        monkeypatch.setenv("SHOP_HOOKS", f"{address}, {address}#published")
+        laid = for_site(node, own, source="the site shop")
+        assert (laid.build_hook_url, laid.webhook_urls[0]) == (address, address)
+    with pytest.raises(UsageError, match="accepted: env:NAME or file:/PATH") as wrong:
+        for_site(node, {"buildHookUrl": "https://a.example.org/canary"}, source="the site shop")
+    assert "canary" not in str(wrong.value)
 
 
 # --- the schema
