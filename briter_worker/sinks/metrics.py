@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 _PHASE_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _WAIT_BUCKETS = (0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600, 14_400)
 _WAIT_HELP = "From the save, or from the time it was scheduled for, to the remote."
+_PROCESSED_HELP = "Attempts that ended, by `kind` of job and `outcome`."
 GAUGES = {
-    "jobs": "Jobs in the queue, by state.",
-    "condition": "1 while no post of the site can be published.",
+    "jobs": "Jobs in the queue, by `state`.",
+    "condition": "1 while no post of the site can be published, by `failure`.",
     "oldest_waiting_seconds": "How long the post that is due and waits longest has waited.",
     "dead_letters": "Jobs that failed and are not retried.",
     "paused": "1 while publishing is paused.",
@@ -39,7 +40,7 @@ GAUGES = {
     "in_flight": "Jobs that are being published.",
     "oldest_unpushed_seconds": "How long the oldest post that is due, dead letters included, has waited.",
     "worker_alive": "1 while a live worker holds the lock.",
-    "lock_holder": "1 for the worker that holds the site's lock.",
+    "lock_holder": "1 for the worker that holds the site's lock, by `host` and `pid`.",
     "dry_run": "1 while nothing reaches the remote.",
     "quarantined": "Files that are no jobs.",
     "worker_heartbeat_age_seconds": "Age of the heartbeat in the lock.",
@@ -97,10 +98,10 @@ class MetricsSink:
         self._drain: RunningDrain | None = None
         self.registry = registry = CollectorRegistry()
         self._processed = Counter(
-            "briter_processed", "Attempts that ended.", ["kind", "outcome"], registry=registry
+            "briter_processed", _PROCESSED_HELP, ["kind", "outcome"], registry=registry
         )
         self._phase = Histogram(
-            *("briter_phase_seconds", "Duration of a drain's phases.", ["phase"]),
+            *("briter_phase_seconds", "Duration of each `phase` of a drain.", ["phase"]),
             buckets=_PHASE_BUCKETS,
             registry=registry,
         )
@@ -148,7 +149,7 @@ def _tally_families(tallies: Sequence[Tally]) -> Iterable[Metric]:
         return ()
     label = ["site"] if any(tally.site for tally in tallies) else []
     processed = CounterMetricFamily(
-        "briter_processed", "Attempts that ended.", labels=[*label, "kind", "outcome"]
+        "briter_processed", _PROCESSED_HELP, labels=[*label, "kind", "outcome"]
     )
     waits = SummaryMetricFamily("briter_save_to_remote_seconds", _WAIT_HELP, labels=label)
     for site, group in groupby(tallies, key=lambda tally: tally.site):
