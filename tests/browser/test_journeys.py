@@ -236,6 +236,19 @@ def test_a_lost_stream_does_not_reload_over_a_half_filled_form(visitor: Visitor)
     visitor.wrong.clear()
 
 
+def test_a_lost_stream_connects_again_later_each_time(visitor: Visitor) -> None:
+    page = visitor.page
+    page.clock.install()
+    page.add_init_script(
+        "window.tries = 0; window.EventSource = class { static CLOSED = 2; readyState = 0;"
+        " constructor() { window.tries += 1; setTimeout(() => this.onerror(), 1); }"
+        " addEventListener() {} close() {} };"
+    )
+    page.goto("/")
+    page.clock.run_for(60_000)
+    assert page.evaluate("window.tries") == 5, "after 0, 2, 6, 14 and 30 s"
+
+
 def test_an_open_page_of_a_restarted_dashboard_asks_to_sign_in_again(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -102,22 +102,28 @@
     return passed > 0 ? `${number} ${unit} ago` : `in ${number} ${unit}`;
   }
 
-  let wait = 1000;
+  let source = null;
+  let wait = Number(sessionStorage.getItem("wait")) || 1000;
   function open() {
-    const source = new EventSource(document.getElementById("main").dataset.events);
-    source.onopen = () => {
+    const stream = new EventSource(document.getElementById("main").dataset.events);
+    stream.onopen = () => {
       wait = 1000;
+      sessionStorage.removeItem("wait");
       show("connected");
     };
-    source.onerror = () => {
+    stream.onerror = () => {
       show("not connected");
-      if (source.readyState !== EventSource.CLOSED) return;
-      // Signed out, or the dashboard has stopped: the reloaded page shows which.
       wait = Math.min(2 * wait, 60000);
-      reload(wait);
+      sessionStorage.setItem("wait", wait);
+      if (stream.readyState === EventSource.CLOSED) {
+        reload(wait); // signed out, or refused: the reloaded page shows which
+        return;
+      }
+      stream.close(); // by itself, it would try again every two seconds
+      setTimeout(() => { if (source === stream) source = open(); }, wait);
     };
     for (const name of names) {
-      source.addEventListener(name, (event) => {
+      stream.addEventListener(name, (event) => {
         let data = {};
         try { data = JSON.parse(event.data); } catch { return; }
         if (name === "snapshot" || name === "status") count(data);
@@ -125,14 +131,14 @@
         soon();
       });
     }
-    return source;
+    return stream;
   }
 
   // Only while the tab is visible: over HTTP/1.1 a browser has six connections to a host for all its tabs, and a
   // seventh tab would wait for ever.
   function listen() {
     if (!document.getElementById("failed-count") || !window.EventSource) return;
-    let source = document.hidden ? null : open();
+    if (!document.hidden) source = open();
     const leave = () => {
       if (source) source.close();
       source = null;
