@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from briter_worker import client, wiring
 from briter_worker.errors import UsageError
 from briter_worker.events import Cancelled, Steered
 from briter_worker.git import undo
+from briter_worker.ports import Cancellation, Pause
 from briter_worker.sinks.recorder import FanOut, HistorySink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from briter_worker.events import Event
     from briter_worker.git.repository import Repository
     from briter_worker.job import Job
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
+    from briter_worker.wiring import SiteQueue
 
+T = TypeVar("T")
 _MAX_PUBLICATIONS = 1000
 _CLONES = ".shown"
 """Folder of the cache; no site has such a name."""
@@ -77,6 +80,39 @@ def undo_post(settings: Settings, slug: str, *, to: str | None = None, message: 
     ):
         text = message or f"Restore {slug}"
         return client.enqueue(slug, paths, message=text, queue=settings.queue_root).id
+
+
+def steer(
+    settings: Settings,
+    action: str,
+    by: str,
+    log: Callable[[Event], None],
+    change: Callable[[SiteQueue, float], T],
+    queue: SiteQueue | None = None,
+) -> T:
+    """Change the site's queue as a user wants; store and log who did what. Raises DeclinedError."""
+    done = change(queue or wiring.open_queue(settings), wiring.read_clock(settings))
+    cancelled: Sequence[Job] = ()
+    match done:
+        case Pause() | True:
+            jobs: Iterable[tuple[str | None, str | None]] = ((None, None),)
+        case False:
+            jobs = ()
+        case Cancellation():
+            jobs, cancelled = _name([*done.removed, *done.requested]), done.removed
+        case _:
+            jobs = _name(cast("Sequence[Job]", done))
+    record_action(settings, action, by, jobs, log, cancelled=cancelled)
+    if settings.database_url:  # on disk, the worker notices changed files by itself
+        from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
+
+        with suppress(OSError):  # the nodes look for due jobs themselves, a little later
+            sites.wake(wiring.open_database(settings), [settings.site])
+    return done
+
+
+def _name(jobs: Iterable[Job]) -> list[tuple[str | None, str | None]]:
+    return [(job.id, job.slug) for job in jobs]
 
 
 def record_action(

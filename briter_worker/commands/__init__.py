@@ -63,11 +63,3 @@ def user_name() -> str:
     with suppress(KeyError):
         return pwd.getpwuid(os.getuid()).pw_name
     return str(os.getuid())
-
-
-def wake_worker(settings: Settings) -> None:
-    """Have the site's queue looked at now. On disk, the worker notices changed files by itself."""
-    if settings.database_url:
-        from briter_worker.cluster import sites  # noqa: PLC0415 - the extra [postgres]
-
-        sites.wake(open_database(settings), [settings.site])

@@ -8,32 +8,33 @@ import time
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
 from briter_worker import client
-from briter_worker.actions import record_action, show_difference, undo_post
+from briter_worker.actions import record_action, show_difference, steer, undo_post
 from briter_worker.allowlist import PathRefusedError, is_inside
-from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, user_name, wake_worker
+from briter_worker.commands import Json, SiteOption, Wanted, output, read_site, user_name
 from briter_worker.errors import DeclinedError, PublishError, UsageError
 from briter_worker.events import Event, Warned
 from briter_worker.git.folders import Folders, Staged
 from briter_worker.redaction import many_lines, one_line
 from briter_worker.status import job_to_json, pause_to_json, post_to_json, read_status
-from briter_worker.wiring import open_history, open_postgres_queue, open_queue, read_clock
+from briter_worker.wiring import open_history, open_postgres_queue, open_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from briter_worker.job import Job
     from briter_worker.ports import ListedJob
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
+    from briter_worker.wiring import SiteQueue
 
+T = TypeVar("T")
 _WATCH_INTERVAL_S = 0.2
 _MAX_LOOKS_WITHOUT_JOB = 15
-_WHOLE_SITE = ((None, None),)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _STATES = {
@@ -298,11 +299,11 @@ def retry(
     settings = read_site(site)
     if everything is (wanted is not None):
         raise UsageError("retry needs either ID-or-SLUG or --all")
-    queue = open_queue(settings)
-    now = read_clock(settings)
-    jobs = queue.retry_all(now) if wanted is None else queue.retry(wanted, now)
-    _record(settings, "retry", jobs)
-    wake_worker(settings)
+    jobs = _steer(
+        settings,
+        "retry",
+        lambda queue, now: queue.retry_all(now) if wanted is None else queue.retry(wanted, now),
+    )
     _report_jobs("will be tried again", jobs, as_json=as_json)
 
 
@@ -317,14 +318,15 @@ def publish_now(
 ) -> None:
     """Publish a waiting job now. Ends the wait for its time, a retry or its quiet time."""
     settings = read_site(site)
-    if over and settings.database_url:
-        jobs = open_postgres_queue(settings).publish_over(wanted, read_clock(settings))
-    elif over:
+    if over and not settings.database_url:
         raise UsageError("--over needs a cluster", "save the post again")
-    else:
-        jobs = open_queue(settings).publish_now(wanted, read_clock(settings))
-    _record(settings, "publish-now", jobs)
-    wake_worker(settings)
+
+    def change(queue: SiteQueue, now: float) -> Sequence[Job]:
+        if over:
+            return open_postgres_queue(settings).publish_over(wanted, now)
+        return queue.publish_now(wanted, now)
+
+    jobs = _steer(settings, "publish-now", change)
     _report_jobs("is due now", jobs, as_json=as_json)
 
 
@@ -337,8 +339,7 @@ def _report_jobs(sentence: str, jobs: Sequence[Job], *, as_json: bool) -> None:
 def cancel(wanted: Wanted, *, site: SiteOption = None, as_json: Json = False) -> None:
     """Remove a job from the queue. A job in flight is removed if its push has not begun."""
     settings = read_site(site)
-    done = open_queue(settings).cancel(wanted, time.time())
-    _record(settings, "cancel", (*done.removed, *done.requested), cancelled=done.removed)
+    done = _steer(settings, "cancel", lambda queue, now: queue.cancel(wanted, now))
     if as_json:
         output.write_json(
             [{"id": job.id, "slug": job.slug, "cancelled": True} for job in done.removed]
@@ -372,9 +373,8 @@ def undo(
     output.answer({"id": job_id, "slug": slug}, text, as_json=as_json)
 
 
-def _record(settings: Settings, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:
-    pairs = [(job.id, job.slug) for job in jobs]
-    record_action(settings, action, user_name(), pairs, _report_warning, cancelled=cancelled)
+def _steer(settings: Settings, action: str, change: Callable[[SiteQueue, float], T]) -> T:
+    return steer(settings, action, user_name(), _report_warning, change)
 
 
 def _report_warning(event: Event) -> None:
@@ -394,27 +394,27 @@ def pause(
 ) -> None:
     """Pause publishing until `resume`, or for a time. A running push ends first."""
     settings = read_site(site)
-    now = read_clock(settings)
-    made = open_queue(settings).pause(now, until=_pause_end(span, now), reason=reason)
-    record_action(settings, "pause", user_name(), _WHOLE_SITE, _report_warning)
+    seconds = _seconds(span)
+    made = _steer(
+        settings,
+        "pause",
+        lambda queue, now: queue.pause(now, until=None if seconds is None else now + seconds, reason=reason),
+    )
     output.answer(pause_to_json(made), output.pause_text(made), as_json=as_json)
 
 
 def resume(*, site: SiteOption = None, as_json: Json = False) -> None:
     """Resume publishing."""
     settings = read_site(site)
-    was_paused = open_queue(settings).resume()
-    if was_paused:
-        record_action(settings, "resume", user_name(), _WHOLE_SITE, _report_warning)
-    wake_worker(settings)
+    was_paused = _steer(settings, "resume", lambda queue, _now: queue.resume())
     text = "publishing goes on" if was_paused else "publishing was not paused"
     output.answer({"resumed": was_paused}, text, as_json=as_json)
 
 
-def _pause_end(span: str | None, now: float) -> float | None:
+def _seconds(span: str | None) -> float | None:
     if span is None:
         return None
     found = re.fullmatch(r"([0-9]{1,6})([smhd])", span.strip())
     if found is None:
         raise UsageError(f"--for is {span!r}; accepted: a number and a unit, such as 90s, 30m, 2h or 1d")
-    return now + int(found[1]) * _UNITS_S[found[2]]
+    return int(found[1]) * _UNITS_S[found[2]]

@@ -187,7 +187,7 @@ def publish_now(site: CurrentSite, job_id: JobId) -> Response:
 @router.post("/jobs/{job_id:path}/cancel")
 def cancel(site: CurrentSite, job_id: JobId) -> Response:
     """Remove a job from the queue; a job in flight ends unless its push has begun."""
-    done = site.cancel(job_id)
+    done = site.steer("cancel", lambda queue, now: queue.cancel(job_id, now))
     rows = [(job, True) for job in done.removed] + [(job, False) for job in done.requested]
     return Json({"jobs": [{"id": job.id, "slug": job.slug, "cancelled": gone} for job, gone in rows]})
 
@@ -227,13 +227,14 @@ def pause(site: CurrentSite, wanted: Annotated[PauseRequest | None, Body()] = No
         raise ProblemError(422, str(error)) from None
     if until is not None and until <= time.time():
         raise ProblemError(409, f"{wanted.until} is in the past")
-    return Json(pause_to_json(site.pause(until, wanted.reason)))
+    made = site.steer("pause", lambda queue, now: queue.pause(now, until=until, reason=wanted.reason))
+    return Json(pause_to_json(made))
 
 
 @router.post("/resume")
 def resume(site: CurrentSite) -> Response:
     """End the pause."""
-    return Json({"resumed": site.resume()})
+    return Json({"resumed": site.steer("resume", lambda queue, _now: queue.resume())})
 
 
 @router.post("/pull", status_code=202)

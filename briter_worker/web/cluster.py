@@ -225,11 +225,6 @@ class ClusterSite(Site):
         """Have a node look for edits of others on the remote. Raises OSError."""
         registry.order_pull(self._database, self.name)
 
-    def _after_change(self) -> None:
-        with suppress(OSError):  # the nodes look for due jobs themselves, a little later
-            registry.wake(self._database, [self.name])
-        super()._after_change()
-
 
 router = APIRouter(responses=api.PROBLEMS)
 """Below `/`."""

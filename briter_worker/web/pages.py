@@ -24,7 +24,6 @@ from briter_worker.web.api import OUTCOMES, CurrentSite
 from briter_worker.web.responses import ProblemError, address, page
 from briter_worker.web.security import COOKIE, SESSION_S, SIGN_IN, Access, client_address
 from briter_worker.web.site import Site
-from briter_worker.wiring import read_clock
 
 router = APIRouter()
 """Below `/`, in a cluster below `/sites/{site}`."""
@@ -292,17 +291,23 @@ def _act(site: Site, action: str, form: Mapping[str, str]) -> str:
         case "publish-now":
             site.steer("publish-now", lambda queue, now: queue.publish_now(wanted, now))
         case "cancel":
-            return "cancel" if site.cancel(wanted).removed else "cancel-asked"
+            done = site.steer("cancel", lambda queue, now: queue.cancel(wanted, now))
+            return "cancel" if done.removed else "cancel-asked"
         case "undo":
             site.undo(wanted, form.get("to"), form.get("message"))
         case "pause":
             minutes = form.get("for", "")
             if minutes not in _PAUSE_MINUTES:
                 raise ProblemError(422, "a pause lasts 30, 120 or 1440 minutes, or until it is resumed")
-            until = read_clock(site.settings) + 60 * int(minutes) if minutes else None
-            site.pause(until, form.get("reason", "")[:500])
+            reason = form.get("reason", "")[:500]
+            site.steer(
+                "pause",
+                lambda queue, now: queue.pause(
+                    now, until=now + 60 * int(minutes) if minutes else None, reason=reason
+                ),
+            )
         case "resume":
-            site.resume()
+            site.steer("resume", lambda queue, _now: queue.resume())
         case "examine":
             site.examine()
         case _:

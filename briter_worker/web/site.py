@@ -13,7 +13,6 @@ from briter_worker import actions, client, wiring
 from briter_worker.doctor import Finding, examine
 from briter_worker.doctor import State as FindingState
 from briter_worker.errors import DeclinedError, FixableError, UnknownJobError
-from briter_worker.events import Paused, Resumed
 from briter_worker.job import State
 from briter_worker.redaction import one_line
 from briter_worker.sinks.store import StoreError
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from briter_worker.events import Event
     from briter_worker.git.repository import Repository
     from briter_worker.job import Document, Job
-    from briter_worker.ports import Cancellation, ListedJob, Pause
+    from briter_worker.ports import ListedJob
     from briter_worker.settings import Settings
     from briter_worker.sinks.history import Receipt
     from briter_worker.status import LocalCommits
@@ -48,7 +47,6 @@ _MAX_IN_FLIGHT = 500
 _LOCAL_COMMITS_S = 60.0
 _REQUEST = "requestDigest"
 """Key of a job that came with an Idempotency-Key: tells whether a later request is the same."""
-_WHOLE_SITE = ((None, None),)
 _one_key = threading.Lock()
 T = TypeVar("T")
 
@@ -167,31 +165,15 @@ class Site:
 
     # Changing
 
-    def change(self, action: Callable[[SiteQueue, float], T]) -> T:
-        """Change the queue and renew the snapshot. Raises ProblemError."""
+    def steer(self, action: str, change: Callable[[SiteQueue, float], T]) -> T:
+        """Change the queue, record it, and renew the snapshot. Raises ProblemError."""
         try:
             with self._queue_guard:
-                result = action(self._queue, wiring.read_clock(self.settings))
+                done = actions.steer(self.settings, action, ACTOR.get(), self._log, change, self._queue)
         except DeclinedError as error:
             status = 404 if isinstance(error, UnknownJobError) else 409
             raise ProblemError(status, error.message, error.fix) from None
-        self._after_change()
-        return result
-
-    def steer(self, name: str, action: Callable[[SiteQueue, float], Sequence[Job]]) -> Sequence[Job]:
-        """Change jobs of the queue, and record it. Raises ProblemError."""
-        jobs = self.change(action)
-        self._record(name, jobs)
-        return jobs
-
-    def _record(self, action: str, jobs: Iterable[Job], cancelled: Iterable[Job] = ()) -> None:
-        pairs = [(job.id, job.slug) for job in jobs]
-        actions.record_action(self.settings, action, ACTOR.get(), pairs, self._log, cancelled=cancelled)
-
-    def cancel(self, wanted: str) -> Cancellation:
-        """Remove jobs from the queue, and record it. Raises ProblemError."""
-        done = self.change(lambda queue, now: queue.cancel(wanted, now))
-        self._record("cancel", (*done.removed, *done.requested), cancelled=done.removed)
+        self._snapshot.renew()
         return done
 
     def failures(self, rows: Iterable[ListedJob]) -> dict[str, int]:
@@ -217,23 +199,8 @@ class Site:
         except FixableError as error:
             raise ProblemError(409, error.message, error.fix) from None
         actions.record_action(self.settings, "undo", ACTOR.get(), [(job_id, slug)], self._log)
-        self._after_change()
+        self._snapshot.renew()
         return job_id
-
-    def pause(self, until: float | None, reason: str) -> Pause:
-        """Stop publishing. The worker records the pause in the history. Raises ProblemError."""
-        pause = self.change(lambda queue, now: queue.pause(now, until=until, reason=reason))
-        actions.record_action(self.settings, "pause", ACTOR.get(), _WHOLE_SITE, self._log)
-        self._log(Paused(reason=pause.reason, until=pause.until))
-        return pause
-
-    def resume(self) -> bool:
-        """End the pause. Return True if there was one. Raises ProblemError."""
-        resumed = self.change(lambda queue, _now: queue.resume())
-        if resumed:
-            actions.record_action(self.settings, "resume", ACTOR.get(), _WHOLE_SITE, self._log)
-            self._log(Resumed())
-        return resumed
 
     def order_pull(self) -> None:
         """Have the worker pull. No git runs here. Raises ProblemError, PublishError and OSError."""
@@ -269,7 +236,7 @@ class Site:
             raise ProblemError(422, str(error)) from None
         except DeclinedError as error:
             raise ProblemError(422, error.message, error.fix) from None
-        self._after_change()
+        self._snapshot.renew()
         return document["id"], False
 
     def _has(self, document: Document) -> bool:
@@ -290,9 +257,6 @@ class Site:
         """Store a job durably. Raises ValueError and DeclinedError for a refused job, and OSError."""
         del contents  # the files are in the work tree
         client.submit(document, queue=self.settings.queue_root)
-
-    def _after_change(self) -> None:
-        self._snapshot.renew()
 
     def examine(self) -> Future[Sequence[Finding]]:
         """Return the findings of a run of the checks: of the running one, if there is one."""
