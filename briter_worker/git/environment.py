@@ -106,7 +106,11 @@ class Signer:
             return None
         found = re.search(rb"-BEGIN SSH SIGNATURE-----(.+?)-----END", header, re.DOTALL)
         if found is None:
-            return f"{self.format} {self.key}"
+            openpgp = re.search(rb"-BEGIN PGP SIGNATURE-----.*?\n \n(.+?)\n =", header, re.DOTALL)
+            raw = base64.b64decode(openpgp[1]) if openpgp else b""
+            # The subpacket of 22 bytes, of type 33, that has the fingerprint of a key of version 4.
+            issuer = re.search(rb"\x16\x21\x04(.{20})", raw, re.DOTALL)
+            return f"{self.format} {issuer[1].hex().upper() if issuer else self.key}"
         # The public key, with its length, follows on a word of 6 bytes and a version of 4.
         signature = base64.b64decode(found[1])
         key = signature[14 : 14 + int.from_bytes(signature[10:14], "big")]

@@ -137,6 +137,8 @@ def test_every_commit_verifies_whatever_way_it_took(site: Site, keys: Keys, kind
     key = site.env["BRITER_GIT_SIGNING_KEY"]
     if kind == "ssh":
         key = shell("ssh-keygen", "-lf", key).decode().split()[1]
+    elif kind == "openpgp":
+        key = re.findall(r"^fpr:+(\w+):", keys.gpg("--list-keys", "--with-colons").decode(), re.MULTILINE)[0]
     receipts = json.loads(site.command("history", "--json").stdout)
     signed = {each["signedWith"] for each in receipts if each["outcome"] == "published"}
     assert signed == {f"{kind} {key}"}
