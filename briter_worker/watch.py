@@ -41,6 +41,11 @@ _MASK = flags.CLOSE_WRITE | flags.MOVED_FROM | flags.MOVED_TO | flags.CREATE | f
 _STILL_S = 0.01
 """A post is saved when none of its files was closed, moved or deleted for this long."""
 _LONGEST_STILL_S = 0.5
+_ARRIVAL_S = 0.5
+"""The files of a new folder are one bundle, in whatever order they come, if none comes later than this."""
+_ARRIVAL_LOOK_S = 0.1
+_MAX_ARRIVING = 1000
+"""With more files than this, new folders are an import, and nobody waits for the last one."""
 _JOB_TIME_STEP_S = 0.001
 _STOP_CHECK_S = 0.5
 _RETRY_S = 5.0
@@ -131,7 +136,7 @@ class PostWatcher:
 
     def run(self, is_stopping: Callable[[], bool], poll: float) -> None:
         """Watch until stopped. Where there is no inotify, compare every `poll` seconds."""
-        waiting: set[str] | None = None
+        waiting: Collection[str] | None = None
         watcher: TreeWatcher | None = None
         while not is_stopping():
             try:
@@ -139,8 +144,8 @@ class PostWatcher:
                     if watcher is not None:
                         watcher.close()
                     watcher = self._open_watcher()
-                self.save(waiting)
-                waiting = self._wait(watcher, is_stopping, poll)
+                arriving = self.save(waiting)
+                waiting = self._wait(watcher, is_stopping, poll, arriving)
             except Exception as error:  # noqa: BLE001 - the watch goes on after any error
                 failure = failure_of(error)
                 self.warn(f"changes cannot be watched: {failure.message}", failure.fix)
@@ -158,7 +163,11 @@ class PostWatcher:
             return None
 
     def _wait(
-        self, watcher: TreeWatcher | None, is_stopping: Callable[[], bool], poll: float
+        self,
+        watcher: TreeWatcher | None,
+        is_stopping: Callable[[], bool],
+        poll: float,
+        arriving: Collection[str],
     ) -> set[str] | None:
         """Return the paths that changed and hold still, or None for a comparison of everything."""
         if watcher is None:
@@ -168,9 +177,10 @@ class PostWatcher:
             return None
         changed: set[str] | None = set()
         while not changed and not is_stopping():
-            changed = watcher.read(_STOP_CHECK_S)
+            changed = watcher.read(_ARRIVAL_LOOK_S if arriving else _STOP_CHECK_S)
             if changed is None:
                 return None
+            changed |= set(arriving)
         latest = time.monotonic() + _LONGEST_STILL_S
         while changed and time.monotonic() < latest:
             more = watcher.read(_STILL_S)
@@ -181,16 +191,21 @@ class PostWatcher:
             changed |= more
         return changed
 
-    def save(self, paths: Collection[str] | None) -> None:
-        """Enqueue the posts of those paths that differ from the remote's tip; None: of all paths."""
+    def save(self, paths: Collection[str] | None) -> Collection[str]:
+        """Enqueue the posts of those paths that differ from the remote's tip; None: of all paths.
+
+        Return the paths to save later, because their folders are new and more files of them may come.
+        """
         with filelock.FileLock(
             self.repository.git.state_dir / LOCK_NAME
         ):  # an undo enqueues what it restored
-            self._save(paths)
+            return self._save(paths)
 
-    def _save(self, paths: Collection[str] | None) -> None:
+    def _save(self, paths: Collection[str] | None) -> Collection[str]:
         now = time.time()
         changed = self._changed(self._candidates() if paths is None else paths)
+        arriving = self._arriving(changed, now)
+        changed -= arriving
         withheld = {path.rstrip("/") for path in self.scheduled_paths(now)} if changed else set()
         posts: dict[str, list[str]] = defaultdict(list)
         gone = self._pages_of_deleted(changed)
@@ -207,6 +222,21 @@ class PostWatcher:
                 except ValueError as error:  # too many files for one job, which keep no other post waiting
                     text = f"the post {quoted(slug)} cannot be enqueued: {error}"
                     self.warn(text, "declare a folder: briter-worker enqueue SLUG FOLDER")
+        return arriving
+
+    def _arriving(self, changed: Collection[str], now: float) -> set[str]:
+        """Return the paths below folders that the remote's tip lacks and that have got a file just now."""
+        folders = {path: [*parents(path)] for path in changed}
+        known = self.repository.entries(self._tip(), {each for above in folders.values() for each in above})
+
+        @cache
+        def is_arriving(folder: str) -> bool:
+            with suppress(OSError):
+                return folder not in known and 0 <= now - (self.root / folder).stat().st_ctime < _ARRIVAL_S
+            return False
+
+        found = {path for path, above in folders.items() if any(map(is_arriving, above))}
+        return found if len(found) <= _MAX_ARRIVING else set()
 
     def _covers(self, job: Job, files: Sequence[str]) -> bool:
         """Return True if the job was written after these files were, and declares them."""

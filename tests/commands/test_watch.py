@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from sites import events_in, eventually
 
+from briter_worker.settings import load_settings
+from briter_worker.wiring import open_post_watcher
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from sites import Site
 
@@ -74,6 +77,27 @@ def test_a_page_with_its_siblings_is_one_post(watched: Site) -> None:
     eventually(lambda: {path for job in watched.jobs() for path in job["paths"]} == files)
     assert set(_published(watched, "posts/trip")) == {"posts/trip"}
     assert watched.remote_file("content/posts/trip/img/map.svg") is None
+
+
+@pytest.mark.parametrize("order", [("one.png", "two.png", "index.md"), ("index.md", "one.png", "two.png")])
+def test_a_bundle_that_comes_file_by_file_is_one_job(
+    site: Site, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = open_post_watcher(load_settings(site.environment()), lambda _: None)
+    arriving: Collection[str] = ()
+    clock = [0.0]
+    monkeypatch.setattr("briter_worker.watch.time.time", lambda: clock[0])
+    for name in order:
+        path = f"content/posts/trip/pictures/{name}" if name == "two.png" else f"content/posts/trip/{name}"
+        clock[0] = site.write_post(path, name).parent.stat().st_ctime
+        arriving = watcher.save({*arriving, path})
+        assert site.jobs() == []
+    site.write_post("content/posts/old.md", "of a folder that the remote has\n")
+    assert watcher.save({*arriving, "content/posts/old.md"}) == arriving
+    assert [job["slug"] for job in site.jobs()] == ["posts/old"]
+    clock[0] += 1
+    assert watcher.save(arriving) == set()
+    assert {job["slug"]: len(job["paths"]) for job in site.jobs()} == {"posts/old": 1, "posts/trip": 3}
 
 
 def test_a_page_of_kirby_is_one_post_without_its_unpublished_edits(site: Site) -> None:
