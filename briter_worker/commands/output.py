@@ -270,12 +270,14 @@ def event_text(entry: dict[str, Any]) -> str:
     if entry["event"] == Progress.name:
         number = f", {entry['done']} of {entry['total']}" if entry["total"] > 1 else ""
         return f"         {_PHASES[entry['phase']]}{number} …"
-    left = {key: value for key, value in entry.items() if key not in {"level", "jobId", "attempt"}}
+    left = {key: value for key, value in entry.items() if key not in {"level", "jobId", "attempt", "once"}}
+    if left["event"] == "condition":
+        left.setdefault("condition", "publishing works again")
     moment, event, fix = left.pop("time")[11:19], left.pop("event"), left.pop("fix", "")
     mark = " (dry run)" if left.pop("dryRun", False) else ""
     texts = [f"{event}{mark}", *(str(left.pop(key)) for key in ("site", "slug", "commit") if key in left)]
     texts += [quote_fix(str(left.pop(key))) for key in ("message", "condition", "error") if key in left]
-    texts += [f"{key} {value}" for key, value in left.items()]
+    texts += [f"in {value} ms" if key == "durationMs" else f"{key} {value}" for key, value in left.items()]
     return one_line(f"{moment} {' '.join(texts)}") + (f"\n         Fix: {one_line(fix)}" if fix else "")
 
 

@@ -97,9 +97,7 @@ class MetricsSink:
         self._server: WSGIServer | None = None
         self._drain: RunningDrain | None = None
         self.registry = registry = CollectorRegistry()
-        self._processed = Counter(
-            "briter_processed", _PROCESSED_HELP, ["kind", "outcome"], registry=registry
-        )
+        self._processed = Counter("briter_processed", _PROCESSED_HELP, ["kind", "outcome"], registry=registry)
         self._phase = Histogram(
             *("briter_phase_seconds", "Duration of each `phase` of a drain.", ["phase"]),
             buckets=_PHASE_BUCKETS,
@@ -148,9 +146,7 @@ def _tally_families(tallies: Sequence[Tally]) -> Iterable[Metric]:
     if not tallies:
         return ()
     label = ["site"] if any(tally.site for tally in tallies) else []
-    processed = CounterMetricFamily(
-        "briter_processed", _PROCESSED_HELP, labels=[*label, "kind", "outcome"]
-    )
+    processed = CounterMetricFamily("briter_processed", _PROCESSED_HELP, labels=[*label, "kind", "outcome"])
     waits = SummaryMetricFamily("briter_save_to_remote_seconds", _WAIT_HELP, labels=label)
     for site, group in groupby(tallies, key=lambda tally: tally.site):
         own, found = [site] if label else [], list(group)

@@ -20,6 +20,7 @@ HOSTILE = "a\x1b[31mred\x1b[0m\nb\r\x9b2J\u202ec\ud800 https://me:hunter2@exampl
 SAMPLES: dict[str, Any] = {
     "str": "text",
     "str | None": "text",
+    "bool | None": True,
     "int": 7,
     "int | None": 7,
     "float": NOW,
