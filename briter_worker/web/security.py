@@ -17,7 +17,8 @@ import re
 import secrets
 import threading
 import time
-from contextlib import suppress
+from collections import defaultdict
+from contextlib import AsyncExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
@@ -55,6 +56,8 @@ MAX_BYTES = 2 << 20
 MAX_PUBLIC_BYTES = 16 << 10
 MAX_UPLOAD_BYTES = 48 << 20
 """For a job that is submitted with its files in base64."""
+MAX_UPLOADS = 4
+"""Of one token at the same time, as each takes memory; others wait for their turn."""
 _PULL = re.compile(r"/api/(?:sites/[^/]+/)?pull")
 MAX_HOOK_BYTES = 25 << 20
 """GitHub sends no more. The body of a git host's call is only hashed, not kept."""
@@ -252,6 +255,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._access = access
+        self._uploads = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_UPLOADS))
         self._error_page = error_page
         self._complain = complain
 
@@ -270,18 +274,23 @@ class Guard:
             await send(message)
 
         try:
-            answer = None
-            if signature := self._sign_pull(scope):
-                await _read_body(scope, receive, signature)
-                self._access.check_pull(Headers(scope=scope), signature, client_address(scope))
-                receive = _replay(b"", receive)
-            else:
-                answer = await self._refuse_visitor(scope)
-            if answer is None and signature is None and scope["method"] not in _READING:
-                body = await _read_body(scope, receive)  # not before: only an admitted visitor fills memory
-                self._check_change(scope, body)
-                receive = _replay(body, receive)
-            await (answer or self._app)(scope, receive, protected)
+            async with AsyncExitStack() as turns:
+                answer = None
+                if signature := self._sign_pull(scope):
+                    await _read_body(scope, receive, signature)
+                    self._access.check_pull(Headers(scope=scope), signature, client_address(scope))
+                    receive = _replay(b"", receive)
+                else:
+                    answer = await self._refuse_visitor(scope)
+                if answer is None and signature is None and scope["method"] not in _READING:
+                    if _UPLOAD.fullmatch(scope["path"]):
+                        await turns.enter_async_context(self._uploads[ACTOR.get()])
+                    body = await _read_body(
+                        scope, receive
+                    )  # not before: only an admitted visitor fills memory
+                    self._check_change(scope, body)
+                    receive = _replay(body, receive)
+                await (answer or self._app)(scope, receive, protected)
         except ClientDisconnect:
             pass
         except ProblemError as refused:

@@ -11,6 +11,7 @@ import uvicorn
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
+from briter_worker.cluster.tokens import ApiToken
 from briter_worker.web import security, server, snapshot
 from briter_worker.web.responses import ProblemError
 from briter_worker.web.security import (
@@ -161,6 +162,43 @@ def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch) -
     scope = {"type": "http", "method": "POST", "path": "/api/jobs", "headers": headers}
     asyncio.run(asyncio.wait_for(guard(scope, receive, send), 20))
     assert sent[0]["status"] == 408
+
+
+def test_the_uploads_of_one_token_wait_for_their_turn() -> None:
+    reading: list[str] = []
+    five = asyncio.Event()
+
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise AssertionError
+
+    async def upload(guard: Guard, token: str) -> None:
+        async def receive() -> Message:
+            reading.append(token)
+            if len(reading) == 5:
+                five.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        headers = [(b"authorization", f"Bearer {token}".encode())]
+        scope = {"type": "http", "method": "POST", "path": "/api/sites/blog/jobs", "headers": headers}
+        await guard(scope, receive, send)
+
+    async def send(_message: Message) -> None:
+        raise AssertionError
+
+    async def upload_all() -> None:
+        access = Access("token")
+        access.find_api_token = lambda name: ApiToken(name, ("blog",), ("enqueue",), 0.0, "")
+        guard = Guard(app, access, error_page=lambda *_: Response(), complain=print)
+        tokens = ("a", "b", *("a" for _ in range(4)))
+        tasks = [asyncio.create_task(upload(guard, token)) for token in tokens]
+        await five.wait()
+        await asyncio.wait(tasks, timeout=0.2)
+        assert (reading.count("a"), reading.count("b")) == (4, 1)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(asyncio.wait_for(upload_all(), 20))
 
 
 class Source:
