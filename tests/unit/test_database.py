@@ -15,6 +15,7 @@ from postgres import PASSWORD, add_site
 from briter_worker.errors import UnavailableError
 from briter_worker.queues.postgres import database as room
 from briter_worker.queues.postgres.database import Database, DatabaseError
+from briter_worker.queues.postgres.rows import take_site
 from briter_worker.redaction import one_line
 
 if TYPE_CHECKING:
@@ -46,6 +47,18 @@ def test_the_connection_is_utf8_whatever_the_client_is_configured_for(
         add_site(database, "žluťoučký ✓")
         with database.connection() as connection:
             assert connection.execute("SELECT name FROM sites").fetchone() == ("žluťoučký ✓",)
+
+
+def test_a_node_goes_on_when_an_upgrade_adds_a_column(database: Database) -> None:
+    add_site(database)
+    with database.connection() as connection:
+        connection.execute("ALTER TABLE sites DROP COLUMN changed_by")
+        connection.execute("DELETE FROM migrations WHERE name LIKE '%_actors'")
+    for _ in range(10):  # until the statement is prepared
+        take_site(database, "site", "node")
+    with Database(database.conninfo) as newer:
+        assert newer.upgrade() == ["0005_actors"]
+    assert take_site(database, "site", "node")["changed_by"] == ""
 
 
 def test_a_value_shared_by_all_nodes_is_set_once(database: Database) -> None:

@@ -68,6 +68,12 @@ CREATE TABLE IF NOT EXISTS migrations (
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 """
+# A prepared statement fails once its table has another column: running nodes connect again.
+_RECONNECT = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user AND application_name = 'briter-worker'
+AND pid <> pg_backend_pid()
+"""
 _FIX = "start Postgres, or correct BRITER_DATABASE_URL"
 _BLOCKED = "try again; if it happens again, find the blocking session in pg_stat_activity"
 _FIXES = {
@@ -309,6 +315,8 @@ def _upgrade(connection: Connection) -> list[str]:
                 "INSERT INTO migrations (name, version) VALUES (%s, %s)",
                 (name, int(name[:4]) if name in own else 0),
             )
+    if missing:
+        connection.execute(_RECONNECT)
     return list(missing)
 
 
