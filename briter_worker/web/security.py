@@ -275,21 +275,7 @@ class Guard:
 
         try:
             async with AsyncExitStack() as turns:
-                answer = None
-                if signature := self._sign_pull(scope):
-                    await _read_body(scope, receive, signature)
-                    self._access.check_pull(Headers(scope=scope), signature, client_address(scope))
-                    receive = _replay(b"", receive)
-                else:
-                    answer = await self._refuse_visitor(scope)
-                if answer is None and signature is None and scope["method"] not in _READING:
-                    if _UPLOAD.fullmatch(scope["path"]):
-                        await turns.enter_async_context(self._uploads[ACTOR.get()])
-                    body = await _read_body(
-                        scope, receive
-                    )  # not before: only an admitted visitor fills memory
-                    self._check_change(scope, body)
-                    receive = _replay(body, receive)
+                answer, receive = await self._admit(scope, receive, turns)
                 await (answer or self._app)(scope, receive, protected)
         except ClientDisconnect:
             pass
@@ -301,6 +287,23 @@ class Guard:
                 raise  # the server then closes the connection
             failed = ProblemError(500, "The dashboard failed to answer; its log has the error")
             await self._refusal(scope, failed)(scope, receive, protected)
+
+    async def _admit(
+        self, scope: Scope, receive: Receive, turns: AsyncExitStack
+    ) -> tuple[Response | None, Receive]:
+        """Return the refusal, if any, and what gives the body, which is read. Raises ProblemError."""
+        if signature := self._sign_pull(scope):
+            await _read_body(scope, receive, signature)
+            self._access.check_pull(Headers(scope=scope), signature, client_address(scope))
+            return None, _replay(b"", receive)
+        answer = await self._refuse_visitor(scope)
+        if answer is not None or scope["method"] in _READING:
+            return answer, receive
+        if _UPLOAD.fullmatch(scope["path"]):
+            await turns.enter_async_context(self._uploads[ACTOR.get()])
+        body = await _read_body(scope, receive)  # not before: only an admitted visitor fills memory
+        self._check_change(scope, body)
+        return None, _replay(body, receive)
 
     def _sign_pull(self, scope: Scope) -> hmac.HMAC | None:
         """Return what hashes the body, if the request is a git host's."""
