@@ -161,6 +161,19 @@ def test_the_figures_in_readme_and_docs_are_those_of_the_last_run_of_the_benchma
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def test_the_design_names_files_and_functions_that_exist() -> None:
+    package = ROOT / "briter_worker"
+    source = "\n".join(
+        file.read_text() for file in [*package.rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    )
+    words = set(re.findall(r"\w+", source))
+    for name in re.findall(r"`([\w./]+)`", (ROOT / "docs/explanation/design.md").read_text()):
+        if name.endswith(".py"):
+            assert (package / name).exists() or (ROOT / name).exists(), name
+        elif "/" not in name:
+            assert set(name.split(".")) <= words | {module.stem for module in package.rglob("*")}, name
+
+
 def test_the_readme_begins_with_the_two_commands() -> None:
     first = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0]
     commands = [line.split()[0] for line in first.splitlines()]
