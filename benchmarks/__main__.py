@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 
-from benchmarks import drain, held, latency, start, web
+from benchmarks import drain, held, latency, start, watch, web
 from benchmarks.cluster import section as cluster
 from benchmarks.lab import PROJECT, laboratory, say
 from benchmarks.report import fill_pages, read_machine, write
@@ -17,6 +17,7 @@ _BENCHMARKS = {
     "latency": latency.measure,
     "held": held.measure,
     "start": start.measure,
+    "watch": watch.measure,
     "web": web.measure,
     "cluster": cluster.measure,
 }
