@@ -250,8 +250,7 @@ class _Environment(EnvSettingsSource):
         super().__init__(Settings)
 
     def _load_env_vars(self) -> Mapping[str, str | None]:
-        stripped = {name: text.strip() for name, text in self._environ.items() if name.isupper()}
-        return {name.lower(): text for name, text in stripped.items() if text}
+        return _without_blanks({name.lower(): text for name, text in self._environ.items() if name.isupper()})
 
 
 def _without_blanks(values: Mapping[str, object]) -> dict[str, Any]:

@@ -78,9 +78,8 @@ class FanOut:
     log: Callable[[events.Event], None]
     condition: SiteCondition | None = None
     clock: Callable[[], float] = time.monotonic
-    _failing: set[int] = field(default_factory=set)
-    _resting: dict[int, float] = field(default_factory=dict)
-    """Until when a sink whose store failed gets no events."""
+    _failing: dict[int, float] = field(default_factory=dict)
+    """The sinks that failed last, and until when one whose store failed gets no events."""
 
     def __call__(self, event: events.Event, /) -> None:
         """Store the event, then announce it."""
@@ -89,7 +88,7 @@ class FanOut:
     def deliver(self, batch: Sequence[events.Event], acknowledge: Callable[[], None], /) -> None:
         """Store the events, acknowledge the jobs, then announce the events and the site's new condition."""
         for sink in self.sinks:
-            if self.clock() >= self._resting.get(id(sink), 0.0):
+            if self.clock() >= self._failing.get(id(sink), 0.0):
                 self._guarded(sink, partial(sink.store, batch))
         acknowledge()
         for event in batch:
@@ -115,17 +114,17 @@ class FanOut:
         try:
             call()
         except Exception as error:  # noqa: BLE001 - a sink's failure is never a post's
-            if isinstance(error, StoreError):
-                self._resting[id(sink)] = self.clock() + _RETRY_STORE_AFTER_S
-            if id(sink) in self._failing:
+            is_reported = id(sink) in self._failing
+            is_store = isinstance(error, StoreError)
+            self._failing[id(sink)] = self.clock() + _RETRY_STORE_AFTER_S if is_store else 0.0
+            if is_reported:
                 return
-            self._failing.add(id(sink))
             what, fix = f"{type(sink).__name__}: {type(error).__name__}: {error}", ""
             if isinstance(error, FixableError):
                 what, fix = error.message, error.fix
             self.log(events.Warned(error=one_line(f"{what}; publishing goes on without it"), fix=fix))
         else:
-            self._failing.discard(id(sink))
+            self._failing.pop(id(sink), None)
 
 
 @dataclass(eq=False)
