@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from dashboards import TOKEN, serving
@@ -17,6 +21,7 @@ from outcomes import assert_published, save
 from remotes import asks_for, http_remote
 from requirements import provide
 from sites import Result, eventually, program
+from standardwebhooks.webhooks import Webhook
 
 if TYPE_CHECKING:
     from sites import Site
@@ -351,3 +356,21 @@ def test_every_command_for_a_cluster_runs(site: Site, empty_database_url: str) -
         blocks.insert(1, f"cat >sites.yaml <<'END'\n{declared}END\n")
         blocks += [python, _commands("docs/how-to/dashboard.md", "shell")[-1], *_commands(page)[1:]]
         _follow_as_administrator(site, {"cluster": [start, *blocks, containers]}, **places)
+
+
+def test_the_python_of_the_pages_runs() -> None:
+    (shard,) = _commands("docs/explanation/cluster-speed.md", "python")
+    (verify,) = _commands("docs/how-to/webhooks.md", "python")
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(shard), names)  # noqa: S102 - this project's own page
+    databases = [names["shard"](f"site-{number}", ["a", "b"]) for number in range(50)]
+    assert set(databases) == {"a", "b"}
+    grown = [names["shard"](f"site-{number}", ["a", "b", "c"]) for number in range(50)]
+    assert {after for before, after in zip(databases, grown, strict=True) if before != after} == {"c"}
+
+    secret, now = "whsec_" + base64.b64encode(b"x" * 24).decode(), datetime.now(UTC)
+    headers = {"webhook-id": "1", "webhook-timestamp": str(int(now.timestamp()))}
+    headers["webhook-signature"] = Webhook(secret).sign("1", now, '{"type": "post.published"}')
+    names["request"] = SimpleNamespace(body='{"type": "post.published"}', headers=headers)
+    exec(verify.replace("whsec_…", secret), names)  # noqa: S102 - this project's own page
+    assert names["message"] == {"type": "post.published"}
