@@ -413,7 +413,7 @@ class _Batch:
         first = "; ".join(f"{path}, as {reason}" for path, reason in list(rejected.items())[:3])
         more = f" (and {len(rejected) - 3} more)" if len(rejected) > 3 else ""  # noqa: PLR2004
         allowed = ", ".join(f"{folder}/" for folder in self._staging.allowlist.folders)
-        fix = f"declare files under {allowed}"
+        fix = f"declare files under {allowed} that are no links and that nothing excludes"
         if adapter := self._staging.allowlist.adapter:
             fix += f", or set BRITER_ADAPTER, which is {adapter}, to the site's kind"
         return f"none of its paths may be published: {first}{more}", fix

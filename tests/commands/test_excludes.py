@@ -66,6 +66,7 @@ def test_an_excluded_path_alone_is_refused_by_the_name_of_its_pattern(site: Site
     reason = assert_refused(site, site.run_once(BRITER_ADAPTER="kirby"), FailureCode.NO_PATHS, slug="hello")
     pattern = {".lock": ".lock", "note.txt~": "*~"}.get(path, "_changes/")
     assert f"the pattern {pattern} excludes it: see BRITER_EXCLUDED_PATHS" in reason
+    assert "under content/ that are no links and that nothing excludes" in site.job("hello")["fix"]
 
 
 def test_a_folder_with_nothing_but_excluded_files_is_refused(site: Site) -> None:
