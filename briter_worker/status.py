@@ -368,7 +368,8 @@ def read_local_commits(settings: Settings) -> LocalCommits:
     if settings.database_url:
         return ()
     try:
-        return tuple((sha, one_line(subject)) for sha, subject in open_repository(settings).local_commits())
+        commits = open_repository(settings).local_commits("--max-count=50")
+        return tuple((each.commit, one_line(each.subject)) for each in commits)
     except (FixableError, OSError):
         return ()
 

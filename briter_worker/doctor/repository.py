@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from briter_worker.doctor import State, attempt, error, ok, warning
 from briter_worker.doctor.environment import check_accounts, check_writable
 from briter_worker.errors import FailureCode, FixableError, PublishError
-from briter_worker.git.push import sign_commit
+from briter_worker.git.push import write_commit
 from briter_worker.git.run import Git
 from briter_worker.status import PULL_COMMAND
 from briter_worker.wiring import open_database, open_repository, signer_of
@@ -53,7 +53,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield attempt("ownership", repository.check_owner, "git trusts the repository's owner")
     yield attempt("branch", repository.check_branch, f"{repository.branch} is checked out")
     yield attempt("unfinished", repository.check_under_way, "no merge or rebase is under way")
-    for path in repository.locks():
+    for path in repository.locks.find():
         yield warning(
             "locks",
             f"{path} exists: a git command is running, or was killed",
@@ -96,7 +96,8 @@ def _check_signing(settings: Settings, folder: Path) -> Iterator[Finding]:
                     "init", "--quiet", "--bare", "--template=", str(Path(place, "test.git")), discover=True
                 )
                 tree = git.run("hash-object", "-t", "tree", "-w", "--stdin").decode().strip()
-                sign_commit(git, tree, "", [b"Doctor <doctor@localhost> 0 +0000"] * 2, b"Test")
+                doctor = [b"Doctor <doctor@localhost> 0 +0000"] * 2
+                write_commit(git, tree, people=doctor, message=b"Test", signer=signer)
 
     message = f"commits are signed ({signer.format}) with {signer.key}; a test commit was signed"
     yield attempt("signing", sign, message)
@@ -164,10 +165,8 @@ def _check_local_commits(repository: Repository) -> Iterator[Finding]:
         yield error("local-commits", failure.message, failure.fix or "see the message")
         return
     if commits:
-        sha, subject = commits[0]
-        message = (
-            f"{len(commits)} commits of {repository.branch} are not pushed; the newest: {sha[:10]} {subject}"
-        )
+        newest = f"{commits[0].commit[:10]} {commits[0].subject}"
+        message = f"{len(commits)} commits of {repository.branch} are not pushed; the newest: {newest}"
         yield warning("local-commits", message, PULL_COMMAND)
 
 

@@ -8,7 +8,6 @@ files or an index that are newer than the branch, never older: no later commit c
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import stat
 from contextlib import closing
@@ -18,13 +17,14 @@ from functools import cached_property, partial
 from typing import IO, TYPE_CHECKING, Any
 
 from briter_worker.allowlist import is_safe_to_check_out
-from briter_worker.errors import FailureCode, PublishError, os_error_fix, os_error_text
+from briter_worker.errors import FailureCode, PublishError, describe, os_error_text
 from briter_worker.git.index import Index, hash_files
-from briter_worker.git.repository import LINK, SUBMODULE, Entry
+from briter_worker.git.repository import LINK, SUBMODULE, Entry, blob_of, read_raw
 from briter_worker.git.work_tree import WorkTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    import os
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from briter_worker.git.repository import Move, Repository
 
@@ -148,10 +148,10 @@ class Checkout:
         except (PublishError, OSError) as error:
             self._warn_late("Published. " if blobs else "", error)
             try:
-                self.repository.clear_own_locks()  # a git that was killed has left the lock of the state
+                self.repository.locks.remove_own()  # a git that was killed has left that of the state
                 self.remember(tip, blobs)
             except (PublishError, OSError) as second:
-                text = f"The base versions of published files could not be stored: {_text(second)}"
+                text = f"The base versions of published files could not be stored: {describe(second)[0]}"
                 self._warn_once(text, second)
             return False
         self._warned.clear()
@@ -202,7 +202,7 @@ class Checkout:
         with closing(self._open_work_tree()) as work_tree:
             for tip, paths in work_tree.placed().items():
                 entries = self.repository.entries(tip, paths)
-                self.remember(tip, {path: _blob(entries.get(path)) for path in paths})
+                self.remember(tip, {path: blob_of(entries.get(path)) for path in paths})
             work_tree.clear_temporary()
 
     def remember(self, tip: str, blobs: Mapping[str, str | None]) -> None:
@@ -237,16 +237,16 @@ class Checkout:
         return WorkTree(self.git.worktree or self.git.git_dir, self.git.state_dir / "temporary-files")
 
     def _warn_late(self, prefix: str, error: PublishError | OSError) -> None:
-        self.late_reason = _text(error)
+        self.late_reason = describe(error)[0]
         self.is_blocked = isinstance(error, PublishError) and error.code is FailureCode.DIVERGED
         branch = self.repository.branch
-        text = f"{prefix}The local branch {branch} is behind: {_text(error)}. It updates by itself."
+        text = f"{prefix}The local branch {branch} is behind: {self.late_reason}. It updates by itself."
         self._warn_once(text, error)
 
     def _warn_once(self, text: str, error: PublishError | OSError) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            self._warn(text, error.fix if isinstance(error, PublishError) else os_error_fix(error))
+            self._warn(text, describe(error)[1])
 
 
 class _Action(Enum):
@@ -272,7 +272,8 @@ class _File:
     """`base` was published, or is remembered: what the index has of the path counts for nothing."""
     action: _Action = _Action.NONE
     status: os.stat_result | None = None
-    temporary: str = ""
+    temporary: str | None = None
+    """The new file, beside its target; None: the file is removed."""
 
 
 @dataclass(slots=True)
@@ -300,10 +301,10 @@ class _Move:
             command = ("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev")
             out = self.checkout.git.run(*command, self.old, self.new)
         files = {}
-        for path, before, after in _read_raw(out):
+        for _, path, before, after in read_raw(out):
             # The index takes no path that git would not write: one such path must not stop the others.
             if is_safe_to_check_out(path):
-                base = None if _is_special(before) else _blob(before)
+                base = None if _is_special(before) else blob_of(before)
                 files[path] = _File(before, after, bases.get(path, base), path in bases)
         others = [path for path in self.state.bases if path not in files]
         entries = self.checkout.repository.entries(self.new, others)
@@ -318,7 +319,7 @@ class _Move:
         """
         command = ("log", "-z", "-m", "--raw", "--format=", "--no-renames", "--no-abbrev")
         out = self.checkout.git.run(*command, f"{self.old}..{self.new}", "--")
-        return {(path, after.blob) for path, _, after in _read_raw(out) if after}
+        return {(path, after.blob) for _, path, _, after in read_raw(out) if after}
 
     def paths(self, *actions: _Action) -> list[str]:
         return [path for path, file in self.files.items() if file.action in actions]
@@ -326,7 +327,9 @@ class _Move:
     def next_state(self, *actions: _Action) -> MirrorState:
         """Return the state after the move, with the bases of the files that have one of these actions."""
         kept = {path: self.files[path] for path in self.paths(*actions)}
-        return MirrorState(bases={path: FileBase(each.base, _blob(each.new)) for path, each in kept.items()})
+        return MirrorState(
+            bases={path: FileBase(each.base, blob_of(each.new)) for path, each in kept.items()}
+        )
 
     def prepare(self, blobs: Mapping[str, str | None]) -> None:
         """Do everything that takes time: compare the files, write the new ones aside, build the index."""
@@ -375,7 +378,7 @@ class _Move:
                     self.failed[path] = error
                 continue
             each.action = self._decide(path, each, found)
-            if found not in (None, each.base, _blob(each.new)) and not _is_special(each.new):
+            if found not in (None, each.base, blob_of(each.new)) and not _is_special(each.new):
                 unknown.append(path)  # git may convert the file
         for path, found in zip(unknown, hash_files(self.checkout.git, unknown), strict=True):
             each = self.files[path]
@@ -387,7 +390,7 @@ class _Move:
 
     def _decide(self, path: str, each: _File, found: str | None) -> _Action:
         """Return what happens to a file whose version `found` is."""
-        new = _blob(each.new)
+        new = blob_of(each.new)
         if _is_special(each.new):
             return _Action.LEAVE_OUT if found is None else _Action.KEEP
         if found == new:
@@ -395,7 +398,7 @@ class _Move:
         if each.is_published and each.base == new:
             # Published as it was. An edit since is committed as any other. But the branch's former version
             # may also come from git: of a user who committed the post elsewhere, or stashed it.
-            former = (_blob(each.old), _blob(self.staged.get(path)))
+            former = (blob_of(each.old), blob_of(self.staged.get(path)))
             return _Action.KEEP if path in self.skipped or found in former else _Action.NONE
         return _Action.WRITE if found == each.base else _Action.KEEP
 
@@ -454,15 +457,11 @@ class _Move:
     def _put_files(self, wanted: Collection[str]) -> None:
         """Give the new files their names, after removals: a file may take a folder's place."""
         for path in sorted(wanted, key=lambda path: self.files[path].new is not None):
-            each, is_done = self.files[path], True
+            each, is_done = self.files[path], False
             try:
-                if each.temporary:
-                    is_done = self.work_tree.put(each.temporary, path, each.status, self.new)
-                elif each.status is not None:
-                    is_done = self.work_tree.remove(path, each.status, self.new)
+                is_done = self.work_tree.put(each.temporary, path, each.status, self.new)
             except OSError as error:
                 self.failed[path] = error
-                is_done = False
             if is_done:
                 self.written.append(path)
             else:
@@ -480,22 +479,5 @@ def _transact(stdin: IO[bytes] | None, stdout: IO[bytes] | None, line: str) -> N
             raise EOFError  # `Git.open` raises git's own words
 
 
-def _read_raw(out: bytes) -> Iterator[tuple[str, Entry | None, Entry | None]]:
-    """Yield path, old and new entry of what git prints with `--raw -z`."""
-    fields = os.fsdecode(out).split("\0")[:-1]
-    for header, path in zip(fields[::2], fields[1::2], strict=True):
-        old_mode, new_mode, old_blob, new_blob, _ = header[1:].split(" ")
-        before = Entry(old_mode, old_blob) if old_mode.strip("0") else None
-        yield path, before, Entry(new_mode, new_blob) if new_mode.strip("0") else None
-
-
-def _blob(entry: Entry | None) -> str | None:
-    return entry.blob if entry else None
-
-
 def _is_special(entry: Entry | None) -> bool:
     return entry is not None and entry.mode in (LINK, SUBMODULE)
-
-
-def _text(error: Exception) -> str:
-    return os_error_text(error) if isinstance(error, OSError) else str(error)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from briter_worker.allowlist import parents
 from briter_worker.errors import Failure, FailureCode, PublishError
-from briter_worker.git import messages
 from briter_worker.git.push import File, blob_id, move_side_branch, write_commits
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
 from briter_worker.ports import BaseVersion, Conflict, Result
@@ -176,8 +175,7 @@ class Merge:
         if 0 < status <= _MAX_CONFLICTS or "binary" in error:
             raise _ConflictError
         if status:
-            what = "two versions of a file could not be merged"
-            raise messages.from_git(what, error or messages.status_text(status))
+            raise git.failure("two versions of a file could not be merged", error, status)
         if git.worktree is not None and ours.content is not None:  # the base of the author's next edit
             git.run("hash-object", "-w", "--stdin", "--no-filters", stdin=ours.content)
         return merged

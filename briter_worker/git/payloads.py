@@ -201,13 +201,13 @@ def write_files(
             try:
                 status, here = work_tree.read(path, id_length=len(_SHA1))
                 is_done = here in {*expected[path], file.blob}
-                if is_done and here != file.blob and file.blob is not None:
-                    content.write_bytes(payloads.content(file.blob))
-                    is_executable = file.mode == "100755"
-                    new = work_tree.copy_beside(path, content, executable=is_executable, like=status)
+                if is_done and here != file.blob:
+                    new = None
+                    if file.blob is not None:
+                        content.write_bytes(payloads.content(file.blob))
+                        is_executable = file.mode == "100755"
+                        new = work_tree.copy_beside(path, content, executable=is_executable, like=status)
                     is_done = work_tree.put(new, path, status)
-                elif is_done and status is not None and here != file.blob:
-                    is_done = work_tree.remove(path, status)
             except BlockedError as error:
                 kept[path] = str(error.strerror)
                 continue

@@ -18,7 +18,7 @@ from briter_worker.errors import (
     LockLostError,
     PublishError,
     UnavailableError,
-    os_error_fix,
+    describe,
 )
 from briter_worker.events import FileChange
 from briter_worker.git.merge import Base, Conflicts, Edit, Merge
@@ -148,7 +148,7 @@ class GitPublisher:
         self._warn = warn
         self._still_ours = still_ours
         self._scheduled: Mapping[str, float] = {}
-        self._built: Mapping[str, tuple[FileChange, ...]] = {}
+        self._built: dict[str, list[FileChange]] = {}
         """What the commits changed that were built last."""
         self._conflicts = Conflicts(repository, bases, identity, copies.read)
 
@@ -203,7 +203,8 @@ class GitPublisher:
                     self._conflicts.load(plan.blobs, tip)
                     self._follow(plan, tip, local=self._local())
                 commits = plan.commits if tip is not None else {}
-                yield self._described([Outcome(key, Result.PUBLISHED, sha) for key, sha in commits.items()])
+                landed = [Outcome(key, Result.PUBLISHED, sha) for key, sha in commits.items()]
+                yield self._described(landed, plan, plan.base)
                 self._discard(plan, tip)
 
     def _local(self) -> str | None:
@@ -309,10 +310,8 @@ class GitPublisher:
             if landed is None:
                 races += 1
                 if races > _MAX_RACES:
-                    text, fix = (
-                        f"others pushed {races} times while the worker pushed",
-                        "none needed: the worker tries again by itself",
-                    )
+                    text = f"others pushed {races} times while the worker pushed"
+                    fix = "none needed: the worker tries again by itself"
                     raise PublishError(FailureCode.LOST_RACE, text, fix)
                 waiting, tip = self._move_on(waiting, tip, settled)
                 continue
@@ -324,7 +323,7 @@ class GitPublisher:
             settled += [item.outcome(Result.PUBLISHED, commit=commit) for item, commit in published if commit]
             settled += [tip.unchanged(item) for item in unchanged]
             self._follow(plan, landed)
-            yield self._described(settled)
+            yield self._described(settled, plan, tip.commit)
             self._discard(plan, landed)
             return
         if settled:
@@ -370,7 +369,7 @@ class GitPublisher:
             names = dict(zip(own, written, strict=True))
             repository.know_built(tip.commit, written[-1], [commit.files for commit in commits])
             self._built = {
-                sha: tuple(FileChange(path, None, None, file is None) for path, file in commit.files.items())
+                sha: [FileChange(path, None, None, file is None) for path, file in commit.files.items()]
                 for sha, commit in zip(written, commits, strict=True)
             }
             plan = plan._replace(tip=written[-1])
@@ -445,22 +444,26 @@ class GitPublisher:
 
     # After the push
 
-    def _described(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        """Return the outcomes with what their commits changed, and how the commits are signed."""
+    def _described(self, outcomes: Sequence[Outcome], plan: Plan, parent: str | None) -> Sequence[Outcome]:
+        """Return the outcomes with what their commits changed, and how the commits are signed.
+
+        The plan's commits are built on `parent`.
+        """
         git, described = self._repository.git, list(outcomes)
 
-        def describe() -> None:
-            commits = [each.commit for each in outcomes if each.commit]
-            if git.worktree is None and git.signer is None and self._built.keys() >= set(commits):
-                changes, signed_with = self._built, None  # a clone has no contents to count lines in
-            else:
-                changes, signed_with = read_changes(git, commits)
+        def add_facts() -> None:
+            commits = {each.commit for each in outcomes if each.commit}
+            if not commits:
+                return
+            changes, signed_with = read_changes(git, self._built, commits, parent, plan.tip), None
+            if git.signer is not None:
+                signed_with = git.signer.used_for(git.run("cat-file", "commit", next(iter(commits))))
             for number, each in enumerate(outcomes):
                 if each.commit:
                     found = changes.get(each.commit, ())
                     described[number] = each._replace(changes=found, signed_with=signed_with)
 
-        self._guard(describe)
+        self._guard(add_facts)
         return described
 
     def _follow(self, plan: Plan, tip: str, *, local: str | None = None) -> None:
@@ -489,7 +492,7 @@ class GitPublisher:
         except UnavailableError:
             raise
         except (PublishError, OSError) as error:
-            self._warn(str(error), error.fix if isinstance(error, PublishError) else os_error_fix(error))
+            self._warn(*describe(error))
 
     def _discard(self, plan: Plan, landed: str | None) -> None:
         """Forget a plan that is complete, or did not land; the receipts did not wait for this."""
@@ -497,9 +500,7 @@ class GitPublisher:
         moves: list[Move] = [(ref, None, None)] if repository.ref(ref) else []
         if landed and not self._dry_run and repository.ref(repository.pushed_ref) != landed:
             moves.append((repository.pushed_ref, landed, None))
-        if moves and repository.git.worktree is None:  # a clone that is locked, and thrown away if damaged
-            self._guard(lambda: repository.write_refs(moves))
-        elif moves:
+        if moves:
             self._guard(lambda: repository.update_refs(*moves))
         if plan.commits and not self._dry_run:
             self._guard(lambda: self._plans.drop(plan))

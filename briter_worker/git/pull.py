@@ -8,32 +8,24 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, PublishError
 from briter_worker.git.checkout import MirrorState
 from briter_worker.git.index import hash_files
-from briter_worker.git.push import FilePlans, push, push_large_files, sign_commit
+from briter_worker.git.push import FilePlans, push, push_large_files, write_commit
 from briter_worker.git.repository import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from briter_worker.git.checkout import Checkout, FileBase
-    from briter_worker.git.repository import Repository
+    from briter_worker.git.repository import LocalCommit, Repository
 
 _MAX_RACES = 5
 _NAMED = 10
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCommit:
-    """A commit of the local branch that the remote lacks."""
-
-    commit: str
-    parent: str
-    subject: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +67,7 @@ def pull(
                 if local != tip or checkout.state() != MirrorState():
                     checkout.sync(tip, {})
                 return PullResult(tip, late_reason=checkout.late_reason, is_blocked=checkout.is_blocked)
-            commits = _local_commits(repository, tip)
+            commits = repository.local_commits("--no-merges")[::-1]
             if not rebase:
                 raise DeclinedError(
                     f"{len(commits)} local commits are not on the remote: {_subjects(commits)}",
@@ -110,15 +102,6 @@ def _remember_published(repository: Repository, checkout: Checkout, tip: str) ->
         # What the branch contains already, the dead worker has brought into the files.
         if repository.is_ancestor(plan.tip, tip) and not repository.is_ancestor(plan.tip, local):
             checkout.remember(tip, plan.blobs)
-
-
-def _local_commits(repository: Repository, tip: str) -> list[LocalCommit]:
-    """Return the local branch's commits that `tip` lacks, oldest first, without merges."""
-    out = repository.git.run(
-        *("log", "-z", "--reverse", "--topo-order", "--no-merges", "--format=%H%n%P%n%s"),
-        *(f"{tip}..{repository.branch_ref}", "--"),
-    )
-    return [LocalCommit(*os.fsdecode(entry).split("\n", 2)) for entry in out.split(b"\0") if entry]
 
 
 def _push(repository: Repository, new: str, tip: str) -> bool:
@@ -177,9 +160,13 @@ class _Rebase:
         own, before = self._counted(commit, commit.commit), self._counted(commit, commit.parent)
         base = self._write_tree(commit.parent, own | before)
         theirs, ours = self._write_tree(commit.commit, own), self._write_tree(onto, {})
+        header, _, message = content.partition(b"\n\n")
+        fields = dict(line.split(b" ", 1) for line in header.splitlines() if not line.startswith(b" "))
+        people, encoding = (fields[b"author"], fields[b"committer"]), fields.get(b"encoding", b"UTF-8")
+        write = partial(write_commit, self._git, people=people, message=message, encoding=encoding.decode())
         # Two commits on one base: `git merge-tree` learned to be told the base in 2.40.
-        root = self._write_commit(content, base)
-        sides = (self._write_commit(content, tree, root) for tree in (ours, theirs))
+        root = write(base)
+        sides = (write(tree, root) for tree in (ours, theirs))
         command = ("merge-tree", "--write-tree", "-z", "--name-only", "--no-messages")
         status, out, said = self._git.attempt(*command, *sides)
         if status not in (0, 1):
@@ -191,12 +178,7 @@ class _Rebase:
             raise self._conflict(commit, unmerged)
         if merged == ours and not content.startswith(f"tree {base}\n".encode()):
             return onto
-        if self._git.signer is None:
-            return self._write_commit(content, merged, onto)
-        header, _, message = content.partition(b"\n\n")
-        fields = dict(line.split(b" ", 1) for line in header.splitlines() if not line.startswith(b" "))
-        people, encoding = (fields[b"author"], fields[b"committer"]), fields.get(b"encoding", b"UTF-8")
-        return sign_commit(self._git, merged, onto, people, message, encoding.decode())
+        return write(merged, onto, signer=self._git.signer)
 
     def _conflict(self, commit: LocalCommit, paths: Sequence[str]) -> DeclinedError:
         remote, branch = self._repository.remote, self._repository.branch
@@ -242,21 +224,6 @@ class _Rebase:
         blobs, before = self._blobs.get(commit.commit, {}), self._blobs.get(commit.parent, {})
         published = self._published.get(which, {})
         return {path: entry for path, entry in published.items() if blobs[path] != before[path]}
-
-    def _write_commit(self, like: bytes, tree: str, *parents: str) -> str:
-        """Write a commit with the author, committer and message of another one."""
-        header, _, message = like.partition(b"\n\n")
-        kept = (
-            line for line in header.split(b"\n") if line.startswith((b"author ", b"committer ", b"encoding "))
-        )
-        lines = [
-            f"tree {tree}".encode(),
-            *(f"parent {each}".encode() for each in parents),
-            *kept,
-            b"",
-            message,
-        ]
-        return self._write("hash-object", "-t", "commit", "-w", "--stdin", stdin=b"\n".join(lines))
 
     def _write_tree(self, commit: str, changes: Mapping[str, Entry | None]) -> str:
         self._write("read-tree", commit or "--empty")

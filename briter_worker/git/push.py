@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import filterfalse
@@ -18,7 +19,7 @@ from briter_worker.errors import FailureCode, PublishError, sync_folder
 from briter_worker.events import FileChange
 from briter_worker.git import messages
 from briter_worker.git.environment import without
-from briter_worker.git.repository import FAST_IMPORT, quote_path
+from briter_worker.git.repository import COMMIT_MARK, FAST_IMPORT, blob_of, quote_path, read_raw
 from briter_worker.ports import BaseVersion, Conflict, Plan
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 _SHA1_DIGITS = 40
 _PROGRESS_STEP = 100
-_COMMIT = "\x01"
 _DROPPED = " .,:;<>\"\\'"
 _IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
 _T = TypeVar("_T")
@@ -87,7 +87,7 @@ class OwnCommit:
 
     sha: str
     message: bytes
-    blobs: Mapping[str, tuple[str | None, str | None]]
+    blobs: dict[str, tuple[str | None, str | None]]
 
 
 def blob_id(content: bytes, like: str) -> str:
@@ -127,21 +127,34 @@ def write_commits(
             if number % _PROGRESS_STEP == 1:
                 progress("commit", number, len(commits))
             people = (commit.author, commit.committer)
-            signed = sign_commit(git, f"{name}^{{tree}}", signed or parent, people, commit.message)
-            names[number] = signed
+            names[number] = signed = write_commit(
+                git,
+                f"{name}^{{tree}}",
+                signed or parent,
+                people=people,
+                message=commit.message,
+                signer=git.signer,
+            )
         git.run("update-ref", ref, signed, what="the refs could not be moved")
     progress("commit", len(commits), len(commits))
     return names
 
 
-def sign_commit(
-    git: Git, tree: str, parent: str, people: Iterable[bytes], message: bytes, encoding: str = "UTF-8"
+def write_commit(
+    git: Git,
+    tree: str,
+    parent: str = "",
+    *,
+    people: Iterable[bytes],
+    message: bytes,
+    encoding: str = "UTF-8",
+    signer: Signer | None = None,
 ) -> str:
-    """Have git write one signed commit; return its id. `people`: author and committer in git's raw format.
+    """Have git write one commit; return its id. `people`: author and committer in git's raw format.
 
-    Raises PublishError: SIGNING where the key cannot be used.
+    Raises PublishError: SIGNING where the signer's key cannot be used.
     """
-    signer, folder = cast("Signer", git.signer), git.state_dir
+    folder, options = git.state_dir, ["-c", f"i18n.commitEncoding={encoding}"]
     variables = {}
     for role, line in zip(("AUTHOR", "COMMITTER"), people, strict=True):
         ident = cast("re.Match[bytes]", _IDENT.fullmatch(line))
@@ -149,22 +162,26 @@ def sign_commit(
         variables[f"GIT_{role}_NAME"], variables[f"GIT_{role}_EMAIL"] = person.name, person.email
         variables[f"GIT_{role}_DATE"] = f"@{ident['date'].decode()}"
     try:
-        options = (*signer.options(folder), "-c", f"i18n.commitEncoding={encoding}")
+        options += signer.options(folder) if signer else []
     except OSError as error:
         raise PublishError.from_os("the commit cannot be signed", error) from error
-    parents = ["-p", parent] if parent else []
-    command = (*options, "commit-tree", f"-S{signer.key}", *parents, tree)
+    parents, sign = ["-p", parent] if parent else [], [f"-S{signer.key}"] if signer else []
     try:
-        status, out, said = git.attempt(*command, stdin=message, env=variables)
+        status, out, said = git.attempt(
+            *options, "commit-tree", *sign, *parents, tree, stdin=message, env=variables
+        )
     except PublishError as error:
-        if error.code is not FailureCode.TIMEOUT:
+        if error.code is not FailureCode.TIMEOUT or signer is None:
             raise
         what = "signing did not end in time: the key's agent may wait for an answer"
         raise PublishError(FailureCode.SIGNING, what, messages.UNLOCK) from error
-    if status:
+    if status == 0:
+        return out.decode().strip()
+    if signer is not None:
         said += signer.report(folder) if "failed to sign" in said else ""
-        raise messages.from_signing(said) or git.failure("the commit could not be signed", said, status)
-    return out.decode().strip()
+        if failure := messages.from_signing(said):
+            raise failure
+    raise git.failure("the commit could not be written", said, status)
 
 
 def _send_commit(send: IO[bytes], commit: Commit, *, ref: str, mark: int, parent: str) -> None:
@@ -197,65 +214,56 @@ def read_own_commits(git: Git, since: str, tip: str, identity: Person) -> list[O
     out = git.run(
         *("log", "--reverse", "--topo-order", "--no-merges", "--raw", "-z", "--no-renames", "--no-abbrev"),
         *("--encoding=UTF-8", "--fixed-strings", f"--committer={identity}"),
-        *(f"--committer={identity.plain()}", f"--format={_COMMIT}%H%n%B"),
+        *(f"--committer={identity.plain()}", f"--format={COMMIT_MARK}%H%n%B"),
         *(f"{since}..{tip}", "--"),
         what="the remote's new commits could not be read",
     )
-    found: list[OwnCommit] = []
-    blobs: dict[str, tuple[str | None, str | None]] = {}
-    fields = iter(out.split(b"\0"))
-    for part in fields:
-        text = part.lstrip(b"\n")
-        if text.startswith(_COMMIT.encode()):
-            sha, _, message = text[1:].partition(b"\n")
-            blobs = {}
-            found.append(OwnCommit(sha.decode(), message.strip(), blobs))
-        elif text.startswith(b":"):
-            old_mode, new_mode, old, new, _ = text[1:].decode().split(" ")
-            path = os.fsdecode(next(fields))
-            blobs[path] = (old if old_mode.strip("0") else None, new if new_mode.strip("0") else None)
-    return found
+    found: dict[str, OwnCommit] = {}
+    for text, path, old, new in read_raw(out):
+        sha, _, message = text.partition("\n")
+        own = found.setdefault(sha, OwnCommit(sha, os.fsencode(message).strip(), {}))
+        own.blobs[path] = blob_of(old), blob_of(new)
+    return [*found.values()]
 
 
 def read_others_paths(git: Git, since: str, tip: str, own: Iterable[OwnCommit]) -> list[str]:
     """Return the paths that commits between `since` and `tip` changed, without the worker's own."""
     out = git.run(
-        *("log", "--no-merges", "--name-only", "-z", "--no-renames", f"--format={_COMMIT}%H"),
+        *("log", "--no-merges", "--raw", "-z", "--no-renames", f"--format={COMMIT_MARK}%H"),
         *(f"{since}..{tip}", "--"),
         what="the remote's new commits could not be read",
     )
-    commits = (commit.partition("\0") for commit in os.fsdecode(out).split(_COMMIT))
     ours = {each.sha for each in own}
-    return sorted({path for sha, _, paths in commits if sha not in ours for path in paths.split("\0")} - {""})
+    return sorted({path for sha, path, _, _ in read_raw(out) if sha not in ours})
 
 
-def read_changes(git: Git, commits: Sequence[str]) -> tuple[Mapping[str, tuple[FileChange, ...]], str | None]:
-    """Return the files that each commit changed, and what the commits are signed with."""
-    if not commits:
-        return {}, None
-    # A cluster's clone has no contents to count lines in, and would fetch them.
-    kinds = ("--raw",) if git.worktree is None else ("--raw", "--numstat")
-    options = ("-r", "-z", *kinds, "--no-renames", "--no-ext-diff", "--no-textconv", f"--format={_COMMIT}%H")
-    stdin = "".join(f"{commit}\n" for commit in dict.fromkeys(commits)).encode()
+def read_changes(
+    git: Git, known: Mapping[str, Sequence[FileChange]], commits: set[str], base: str | None, tip: str
+) -> dict[str, tuple[FileChange, ...]]:
+    """Return the files that each commit changed: as `known`, or as git shows them.
+
+    The lines of each file are counted between `base` and `tip`: a comparison for each commit would read the
+    tree again and again. Nothing is known of the lines where several of the commits changed one file.
+    """
+    command = ("diff-tree", "-r", "-z", "--no-renames", "--no-ext-diff", "--no-textconv")
     what = "what the commits changed could not be read"
-    out = git.run("diff-tree", "--stdin", *options, stdin=stdin, what=what)
-    found: dict[str, dict[str, FileChange]] = {}
-    changes: dict[str, FileChange] = {}
-    parts = iter(os.fsdecode(out).removesuffix("\0").split("\0"))
-    for part in parts:
-        text = part.lstrip("\n")
-        if text.startswith(_COMMIT):
-            changes = found.setdefault(text[1:], {})
-        elif text.startswith(":"):
-            path = next(parts)
-            changes[path] = FileChange(path, None, None, deleted=text.endswith("D"))
-        elif "\t" in text:  # a commit that a shallow clone lacks is answered with its name alone
-            added, removed, path = text.split("\t", 2)
-            if added != "-":
-                changes[path] = changes[path]._replace(added=int(added), removed=int(removed))
-    commit = git.run("cat-file", "commit", commits[-1], what=what) if git.signer else b""
-    signed_with = git.signer.used_for(commit) if git.signer else None
-    return {sha: tuple(each.values()) for sha, each in found.items()}, signed_with
+    found = {commit: [*known[commit]] for commit in commits & known.keys()}
+    if others := "".join(f"{commit}\n" for commit in commits - known.keys()):
+        shown = ("--raw", f"--format={COMMIT_MARK}%H", "--stdin")
+        # A commit that a shallow clone lacks is answered with its name alone.
+        for sha, path, _, new in read_raw(git.run(*command, *shown, stdin=others.encode(), what=what)):
+            found.setdefault(sha, []).append(FileChange(path, None, None, new is None))
+    times = Counter(each.path for changes in found.values() for each in changes)
+    lines: dict[str, tuple[int | None, int | None]] = dict.fromkeys(times, (None, None))
+    if times and base and git.worktree:  # a cluster's clone has no contents, and would fetch them
+        for row in os.fsdecode(git.run(*command, "--numstat", base, tip, what=what)).split("\0")[:-1]:
+            added, removed, path = row.split("\t", 2)
+            if added != "-" and times[path] == 1:
+                lines[path] = int(added), int(removed)
+    return {
+        sha: tuple(FileChange(path, *lines[path], gone) for path, _, _, gone in sorted(changes))
+        for sha, changes in found.items()
+    }
 
 
 class UncertainPushError(PublishError):

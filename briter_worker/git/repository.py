@@ -1,22 +1,18 @@
-"""One repository, one branch, one remote: its state, its refs, its objects, and what dead gits left in it."""
+"""One repository, one branch, one remote: its state, its refs, and its objects."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-import shutil
-import time
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-import psutil
-
 from briter_worker.errors import FailureCode, PublishError, UsageError
+from briter_worker.git.locks import LockFiles, remove_temporary
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from briter_worker.git.push import File
     from briter_worker.git.run import Git
@@ -24,6 +20,8 @@ if TYPE_CHECKING:
 PRIVATE = "refs/briter"
 """Every ref below is the worker's own."""
 FOLDER, LINK, SUBMODULE = "040000", "120000", "160000"
+COMMIT_MARK = "\x01"
+"""Begins what `read_raw` yields of each commit."""
 
 _IN_PROGRESS = {
     "MERGE_HEAD": ("a merge", "git merge --abort, or finish it with git commit"),
@@ -46,9 +44,6 @@ digests, which a higher level hardly compresses, in three times the time.
 _VERY_FEW_PATHS = 12
 _FEW_PATHS = 100
 """Git compares each entry of a folder with each path, so that for more paths all entries are listed."""
-_OLD_LOCK_S = 15 * 60.0
-"""No git command takes so long that its lock is still held, if no git runs."""
-_INDEX_LOCK = "index.lock"
 _MAX_PACKS = 10
 
 Move = tuple[str, str | None, str | None]
@@ -60,6 +55,20 @@ class Entry(NamedTuple):
 
     mode: str
     blob: str
+
+
+def blob_of(entry: Entry | None) -> str | None:
+    """Return the blob of a tree's entry; None for no entry."""
+    return entry.blob if entry else None
+
+
+class LocalCommit(NamedTuple):
+    """A commit of the local branch that the remote lacks."""
+
+    commit: str
+    parent: str
+    """Of a merge, all parents."""
+    subject: str
 
 
 class Repository:
@@ -82,7 +91,8 @@ class Repository:
         """A commit, and what its tree has at the paths asked for so far."""
         self.last_built: tuple[str, str] | None = None
         """A commit of the remote, and one that was built on it: git need not be asked."""
-        self._is_marked = False
+        self._is_working = False
+        self.locks = LockFiles(git, self.own_refs, (self.branch_ref, self.tracking_ref))
 
     def check(self) -> None:
         """Raise PublishError unless the repository is ready for a publication. The remote is not asked."""
@@ -203,6 +213,9 @@ class Repository:
 
     def update_refs(self, *moves: Move) -> None:
         """Move refs, all or none."""
+        if self.git.worktree is None:  # a clone that is locked, and thrown away if damaged
+            self._write_refs(moves)
+            return
         stdin = ""
         for name, new, old in moves:
             must = "0" * len(new or "") if old == "" else old or ""
@@ -210,13 +223,13 @@ class Repository:
         command = ("update-ref", "-m", "briter: publish", "--stdin")
         self.git.run(*command, stdin=stdin.encode(), what="the refs could not be moved")
 
-    def write_refs(self, moves: Iterable[Move]) -> None:
-        """Move refs without git, where nobody else uses the repository and damage costs nothing."""
+    def _write_refs(self, moves: Iterable[Move]) -> None:
         for name, new, _ in moves:
             path = self.git.common_dir / name
             if new is None:
                 path.unlink(missing_ok=True)
             else:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 new_path = path.with_suffix(".lock")  # git reads no such file
                 new_path.write_text(f"{new}\n")
                 new_path.replace(path)
@@ -244,15 +257,14 @@ class Repository:
         self._fetch("--unshallow", "--filter=tree:0")
         return True
 
-    def local_commits(self) -> list[tuple[str, str]]:
-        """Return the commits (and subjects) of the local branch that the remote lacks, newest first."""
+    def local_commits(self, *options: str) -> list[LocalCommit]:
+        """Return the commits of the local branch that the remote lacks, newest first."""
         known = [name for name in (self.pushed_ref, self.tracking_ref) if self.ref(name)]
         if not known or self.ref(self.branch_ref) is None:
             return []
-        command = ("log", "--max-count=50", "-z", "--format=%H %s", self.branch_ref)
+        command = ("log", "-z", "--topo-order", "--format=%H%n%P%n%s", *options, self.branch_ref)
         out = self.git.run(*command, "--not", *known, "--").decode(errors="replace")
-        pairs = (line.partition(" ") for line in out.split("\0") if line)
-        return [(sha, subject) for sha, _, subject in pairs]
+        return [LocalCommit(*entry.split("\n", 2)) for entry in out.split("\0") if entry]
 
     # The remote
 
@@ -370,8 +382,6 @@ class Repository:
             found.append(out[end + 1 : at - 1])
         return found
 
-    # What dead gits left
-
     @contextmanager
     def working(self, patience: float | None = None) -> Iterator[None]:
         """Lock the repository, read the configuration again, and remove stale lock files of git.
@@ -380,119 +390,31 @@ class Repository:
         `Git.locked`. Raises PublishError.
         """
         self.git.refresh()
-        if self._is_marked:
+        if self._is_working:
             yield
             return
         # Of this work tree alone: a worker in another linked one has its own.
-        own = self.git.own_dir
-        lock = self.git.locked(own / "lock", patience) if self.git.worktree else nullcontext()
-        with lock, self._marked(own / "busy"):
-            yield
-
-    @contextmanager
-    def _marked(self, mark: Path) -> Iterator[None]:
-        """Mark the repository as in use.
-
-        A worker that dies inside leaves the mark. A lock file that appeared after the mark was that worker's:
-        its git has ended, as the repository's lock is free. Raises PublishError for a lock that stops the
-        worker and may be a user's; `index.lock` stops nobody: building and pushing do not use the index.
-        """
-        self._clear_locks(mark, index=True)
-        if held := self._clear_locks(mark, wait=True):
-            raise PublishError(
-                FailureCode.LOCKED,
-                f"another git command holds {held[0]}",
-                "let that command end; if none runs, remove the file",
-            )
-        try:
-            mark.touch()
-        except OSError as error:
-            raise PublishError.from_os("the repository cannot be written", error) from error
-        self._is_marked, ended = True, self.git.ended
-        try:
-            yield
-        finally:
-            self.git.end_begun()
-            self._is_marked = False
-            killed = self.git.ended > ended  # these could not remove their locks
-            with suppress(OSError, PublishError):
-                self._clear_locks(mark, index=killed, wait=not killed)
-                mark.unlink(missing_ok=True)
-
-    def locks(self) -> list[Path]:
-        """Return the lock files that are there now, whoever made them."""
-        git_dir, common = self.git.git_dir, self.git.common_dir
-        refs = (common / f"{ref}.lock" for ref in (self.branch_ref, self.tracking_ref))
-        shared = (git_dir / _INDEX_LOCK, git_dir / "HEAD.lock", common / "packed-refs.lock", *refs)
-        return [*(path for path in shared if path.exists()), *(common / PRIVATE).rglob("*.lock")]
-
-    def clear_own_locks(self) -> None:
-        """Remove locks of the worker's own refs, which a killed git left. Call it when none of ours runs."""
-        for path in (self.git.common_dir / self.own_refs).rglob("*.lock"):
-            path.unlink(missing_ok=True)
-
-    def _clear_locks(self, mark: Path, *, index: bool = False, wait: bool = False) -> list[Path]:
-        """Remove stale locks; return the others. `wait`: others may hold the lock of a ref for a moment."""
-        since = mark.stat().st_mtime if mark.exists() else None
-        found = {path for path in self.locks() if index or path.name != _INDEX_LOCK}
-        if found and wait:
-            time.sleep(0.5)
-            found &= {*self.locks()}
-        return [path for path in found if not self._remove_lock(path, since)]
-
-    def _remove_lock(self, path: Path, since: float | None) -> bool:
-        """Remove the lock if it is provably the worker's, or old; return True if it is gone."""
-        try:
-            modified = path.stat().st_mtime
-            ours = path.is_relative_to(self.git.common_dir / PRIVATE)
-            # That no process has the file open proves nothing: `git commit` waits for its editor without.
-            stale = (since is not None and modified >= since) or time.time() - modified > _OLD_LOCK_S
-            if not ours and (not stale or self._is_git_running()):
-                return False
-            path.unlink(missing_ok=True)
-        except OSError:
-            return not path.exists()
-        return True
-
-    def _is_git_running(self) -> bool:
-        """Return True if another git may be working in this repository."""
-        # Resolved, as the kernel names a process's folder: the site may be a symbolic link.
-        places = (*map(os.path.realpath, (self.git.worktree or self.git.git_dir, self.git.git_dir)),)
-        for process in psutil.process_iter(["name"]):
+        lock = self.git.locked(self.git.own_dir / "lock", patience) if self.git.worktree else nullcontext()
+        with lock, self.locks.marked():
+            self._is_working = True
             try:
-                if not process.info["name"].startswith("git") or process.ppid() == os.getpid():
-                    continue
-                command = " ".join(process.cmdline())
-                if process.cwd().startswith(places) or any(place in command for place in places):
-                    return True
-            except (psutil.NoSuchProcess, psutil.ZombieProcess):
-                continue
-            except psutil.AccessDenied:
-                return True
-        return False
+                yield
+            finally:
+                self._is_working = False
+                self.git.end_begun()
 
     def tidy(self, now: float, keep: Collection[str] = ()) -> None:
         """Remove old temporary files and unused private refs, and roll up small packs. Raises PublishError.
 
         `keep` has the refs that recorded plans name. Call it inside `working`.
         """
-        objects = self.git.common_dir / "objects"
-        pack = objects / "pack"
-        loose = (path for path in objects.iterdir() if len(path.name) == 2)  # noqa: PLR2004 - 00 to ff
-        for path in (
-            *_named(self.git.git_dir, "fast_import_crash_"),
-            *_named(pack, "tmp_", ".tmp-"),
-            *(path for folder in loose for path in _named(folder, "tmp_obj_")),
-            *_named(self.git.state_dir, "index-"),
-        ):
-            with suppress(OSError):
-                if now - path.stat().st_mtime > _OLD_LOCK_S:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove_temporary(self.git, now)
         out = self.git.run("for-each-ref", "--format=%(refname)", f"{self.own_refs}/batch/")
         for name in set(out.decode().splitlines()) - set(keep):  # of a worker that died before it had a plan
             self.update_refs((name, None, None))
         # Objects shared with another repository, or still on the remote, are left to `git gc`.
-        kinds = [path.suffix for path in _named(pack, "pack-")]
+        objects = self.git.common_dir / "objects"
+        kinds = [path.suffix for path in objects.glob("pack/pack-*")]
         shared = (objects / "info" / "alternates").exists() or ".promisor" in kinds
         if not shared and kinds.count(".pack") >= _MAX_PACKS:
             # Keeps every object, whether referred to or not, at the cost of the small packs alone.
@@ -501,17 +423,26 @@ class Repository:
             self.git.run(*limits, *command, what="the small packs could not be merged")
 
 
+def read_raw(out: bytes) -> Iterator[tuple[str, str, Entry | None, Entry | None]]:
+    """Yield path, old and new entry of what git prints with `--raw -z`, after the text of their commit.
+
+    That is what the format has behind COMMIT_MARK; empty where there is no format.
+    """
+    commit, fields = "", iter(os.fsdecode(out).split("\0"))
+    for field in fields:
+        text = field.lstrip("\n")
+        if text.startswith(COMMIT_MARK):
+            commit = text[1:]
+        elif text:
+            old_mode, new_mode, old_blob, new_blob, _ = text[1:].split(" ")
+            old = Entry(old_mode, old_blob) if old_mode.strip("0") else None
+            yield commit, next(fields), old, Entry(new_mode, new_blob) if new_mode.strip("0") else None
+
+
 def quote_path(path: str) -> bytes:
     """Return a path as `git fast-import` reads it."""
     escaped = os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
     return b'"%s"' % escaped
-
-
-def _named(folder: Path, *prefixes: str) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if path.name.startswith(prefixes)]
-    except FileNotFoundError:
-        return []
 
 
 def _missing(sha: str) -> PublishError:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -95,7 +95,7 @@ class Git:
         self._active: list[Command] = []
         self._begun: dict[tuple[tuple[str, ...], bytes | None], Command] = {}
         self._aborted = threading.Event()
-        self.ended = 0
+        self.killed = 0
         """Number of processes that were killed: these may have left lock files."""
         self.watch: Callable[[bytes], object] = len
         """Gets what a push prints as it comes."""
@@ -254,7 +254,7 @@ class Git:
         """Return git's exit status, standard output and standard error."""
         command = self._begun.pop((args, stdin), None)
         if command is None:
-            command = self._start_with(args, stdin, env=env, discover=discover)
+            command = self._start(args, stdin, env=env, discover=discover)
         with self._finishing(command):
             out, said = command.read_output()
         return command.process.returncode, out, said
@@ -264,9 +264,7 @@ class Git:
 
         With None for `stdin`, `ask` talks to the command, and then `open`.
         """
-        self._begun[args, stdin] = (
-            self._start(args, subprocess.PIPE) if stdin is None else self._start_with(args, stdin)
-        )
+        self._begun[args, stdin] = self._start(args, stdin)
 
     def ask(self, args: tuple[str, ...], questions: Sequence[bytes]) -> list[bytes]:
         """Put questions of a line each to a command that was begun; return no answers if none is there."""
@@ -296,20 +294,6 @@ class Git:
             command.end()
         self._finish(command)
 
-    def _start_with(
-        self,
-        args: Sequence[str],
-        stdin: bytes,
-        *,
-        env: Mapping[str, str] = _NO_ENVIRONMENT,
-        discover: bool = False,
-    ) -> Command:
-        with tempfile.TemporaryFile() if stdin else nullcontext() as file:  # git may read it, or not
-            if file is not None:
-                file.write(stdin)
-                file.seek(0)
-            return self._start(args, file or subprocess.DEVNULL, env=env, discover=discover)
-
     @contextmanager
     def open(
         self, *args: str, env: Mapping[str, str] = _NO_ENVIRONMENT, what: str = ""
@@ -321,7 +305,7 @@ class Git:
         """
         if (begun := self._begun.get((args, None))) and begun.has_exited():
             self._end_begun((args, None))
-        command = self._begun.pop((args, None), None) or self._start(args, subprocess.PIPE, env=env)
+        command = self._begun.pop((args, None), None) or self._start(args, None, env=env)
         command.set_deadline(self._timeout)
         process, failed, said = command.process, None, ""
         with self._finishing(command):
@@ -382,7 +366,7 @@ class Git:
     def _start(
         self,
         args: Sequence[str],
-        stdin: IO[bytes] | int,
+        stdin: bytes | None = b"",
         *,
         env: Mapping[str, str] = _NO_ENVIRONMENT,
         discover: bool = False,
@@ -394,16 +378,17 @@ class Git:
         prefix = _with_death_signal() if _ENDING_ALONE.isdisjoint(args[:5]) else ()
         environment = {**self._env(), **env}
         try:
-            process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes through stdin only
-                [*prefix, "git", *place, "--no-replace-objects", *args],
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=self.worktree or (self._place if self._place.exists() else self._place.parent),
-                env=environment,
-                pass_fds=self.fds,
-                start_new_session=True,  # no terminal: ssh-keygen would ask there for a passphrase
-            )
+            with _readable(stdin) as source:
+                process = subprocess.Popen(  # noqa: S603 - no shell; what jobs declare goes through stdin only
+                    [*prefix, "git", *place, "--no-replace-objects", *args],
+                    stdin=source,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd=self.worktree or (self._place if self._place.exists() else self._place.parent),
+                    env=environment,
+                    pass_fds=self.fds,
+                    start_new_session=True,  # no terminal: ssh-keygen would ask there for a passphrase
+                )
         except FileNotFoundError as error:
             if not self._place.is_dir():  # which Popen reports as if git itself were missing
                 raise self._no_repository() from error
@@ -448,7 +433,7 @@ class Git:
 
     def execute(self, args: Sequence[str]) -> subprocess.Popen[Any]:
         """Run what GitPython asks for, within the deadline; `watch` and `said` get what it prints."""
-        command = self._start(args, subprocess.DEVNULL)
+        command = self._start(args)
         with self._finishing(command):
             out, self.said = command.read_output(self.watch)
         process: subprocess.Popen[Any] = command.process
@@ -459,7 +444,19 @@ class Git:
         command.finish()
         if command in self._active:
             self._active.remove(command)
-            self.ended += command.is_killed or command.process.returncode < 0  # the kernel kills, too
+            self.killed += command.is_killed or command.process.returncode < 0  # the kernel kills, too
+
+
+@contextmanager
+def _readable(content: bytes | None) -> Iterator[IO[bytes] | int]:
+    """Yield what a process gets as its standard input: a file, which git may read or not; None: a pipe."""
+    if not content:
+        yield subprocess.PIPE if content is None else subprocess.DEVNULL
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file
 
 
 class _GitPython(GitPythonCommand):

@@ -19,7 +19,7 @@ import filelock
 from briter_worker.allowlist import PathRefusedError
 from briter_worker.errors import DeclinedError, UsageError
 from briter_worker.git.index import hash_files
-from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
+from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, blob_of
 from briter_worker.git.work_tree import WorkTree
 from briter_worker.job import quoted
 
@@ -226,7 +226,7 @@ def _compare(
     repository: Repository, work_tree: WorkTree, paths: Collection[str], known: Sequence[_Versions]
 ) -> tuple[_Versions, _Stats]:
     """Return which known version each file has, and its status."""
-    versions = {path: {_blob(each[path]): each[path] for each in known} for path in paths}
+    versions = {path: {blob_of(each[path]): each[path] for each in known} for path in paths}
     stats: _Stats = {}
     blobs: dict[str, str | None] = {}
     length = len(str(repository.ref(repository.branch_ref)))
@@ -259,12 +259,7 @@ def _write(git: Git, work_tree: WorkTree, files: _Versions, stats: _Stats, done:
                 path, Path(content.name), executable=is_executable, like=stats[path]
             )
     for path in sorted(files, key=lambda path: path in copies):
-        stat = stats[path]
-        if path in copies:
-            is_done = work_tree.put(copies[path], path, stat)
-        else:
-            is_done = stat is None or work_tree.remove(path, stat)
-        if not is_done:
+        if not work_tree.put(copies.get(path), path, stats[path]):
             raise _edited([path])
         done.append(path)
 
@@ -275,7 +270,3 @@ def _edited(paths: Sequence[str]) -> DeclinedError:
         f"{', '.join(paths[:_NAMED])}{more} changed since the publication; nothing was changed",
         "save the post to publish the changes, then undo; a change of the remote alone: undo --to COMMIT",
     )
-
-
-def _blob(entry: Entry | None) -> str | None:
-    return entry.blob if entry else None

@@ -135,11 +135,15 @@ class WorkTree:
                     found.setdefault(commit, []).append(path)
         return found
 
-    def put(self, temporary: str, path: str, expected: os.stat_result | None, commit: str = "") -> bool:
-        """Replace the file. Return False, with nothing changed, if it is not as expected.
+    def put(
+        self, temporary: str | None, path: str, expected: os.stat_result | None, commit: str = ""
+    ) -> bool:
+        """Replace the file, or remove it (None). Return False, with nothing changed, if it differs.
 
         `commit` has this version: `placed` tells so until the temporary files are cleared.
         """
+        if temporary is None:
+            return expected is None or self._remove(path, expected, commit)
         try:
             with (
                 self._parent(temporary) as (source, name),
@@ -155,11 +159,8 @@ class WorkTree:
         except FileNotFoundError:
             return False
 
-    def remove(self, path: str, expected: os.stat_result, commit: str = "") -> bool:
-        """Remove the file and folders that are empty then. Return False if it is not as expected.
-
-        `commit` lacks the file, as in `put`.
-        """
+    def _remove(self, path: str, expected: os.stat_result, commit: str) -> bool:
+        """Remove the file and folders that are empty then."""
         folder = path.rpartition("/")[0]
         aside = self._new_name(folder).rpartition("/")[2]
         with self._parent(path) as (parent, name):

@@ -1,0 +1,142 @@
+"""What dead gits left in a repository: lock files, and temporary ones."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import psutil
+
+from briter_worker.errors import FailureCode, PublishError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from briter_worker.git.run import Git
+
+_OLD_S = 15 * 60.0
+"""No git command takes so long that its lock is still held, if no git runs."""
+_WAIT_S = 0.5
+"""Another git command may hold the lock of a ref for a moment."""
+_TEMPORARY = (
+    *("objects/pack/tmp_*", "objects/pack/.tmp-*", "objects/??/tmp_obj_*"),
+    *("fast_import_crash_*", "briter/index-*"),
+)
+
+
+class LockFiles:
+    """The lock files that stop git in a repository, and a mark by which the worker knows its own.
+
+    A worker that dies leaves the mark. A lock file that appeared after the mark was that worker's: its git
+    has ended, as the repository's lock is free. That no process has a lock file open proves nothing:
+    `git commit` waits for its editor without.
+    """
+
+    def __init__(self, git: Git, own_refs: str, refs: Sequence[str]) -> None:
+        """`own_refs`: prefix of refs that only this worker moves."""
+        self._git = git
+        self._own_refs = own_refs
+        self._refs = refs
+
+    def find(self) -> list[Path]:
+        """Return the lock files that are there now, whoever made them."""
+        git_dir, common = self._git.git_dir, self._git.common_dir
+        refs = (common / f"{ref}.lock" for ref in self._refs)
+        shared = (git_dir / "index.lock", git_dir / "HEAD.lock", common / "packed-refs.lock", *refs)
+        return [*(path for path in shared if path.exists()), *self._own()]
+
+    def _own(self) -> Iterator[Path]:
+        return (self._git.common_dir / self._own_refs).rglob("*.lock")
+
+    def remove_own(self) -> None:
+        """Remove those of the worker's own refs. Call it when no git of the worker's runs."""
+        for path in self._own():
+            with suppress(OSError):
+                path.unlink()
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        """Remove stale lock files, and mark the repository as in use inside.
+
+        Raises PublishError for a lock that stops the worker and may be a user's. `index.lock` stops nobody:
+        building and pushing do not use the index.
+        """
+        mark = self._git.own_dir / "busy"
+        self._remove_stale(mark, self.find())
+        if held := self._remove_lasting(mark):
+            raise PublishError(
+                FailureCode.LOCKED,
+                f"another git command holds {held[0]}",
+                "let that command end; if none runs, remove the file",
+            )
+        try:
+            mark.touch()
+        except OSError as error:
+            raise PublishError.from_os("the repository cannot be written", error) from error
+        killed = self._git.killed
+        try:
+            yield
+        finally:
+            with suppress(OSError, PublishError):
+                if self._git.killed > killed:  # these could not remove their locks
+                    self._remove_stale(mark, self.find())
+                else:
+                    self._remove_lasting(mark)
+                mark.unlink(missing_ok=True)
+
+    def _remove_lasting(self, mark: Path) -> list[Path]:
+        """Remove the stale locks that stop the worker and last. Return the others."""
+        if held := [path for path in self.find() if path.name != "index.lock"]:
+            time.sleep(_WAIT_S)
+        return self._remove_stale(mark, held)
+
+    def _remove_stale(self, mark: Path, paths: Iterable[Path]) -> list[Path]:
+        """Remove the locks that are provably the worker's, or old. Return the others."""
+        self.remove_own()
+        since = mark.stat().st_mtime if mark.exists() else math.inf
+        others = []
+        for path in paths:
+            try:
+                modified = path.stat().st_mtime
+                is_stale = modified >= since or time.time() - modified > _OLD_S
+                if is_stale and not self._is_git_running():
+                    path.unlink(missing_ok=True)
+                else:
+                    others.append(path)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                others.append(path)
+        return others
+
+    def _is_git_running(self) -> bool:
+        """Return True if another git may be working in this repository."""
+        # Resolved, as the kernel names a process's folder: the site may be a symbolic link.
+        git_dir = self._git.git_dir
+        places = (*map(os.path.realpath, (self._git.worktree or git_dir, git_dir)),)
+        for process in psutil.process_iter(["name"]):
+            try:
+                if not process.info["name"].startswith("git") or process.ppid() == os.getpid():
+                    continue
+                command = " ".join(process.cmdline())
+                if process.cwd().startswith(places) or any(place in command for place in places):
+                    return True
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+            except psutil.AccessDenied:
+                return True
+        return False
+
+
+def remove_temporary(git: Git, now: float) -> None:
+    """Remove the temporary files of gits that were killed."""
+    for place in {git.git_dir, git.common_dir}:
+        for path in (path for pattern in _TEMPORARY for path in place.glob(pattern)):
+            with suppress(OSError):
+                if now - path.stat().st_mtime > _OLD_S:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
