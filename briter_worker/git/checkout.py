@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from functools import cached_property, partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from briter_worker.allowlist import is_safe_to_check_out
 from briter_worker.errors import FailureCode, PublishError, describe, os_error_text
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from briter_worker.git.command import Command
     from briter_worker.git.repository import Move, Repository
 
 _TRIES = 3
@@ -358,7 +359,7 @@ class _Move:
             or each.action is _Action.WRITE
             or (path in self.skipped and each.action is _Action.NONE)
         }
-        self.index.change(changed, null="0" * len(self.new))
+        self.index.change(changed)
         self._write_temporaries()
         marked = [path for path in self.paths(_Action.KEEP, _Action.LEAVE_OUT) if self.files[path].new]
         self.index.skip([path for path in marked if path in changed or path not in self.skipped])
@@ -435,8 +436,8 @@ class _Move:
         what = f"{self.checkout.repository.branch} could not be moved"
         update = self.checkout.git.open("update-ref", "-m", "briter: sync", "--stdin", what=what)
         try:
-            with self.index.locked(), update as process:
-                say = partial(_transact, process.stdin, process.stdout)
+            with self.index.locked(), update as command:
+                say = partial(_transact, command)
                 say("start")
                 for name, new, old in filter(None, moves):
                     must = old or "0" * len(self.new)
@@ -468,14 +469,12 @@ class _Move:
                 each.action = _Action.KEEP
 
 
-def _transact(stdin: IO[bytes] | None, stdout: IO[bytes] | None, line: str) -> None:
+def _transact(command: Command, line: str) -> None:
     """Send one line to `git update-ref --stdin`; of a step of the transaction, await the answer."""
-    if stdin is None or stdout is None:
-        raise EOFError
-    stdin.write(f"{line}\n".encode())
+    command.send.write(f"{line}\n".encode())
     if line in {"start", "prepare", "commit"}:
-        stdin.flush()
-        if stdout.readline() != f"{line}: ok\n".encode():
+        command.send.flush()
+        if command.answers.readline() != f"{line}: ok\n".encode():
             raise EOFError  # `Git.open` raises git's own words
 
 

@@ -300,11 +300,6 @@ def normalize_key(key: str) -> str:
     return f"{section.lower()}.{middle}{dot}{name.lower()}"
 
 
-def credential_helpers(settings: Iterable[Setting]) -> list[Setting]:
-    """Return the settings that name credential helpers."""
-    return [(k, v) for k, v in settings if k.startswith("credential.") and k.endswith(".helper")]
-
-
 def conceal_secrets(settings: Iterable[Setting]) -> None:
     """Hide the secrets that git's configuration and the proxy variables hold, in every text from now on."""
     proxies = [("http.proxy", os.environ[name]) for name in _PROXIES if name in os.environ]

@@ -136,11 +136,6 @@ class Tree:
         entries = (self.get(each) for each in (*parents(path), path))
         return any(entry is not None and entry.mode == SUBMODULE for entry in entries)
 
-    def file_above(self, path: str) -> str | None:
-        """Return the parent of the path that is no folder, if there is one."""
-        above = (each for each in parents(path) if (entry := self.get(each)) and entry.mode != FOLDER)
-        return next(above, None)
-
 
 @dataclass(slots=True)
 class Staged:
@@ -262,10 +257,6 @@ class Staged:
                 if theirs is not None and len(theirs) >= len(ours) and ours != path:
                     self.withheld[path] = scheduled[theirs]
                     del paths[path]
-
-    def is_rejected(self) -> bool:
-        """Return True if nothing that the request declares may be published."""
-        return all(each in self.rejected or path in self.rejected for each, path in self.places.items())
 
 
 def read_tree(repository: Repository, commit: str, places: set[str]) -> dict[str, Entry]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from briter_worker.errors import FailureCode, PublishError, sync_folder
-from briter_worker.git.repository import Entry
+from briter_worker.git.repository import Entry, nul_lines
 from briter_worker.git.work_tree import stamp
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _POLL_S = 0.01
 _SWITCH_S = 0.2
 """`git switch` writes the index, then HEAD: a younger index may be another branch's already."""
 _FEW_PATHS = 100
+_NOT_WRITTEN = "the index could not be written"
 _Stamp = tuple[int, int, int]
 
 
@@ -119,29 +120,21 @@ class Index:
         if 0 <= age < _SWITCH_S and max(written, default=0) < status.st_mtime_ns:
             time.sleep(_SWITCH_S - age)
 
-    def change(self, entries: Mapping[str, Entry | None], *, null: str) -> None:
-        """Set these entries in the copy; None, written with the `null` object id, removes one."""
-        lines = [
-            f"{entry.mode} {entry.blob}\t{path}\0" if entry else f"0 {null}\t{path}\0"
-            for path, entry in sorted(entries.items(), key=lambda item: item[1] is not None)
-        ]
-        self._update("--add", "--replace", "--index-info", lines=lines)
+    def change(self, entries: Mapping[str, Entry | None]) -> None:
+        """Set these entries in the copy; None removes one."""
+        if entries:
+            set_entries(self._git, entries, {"GIT_INDEX_FILE": str(self._copy)})
+            self.is_changed = True
 
     def skip(self, paths: Collection[str]) -> None:
         """Have git ignore the work tree's files of these paths.
 
         Without this mark on a file that lacks the branch's version, `git commit -a` would take that back.
         """
-        self._update("--skip-worktree", "--stdin", lines=[f"{path}\0" for path in paths])
-
-    def _update(self, *options: str, lines: Collection[str]) -> None:
-        if lines:
-            self._git.run(
-                *("update-index", "-z", *options),
-                stdin=os.fsencode("".join(lines)),
-                env={"GIT_INDEX_FILE": str(self._copy)},
-                what="the index could not be written",
-            )
+        if paths:
+            env = {"GIT_INDEX_FILE": str(self._copy)}
+            command = ("update-index", "-z", "--skip-worktree", "--stdin")
+            self._git.run(*command, stdin=nul_lines(paths), env=env, what=_NOT_WRITTEN)
             self.is_changed = True
 
     def check_out(self, paths: Collection[str]) -> Iterator[tuple[str, Path]]:
@@ -151,7 +144,7 @@ class Index:
         self._contents.mkdir(mode=0o700)
         out = self._git.run(
             *(f"--work-tree={self._contents}", "checkout-index", "--temp", "-z", "--stdin"),
-            stdin=os.fsencode("".join(f"{path}\0" for path in paths)),
+            stdin=nul_lines(paths),
             env={"GIT_INDEX_FILE": str(self._copy)},
             what="the remote's files could not be read",
         )
@@ -210,6 +203,17 @@ class Index:
             self._lock.replace(self._file)
             self._is_held = False
             sync_folder(self._file.parent)
+
+
+def set_entries(git: Git, entries: Mapping[str, Entry | None], env: Mapping[str, str]) -> None:
+    """Set these entries in the index that `env` names; None removes one."""
+    null = "0" * (64 if git.config("extensions.objectFormat") == "sha256" else 40)
+    lines = (
+        f"{entry.mode} {entry.blob}\t{path}" if entry else f"0 {null}\t{path}"
+        for path, entry in sorted(entries.items(), key=lambda item: item[1] is not None)
+    )
+    command = ("update-index", "-z", "--add", "--replace", "--index-info")
+    git.run(*command, stdin=nul_lines(lines), env=env, what=_NOT_WRITTEN)
 
 
 def hash_files(git: Git, paths: Collection[str], *options: str) -> list[str]:

@@ -13,21 +13,21 @@ import tempfile
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import parents
 from briter_worker.errors import Failure, FailureCode, PublishError
-from briter_worker.git.push import File, blob_id, move_side_branch, write_commits
+from briter_worker.git.push import Commit, File, Person, blob_id, move_side_branch, write_commits
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
-from briter_worker.ports import BaseVersion, Conflict, Result
+from briter_worker.ports import BaseVersion, Conflict, Outcome, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from briter_worker.git.publisher import Item
-    from briter_worker.git.push import Person
+    from briter_worker.git.folders import Staged
+    from briter_worker.git.push import OwnCommit
     from briter_worker.git.repository import Entry, Repository
-    from briter_worker.ports import BaseVersions, Outcome, Request
+    from briter_worker.ports import BaseVersions, Request
 
 _MAX_CONFLICTS = 127
 """`git merge-file` exits with the number of conflicts, at most this one."""
@@ -63,6 +63,47 @@ class Edit:
         return self.file.blob if self.file else None
 
 
+class Item(NamedTuple):
+    """A request that is ready to be built."""
+
+    request: Request
+    staged: Staged
+    edits: tuple[Edit, ...]
+
+    @property
+    def key(self) -> str:
+        """Return the request's key."""
+        return self.request.key
+
+    @property
+    def blobs(self) -> dict[str, str | None]:
+        """Return the author's version of each path."""
+        return {**self.staged.unchanged, **{edit.path: edit.blob for edit in self.edits}}
+
+    def commit(self, identity: Person, now: float, files: Mapping[str, File | None]) -> Commit:
+        """Return the commit that makes these changes for the request."""
+        author = Person(*self.request.author) if self.request.author else identity
+        return Commit(self.request.message.encode(), author.line(now), identity.line(now), files)
+
+    def rebased(self, bases: Mapping[str, Base], own: Sequence[OwnCommit]) -> Item:
+        """Return the same edits, of these bases and of what the worker's own commits made of them."""
+        edits = []
+        for edit in self.edits:
+            base = edit.base or bases.get(edit.path)
+            for commit in own if base else ():
+                if base and commit.blobs.get(edit.path, ("",))[0] == base.blob:
+                    base = Base(commit.blobs[edit.path][1])
+            edits.append(replace(edit, base=base))
+        return self._replace(edits=tuple(edits))
+
+    def outcome(
+        self, result: Result, *, commit: str | None = None, failure: Failure | None = None
+    ) -> Outcome:
+        """Return the request's outcome."""
+        rejected = (*self.staged.rejected, *self.staged.missing)
+        return Outcome(self.key, result, commit, failure, rejected_paths=rejected)
+
+
 class Merge:
     """Places requests on one commit's tree, one after another."""
 
@@ -74,17 +115,12 @@ class Merge:
         self.tip = tip
         self._read = read
         wanted = {above for path in paths for above in (path, *parents(path))}
-        self._entries = repository.entries(tip, wanted)
+        self.entries = repository.entries(tip, wanted)
         self._changed: dict[str, File | None] = {}
         self._last: dict[str, tuple[Edit, File | None]] = {}
         """By path: the edit that was placed last, and its result."""
         self._filled: set[str] = set()
         """Folders in which a file was placed."""
-
-    def tree_blob(self, path: str) -> str | None:
-        """Return the blob that the commit itself has at the path."""
-        entry = self._entries.get(path)
-        return None if entry is None or entry.mode == FOLDER else entry.blob
 
     def place(self, edits: Sequence[Edit]) -> tuple[dict[str, File | None], list[str]]:
         """Return what the edits change, and the paths that conflict: then nothing is placed."""
@@ -119,7 +155,7 @@ class Merge:
     def _current(self, path: str) -> File | None:
         if path in self._changed:
             return self._changed[path]
-        entry = self._entries.get(path)
+        entry = self.entries.get(path)
         return None if entry is None or entry.mode == FOLDER else File(entry.mode, entry.blob)
 
     def _is_in_the_way(self, path: str, deleted: set[str]) -> bool:
@@ -129,7 +165,7 @@ class Merge:
         below: set[str] = set()
         if path in self._filled:
             below = {name for name, file in self._changed.items() if file and name.startswith(f"{path}/")}
-        entry = self._entries.get(path)
+        entry = self.entries.get(path)
         if entry is not None and entry.mode == FOLDER:
             there = self._repository.entries_below(self.tip, [path])
             below |= {name for name in there if self._changed.get(name, True)}
@@ -312,7 +348,7 @@ class Conflicts:
     def _remember(self, item: Item, paths: Sequence[str], merge: Merge, new: Conflict) -> None:
         slug, bases = item.request.slug, {edit.path: edit.base for edit in item.edits}
         for path in paths:
-            base, theirs = bases[path], merge.tree_blob(path)
+            base, theirs = bases[path], Base.of(merge.entries.get(path)).blob
             known = self._open.get(path, BaseVersion(base.blob if base else theirs))
             own = known.conflicts.get(slug)
             # An author to whom this version was reported before has seen it since.

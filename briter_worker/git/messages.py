@@ -210,7 +210,8 @@ def from_rejection(summary: str, text: str) -> PublishError:
     code, fix = _find(_REJECTIONS, said) or (FailureCode.REMOTE_REFUSED, _REPAIR)
     if _UNSTARTABLE_HOOK.search(text):
         code, fix = FailureCode.REMOTE_REFUSED, _REPAIR
-    quoted = _remote_text(text)
+    lines = (_REMOTE_LINE.match(line) for line in re.split(r"[\r\n]+", text))
+    quoted = _shown([line[1].strip() for line in lines if line], between=" ")
     reason = summary.rstrip(".") if not quoted or code is FailureCode.REMOTE_REFUSED else ""
     return PublishError(code, f"the remote rejected the push: {f'{reason} {quoted}'.strip()}", fix)
 
@@ -265,11 +266,6 @@ def _without_names(line: str) -> str:
 
 def _hidden(name: str) -> str:
     return name if name.lower() in _NO_NAMES else "….lock" if name.endswith(".lock") else "…"
-
-
-def _remote_text(text: str) -> str:
-    found = (_REMOTE_LINE.match(line) for line in re.split(r"[\r\n]+", text))
-    return _shown([each[1].strip() for each in found if each], between=" ")
 
 
 def _essence(text: str) -> str:

@@ -241,12 +241,14 @@ class SubmittedCopies:
             with tempfile.TemporaryDirectory(prefix="worktree-", dir=git.state_dir) as folder:
                 unsound = self._write_files(Path(folder))
                 self._write_rules(Path(folder), tip, requests)
-                with git.in_worktree(Path(folder)):
-                    staged = self._staging.stage(requests, tip=tip, scheduled=scheduled)
+                git.worktree = Path(folder)
+                staged = self._staging.stage(requests, tip=tip, scheduled=scheduled)
         except UnavailableError:
             raise
         except OSError as error:
             raise PublishError.from_os("the posts' files cannot be written", error) from error
+        finally:
+            git.worktree = None
         paths = {path for each in staged.values() for path in each.changes}
         paths |= self._newest.files.keys()
         versions, known = self._payloads.published(paths), self._store.bases(paths)
@@ -369,8 +371,10 @@ class SubmittedCopies:
             saved_at = own.saved_at
         if saved_at is None:
             return False
-        if change is None and path not in known and self._newest.was_never_there(path):
-            return False  # a colleague has added it to the branch
+        if change is None and own is None and path not in known:
+            lacking = list(self._newest.lacking(path))
+            if lacking and all(each.names_deletions for each in lacking):
+                return False  # no copy of the CMS's had it, nor lost it: a colleague has added it
         return saved_at == _UNKNOWN or saved_at >= published.get(path, saved_at)
 
     def bases(self, paths: Collection[str], tip: str) -> Mapping[str, Base]:
@@ -482,18 +486,13 @@ class _Newest:
 
     def gone_at(self, path: str) -> float | None:
         """Return when the path was last seen to be absent; None if it never was."""
-        times = [snapshot.saved_at for snapshot in self._lacking(path)]
+        times = [snapshot.saved_at for snapshot in self.lacking(path)]
         own = self.files.get(path)
         if own is not None and own.blob is None:
             times.append(own.saved_at)
         return max(times, default=None)
 
-    def was_never_there(self, path: str) -> bool:
-        """Return True if the CMS's copy of a folder lacks the path and did not lose it."""
-        above = list(self._lacking(path))
-        return path not in self.files and bool(above) and all(each.names_deletions for each in above)
-
-    def _lacking(self, path: str) -> Iterator[_Snapshot]:
+    def lacking(self, path: str) -> Iterator[_Snapshot]:
         for folder in parents(path):
             snapshot = self._snapshots.get(folder)
             if snapshot is not None and path not in snapshot.paths:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import is_inside, normalized
@@ -21,10 +20,9 @@ from briter_worker.errors import (
     describe,
 )
 from briter_worker.events import FileChange
-from briter_worker.git.merge import Base, Conflicts, Edit, Merge
+from briter_worker.git.merge import Base, Conflicts, Edit, Item, Merge
 from briter_worker.git.push import (
     Commit,
-    File,
     Person,
     UncertainPushError,
     push,
@@ -39,7 +37,6 @@ from briter_worker.ports import Change, Outcome, Plan, Result
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from briter_worker.git.folders import Staged
     from briter_worker.git.payloads import SubmittedCopies
     from briter_worker.git.push import OwnCommit
     from briter_worker.git.repository import Move, Repository
@@ -49,47 +46,6 @@ if TYPE_CHECKING:
 _MAX_RACES = 5
 _LAST_COMMAND_TIMEOUT_S = 10.0
 """After an abort: how long each command may take that asks what became of the push."""
-
-
-class Item(NamedTuple):
-    """A request that is ready to be built."""
-
-    request: Request
-    staged: Staged
-    edits: tuple[Edit, ...]
-
-    @property
-    def key(self) -> str:
-        """Return the request's key."""
-        return self.request.key
-
-    @property
-    def blobs(self) -> dict[str, str | None]:
-        """Return the author's version of each path."""
-        return {**self.staged.unchanged, **{edit.path: edit.blob for edit in self.edits}}
-
-    def commit(self, identity: Person, now: float, files: Mapping[str, File | None]) -> Commit:
-        """Return the commit that makes these changes for the request."""
-        author = Person(*self.request.author) if self.request.author else identity
-        return Commit(self.request.message.encode(), author.line(now), identity.line(now), files)
-
-    def rebased(self, bases: Mapping[str, Base], own: Sequence[OwnCommit]) -> Item:
-        """Return the same edits, of these bases and of what the worker's own commits made of them."""
-        edits = []
-        for edit in self.edits:
-            base = edit.base or bases.get(edit.path)
-            for commit in own if base else ():
-                if base and commit.blobs.get(edit.path, ("",))[0] == base.blob:
-                    base = Base(commit.blobs[edit.path][1])
-            edits.append(replace(edit, base=base))
-        return self._replace(edits=tuple(edits))
-
-    def outcome(
-        self, result: Result, *, commit: str | None = None, failure: Failure | None = None
-    ) -> Outcome:
-        """Return the request's outcome."""
-        rejected = (*self.staged.rejected, *self.staged.missing)
-        return Outcome(self.key, result, commit, failure, rejected_paths=rejected)
 
 
 class Tip(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from briter_worker.errors import DeclinedError, FailureCode, PublishError
 from briter_worker.git.checkout import MirrorState
-from briter_worker.git.index import hash_files
+from briter_worker.git.index import hash_files, set_entries
 from briter_worker.git.push import FilePlans, push, push_large_files, write_commit
 from briter_worker.git.repository import Entry
 
@@ -226,17 +226,9 @@ class _Rebase:
         return {path: entry for path, entry in published.items() if blobs[path] != before[path]}
 
     def _write_tree(self, commit: str, changes: Mapping[str, Entry | None]) -> str:
-        self._write("read-tree", commit or "--empty")
-        lines = [
-            f"{entry.mode} {entry.blob}\t{path}\0" if entry else f"0 {'0' * len(self._tip)}\t{path}\0"
-            for path, entry in changes.items()
-        ]
-        stdin = os.fsencode("".join(lines))
-        self._write("update-index", "-z", "--add", "--replace", "--index-info", stdin=stdin)
-        return self._write("write-tree")
-
-    def _write(self, *args: str, stdin: bytes = b"") -> str:
-        return self._git.run(*args, stdin=stdin, env=self._index).decode().strip()
+        self._git.run("read-tree", commit or "--empty", env=self._index)
+        set_entries(self._git, changes, self._index)
+        return self._git.run("write-tree", env=self._index).decode().strip()
 
 
 def _subjects(commits: Sequence[LocalCommit]) -> str:

@@ -111,13 +111,12 @@ def write_commits(
     Commits, trees, blobs and the ref are durable when this returns. Raises PublishError.
     """
     names: list[str] = []
-    with git.open(*FAST_IMPORT, what="the commits could not be written") as process:
-        send, answers = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
+    with git.open(*FAST_IMPORT, what="the commits could not be written") as command:
         for number, commit in enumerate(commits, start=1):
             if number % _PROGRESS_STEP == 1:
                 progress("commit", number - 1, len(commits))
-            _send_commit(send, commit, ref=ref, mark=number, parent="" if names else parent)
-            name = answers.readline().decode().strip()
+            _send_commit(command.send, commit, ref=ref, mark=number, parent="" if names else parent)
+            name = command.answers.readline().decode().strip()
             if not name:
                 raise EOFError
             names.append(name)

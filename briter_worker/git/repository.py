@@ -439,6 +439,11 @@ def read_raw(out: bytes) -> Iterator[tuple[str, str, Entry | None, Entry | None]
             yield commit, next(fields), old, Entry(new_mode, new_blob) if new_mode.strip("0") else None
 
 
+def nul_lines(lines: Iterable[str]) -> bytes:
+    """Return the lines as git reads them with `-z`."""
+    return os.fsencode("".join(f"{line}\0" for line in lines))
+
+
 def quote_path(path: str) -> bytes:
     """Return a path as `git fast-import` reads it."""
     escaped = os.fsencode(path).replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")

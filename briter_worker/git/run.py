@@ -11,6 +11,7 @@ from __future__ import annotations
 import configparser
 import io
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -35,7 +36,6 @@ from briter_worker.git.environment import (
     Configuration,
     build_environment,
     conceal_secrets,
-    credential_helpers,
     normalize_key,
 )
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _LOCK_POLL_S = 0.05
 _NO_ENVIRONMENT: Mapping[str, str] = {}
+_HELPER = re.compile(r"credential\.(?:.*\.)?helper", re.DOTALL)
 _ENDING_ALONE = frozenset(
     {"check-attr", "check-ignore", "config", "diff-tree", "ls-files", "ls-tree", "merge-base"}
     | {"fast-import", "update-ref"}
@@ -217,15 +218,6 @@ class Git:
         finally:
             filelock.unlock_descriptor(self._lock)
 
-    @contextmanager
-    def in_worktree(self, folder: Path) -> Iterator[None]:
-        """Work in this folder with the bare repository inside."""
-        self.worktree = folder
-        try:
-            yield
-        finally:
-            self.worktree = None
-
     def run(
         self,
         *args: str,
@@ -295,9 +287,7 @@ class Git:
         self._finish(command)
 
     @contextmanager
-    def open(
-        self, *args: str, env: Mapping[str, str] = _NO_ENVIRONMENT, what: str = ""
-    ) -> Iterator[subprocess.Popen[bytes]]:
+    def open(self, *args: str, env: Mapping[str, str] = _NO_ENVIRONMENT, what: str = "") -> Iterator[Command]:
         """Start git for a conversation through its pipes, within one deadline; end it on leaving.
 
         An exit status other than 0 raises PublishError with git's words, also in place of the broken pipe or
@@ -307,10 +297,10 @@ class Git:
             self._end_begun((args, None))
         command = self._begun.pop((args, None), None) or self._start(args, None, env=env)
         command.set_deadline(self._timeout)
-        process, failed, said = command.process, None, ""
+        failed, said = None, ""
         with self._finishing(command):
             try:
-                yield process
+                yield command
                 command.send.close()
             except (BrokenPipeError, EOFError) as error:
                 failed = error
@@ -318,8 +308,8 @@ class Git:
                 command.end()
                 raise
             said = command.read_output()[1]
-        if process.returncode:
-            raise self.failure(what or f"git {args[0]} failed", said, process.returncode) from failed
+        if status := command.process.returncode:
+            raise self.failure(what or f"git {args[0]} failed", said, status) from failed
         if failed is not None:
             raise PublishError(FailureCode.INTERNAL, f"git {args[0]} ended early") from failed
 
@@ -409,7 +399,7 @@ class Git:
             self._environment = self._build_environment(
                 worktree=self.worktree,
                 fds=self.fds,
-                helpers=credential_helpers(self.settings) if self.fds else [],
+                helpers=[each for each in self.settings if self.fds and _HELPER.fullmatch(each[0])],
                 ssh=self.config("core.sshCommand", "ssh"),
                 variant=self.config("ssh.variant"),
             )

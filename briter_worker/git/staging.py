@@ -30,10 +30,10 @@ from briter_worker.git.folders import (
     stamp_of,
     unreadable,
 )
-from briter_worker.git.index import hash_files
+from briter_worker.git.index import hash_files, set_entries
 from briter_worker.git.merge import Base, Edit, Merge
 from briter_worker.git.push import File, blob_id
-from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, Repository
+from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, Repository, nul_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -177,7 +177,7 @@ class _Batch:
         if files := dict.fromkeys(path for staged in batch.values() for path in staged.files):
             self._has_attributes = _has_rules(self._git, files, ".gitattributes")
             if self._has_attributes:
-                self._git.begin(*_CHECK_ATTRIBUTES, stdin=_nul_lines(files))  # while the tree is read
+                self._git.begin(*_CHECK_ATTRIBUTES, stdin=nul_lines(files))  # while the tree is read
         self._tree = self._read_tree({path for staged in batch.values() for path in staged.places.values()})
         held = {normalized(path): at for path, at in scheduled.items()}
         for staged in batch.values():
@@ -292,7 +292,7 @@ class _Batch:
             self._filtered.update(paths if all_text else ())
             return
         out = self._git.run(
-            *_CHECK_ATTRIBUTES, stdin=_nul_lines(paths), what=".gitattributes could not be read"
+            *_CHECK_ATTRIBUTES, stdin=nul_lines(paths), what=".gitattributes could not be read"
         )
         fields = os.fsdecode(out).split("\0")[:-1]
         for path, attribute, value in zip(fields[::3], fields[1::3], fields[2::3], strict=True):
@@ -342,15 +342,11 @@ class _Batch:
         }
         with tempfile.TemporaryDirectory(prefix="index-", dir=self._git.state_dir) as folder:
             env = {"GIT_INDEX_FILE": f"{folder}/index"}
-            lines = b"".join(
-                f"{entry.mode} {entry.blob}\t".encode() + os.fsencode(path) + b"\0"
-                for path, entry in known.items()
-                if entry.mode not in (FOLDER, SUBMODULE)
-            )
-            self._git.run("update-index", "--add", "-z", "--index-info", stdin=lines, env=env)
+            files = {path: entry for path, entry in known.items() if entry.mode not in (FOLDER, SUBMODULE)}
+            set_entries(self._git, files, env)
             self._git.run(
                 *("update-index", "--add", "--replace", "-z", "--stdin"),
-                stdin=_nul_lines(paths),
+                stdin=nul_lines(paths),
                 env=env,
                 what=f"git could not read {paths[0]}",
             )
@@ -368,7 +364,8 @@ class _Batch:
             (each for each in failed if each.code is not FailureCode.NO_PATHS), staged.failure
         )
         changes = self._changes(staged)
-        if staged.failure is None and staged.is_rejected():
+        is_rejected = all({each, path} & staged.rejected.keys() for each, path in staged.places.items())
+        if staged.failure is None and is_rejected:
             staged.failure = Failure(FailureCode.NO_PATHS, *self._why(staged.rejected))
         if staged.failure is None:
             staged.changes = changes
@@ -397,9 +394,9 @@ class _Batch:
 
     def _obstacle(self, staged: Staged, path: str) -> str | None:
         """Return why the file cannot be where the tip has a file above it, or a folder in its place."""
-        above = self._tree.file_above(path)
-        if above is not None and above not in staged.gone:
-            return f"it would replace the file {above}; declare that path, too"
+        for above in parents(path):
+            if (entry := self._tree.get(above)) and entry.mode != FOLDER and above not in staged.gone:
+                return f"it would replace the file {above}; declare that path, too"
         stays = next((each for each in self._tree.below(path) if each not in staged.gone), None)
         if stays is None:
             return None
@@ -424,7 +421,7 @@ def ignored_paths(git: Git, paths: Collection[str]) -> set[str]:
     if not paths or not _has_rules(git, paths, ".gitignore"):
         return set()
     # Without the index: git stops at the first path that is in a submodule there.
-    out = git.run("check-ignore", "--no-index", "-z", "--stdin", stdin=_nul_lines(paths), ok=(0, 1))
+    out = git.run("check-ignore", "--no-index", "-z", "--stdin", stdin=nul_lines(paths), ok=(0, 1))
     return set(os.fsdecode(out).split("\0")[:-1])
 
 
@@ -451,7 +448,3 @@ def sparse_paths(git: Git, paths: Collection[str]) -> set[str]:
         return set()
     listed = git.run("--literal-pathspecs", "ls-files", "-z", "-t", "--", *paths)
     return {os.fsdecode(line[2:]) for line in listed.split(b"\0") if line.startswith(b"S ")}
-
-
-def _nul_lines(paths: Iterable[str]) -> bytes:
-    return b"".join(os.fsencode(path) + b"\0" for path in paths)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import filelock
 
@@ -251,8 +250,7 @@ def _write(git: Git, work_tree: WorkTree, files: _Versions, stats: _Stats, done:
             continue
         with tempfile.NamedTemporaryFile(dir=git.state_dir, prefix="index-undo-") as content:
             command = ("cat-file", "--filters", f"--path={path}", entry.blob)
-            with git.open(*command, what=f"{path} could not be read") as process:
-                shutil.copyfileobj(cast("IO[bytes]", process.stdout), content)
+            content.write(git.run(*command, what=f"{path} could not be read"))
             content.flush()
             is_executable = entry.mode == "100755"
             copies[path] = work_tree.copy_beside(

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -74,11 +74,10 @@ def test_a_remote_that_talks_without_end_is_ended_at_the_deadline_and_little_of_
 
 def test_a_conversation_that_git_breaks_off_is_told_in_gits_words(git: Git) -> None:
     opened = git.open("cat-file", "--nope")
-    with pytest.raises(PublishError, match="usage: git cat-file"), opened as process:  # noqa: PT012
-        stdin = cast("IO[bytes]", process.stdin)
+    with pytest.raises(PublishError, match="usage: git cat-file"), opened as command:  # noqa: PT012
         while True:
-            stdin.write(b"x" * 4096)
-            stdin.flush()
+            command.send.write(b"x" * 4096)
+            command.send.flush()
 
 
 def test_a_push_that_landed_though_the_remote_fell_silent_is_published(site: Site) -> None:

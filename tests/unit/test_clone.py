@@ -110,11 +110,11 @@ def test_a_clone_that_another_process_holds_is_locked_and_stays(cluster: Cluster
 def test_an_orphaned_git_keeps_the_clone_locked_until_it_ends(cluster: Cluster) -> None:
     with cluster.opened() as repository:
         conversation = repository.git.open("cat-file", "--batch")
-        process = conversation.__enter__()
+        command = conversation.__enter__()
         os.close(repository.git.fds[0])
         with pytest.raises(PublishError, match="another command of briter-worker"), cluster.opened():
             pass
-        process.communicate()
+        command.process.communicate()
         with cluster.opened():
             pass
         os.open(os.devnull, os.O_RDONLY)  # the number that `open_clone` closes
