@@ -7,6 +7,7 @@ push, so that `Publisher.resolve` can finish or discard it after a crash.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random as rng
 from enum import Enum
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from briter_worker.errors import Failure
     from briter_worker.events import Event, FileChange, Quarantined, Superseded
     from briter_worker.job import Document, Job, State
+
+_SHA1_LENGTH = 40
 
 
 class Claim(NamedTuple):
@@ -314,6 +317,19 @@ class SubmittedFile(NamedTuple):
     base: str | None = None
     """The version that the author edited (None: there was none), if `has_base`."""
     has_base: bool = False
+
+
+def blob_hash(size: int, id_length: int = _SHA1_LENGTH) -> hashlib._Hash:
+    """Return the hash that makes git's object id of a file, to be updated with the file's content."""
+    new = hashlib.sha1 if id_length == _SHA1_LENGTH else hashlib.sha256
+    return new(b"blob %d\0" % size, usedforsecurity=False)
+
+
+def blob_id(content: bytes, id_length: int = _SHA1_LENGTH) -> str:
+    """Return git's object id of a file's content."""
+    found = blob_hash(len(content), id_length)
+    found.update(content)
+    return found.hexdigest()
 
 
 class Payload(NamedTuple):

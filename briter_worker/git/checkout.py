@@ -372,7 +372,7 @@ class _Move:
                 each.action = _Action.LEAVE_OUT
                 continue
             try:
-                each.status, found = self.work_tree.read(path, id_length=len(self.new))
+                each.status, found = self.work_tree.read(path, len(self.new))
             except OSError as error:
                 each.action = _Action.KEEP if each.new else _Action.NONE
                 if not _is_special(each.new):

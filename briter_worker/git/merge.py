@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import parents
 from briter_worker.errors import Failure, FailureCode, PublishError
-from briter_worker.git.push import Commit, File, Person, blob_id, move_side_branch, write_commits
+from briter_worker.git.push import Commit, File, Person, move_side_branch, write_commits
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE
-from briter_worker.ports import BaseVersion, Conflict, Outcome, Result
+from briter_worker.ports import BaseVersion, Conflict, Outcome, Result, blob_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -191,7 +191,7 @@ class Merge:
         if ours.blob == base.blob:
             return File(mode, theirs.blob, theirs.content)
         merged = self._merge_lines(base.blob, ours, theirs)
-        return File(mode, blob_id(merged, like=self.tip), merged)
+        return File(mode, blob_id(merged, len(self.tip)), merged)
 
     def _merge_lines(self, base: str | None, ours: File, theirs: File) -> bytes:
         git = self._repository.git
@@ -232,11 +232,7 @@ class Conflicts:
     """
 
     def __init__(
-        self,
-        repository: Repository,
-        store: BaseVersions,
-        identity: Person,
-        read: Callable[[str], bytes],
+        self, repository: Repository, store: BaseVersions, identity: Person, read: Callable[[str], bytes]
     ) -> None:
         self._repository = repository
         self._store = store
@@ -270,13 +266,7 @@ class Conflicts:
         return replace(edit, base=Base(base))
 
     def settle(
-        self,
-        item: Item,
-        paths: Sequence[str],
-        merge: Merge,
-        *,
-        clock: Callable[[], float],
-        dry_run: bool,
+        self, item: Item, paths: Sequence[str], merge: Merge, *, clock: Callable[[], float], dry_run: bool
     ) -> Outcome:
         """Return the failure of a request that conflicts; its version is kept, and remembered as such."""
         message, fix = f"the remote changed {', '.join(paths)} in the same lines", _SAVE_AGAIN

@@ -29,13 +29,12 @@ from briter_worker.errors import (
 )
 from briter_worker.git.folders import Folders, Staged, Tree, check_size, read_pieces, read_tree
 from briter_worker.git.merge import Base
-from briter_worker.git.push import blob_id
 from briter_worker.git.repository import FOLDER, SUBMODULE, Repository
 from briter_worker.git.run import Git
 from briter_worker.git.staging import IGNORED, ignored_paths, sparse_paths
 from briter_worker.git.undo import versions_to_restore
 from briter_worker.git.work_tree import BlockedError, WorkTree
-from briter_worker.ports import RESTORE, BaseVersion, Payload, SubmittedFile
+from briter_worker.ports import RESTORE, BaseVersion, Payload, SubmittedFile, blob_id
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
 
 _GIT_TIMEOUT_S = 60.0
 _ANY_SIZE = 2**63
-_SHA1 = "0" * 40
-"""Jobs name their contents by SHA-1."""
 _RULES = (".gitattributes", ".gitignore")
 _UNKNOWN = 0.0
 """Time of saving of a folder in which nothing was left."""
@@ -162,7 +159,7 @@ def _read(folders: Folders, path: str, max_bytes: int) -> tuple[str, str]:
         check_size(path, status.st_size, max_bytes)
         content = b"".join(read_pieces(fd, status.st_size + 1))
     mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
-    return mode, blob_id(content, like=_SHA1)
+    return mode, blob_id(content)  # jobs name their contents by SHA-1
 
 
 @contextmanager
@@ -199,7 +196,7 @@ def write_files(
             if file.has_base:
                 expected[path].add(file.base)
             try:
-                status, here = work_tree.read(path, id_length=len(_SHA1))
+                status, here = work_tree.read(path)
                 is_done = here in {*expected[path], file.blob}
                 if is_done and here != file.blob:
                     new = None
@@ -299,7 +296,7 @@ class SubmittedCopies:
                     content = self.read(str(file.blob))
                 except LookupError:
                     content = b""
-                if blob_id(content, like=str(file.blob)) != file.blob:
+                if blob_id(content, len(str(file.blob))) != file.blob:
                     unsound[file.path] = f"the content of {file.path} is not what was saved"
                     continue
                 _write_new(path, content)

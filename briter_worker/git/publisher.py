@@ -11,14 +11,7 @@ import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
 from briter_worker.allowlist import is_inside, normalized
-from briter_worker.errors import (
-    Failure,
-    FailureCode,
-    LockLostError,
-    PublishError,
-    UnavailableError,
-    describe,
-)
+from briter_worker.errors import Failure, FailureCode, LockLostError, PublishError, UnavailableError, describe
 from briter_worker.events import FileChange
 from briter_worker.git.merge import Base, Conflicts, Edit, Item, Merge
 from briter_worker.git.push import (

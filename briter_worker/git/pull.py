@@ -44,12 +44,7 @@ class PullResult:
 
 
 def pull(
-    repository: Repository,
-    checkout: Checkout,
-    *,
-    rebase: bool,
-    push: bool,
-    patience: float | None = None,
+    repository: Repository, checkout: Checkout, *, rebase: bool, push: bool, patience: float | None = None
 ) -> PullResult:
     """Move the local branch to the remote's tip, with local commits rebased and pushed on request.
 

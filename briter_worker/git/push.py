@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from briter_worker.git.repository import Repository
     from briter_worker.git.run import Git
 
-_SHA1_DIGITS = 40
 _PROGRESS_STEP = 100
 _DROPPED = " .,:;<>\"\\'"
 _IDENT = re.compile(rb"(?P<name>.*?) ?<(?P<email>.*)> (?P<date>\d+ [+-]\d+)")
@@ -90,21 +89,8 @@ class OwnCommit:
     blobs: dict[str, tuple[str | None, str | None]]
 
 
-def blob_id(content: bytes, like: str) -> str:
-    """Return git's object id of a file's content; `like` is any id of the same repository."""
-    kind = hashlib.sha1 if len(like) == _SHA1_DIGITS else hashlib.sha256
-    digest = kind(b"blob %d\0" % len(content), usedforsecurity=False)
-    digest.update(content)
-    return digest.hexdigest()
-
-
 def write_commits(
-    git: Git,
-    commits: Sequence[Commit],
-    *,
-    parent: str,
-    ref: str,
-    progress: Callable[[str, int, int], None],
+    git: Git, commits: Sequence[Commit], *, parent: str, ref: str, progress: Callable[[str, int, int], None]
 ) -> list[str]:
     """Write the commits on top of `parent`, point `ref` at the last one, and return their ids in order.
 

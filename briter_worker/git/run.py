@@ -32,12 +32,7 @@ from git.repo.fun import is_git_dir
 from briter_worker.errors import FailureCode, PublishError, StoppedError
 from briter_worker.git import messages
 from briter_worker.git.command import Command
-from briter_worker.git.environment import (
-    Configuration,
-    build_environment,
-    conceal_secrets,
-    normalize_key,
-)
+from briter_worker.git.environment import Configuration, build_environment, conceal_secrets, normalize_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -237,11 +232,7 @@ class Git:
         return out
 
     def attempt(
-        self,
-        *args: str,
-        stdin: bytes = b"",
-        env: Mapping[str, str] = _NO_ENVIRONMENT,
-        discover: bool = False,
+        self, *args: str, stdin: bytes = b"", env: Mapping[str, str] = _NO_ENVIRONMENT, discover: bool = False
     ) -> tuple[int, bytes, str]:
         """Return git's exit status, standard output and standard error."""
         command = self._begun.pop((args, stdin), None)

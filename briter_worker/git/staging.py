@@ -32,8 +32,9 @@ from briter_worker.git.folders import (
 )
 from briter_worker.git.index import hash_files, set_entries
 from briter_worker.git.merge import Base, Edit, Merge
-from briter_worker.git.push import File, blob_id
+from briter_worker.git.push import File
 from briter_worker.git.repository import FOLDER, LINK, SUBMODULE, Entry, Repository, nul_lines
+from briter_worker.ports import blob_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -312,7 +313,7 @@ class _Batch:
                 check_size(path, status.st_size, self._staging.max_file_bytes)
                 if path not in self._filtered and status.st_size <= _LARGE:
                     content = b"".join(read_pieces(fd, status.st_size + 1))
-                    blob = blob_id(content, like=self._tip)
+                    blob = blob_id(content, len(self._tip))
                     if was is not None and was.blob == blob:
                         content = None
         except (FileNotFoundError, NotADirectoryError):

@@ -216,7 +216,7 @@ def _put_files(
         _write(repository.git, work_tree, wanted, stats, done)
     except BaseException:
         before = {path: found[path] for path in done}
-        stats = {path: work_tree.read(path, id_length=0)[0] for path in done}
+        stats = {path: work_tree.read(path)[0] for path in done}
         _write(repository.git, work_tree, before, stats, [])
         raise
 
@@ -231,7 +231,7 @@ def _compare(
     length = len(str(repository.ref(repository.branch_ref)))
     for path in paths:
         try:
-            stats[path], blobs[path] = work_tree.read(path, id_length=length)
+            stats[path], blobs[path] = work_tree.read(path, length)
         except OSError as error:
             raise _edited([path]) from error
     # Git may convert a file on its way in.

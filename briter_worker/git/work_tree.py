@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import secrets
@@ -19,6 +18,8 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from briter_worker.ports import blob_hash
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_SHA1_LENGTH = 40
 _PIECE_BYTES = 1 << 20
 _NO_REPLACE, _EXCHANGE = 1, 2
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
@@ -59,7 +59,7 @@ class WorkTree:
             self.clear_temporary()
         os.close(self._root)
 
-    def read(self, path: str, *, id_length: int) -> tuple[os.stat_result | None, str | None]:
+    def read(self, path: str, id_length: int = 40) -> tuple[os.stat_result | None, str | None]:
         """Return the status of a regular file and its blob before any conversion; None if nothing is there.
 
         Raises BlockedError if it is not a regular file.
@@ -73,8 +73,7 @@ class WorkTree:
             return None, None
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(handle)
-            digest = hashlib.sha1 if id_length == _SHA1_LENGTH else hashlib.sha256
-            blob = digest(b"blob %d\0" % status.st_size, usedforsecurity=False)
+            blob = blob_hash(status.st_size, id_length)
             while piece := file.read(_PIECE_BYTES):
                 blob.update(piece)
         return status, blob.hexdigest()

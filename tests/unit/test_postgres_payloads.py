@@ -12,13 +12,12 @@ from postgres_queues import NOW, store, take_queue
 
 from briter_worker.errors import Failure, FailureCode
 from briter_worker.job import MalformedJobError, State, format_time
-from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile
+from briter_worker.ports import BaseVersion, Conflict, Payload, SubmittedFile, blob_id
 from briter_worker.queues.postgres.payloads import (
     ContentChangedError,
     PayloadSource,
     PostgresBases,
     PostgresPayloads,
-    blob_id,
     collect_blobs,
 )
 from briter_worker.queues.postgres.rows import take_site

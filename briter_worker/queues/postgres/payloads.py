@@ -6,14 +6,13 @@ version needs it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from briter_worker.job import NO_QUIET_TIME, MalformedJobError, format_time
-from briter_worker.ports import BaseVersion, Conflict, Payload, PublishedVersion, SubmittedFile
+from briter_worker.ports import BaseVersion, Conflict, Payload, PublishedVersion, SubmittedFile, blob_id
 from briter_worker.queues.postgres.rows import (
     FOLDER,
     PENDING,
@@ -112,11 +111,6 @@ class PayloadSource(NamedTuple):
             for path, content in files.items()
         )
         return cls(Payload(submitted, tuple(folders)), contents.__getitem__)
-
-
-def blob_id(content: bytes) -> str:
-    """Return the id that git gives a blob of this content."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def submit(
